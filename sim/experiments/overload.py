@@ -19,6 +19,7 @@ from cluster.instance import Role
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.core.values import Promise
+from router.fleet.view import FleetView
 from router.scheduler.scoring.policies import POLICIES
 from sim.experiments.systems import Pool, Shelf
 from sim.faults import Fault, Faults
@@ -55,6 +56,8 @@ class Overload:
     answers: tuple[int, int] = (20, 200)
     longer: int = 1
     """Answers of the second half are so many times as long."""
+    told: bool = True
+    """The router knows what the engines' steps cost; else it has to learn that, as of engines given by URL."""
     slow: str = ""
     """The instance that is `SLOWER` from the middle on."""
 
@@ -85,6 +88,7 @@ class Overload:
 
 SCENARIOS: Final = (
     Overload(name="two classes"),
+    Overload(name="two classes, costs unknown", told=False),
     Overload(name="answers longer than foretold", longer=LONGER),
     Overload(
         name="a decode instance slows down",
@@ -99,7 +103,9 @@ def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True) -> 
     """One run. `learns`: margins follow what was missed; without, they stay the widest, as they were before."""
     pools = [Pool(role=role, count=count, tp=1, gpu=GPU) for role, count in scenario.fleet]
     settings = Settings(checks=False)
-    world = World(shelf.members(MODEL, pools), settings, policy=POLICIES["workload"], model=MODEL, promises=PROMISES)
+    view = None if scenario.told else FleetView(lambda _: None)
+    members, policy = shelf.members(MODEL, pools), POLICIES["workload"]
+    world = World(members, settings, policy=policy, model=MODEL, promises=PROMISES, view=view)
     if not learns:
         world.view.all().inflight.margins.step = 0.0
     if scenario.slow:

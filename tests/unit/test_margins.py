@@ -31,7 +31,7 @@ def test_a_miss_narrows_the_margin_at_once_and_answers_that_keep_it_widen_it_slo
     assert narrowed == pytest.approx(WIDEST * (1 - STEP), rel=0.01)
     margins.ended(40.0, narrowed, 39.0)
     assert narrowed < margins.of(40.0) < narrowed * 1.002
-    for _ in range(60):
+    for _ in range(100):
         margins.ended(40.0, margins.of(40.0), 39.0)
     assert margins.of(40.0) == WIDEST and not margins.narrowed()
 
