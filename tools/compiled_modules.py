@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 MODULES = (
+    "cluster.http.framing",
+    "cluster.http.headers",
+    "cluster.http.heads",
     "cluster.ids",
     "cluster.keys",
     "cluster.wire",
@@ -52,10 +55,7 @@ MODULES = (
     "router.http.credentials",
     "router.http.doors",
     "router.http.engines",
-    "router.http.framing",
     "router.http.front",
-    "router.http.headers",
-    "router.http.heads",
     "router.http.legs",
     "router.http.outlet",
     "router.http.tickets",

@@ -37,6 +37,7 @@ from baton.memory import map_large_blocks
 from baton.output import announce_ready
 from baton.processes import Processes
 from baton.registry import add_registry_arguments, fleet_proofs, open_registry
+from baton.setting_flags import add_settings
 from baton.signals import stopping_signals
 from baton.tenant_keys import open_keys, open_tenant_keys
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
@@ -44,7 +45,9 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.registry.registry import Registry
-from cluster.spec import POLICY, Spec
+from cluster.spec import Limits, Spec
+from cluster.spec import Router as RouterSettings
+from cluster.spec.about import settings_of
 from cluster.telemetry import configure_logging
 from router.api.app import serve
 from router.api.config import Renewed, RouterConfig
@@ -67,24 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="[NAME=]URL",
             help=f"an engine that runs {_LEGS[role]} (repeatable)",
         )
-    default = RouterConfig.__dataclass_fields__
     parser.add_argument(
         "--config",
         metavar="FILE",
         help="a cluster file: its classes and tenants, what it says of the router, and its hardware; flags win",
     )
-    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port for clients, 0 = a free one (default 8000)")
-    parser.add_argument("--admin-host", help="address of the admin side (default 127.0.0.1)")
-    parser.add_argument("--admin-port", type=int, help="metrics, readiness, /explain; 0 = free (default 8001)")
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="so many that share the port, each with the next admin port, as replicas of one registry (default 1)",
-    )
-    for name, help_text in _FILES.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="FILE", help=help_text)
+    add_settings(parser, RouterSettings, ("host", "port", "admin_host", "admin_port", "processes", *_FILES))
     parser.add_argument(
         "--alias",
         action="append",
@@ -92,16 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=MODEL",
         help="another name that clients may use for a model (repeatable)",
     )
-    parser.add_argument(
-        "--policy", choices=sorted(POLICIES), help=f"how instances are chosen (default {POLICY}; docs/policy.md)"
-    )
-    for name, help_text in _LIMITS.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=type(default[name].default),
-            metavar="N",
-            help=f"{help_text} (default {default[name].default})",
-        )
+    add_settings(parser, RouterSettings, ("policy",), choices=sorted(POLICIES))
+    add_settings(parser, Limits, settings_of(Limits))
+    add_settings(parser, RouterSettings, ("explain_last",))
     _add_engine_arguments(parser)
     parser.add_argument(
         "--decision-log",
@@ -144,27 +128,9 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 _LEGS = {Role.PREFILL: "prefill legs", Role.DECODE: "decode legs", Role.BOTH: "both legs"}
 
-_LIMITS = {
-    "body_bytes_max": "largest request body, bytes",
-    "answer_bytes_max": "most of one engine's answer that is kept, bytes (a stream as a whole has none)",
-    "uploads_bytes_max": "bytes of bodies that are read at once, 0: eight of the largest, 64 MiB at least",
-    "connections_max": "connections that clients may have open, 0: as many as descriptors allow",
-    "body_timeout_s": "a body must arrive within this, s",
-    "head_timeout_s": "a request head must arrive within this, s",
-    "first_token_s": "deadline for the first token, s",
-    "stall_s": "longest silence within a stream, s",
-    "client_stall_s": "a client may take nothing of what was sent to it for this long, s",
-    "whole_s": "longest time to an answer that is not streamed, s",
-    "drain_s": "after SIGTERM, open requests may take this long, s",
-    "explain_last": "finished requests that /explain on the admin side remembers",
-}
-
-
-_FILES = {
-    "tls_cert_file": "certificate chain (PEM): clients speak TLS (default: plain HTTP)",
-    "tls_key_file": "its private key (PEM), where that is in a file of its own",
-    "admin_key_file": "SHA-256 lines of operators' keys, for the admin side from other machines (`baton key new`)",
-}
+_FILES = ("tls_cert_file", "tls_key_file", "admin_key_file")
+_SETTINGS = ("host", "port", "admin_host", "admin_port", "policy", "explain_last", *settings_of(Limits))
+"""What flags, or the file, say of a router; `RouterConfig` has the defaults."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -258,10 +224,9 @@ def _use_registry(args: argparse.Namespace, spec: Spec) -> None:
 
 
 def _settings(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
-    """Settings that a flag or the file may give: the flag wins; `RouterConfig` has the defaults."""
+    """Settings that a flag or the file may give: the flag wins."""
     said = {} if spec is None else {**asdict(spec.limits), **asdict(spec.router)}
-    names = ("host", "port", "admin_host", "admin_port", "policy", *_LIMITS)
-    flags = {name: getattr(args, name) for name in names}
+    flags = {name: getattr(args, name) for name in _SETTINGS}
     return {
         name: said[name] if flag is None else flag for name, flag in flags.items() if flag is not None or name in said
     }

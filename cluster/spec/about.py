@@ -42,6 +42,17 @@ class About:
     """The part of Baton that will act on the setting, if no part does yet; empty: the setting is in effect."""
 
 
+def broken_bound(said: About, number: float) -> str | None:
+    """The bound of a setting that a number breaks, as in ``at least 1``; None: it breaks none."""
+    if said.at_least is not None and number < said.at_least:
+        return f"at least {shown(said.at_least)}"
+    if said.above is not None and not number > said.above:
+        return f"above {shown(said.above)}"
+    if said.at_most is not None and not number <= said.at_most:
+        return f"at most {shown(said.at_most)}"
+    return None
+
+
 def about(**said: Any) -> dict[str, About]:
     """The `metadata` of a dataclass field."""
     return {"about": About(**said)}

@@ -70,6 +70,7 @@ limits:
   first_token_s: 300
   stall_s: 120
   client_stall_s: 60
+  whole_s: 1800
   drain_s: 30
 hardware:
   H100-SXM: {count: 16, price_per_hour: 2.5, power_w: 700, memory_gib: 80}
@@ -83,5 +84,6 @@ router:
   tls_cert_file: keys/router.pem
   tls_key_file: keys/router.key
   policy: workload
+  explain_last: 1000
   processes: 1
 """

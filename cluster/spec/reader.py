@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, get_args, get_origin
 
 from cluster.spec import flags, guess, units
-from cluster.spec.about import Setting, is_section, settings_of
+from cluster.spec.about import Setting, broken_bound, is_section, settings_of
 from cluster.spec.problems import FieldPath, Problem, Severity, nearest, printable, quoted, shown_path
 from cluster.spec.settings import Spec
 from cluster.spec.tree import Items, Mark, Node, Scalar, Table
@@ -311,13 +311,9 @@ class Reader:
         if said.at_most == 1 and 1 < number <= 100:
             fix = f"write `{setting.name}: {units.shown(number / 100)}`"
             return self._wrong(path, "is a share, from 0 to 1", fix)
-        for broken, bound in (
-            (said.at_least is not None and number < said.at_least, f"at least {units.shown(said.at_least or 0)}"),
-            (said.above is not None and number <= said.above, f"above {units.shown(said.above or 0)}"),
-            (said.at_most is not None and number > said.at_most, f"at most {units.shown(said.at_most or 0)}"),
-        ):
-            if broken:
-                return self._wrong(path, f"must be {bound}", f"write a number that is {bound}, or leave it out")
+        bound = broken_bound(said, number)
+        if bound is not None:
+            return self._wrong(path, f"must be {bound}", f"write a number that is {bound}, or leave it out")
         return number
 
 

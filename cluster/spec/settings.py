@@ -607,6 +607,15 @@ class Limits:
             aka=("write_timeout_s", "send_timeout_s"),
         ),
     )
+    whole_s: float = field(
+        default=1800.0,
+        metadata=about(
+            text="Longest time to an answer that is not streamed.",
+            why="a long answer looks like an engine that hangs; vllm-router gives half an hour to any request",
+            above=0,
+            aka=("answer_timeout_s", "response_timeout_s"),
+        ),
+    )
     drain_s: float = field(
         default=30.0,
         metadata=about(
@@ -698,8 +707,8 @@ class Router:
     admin_key_file: str | None = field(
         default=None,
         metadata=about(
-            text="File of SHA-256 lines of operators' keys, relative to the cluster file, for the admin side from "
-            "other machines. Left out: other machines get no answer there.",
+            text="File of SHA-256 lines of operators' keys (`baton key new`), for the admin side from other machines. "
+            "Left out: other machines get no answer there.",
             why="this machine needs no key for it, and others mostly have no business there",
             aka=("admin_key", "admin_keys", "operator_key_file"),
         ),
@@ -707,7 +716,7 @@ class Router:
     tls_cert_file: str | None = field(
         default=None,
         metadata=about(
-            text="Certificate chain (PEM) for the clients' port, relative to the cluster file. Left out: plain HTTP.",
+            text="Certificate chain (PEM) for the clients' port. Left out: plain HTTP.",
             why="on this machine nobody listens in; elsewhere a gateway often ends TLS",
             aka=("tls_cert", "ssl_certfile", "ssl_cert", "cert_file", "certificate", "tls"),
         ),
@@ -715,7 +724,7 @@ class Router:
     tls_key_file: str | None = field(
         default=None,
         metadata=about(
-            text="Its private key (PEM), relative to the cluster file. Left out: it is in `tls_cert_file`.",
+            text="Private key (PEM) of the certificate. Left out: it is in the certificate's file.",
             why="tools write either one file or two",
             aka=("tls_key", "ssl_keyfile", "ssl_key", "private_key_file"),
         ),
@@ -723,15 +732,25 @@ class Router:
     policy: str = field(
         default=POLICY,
         metadata=about(
-            text="How instances are chosen; `baton router --help` lists the policies.",
+            text="How instances are chosen: `workload` or `least_load` (docs/policy.md).",
             why="it knows prefixes and what is under way where, and learns what it is not told",
             aka=("routing", "strategy", "routing_policy", "load_balancing"),
+        ),
+    )
+    explain_last: int = field(
+        default=1000,
+        metadata=about(
+            text="Finished requests that `/explain` of the admin side remembers.",
+            why="about 3 KB each, 16 MiB in all at most",
+            at_least=0,
+            aka=("explain_max", "remembers"),
         ),
     )
     processes: int = field(
         default=1,
         metadata=about(
-            text="Router processes that share the port; their admin sides have `admin_port` and those after it.",
+            text="Router processes that share the port, as replicas of one registry; their admin sides have "
+            "`admin_port` and the ports after it.",
             why="one is enough until you measure that it is not",
             at_least=1,
             at_most=256,

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from cluster.accepting import closed_server
 from cluster.errors import ApiError, UsageError, cannot_listen
+from cluster.http.headers import Headers
 from cluster.readable import SMALL_BYTES_MAX
 from cluster.registry.registry import Registry
 from router.api.config import RouterConfig
@@ -23,7 +24,6 @@ from router.api.server import Router
 from router.http import cold
 from router.http.doors import CLIENTS_MAX, SPARE, Doors, guests_of
 from router.http.front import Front
-from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.tls import limit_untaken, server_context
 from router.http.uploads import Uploads

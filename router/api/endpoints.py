@@ -26,6 +26,7 @@ from cluster.errors import (
     unknown_model,
     upstream_failed,
 )
+from cluster.http.headers import printable
 from cluster.ids import client_id_in
 from cluster.instance import Instance
 from cluster.readable import SMALL_BYTES_MAX
@@ -42,7 +43,6 @@ from router.fleet.discovery import Discovery
 from router.fleet.prover import Prover
 from router.fleet.snapshot import InstanceView
 from router.http.bodies import read_body
-from router.http.headers import printable
 from router.http.uploads import Uploads, client_of
 from router.http.upstream import EngineLost, limit_silence, say
 from router.request.parts import Parts

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from cluster.http.headers import Headers
 from cluster.ids import RequestId, client_id_in
 from cluster.request import Request
 from router.api.aliases import Aliases, check_served, usual_model
@@ -28,7 +29,6 @@ from router.core.journey import Journey
 from router.core.slo import promise_of
 from router.core.values import Promise, Wanted
 from router.http.front import Connection
-from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.uploads import client_of
 from router.predict.predictors import PredictedRequest

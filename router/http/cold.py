@@ -17,9 +17,9 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.errors import ApiError, bad_request, no_room
+from cluster.http.heads import HEADERS_MAX, LINE_BYTES_MAX, check_expectation, too_long
 from router.http.doors import Doors, Place
 from router.http.front import KEEPALIVE_S
-from router.http.heads import HEADERS_MAX, LINE_BYTES_MAX, check_expectation, too_long
 from router.http.uploads import Uploads, no_room_for_bodies
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -5,9 +5,9 @@ and answered through an `Outlet`; the bytes of any other go to a handler of aioh
 request is under way at a time: what a client sends before its answer is complete waits, within bounds. So it does
 before the answer is written out: a client that does not read answers gets no further ones.
 
-Whatever is kept of a client is bounded: its head (`heads`), what belongs to a body and is not one (`framing`), bodies
-that are being read (`uploads`), connections (`doors`). A request is counted from its head on, and a connection that is
-gone leaves nothing behind: nothing here knows itself, in however many steps.
+Whatever a connection keeps of a client is bounded: its head (`cluster.http.heads`), the framing of its body
+(`cluster.http.framing`), bodies that are being read (`uploads`), connections (`doors`). A request is counted from its
+head on, and a lost connection leaves nothing behind: no object here refers to itself, in however many steps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Final, NamedTuple, Protocol, cast
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.errors import ApiError, body_timeout, no_room, too_large
+from cluster.http.framing import Chunks
+from cluster.http.headers import Headers
+from cluster.http.heads import HEAD_BYTES_MAX, Head, check_expectation, read_head, too_long
 from router.core.eligibility import CHAT, COMPLETIONS
 from router.http.doors import Doors, Place
-from router.http.framing import Chunks
-from router.http.headers import Headers
-from router.http.heads import HEAD_BYTES_MAX, Head, check_expectation, read_head, too_long
 from router.http.outlet import Outlet
 from router.http.uploads import Uploads, client_of, no_room_for_bodies
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from cluster.bounded import encoding
-from router.http.headers import printable
+from cluster.http.headers import printable
 from router.http.upstream import CONNECT_S, KEEPALIVE_S, EngineLost, not_connected
 
 SWEEP_S: Final = 0.5

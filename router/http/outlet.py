@@ -13,7 +13,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from router.http.headers import lines
+from cluster.http.headers import lines
 
 _REASONS: Final = {each.value: each.phrase for each in HTTPStatus}
 

@@ -18,6 +18,7 @@ import msgspec
 
 from cluster import wire
 from cluster.errors import ApiError
+from cluster.http.headers import Headers
 from cluster.ids import InstanceId
 from cluster.request import Request
 from router.core import engine_answers
@@ -26,7 +27,6 @@ from router.core.clients import Client
 from router.core.eligibility import Verdict
 from router.core.slo import SHED
 from router.core.timing_parts import Told
-from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.upstream import EngineLost
 from router.predict.predictors import PredictedRequest

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from cluster.http.headers import Headers, lines
 from cluster.ids import InstanceId, TransferId
 from cluster.instance import Instance
 from cluster.request import Request
-from router.http.headers import Headers, lines
 from router.request.body import closing, opened
 from router.request.parts import Parts
 from router.request.trace import RequestTrace

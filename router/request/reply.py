@@ -10,11 +10,11 @@ from functools import lru_cache
 import msgspec
 
 from cluster.errors import ApiError
+from cluster.http.headers import lines
 from cluster.request import Request
 from router.core import journey as j
 from router.core.eligibility import CHAT
 from router.core.timing_parts import Told
-from router.http.headers import lines
 from router.http.outlet import Outlet
 from router.request.splice import ERROR_EVENT, EVENT_BYTES_MAX, SaidSoFar, Seed, Splice, SpliceBroken, said_in
 from router.request.trace import RequestTrace

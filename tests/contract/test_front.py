@@ -88,7 +88,7 @@ async def test_one_connection_for_all_kinds_of_requests_one_after_the_other(star
 
 async def test_the_same_head_again_with_another_body(start: Starter) -> None:
     """A head that is known by its bytes is not read again; one that differs in anything but its length is."""
-    fleet = await start(body_bytes_max=1000)
+    fleet = await start(body_bytes_max=1024)
     bodies = [json.dumps({"model": "fake", "prompt": "p" * size, "max_tokens": 5}).encode() for size in (1, 7, 300)]
     async with wire(fleet) as client:
         for body in (*bodies, *bodies):
@@ -112,7 +112,7 @@ async def test_the_same_head_again_with_another_body(start: Starter) -> None:
 
 
 async def told_too_large(client: Wire) -> bool:
-    client.writer.write(asked(b"x" * 1001))
+    client.writer.write(asked(b"x" * 1025))
     return (await client.answer())[0] == 413
 
 
@@ -282,7 +282,7 @@ async def test_malformed(start: Starter, sent: bytes, status: int, words: bytes)
 
 
 async def test_chunks_beyond_the_limit(start: Starter) -> None:
-    fleet = await start(body_bytes_max=1000)
+    fleet = await start(body_bytes_max=1024)
     async with wire(fleet) as client:
         client.writer.write(head(b"Transfer-Encoding: chunked") + chunked(b" " * 5000, 100)[:3000])
         status, headers, _ = await client.answer()

@@ -14,9 +14,9 @@ import pytest
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.errors import ApiError
+from cluster.http.headers import Headers
 from router.http.doors import REFUSALS_MAX, Doors
 from router.http.front import Connection, Front
-from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.uploads import Uploads
 

@@ -350,6 +350,6 @@ def test_what_clients_call_the_same_is_found_newest_first_and_goes_one_by_one() 
 
 def test_a_count_below_zero_is_no_count() -> None:
     instance = Instance(id=InstanceId("both-0"), role=Role.BOTH, url="http://127.0.0.1:1")
-    with pytest.raises(UsageError, match="--explain-last is -1: give 0"):
+    with pytest.raises(UsageError, match="--explain-last is -1: it must be at least 0"):
         RouterConfig(instances=(instance,), explain_last=-1)
     assert RouterConfig(instances=(instance,), explain_last=0).explain_last == 0

@@ -12,7 +12,7 @@ from typing import Final
 import httptools
 
 from cluster.errors import ApiError, bad_request
-from router.http.headers import Headers
+from cluster.http.headers import Headers
 
 LINE_BYTES_MAX: Final = 16384
 """Longest request line and longest header: room for long tokens and trace states, none for abuse."""
