@@ -47,6 +47,9 @@ OBJECTS = compiled.ROOT / "build" / "objects"
 LOG = compiled.ROOT / "build" / "compile.log"
 """What a run behind another program prints."""
 
+DRAFT = "compiling-"
+"""How folders begin that are not done."""
+
 PR_SET_PDEATHSIG = 1
 """`prctl(2)`: the signal that a process gets when the one that started it ends."""
 
@@ -106,7 +109,9 @@ def compile_to(compiler: list[str]) -> None:
     """Compile all, and put it where it is taken from."""
     began = time.monotonic()
     print(f"compile: {len(MODULES)} modules, about two minutes the first time", flush=True)
-    with tempfile.TemporaryDirectory(dir=compiled.FOLDER.parent) as temporary:
+    for old in compiled.FOLDER.parent.glob(f"{DRAFT}*"):  # of a run that was killed
+        shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=compiled.FOLDER.parent, prefix=DRAFT) as temporary:
         folder = Path(temporary) / "compiled"
         build(folder, Path(temporary), compiler)
         shutil.rmtree(compiled.FOLDER, ignore_errors=True)
@@ -137,6 +142,8 @@ def build(folder: Path, temporary: Path, compiler: list[str]) -> None:
         multi_file=True,  # else one source of 20 MB, and one compiler at work on it
         target_dir=str(temporary / "c"),
     )
+    if sources() != made_from:
+        sys.exit("compile: a source was edited meanwhile; run it again")
     compile_all(extensions, folder, temporary, compiler)
     shared = next(each.name for each in extensions if each.name.endswith("__mypyc"))
     manifest = compiled.Manifest(python=EXTENSION_SUFFIXES[0], sources=made_from, shared=shared)
