@@ -23,6 +23,8 @@ class Promise:
     tpot_ms: float = 0.0
     """0: nothing."""
     sheds: bool = False
+    lengths_within: float = 1.0
+    """By how much more often than all together prompts of one length may be given up."""
     degraded: Promise | None = None
     """Its second promise."""
 
@@ -117,6 +119,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """And for each token after it."""
     sheds: bool = False
     """It is refused rather than served late: what is let in is to keep its targets."""
+    lengths_within: float = 1.0
+    """`Promise.lengths_within`."""
     arrived: float = 0.0
     now: float = 0.0
     """Monotonic seconds: of its arrival, and of this choice."""

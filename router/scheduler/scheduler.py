@@ -203,6 +203,7 @@ class Scheduler:
             ttft_ms=promise.ttft_ms,
             tpot_ms=promise.tpot_ms,
             sheds=promise.sheds,
+            lengths_within=promise.lengths_within,
             late=context.late,
             whose=self.view.all().whose(context.wanted.tenant),
             now=now,

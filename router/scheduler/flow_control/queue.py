@@ -49,6 +49,8 @@ class _Entry:
     number: int
     tokens: int = 0
     """Of its prompt."""
+    within: float = 1.0
+    """`Promise.lengths_within`."""
     whose: str = ""
     """`Wanted.whose`."""
     promised: bool = False
@@ -118,6 +120,7 @@ class FlowControlQueue:
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
         entry = _Entry(who, kind, wanted.tenant, due, work_ms, number, wanted.prompt_tokens, wanted.whose)
         entry.promised = bool(wanted.ttft_ms)
+        entry.within = wanted.lengths_within
         if entry.promised:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
         entry.late = wanted.late
@@ -267,7 +270,8 @@ class FlowControlQueue:
             if now > entry.due:
                 gone.append(entry)
                 continue
-            heapq.heappush(largest, (self.given_up.enough(entry.tokens), -entry.work_ms, entry.number, entry))
+            enough = self.given_up.enough(entry.tokens, entry.within)
+            heapq.heappush(largest, (enough, -entry.work_ms, entry.number, entry))
             ahead_ms += entry.work_ms
             while largest and now + (ahead_ms - entry.work_ms) / rate > entry.due:
                 given_up = heapq.heappop(largest)[3]

@@ -2,17 +2,15 @@
 
 When not all who wait can be in time, fewest are late if those with most work are given up. Then the longest prompts
 bear nearly all of it. So shares are kept by size, half an octave of tokens each, over the last `MEMORY` promised
-requests: a size that is given up more often than all together, by more than `BOUND`, has had enough. Others go first
-until the difference is smaller again.
+requests. A class may set a bound (`lengths_within` in the cluster file): a size that is given up more often than all
+together, by more than the bound, has had enough, and others go first until the difference is smaller again. The bound
+has a price: for each long prompt that is served several short ones are late (docs/policy.md).
 """
 
 from __future__ import annotations
 
 import math
 from typing import Final
-
-BOUND: Final = 0.05
-"""Of its requests, more than of all: so much more often may a size be given up."""
 
 MEMORY: Final = 500.0
 """Requests over which shares are counted; older ones fade."""
@@ -59,13 +57,17 @@ class GivenUp:
         self._gone_all *= by
         self._weight = 1.0
 
-    def enough(self, tokens: int) -> bool:
-        """Whether prompts of this size have been given up so often that others are to go first."""
+    def enough(self, tokens: int, within: float) -> bool:
+        """Whether prompts of this size have been given up so often that others are to go first: as a share of them, by
+        more than `within` above the share of all.
+        """
+        if within >= 1.0:
+            return False
         gone = self._gone.get(size := size_of(tokens), 0.0)
         if not gone:
             return False
         seen = self._seen[size]
-        return seen >= FEW * self._weight and gone * self._all > (self._gone_all + BOUND * self._all) * seen
+        return seen >= FEW * self._weight and gone * self._all > (self._gone_all + within * self._all) * seen
 
 
 def size_of(tokens: int) -> int:
