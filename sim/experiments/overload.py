@@ -8,7 +8,7 @@ long for everything from the middle on: requests in flight then, and those of `S
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ SETTLES_S: Final = 5.0
 """After an instance has slowed down: so long nothing is asked of the router's predictions."""
 LONGER: Final = 3
 SLOWER: Final = 2
+LENGTHS: Final = (300, 12_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ class Overload:
     answers: tuple[int, int] = (20, 200)
     longer: int = 1
     """Answers of the second half are so many times as long."""
+    within: float = 1.0
+    """`Promise.lengths_within` of both classes."""
     told: bool = True
     """The router knows what the engines' steps cost; else it has to learn that, as of engines given by URL."""
     slow: str = ""
@@ -95,7 +98,8 @@ SCENARIOS: Final = (
         fleet=((Role.PREFILL, 1), (Role.DECODE, 2), (Role.BOTH, 1)),
         slow="decode-1-00",
     ),
-    Overload(name="prompts of all lengths", prompts=(300, 12_000)),
+    Overload(name="prompts of all lengths", prompts=LENGTHS),
+    Overload(name="prompts of all lengths, within 0.05", prompts=LENGTHS, within=0.05),
 )
 
 
@@ -105,7 +109,8 @@ def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True) -> 
     settings = Settings(checks=False)
     view = None if scenario.told else FleetView(lambda _: None)
     members, policy = shelf.members(MODEL, pools), POLICIES["workload"]
-    world = World(members, settings, policy=policy, model=MODEL, promises=PROMISES, view=view)
+    promises = {name: replace(each, lengths_within=scenario.within) for name, each in PROMISES.items()}
+    world = World(members, settings, policy=policy, model=MODEL, promises=promises, view=view)
     if not learns:
         world.view.all().inflight.margins.step = 0.0
     if scenario.slow:
