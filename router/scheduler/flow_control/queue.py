@@ -49,10 +49,10 @@ class _Entry:
     number: int
     tokens: int = 0
     """Of its prompt."""
-    within: float = 1.0
-    """`Promise.lengths_within`."""
     whose: str = ""
     """`Wanted.whose`."""
+    within: float = 1.0
+    """`Promise.lengths_within`."""
     promised: bool = False
     late: bool = False
     aged_at: float = math.inf
