@@ -365,6 +365,16 @@ class SloClass:
             aka=("percentile", "target", "goal", "p", "quantile"),
         ),
     )
+    lengths_within: float = field(
+        default=1.0,
+        metadata=about(
+            text="How much more often prompts of one length may be given up than all together, 0 to 1; 1: no bound.",
+            why="fewest requests are late if the longest prompts are given up first; a bound makes more of them late",
+            above=0,
+            at_most=1,
+            aka=("fairness", "length_fairness", "lengths_apart"),
+        ),
+    )
     when_missed: WhenMissed = field(
         default=WhenMissed.QUEUE,
         metadata=about(

@@ -111,6 +111,7 @@ def _promise(classes: Mapping[str, SloClass], name: str, above: frozenset[str]) 
         ttft_ms=said.ttft_ms or 0.0,
         tpot_ms=said.tpot_ms or 0.0,
         sheds=said.when_missed is WhenMissed.SHED,
+        lengths_within=said.lengths_within,
         degraded=_promise(classes, second, above | {name}) if goes_on and second is not None else None,
     )
 

@@ -25,6 +25,8 @@ class Promise:
     tpot_ms: float = 0.0
     """0: no promise."""
     sheds: bool = False
+    lengths_within: float = 1.0
+    """By how much more often than all together prompts of one length may be given up."""
     degraded: Promise | None = None
     """The second promise, for a degraded request."""
 
@@ -115,7 +117,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float = 0.0
     """The class's target for the first token, from the request's arrival; 0: none."""
     tpot_ms: float = 0.0
-    """The class's target for each later token."""
+    """And for each token after it."""
+    sheds: bool = False
+    """It is refused rather than served late: what is let in is to keep its targets."""
+    lengths_within: float = 1.0
+    """`Promise.lengths_within`."""
     arrived: float = 0.0
     now: float = 0.0
     """The request's arrival and the time of this choice, in monotonic seconds."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
+from router.predict.margins import Margins
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
 
@@ -78,9 +79,9 @@ class InflightRequest:
     """The bookings of one request."""
 
     __slots__ = (
-        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "limits", "mean_tokens",
-        "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
-        "prompt_tokens", "pull", "sent_s", "short_tokens", "tpot_ms", "variance",
+        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_s", "limits", "margin",
+        "mean_tokens", "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
+        "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -121,7 +122,14 @@ class InflightRequest:
         self.pull: ExpectedTransfer | None = None
         """The same for the transfer model; None if D's prompts delay the move as well."""
         self.opened_s = -1.0
-        """The time of its answer's first token."""
+        """When its answer's first token was here, from where it is decoded."""
+        self.seeded = False
+        """Its client has its first token from where the prompt is computed."""
+        self.first_s = -1.0
+        """When its client had its first token."""
+        self.margin = 0.0
+        """Of its target, up to which predictions had room when it was let in (`Margins`); 0: it was let in for another
+        reason, or has no target."""
         self.limits: tuple[LengthLimit, ...] = ()
         """For a short answer and for a median one, if it has a target."""
         self.began_tpot_ms = 0.0
@@ -189,6 +197,7 @@ class InflightLoad:
 
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
+        self.margins: Final = Margins()
         self.answers = 0
         """The number of all answers."""
         self.turn = 0
@@ -316,6 +325,8 @@ class InflightLoad:
         if done:
             self._time_prompt(row, booking, now)
             at.since = now
+            if booking.seeded:
+                booking.first_s = now
             if booking.pull is not None and booking.decode_row >= 0:
                 self.rows[booking.decode_row].pulls.begin(booking.pull, now)
         self._ends(row)
@@ -372,6 +383,8 @@ class InflightLoad:
         if booking.pull is not None:
             self.rows[row].pulls.end(booking.pull, now, done=True)
         booking.opened_s = now
+        if booking.first_s < 0:
+            booking.first_s = now
         booking.began_tpot_ms = self._tpot_ms(row, now)
         self._limit(booking, row, now)
 

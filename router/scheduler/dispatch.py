@@ -10,11 +10,13 @@ import time
 from typing import Final
 
 from cluster.ids import InstanceId
+from router.core.journey import Chosen
 from router.fleet import events as d
 from router.fleet.view import FleetView
 from router.scheduler.decision_log import Fleet, Scheduling
 from router.scheduler.flow_control.waiters import Losses, Waiters
 from router.scheduler.scheduler import Calls, Scheduler
+from router.scheduler.scoring.workload import PAIR_COSTS_MORE
 
 logger = logging.getLogger("baton.router")
 
@@ -31,7 +33,9 @@ class Dispatch:
         self.line: Final = Waiters()
         self.losses: Final = Losses()
         self._looks_s = -1.0
-        """The time at which the scheduler is to look for room; -1: none."""
+        """When the scheduler is to look for room; -1: not at all."""
+        self.said_whole = False
+        """The log has said that a request which could be handed over is not."""
 
     def tell(self, event: d.SchedulerEvent, now: float) -> None:
         """Pass an event to the scheduler; requests that may find a place now ask again."""
@@ -47,6 +51,12 @@ class Dispatch:
         if wakeup_s is not None and wakeup_s != self._looks_s:
             self._looks_s = wakeup_s
             asyncio.get_running_loop().call_later(max(0.0, wakeup_s - time.monotonic()), self._look, wakeup_s)
+
+    def served_whole(self, chosen: Chosen) -> None:
+        """A request is not handed over. If a pair could have served it and costs more, the log says so, once."""
+        if any(words in chosen.because for words in PAIR_COSTS_MORE):
+            self.said_whole = True
+            logger.info("handing over costs more here than it gives, so far: %s (said once)", chosen.because)
 
     def _look(self, wakeup_s: float) -> None:
         """The fleet may have room now, if no event has come since."""

@@ -57,10 +57,12 @@ class Placements:
             tpot_ms=wanted.tpot_ms or math.inf,
         )
         booking.cached_tokens = prices.cached_at(prompt_row)
+        booking.margin = prices.margin_at(answer_row) if wanted.sheds else 0.0
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
+            booking.seeded = not prices.waits(answer_row)
             if prices.learns(answer_row):
                 booking.pull = ExpectedTransfer(
                     told_ms=prices.told_ms(prompt_row, answer_row),
@@ -119,6 +121,8 @@ class Placements:
         if booking is not None:
             if engine_ms is not None:
                 self._fleet.inflight.told(booking, now, *engine_ms)
+            if booking.margin and tokens and not cut_off:
+                self._promised(booking, now, tokens, engine_ms)
             row = booking.decode_row
             if row >= 0 and self._fleet.prefixes is not None:
                 self._fleet.prefixes.used(row, wanted.prefix, now)
@@ -127,6 +131,18 @@ class Placements:
         if expected.lengths is not None and tokens:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
         self.let_go(expected, now)
+
+    def _promised(
+        self, booking: InflightRequest, now: float, tokens: int, engine_ms: tuple[float, float] | None
+    ) -> None:
+        """Whether its target was kept, for the margin by which it was let in."""
+        observed_ms = 0.0
+        if booking.first_s >= 0 and tokens > 1:
+            observed_ms = (now - booking.first_s) * 1000.0 / (tokens - 1)
+        elif engine_ms is not None:
+            observed_ms = engine_ms[1]
+        if observed_ms > 0:
+            self._fleet.inflight.margins.ended(booking.tpot_ms, booking.margin, observed_ms)
 
     def let_go(self, expected: Placement, now: float) -> None:
         """The request has left the place it had."""

@@ -204,6 +204,8 @@ class Scheduler:
             routers=self.view.routers,
             ttft_ms=promise.ttft_ms,
             tpot_ms=promise.tpot_ms,
+            sheds=promise.sheds,
+            lengths_within=promise.lengths_within,
             late=context.late,
             whose=self.view.all().whose(context.wanted.tenant),
             now=now,
@@ -287,6 +289,8 @@ class Scheduler:
         answer_ms = prices.output * prices.longer_at(answer_row)
         self.line.gave(wanted.tenant, (prompt_ms + answer_ms) / self._share(wanted.tenant))
         self.line.took(prompt_ms, wanted.now)
+        if wanted.ttft_ms and not context.late:
+            self.line.given_up.add(wanted.prompt_tokens, gone=False)
         if context.late:
             context.lane = row
             self.saturation.took(row)

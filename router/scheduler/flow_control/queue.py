@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from router.core.values import Wanted
+from router.scheduler.flow_control.sizes import GivenUp
 
 PROMPTLY: Final = 0.92
 """The usable share of a TTFT target: a request that is planned to begin at the last moment begins too late half of the
@@ -48,8 +49,12 @@ class _Entry:
     """Seconds: the end of its target, less the time of its own prompt."""
     work_ms: float
     number: int
+    tokens: int = 0
+    """Of its prompt."""
     whose: str = ""
     """`Wanted.whose`."""
+    within: float = 1.0
+    """`Promise.lengths_within`."""
     promised: bool = False
     late: bool = False
     aged_at: float = math.inf
@@ -82,6 +87,8 @@ class FlowControlQueue:
         self._rate = 0.0
         """Milliseconds of work a second that the fleet takes; 0: not seen yet."""
         self._rate_at = -1.0
+        self.given_up: Final = GivenUp()
+        """By size of prompts, how many were."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -115,8 +122,9 @@ class FlowControlQueue:
         self._remove(who)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
-        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number, wanted.whose)
+        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number, wanted.prompt_tokens, wanted.whose)
         entry.promised = bool(wanted.ttft_ms)
+        entry.within = wanted.lengths_within
         if entry.promised:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
         entry.late = wanted.late
@@ -249,8 +257,9 @@ class FlowControlQueue:
         return sum(entry.work_ms for entry in self._entries.values()) / self._rate_ms(servers)
 
     def hopeless(self, now: float, servers: int, whose: str = "") -> list[object]:
-        """The requests that cannot be in time any more, those with the most work first; they are late from now on.
-        `whose`: the tenant whose reserved instances the servers are, or the name of all others.
+        """Who cannot be in time any more, those with the most work first to go, of sizes that have not had enough of
+        that (`GivenUp`); they are late from now on. Of those in line `whose` places these servers are: a tenant's that
+        instances are kept for, or of all others.
         """
         rate = self._rate_ms(servers)
         waiting = sorted(
@@ -261,13 +270,17 @@ class FlowControlQueue:
             ),
             key=lambda entry: entry.key,
         )
-        largest: list[tuple[float, int, _Entry]] = []
+        largest: list[tuple[bool, float, int, _Entry]] = []
         ahead_ms, gone = 0.0, []
         for entry in waiting:
-            heapq.heappush(largest, (-entry.work_ms, entry.number, entry))
+            if now > entry.due:
+                gone.append(entry)
+                continue
+            enough = self.given_up.enough(entry.tokens, entry.within)
+            heapq.heappush(largest, (enough, -entry.work_ms, entry.number, entry))
             ahead_ms += entry.work_ms
             while largest and now + (ahead_ms - entry.work_ms) / rate > entry.due:
-                given_up = heapq.heappop(largest)[2]
+                given_up = heapq.heappop(largest)[3]
                 ahead_ms -= given_up.work_ms
                 gone.append(given_up)
                 if given_up is entry:
@@ -276,6 +289,7 @@ class FlowControlQueue:
             self._take_out(entry)
             entry.late = True
             self._insert(entry)
+            self.given_up.add(entry.tokens, gone=True)
         return [entry.who for entry in gone]
 
     def aged(self, now: float) -> Iterator[object]:

@@ -20,10 +20,6 @@ AHEAD_MS: Final = 10.0
 """The work that an engine gets ahead, besides what its front end needs: a step of a few hundred tokens. The engine must
 never run dry; more work could no longer be reordered here."""
 
-MARGIN: Final = 0.93
-"""The share of a TPOT target to which engines are filled: a request's own mean scatters around the common
-prediction."""
-
 LATE_LANES: Final = 4
 """One in so many instances may compute late prompts at a time: they are long, and no engine stops one for another."""
 
@@ -33,8 +29,6 @@ class SaturationDetector(Saturation):
 
     def __init__(self, line: FlowControlQueue) -> None:
         self._line: Final = line
-        self.margin = MARGIN
-        """The share of the strictest TPOT target at a row that its answers may use."""
         self._late: Final[dict[int, int]] = {}
         """Late prompts by row."""
 

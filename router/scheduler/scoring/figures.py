@@ -18,9 +18,6 @@ LOOSE: Final = 5.0
 class Saturation(ABC):
     """Saturation: where one more request has room without breaking a promise (`router.scheduler.flow_control`)."""
 
-    margin: float
-    """The share of the strictest TPOT target at a row that its answers may use."""
-
     @property
     @abstractmethod
     def queue(self) -> int:
@@ -70,6 +67,10 @@ class Figures:
         """The step of an idle instance of the fastest make, with nothing but this answer."""
         makes = self.fleet.inflight.step_model.present()
         return min(make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes)
+
+    def tpot_limit_ms(self) -> float:
+        """Up to which its predicted time per token has room; infinite where it has no target."""
+        return self.fleet.inflight.margins.limit_ms(self.tpot_ms or math.inf)
 
     def held(self, chunks: int) -> int:
         """The prompt's tokens in `chunks` chunks. Its last token is always computed."""

@@ -51,7 +51,15 @@ class Prices(RowPrices):
         """Milliseconds of a step with its answer."""
         return self.fleet.inflight.rows[row].step + self.longer_at(row)
 
-    # --- effects on other requests ----------------------------------------------------------------------------------
+    def margin_at(self, row: int) -> float:
+        """Of its target of time per token, up to which predictions had room; 0: it has none, or this row has room for
+        it although the prediction is over that.
+        """
+        if not self.tpot_ms or self.tpot_at(row) > self.tpot_limit_ms():
+            return 0.0
+        return self.fleet.inflight.margins.of(self.tpot_ms)
+
+    # --- what one does to others --------------------------------------------------------------------------------------
 
     def harm(self, row: int) -> float:
         """What this prompt does to the targets of answers there."""

@@ -221,10 +221,11 @@ class RowPrices(Figures):
         loads, own = self.fleet.inflight.rows, self.own_tokens()
         self._answers.extend([self._places[row] and loads[row].kv_free >= own for row in rows])
         if self.saturation is not None:
-            target, margin = self.tpot_ms or math.inf, self.saturation.margin / self.tpot_unit
+            margins, own_ms = self.fleet.inflight.margins, self.tpot_limit_ms()
             for row in rows:
                 load = loads[row]
-                if load.decoding and self._used[row] > min(load.strictest, target) * margin:
+                limit_ms = min(margins.limit_ms(load.strictest), own_ms) if load.decoding else math.inf
+                if self._used[row] * self.tpot_unit > limit_ms:
                     self._answers[row] = False
 
     # --- at one row ---------------------------------------------------------------------------------------------------

@@ -46,6 +46,10 @@ with some answers left is held to their TPOT, and the other's steps are full of 
 than none, and the price of one request does not show it (docs/policy.md)."""
 
 
+PAIR_COSTS_MORE: Final = ("; a pair ", "; no pair costs less")
+"""What `because` says of a request that is served whole although a pair could serve it."""
+
+
 def workload(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     """The cheapest pair, or the cheapest single instance; or none, if the cheapest is worth waiting for."""
     return weighed(fleet, wanted, HYSTERESIS, ALIKE)
