@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.validate.figures import Comparison, Figure, Total, told, totals
-from sim.validate.tables import OTHERS, number, percent
+from sim.validate.tables import OTHERS, number, percent, steady_totals
 
 FAR = 0.25
 """An error beyond this is marked, whatever the figure."""
@@ -28,7 +28,9 @@ def show(found: Sequence[Comparison]) -> None:
             console.print(f"each request by itself, median error: {errors}", soft_wrap=True)
         console.print()
     console.print(_totals(told(totals(found))))
-    if any(not each.one_by_one for each in found):
+    steady = [each for each in found if not each.one_by_one]
+    if steady:
+        console.print(_totals(steady_totals(steady), "absolute errors of the steady runs alone"))
         others = "; ".join(f"{one.name} {one.e2e:.0%} / {one.itl:.0%} / {one.ttft:.0%}" for one in OTHERS)
         console.print(
             f"published by others for such runs, mean error of E2E / ITL / TTFT means: {others}", soft_wrap=True
@@ -58,8 +60,8 @@ def _figures(figures: Sequence[Figure]) -> Table:
     return table
 
 
-def _totals(found: Sequence[Total]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", title="absolute errors", title_justify="left")
+def _totals(found: Sequence[Total], title: str = "absolute errors") -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
     for column in ("", "runs", "median", "mean", "worst", "of", "aim"):
         table.add_column(column, justify="left" if column in {"", "of", "aim"} else "right")
     for each in found:

@@ -92,6 +92,8 @@ class DecodeFit:
     request_ms: float
     crowd_ms: float
     crowd_from: float
+    experts_ms: float
+    """Reading every routed expert once; 0 for a dense model."""
     error: FitError
 
 
@@ -130,10 +132,16 @@ def error_of(predicted: Array, measured: Array) -> FitError:
     return FitError(rows=len(measured), mean=float(off.mean()), max=float(off.max()))
 
 
-def fit_prefill(rows: Sequence[PrefillRow], *, floor_ms: float) -> PrefillFit:
+def fit_prefill(
+    rows: Sequence[PrefillRow], *, floor_ms: float, experts_ms: float = 0.0, miss: float = 1.0
+) -> PrefillFit:
     """Fit prefill's line to the rows at and beyond the knee, then the floor to the rows below it.
 
-    `floor_ms` is used if no row lies below the knee: the decode step's constant, which reads the same weights.
+    Args:
+        rows: measured prefill steps.
+        floor_ms: used if no row lies below the knee: the decode step's constant, which reads the same weights.
+        experts_ms: reading every routed expert of a mixture once, as `fit_decode` has found it.
+        miss: probability that one token does not visit a given expert; 1 for a dense model.
     """
     table = np.array(rows, dtype=np.float64)
     tokens, area, measured = table.T
@@ -146,10 +154,11 @@ def fit_prefill(rows: Sequence[PrefillRow], *, floor_ms: float) -> PrefillFit:
     knee = start + token * KNEE_TOKENS
     small = ~large
     if small.any():
-        attention = per_area * area[small]
+        attention, read = per_area * area[small], experts_ms * (1 - miss ** tokens[small])
 
         def below(floor: float) -> Array:
-            square = floor**2 + (knee**2 - floor**2) * (tokens[small] / KNEE_TOKENS) ** 2
+            top = max(knee, floor + experts_ms)
+            square = (floor + read) ** 2 + (top**2 - (floor + experts_ms) ** 2) * (tokens[small] / KNEE_TOKENS) ** 2
             return np.asarray(np.sqrt(square) + attention)
 
         floor_ms = _least(lambda floor: float((((below(floor) / measured[small]) - 1) ** 2).sum()), 0.0, knee)
@@ -173,15 +182,19 @@ def _least(loss: Callable[[float], float], low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def fit_decode(rows: Sequence[DecodeRow]) -> DecodeFit:
-    """Fit decode's line, bent upwards at some batch size if that fits clearly better."""
+def fit_decode(rows: Sequence[DecodeRow], *, miss: float = 1.0) -> DecodeFit:
+    """Fit decode's line, bent upwards at some batch size if that fits clearly better.
+
+    `miss`: probability that one token does not visit a given expert of a mixture; 1 for a dense model.
+    """
     batch, context, measured = np.array(rows, dtype=np.float64).T
     assert len(rows) >= 3, "three coefficients need three rows"
     chosen: tuple[float, int, Array] | None = None
     for bend in CROWDS:
         if bend and (bend >= batch.max() or len(rows) < 6 or (chosen and chosen[0] < EXACT)):
             continue
-        columns = [np.ones(len(rows)), context, batch] + ([np.maximum(0.0, batch - bend)] if bend else [])
+        columns = [np.ones(len(rows)), context, batch] + ([1 - miss**batch] if miss < 1 else [])
+        columns += [np.maximum(0.0, batch - bend)] if bend else []
         stacked = np.stack(columns, axis=1)
         found = fit_columns(stacked, measured)
         loss = float((((stacked @ found) / measured - 1) ** 2).sum())
@@ -189,14 +202,18 @@ def fit_decode(rows: Sequence[DecodeRow]) -> DecodeFit:
             chosen = loss, bend, found
     assert chosen is not None
     _, bend, found = chosen
-    decode, per_context, request, crowd = (*found, 0.0)[:4]
+    decode, per_context, request, *rest = found
+    experts = rest.pop(0) if miss < 1 else 0.0
+    crowd = rest.pop(0) if rest else 0.0
     predicted = decode + per_context * context + request * batch + crowd * np.maximum(0.0, batch - bend)
+    predicted += experts * (1 - miss**batch)
     return DecodeFit(
         decode_ms=float(decode),
         context_ms=float(per_context),
         request_ms=float(request),
         crowd_ms=float(crowd),
         crowd_from=float(bend),
+        experts_ms=float(experts),
         error=error_of(predicted, measured),
     )
 

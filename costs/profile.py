@@ -113,8 +113,9 @@ def fit_profile(
     """The profile of measured steps of one model on `tp` GPUs. Without `mixed` rows, a mixed step is the sum of the
     other two.
     """
-    decode = fit_decode(decodes)
-    prefill = fit_prefill(prefills, floor_ms=decode.decode_ms)
+    miss = 1 - model.experts.per_token / model.experts.count if model.experts else 1.0
+    decode = fit_decode(decodes, miss=miss)
+    prefill = fit_prefill(prefills, floor_ms=decode.decode_ms, experts_ms=decode.experts_ms, miss=miss)
     cost = StepCost(
         floor_ms=_rounded(prefill.floor_ms),
         start_ms=_rounded(prefill.start_ms),
@@ -125,6 +126,8 @@ def fit_profile(
         request_ms=_rounded(decode.request_ms),
         crowd_ms=_rounded(decode.crowd_ms),
         crowd_from=_rounded(decode.crowd_from),
+        experts_ms=_rounded(decode.experts_ms),
+        expert_miss=miss if decode.experts_ms else 1.0,
     )
     mixed_context, mixed_error = fit_mixed(mixed, cost)
     return Profile(

@@ -9,8 +9,10 @@ The parts reached are fitted to the shipped profiles of each GPU (`EFFICIENCY`);
 aiconfigurator's combinations within a few percent (table in docs/costs.md). A pipeline's stages follow one another, so
 a step's time is that of all layers; `pp` steps are under way at once.
 
+A mixture's prefill line does not begin at 0: all its experts are read, and their products padded, before more tokens
+cost more (`mixture_layer_ms`). More than two GPUs without NVLink share the host (`PCIE_RING_LINK`).
+
 Not modelled: uneven experts, overlap of collectives with arithmetic, quantised kernels that fall short of their peak.
-No profile of a mixture ships, so that mixtures' numbers are the least certain.
 """
 
 from __future__ import annotations
@@ -34,6 +36,23 @@ REQUEST_SHARE = 0.5
 FLOOR_SHARE = 1.2
 """Prefill of few tokens, in units of a decode step of few requests: median of the same profiles (1.1 to 1.8)."""
 
+MIXTURE_REQUEST_SHARE = 1.5
+"""`REQUEST_SHARE` of mixtures: their 22 profiles have 0.6 to 3.4; with their median, 2, steps of 128 came out high."""
+
+MIXTURE_FLOOR_SHARE = 2.3
+"""`FLOOR_SHARE` of mixtures, without their experts: median of the same profiles."""
+
+MIXTURE_DECODE_LAYER_MS = 0.015
+"""A mixture's layer besides, in a decode step: choosing experts, sorting tokens. From the same profiles on H100."""
+
+PCIE_GB_S = 64.0
+"""Links up to here are PCIe, without NVLink."""
+
+PCIE_RING_LINK = 0.44
+"""`Efficiency.link` times GPUs, of more than two without NVLink: their messages share the host. L40S: 0.11 for four
+GPUs with three models, half of it for eight.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
@@ -50,20 +69,70 @@ class Efficiency:
     """One all-reduce of few bytes, for each doubling of the GPUs."""
     mixed_context: float = 1.0
     """`Profile.mixed_context`; 1 if no mixed steps were measured."""
+    mixture_compute: float = 0.48
+    """`compute` of mixtures: their experts' products are smaller, and padded to whole tiles."""
+    mixture_layer_ms: float = 0.34
+    """A mixture's layer with all experts visited, beside its arithmetic: reading them is not hidden behind it."""
 
 
 EFFICIENCY = {
     # gpu: compute, attention, weights, kv, link, layer ms, hop ms. Fitted by `efficiencies` in tools/fit_profiles.py to
     # the profiles of present kernels that ship; tests/unit/test_costs_roofline.py fits again and compares.
     "A100-80G-SXM": Efficiency(
-        compute=0.80, attention=0.56, weights=0.72, kv=0.75, link=0.71, layer_ms=0.043, hop_ms=0.0046
+        compute=0.80,
+        attention=0.56,
+        weights=0.72,
+        kv=0.75,
+        link=0.71,
+        layer_ms=0.043,
+        hop_ms=0.0046,
+        mixture_compute=0.5,
+        mixture_layer_ms=0.521,
     ),
     "H100-SXM": Efficiency(
-        compute=0.67, attention=0.70, weights=0.92, kv=0.89, link=0.75, layer_ms=0.046, hop_ms=0.0011
+        compute=0.67,
+        attention=0.70,
+        weights=0.92,
+        kv=0.89,
+        link=0.75,
+        layer_ms=0.046,
+        hop_ms=0.0011,
+        mixture_compute=0.48,
+        mixture_layer_ms=0.317,
     ),
-    "H200": Efficiency(compute=0.67, attention=0.66, weights=0.82, kv=0.90, link=0.79, layer_ms=0.040, hop_ms=0.0013),
-    "B200": Efficiency(compute=0.61, attention=0.53, weights=0.78, kv=0.92, link=0.61, layer_ms=0.031, hop_ms=0.0029),
-    "L40S": Efficiency(compute=0.52, attention=0.47, weights=0.86, kv=0.76, link=0.56, layer_ms=0.053, hop_ms=0.0),
+    "H200": Efficiency(
+        compute=0.67,
+        attention=0.66,
+        weights=0.82,
+        kv=0.90,
+        link=0.79,
+        layer_ms=0.040,
+        hop_ms=0.0013,
+        mixture_compute=0.54,
+        mixture_layer_ms=0.304,
+    ),
+    "B200": Efficiency(
+        compute=0.61,
+        attention=0.53,
+        weights=0.78,
+        kv=0.92,
+        link=0.61,
+        layer_ms=0.031,
+        hop_ms=0.0029,
+        mixture_compute=0.38,
+        mixture_layer_ms=0.24,
+    ),
+    "L40S": Efficiency(
+        compute=0.52,
+        attention=0.47,
+        weights=0.86,
+        kv=0.76,
+        link=0.56,
+        layer_ms=0.053,
+        hop_ms=0.0,
+        mixture_compute=0.43,
+        mixture_layer_ms=0.935,
+    ),
     # One profile each: layer and hop as `TYPICAL`.
     "RTX-4090": Efficiency(
         compute=0.95,
@@ -220,13 +289,19 @@ def roofline(
     """The coefficients that the model's sizes and the hardware suggest."""
     reached = efficiency or efficiency_of(gpu)
     peak = peaks(model, gpu, shape, kv_dtype=kv_dtype)
-    token = peak.token_ms / reached.compute + peak.collective_ms / reached.link
+    mixture = model.experts is not None
+    link = PCIE_RING_LINK / shape.tp if gpu.link_gb_s <= PCIE_GB_S and shape.tp > 2 else reached.link
+    token = peak.token_ms / (reached.mixture_compute if mixture else reached.compute) + peak.collective_ms / link
     weights, experts = peak.weights_ms / reached.weights, peak.experts_ms / reached.weights
     decode = weights + model.layers * reached.layer_ms + peak.hops * reached.hop_ms
-    request = REQUEST_SHARE * token + peak.request_ms / reached.kv
+    start = 0.0
+    if model.experts is not None:
+        decode += model.experts.layers * MIXTURE_DECODE_LAYER_MS
+        start = model.experts.layers * reached.mixture_layer_ms
+    request = (MIXTURE_REQUEST_SHARE if mixture else REQUEST_SHARE) * token + peak.request_ms / reached.kv
     return StepCost(
-        floor_ms=FLOOR_SHARE * decode,
-        start_ms=0.0,
+        floor_ms=(MIXTURE_FLOOR_SHARE if mixture else FLOOR_SHARE) * decode,
+        start_ms=start,
         token_ms=token,
         area_ms=peak.area_ms / reached.attention,
         decode_ms=decode,

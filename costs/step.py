@@ -4,8 +4,8 @@ A step works on `Work`: N new prompt tokens whose attention covers Σ(L² − p�
 the step, p = what was cached before it), and B decoding requests whose contexts sum up to C.
 
     G(T)    = start + token·T                                   for T ≥ 1,024 tokens
-            = √(floor² + (G(1024)² − floor²)·(T/1024)²)         below: flattens to `floor`
-              and never below floor + experts·(1 − miss^T)
+            = √(F(T)² + (G(1024)² − F(∞)²)·(T/1024)²)           below: flattens to F(T)
+    F(T)    = floor + experts·(1 − miss^T)                      the weights that T tokens read
     D(B)    = decode + request·B + crowd·max(0, B − crowd_from) + experts·(1 − miss^B)
 
     prefill = G(N) + area·Σ(L² − p²)                            B = 0
@@ -111,8 +111,10 @@ class StepCost:
 
     @property
     def knee_ms(self) -> float:
-        """G at the knee, but at least the floor: a small model on much hardware would otherwise fall below it."""
-        return max(self.floor_ms, self.start_ms + self.token_ms * KNEE_TOKENS)
+        """G at the knee, but at least all weights' reading: a small model on much hardware would otherwise fall below
+        it.
+        """
+        return max(self.floor_ms + self.experts_ms, self.start_ms + self.token_ms * KNEE_TOKENS)
 
     def experts_read_ms(self, tokens: int) -> float:
         """Time to read the experts that `tokens` tokens visit."""
@@ -121,11 +123,9 @@ class StepCost:
     def matrices_ms(self, tokens: int) -> float:
         """G: the matrix products over `tokens` tokens."""
         if tokens >= KNEE_TOKENS:
-            ms = max(self.knee_ms, self.start_ms + self.token_ms * tokens)
-        else:
-            floor, knee = self.floor_ms**2, self.knee_ms**2
-            ms = math.sqrt(floor + (knee - floor) * (tokens / KNEE_TOKENS) ** 2)
-        return max(ms, self.floor_ms + self.experts_read_ms(tokens)) if self.experts_ms else ms
+            return max(self.knee_ms, self.start_ms + self.token_ms * tokens)
+        read, all_read = self.floor_ms + self.experts_read_ms(tokens), self.floor_ms + self.experts_ms
+        return math.sqrt(read**2 + (self.knee_ms**2 - all_read**2) * (tokens / KNEE_TOKENS) ** 2)
 
     def requests_ms(self, batch: int) -> float:
         """D: a decode step without its attention."""

@@ -31,7 +31,6 @@ class _Columns:
         self.cost = {name: np.zeros(rows) for name in _NAMES}
         self.cost["expert_miss"] = np.ones(rows)
         self.knee = np.zeros(rows)
-        self.floor_square = np.zeros(rows)
         self.rise_square = np.zeros(rows)
         self.mixtures = 0
 
@@ -40,17 +39,16 @@ class _Columns:
         for name in _NAMES:
             self.cost[name][row] = getattr(cost, name)
         self.knee[row] = cost.knee_ms
-        self.floor_square[row] = cost.floor_ms**2
-        self.rise_square[row] = (cost.knee_ms**2 - cost.floor_ms**2) / KNEE_TOKENS**2
+        self.rise_square[row] = (cost.knee_ms**2 - (cost.floor_ms + cost.experts_ms) ** 2) / KNEE_TOKENS**2
 
     def matrices(self, tokens: Array, rows: Rows) -> Array:
         """G for every row."""
         line = np.maximum(self.knee[rows], self.cost["start_ms"][rows] + self.cost["token_ms"][rows] * tokens)
-        below = np.sqrt(self.floor_square[rows] + self.rise_square[rows] * (tokens * tokens))
-        time = np.where(tokens >= KNEE_TOKENS, line, below)
+        read = self.cost["floor_ms"][rows]
         if self.mixtures:
-            time = np.maximum(time, self.cost["floor_ms"][rows] + self.experts(tokens, rows))
-        return time
+            read = read + self.experts(tokens, rows)
+        below = np.sqrt(read * read + self.rise_square[rows] * (tokens * tokens))
+        return np.asarray(np.where(tokens >= KNEE_TOKENS, line, below))
 
     def requests(self, batch: Array, rows: Rows) -> Array:
         """D for every row."""

@@ -129,13 +129,12 @@ class Ticks:
         return self.decode + self.request * batch + crowd + self._experts_read(batch)
 
     def _products(self, tokens: int) -> int:
-        knee = max(self.floor, self.start + self.token * KNEE_TOKENS)
+        all_read = self.floor + self.experts
+        knee = max(all_read, self.start + self.token * KNEE_TOKENS)
         if tokens >= KNEE_TOKENS:
-            time = max(knee, self.start + self.token * tokens)
-        else:
-            square = (knee**2 - self.floor**2) * tokens**2 // KNEE_TOKENS**2
-            time = math.isqrt(self.floor**2 + square)
-        return max(time, self.floor + self._experts_read(tokens))
+            return max(knee, self.start + self.token * tokens)
+        square = (knee**2 - all_read**2) * tokens**2 // KNEE_TOKENS**2
+        return math.isqrt((self.floor + self._experts_read(tokens)) ** 2 + square)
 
     def _experts_read(self, tokens: int) -> int:
         if not self.experts:

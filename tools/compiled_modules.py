@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 MODULES = (
+    "cluster.http.answers",
+    "cluster.http.framing",
+    "cluster.http.headers",
+    "cluster.http.heads",
+    "cluster.http.pool",
     "cluster.ids",
     "cluster.keys",
     "cluster.wire",
@@ -34,7 +39,7 @@ MODULES = (
     "engine.twin.runs",
     "engine.twin.schedule",
     "engine.twin.tokens",
-    "kvtransfer.alarms",
+    "kvtransfer.timers",
     "loadgen.lengths",
     "loadgen.made",
     "prefill.holds",
@@ -52,10 +57,7 @@ MODULES = (
     "router.http.credentials",
     "router.http.doors",
     "router.http.engines",
-    "router.http.framing",
     "router.http.front",
-    "router.http.headers",
-    "router.http.heads",
     "router.http.legs",
     "router.http.outlet",
     "router.http.tickets",

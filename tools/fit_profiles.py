@@ -1,4 +1,6 @@
-"""Fit the profiles that ship in costs/profiles/ from raw tables: BATON_DATA=/path/to/data python tools/fit_profiles.py
+"""Fit the profiles that ship in costs/profiles/: BATON_DATA=/path/to/data python tools/fit_profiles.py [GRID]
+
+GRID is a folder that tools/kernel_grid.py has written; without it, costs/profiles/kernels.json stays as it is.
 
 Reads the folder ``profiles/`` of the data and nothing else, above all not ``measured/``, which is there to check
 against. docs/costs.md says where the tables come from. Fits the same rows to the same digits on every machine.
@@ -13,6 +15,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from costs.fit import (
 )
 from costs.hardware import GPUS, Gpu, gpu_named
 from costs.memory import kv_capacity_tokens
+from costs.model import ModelShape
 from costs.profile import (
     FIRST_TOKEN_MS,
     KERNEL_STEP_FACTOR,
@@ -40,7 +44,7 @@ from costs.profile import (
     fit_profile,
     write_profiles,
 )
-from costs.roofline import TYPICAL, Efficiency, peaks
+from costs.roofline import PCIE_GB_S, TYPICAL, Efficiency, peaks
 from costs.shape import Spans
 from costs.step import KNEE_TOKENS, Work, decoding, prompt
 
@@ -64,9 +68,14 @@ def error_entry(error: FitError) -> dict[str, Any]:
 
 
 def aiconfigurator(data: Path) -> dict[str, Any]:
-    """Three models on five GPUs, from NVIDIA's operator database."""
+    """Three dense models on five GPUs, from NVIDIA's operator database."""
+    return kernels(data / "grid")
+
+
+def kernels(folder: Path) -> dict[str, Any]:
+    """Every model, GPU and number of GPUs of a folder of kernel times."""
     groups: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
-    for path in sorted((data / "grid").glob("*_vllm*.csv")):
+    for path in sorted(folder.glob("*_vllm*.csv")):
         for row in table(path):
             groups[row["model"], row["system"], int(row["tp"])].append(row)
     origin = Origin(
@@ -79,11 +88,20 @@ def aiconfigurator(data: Path) -> dict[str, Any]:
     fits = []
     for (name, system, tp), rows in sorted(groups.items()):
         model, gpu = shipped.model_named(name), gpu_named(system)
-        fitting = [row for row in rows if float(row["mem"]) <= gpu.memory_gib]
+        fitting = list(fit_in_memory(rows, model, gpu, tp))
         prefills = [prefill_row(row) for row in fitting if row["kind"] == "prefill"]
         decodes = [decode_row(row) for row in fitting if row["kind"] == "decode"]
         fits.append(fit_profile(origin, model, gpu, tp, prefills, decodes))
     return write_profiles(origin, fits)
+
+
+def fit_in_memory(rows: Sequence[Row], model: ModelShape, gpu: Gpu, tp: int) -> Iterator[Row]:
+    """Rows that the GPU has room for: by the table's own column, or by our account of memory where it has none."""
+    room = kv_capacity_tokens(model, gpu, Spans(tp=tp))
+    for row in rows:
+        needed = int(row["batch"]) * int(row["ctx"])
+        if float(row["mem"]) <= gpu.memory_gib if "mem" in row else needed <= room:
+            yield row
 
 
 def prefill_row(row: Row) -> PrefillRow:
@@ -370,8 +388,30 @@ def efficiencies(profiles: Sequence[Profile]) -> dict[str, Efficiency]:
     return {gpu: efficiency(GPUS[gpu], group) for gpu, group in by_gpu.items()}
 
 
-def efficiency(gpu: Gpu, group: Sequence[Profile]) -> Efficiency:
-    """Of one GPU, over its profiles."""
+def efficiency(gpu: Gpu, profiles: Sequence[Profile]) -> Efficiency:
+    """Of one GPU, over its profiles: those of dense models, and those of mixtures for what is theirs alone."""
+    mixtures = [each for each in profiles if shipped.model_named(each.model).experts is not None]
+    wide = [each for each in profiles if gpu.link_gb_s <= PCIE_GB_S and each.tp > 2]
+    dense = dense_efficiency(gpu, [each for each in profiles if each not in mixtures and each not in wide])
+    return replace(dense, **mixture_efficiency(gpu, [each for each in mixtures if each not in wide], dense.link))
+
+
+def mixture_efficiency(gpu: Gpu, group: Sequence[Profile], link: float) -> dict[str, float]:
+    """Medians over the mixtures' profiles; nothing without any."""
+    computes, layers = [], []
+    for profile in group:
+        model = shipped.model_named(profile.model)
+        peak = peaks(model, gpu, Spans(tp=profile.tp))
+        assert model.experts is not None
+        computes.append(peak.token_ms / (profile.cost.token_ms - peak.collective_ms / link))
+        layers.append(profile.cost.start_ms / model.experts.layers)
+    if not group:
+        return {}
+    return {"mixture_compute": statistics.median(computes), "mixture_layer_ms": statistics.median(layers)}
+
+
+def dense_efficiency(gpu: Gpu, group: Sequence[Profile]) -> Efficiency:
+    """Of one GPU, over its profiles of dense models."""
     shapes = [shipped.model_named(profile.model) for profile in group]
     found = [peaks(model, gpu, Spans(tp=profile.tp)) for model, profile in zip(shapes, group, strict=True)]
     costs = [profile.cost for profile in group]
@@ -453,14 +493,20 @@ FILES = {
 }
 
 
+KERNELS = "kernels.json"
+"""Made from the folder that tools/kernel_grid.py writes, if that is named."""
+
+
 def main() -> int:
     """Write every file of costs/profiles/ and say how well each fit holds."""
     root = os.environ.get("BATON_DATA")
     if not root or not (data := Path(root) / "profiles").is_dir():
         print("fit_profiles: set BATON_DATA to the folder that holds profiles/ (docs/costs.md)", file=sys.stderr)
         return 2
-    for name, make in FILES.items():
-        document = make(data)
+    documents = {name: make(data) for name, make in FILES.items()}
+    if len(sys.argv) > 1:
+        documents[KERNELS] = kernels(Path(sys.argv[1]))
+    for name, document in documents.items():
         (OUT / name).write_text(json.dumps(document, indent=1) + "\n")
         for fit in document.get("fits", ()):
             told = "  ".join(f"{kind} {each['mean']:.1%}/{each['max']:.1%}" for kind, each in fit["error"].items())

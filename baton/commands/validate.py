@@ -9,6 +9,7 @@ examples:
   baton validate $BATON_DATA/measured/vllm-0.19-rtx4090-llama-3.1-8b --series series.csv
   baton validate $BATON_DATA/measured/vllm-0.15-h100.csv --row 16 --seeds 3
   baton validate runs/mine --profile costs/profiles/llmservingsim.json --json
+  baton validate runs/mine --config acme/chat-moe=models/chat-moe/config.json
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from cluster.errors import UsageError
 if TYPE_CHECKING:
     from _csv import Writer
 
+    from costs.model import ModelShape
     from costs.profile import Profile
     from sim.validate.figures import Comparison
     from sim.validate.measured import Steady
@@ -48,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--row", action="append", metavar="ID", help="only this row of a table (exp_id); repeatable")
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="fits to use instead of the shipped ones, as in costs/profiles/"
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="MODEL=FILE",
+        help="config.json of a model whose sizes do not ship, by the name that runs have for it; repeatable",
     )
     parser.add_argument("--seeds", type=_whole, default=5, metavar="N", help="of a table's loads (default %(default)s)")
     parser.add_argument(
@@ -145,38 +154,62 @@ def _rows(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> l
     profiles = _profiles(args.profile)
     rows, bad = read_steady(_text(path), str(path))
     left_out += bad
-    must_fit = args.profile is not None
+    must_fit, named = args.profile is not None, _models(args.config)
     return [
-        (f"{path.name} row {row.number}", partial(_replay_row, row, profiles, load, must_fit=must_fit))
+        (f"{path.name} row {row.number}", partial(_replay_row, row, named, profiles, load, must_fit=must_fit))
         for row in rows
         if not args.row or row.number in args.row
     ]
 
 
-def _replay_row(row: Steady, profiles: tuple[Profile, ...], load: Load, *, must_fit: bool) -> Comparison:
+ModelNamed = Callable[[str], "ModelShape"]
+
+
+def _models(given: Sequence[str]) -> ModelNamed:
+    """Finds models by name: those of `--config`, then those that ship.
+
+    Raises:
+        UsageError: a text that is not MODEL=FILE, or a file that is no model's configuration.
+    """
+    from baton.simulated import model_of
+    from costs.shipped import model_named
+
+    files: dict[str, ModelShape] = {}
+    for text in given:
+        name, separator, file = text.partition("=")
+        if not separator or not name or not Path(file).exists():
+            raise UsageError(f"--config {text}: write MODEL=FILE, with the path of an existing config.json")
+        files[name] = model_of(file)
+    return lambda name: files[name] if name in files else model_named(name)
+
+
+def _replay_row(
+    row: Steady, named: ModelNamed, profiles: tuple[Profile, ...], load: Load, *, must_fit: bool
+) -> Comparison:
     """Raises BadRow, which names what is unknown."""
     from costs.hardware import gpu_named
-    from costs.shipped import model_named
     from sim.validate.measured import BadRow
     from sim.validate.steady import replay_steady
     from sim.validate.workloads import workload_named
 
-    known: dict[str, Callable[[str], object]] = {"model": model_named, "gpu": gpu_named, "workload": workload_named}
-    for name, named in known.items():
+    known: dict[str, Callable[[str], object]] = {"model": named, "gpu": gpu_named, "workload": workload_named}
+    for name, find in known.items():
         value = getattr(row, name)
         try:
-            named(value)
+            find(value)
         except UsageError as error:
             raise BadRow(row.where, "hardware" if name == "gpu" else name, repr(value), str(error)) from None
-    return replay_steady(row, model_named(row.model), profiles, load, must_fit=must_fit)
+    try:
+        return replay_steady(row, named(row.model), profiles, load, must_fit=must_fit)
+    except UsageError as error:
+        raise BadRow(row.where, "", "", str(error)) from None
 
 
 def _folder(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> tuple[str, Replay]:
-    from costs.shipped import model_named
     from sim.validate.stamped import replay_stamped
 
     read, profiles = _stamped(path, left_out), _profiles(args.profile)
-    model = model_named(read.settings.model)
+    model = _models(args.config)(read.settings.model)
     return path.name, partial(replay_stamped, read, model, profiles, must_fit=args.profile is not None)
 
 

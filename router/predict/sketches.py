@@ -1,12 +1,12 @@
 """Distributions learned online, one per key: histograms over log-spaced bins that forget exponentially. Pure.
 
-Why fixed bins, and not P² (Jain and Chlamtac 1985) or a t-digest (Dunning 2019): a row of bins is added to in one
-place, forgets by letting newer observations weigh more, and, above all, can be *mixed* with others by a weighted sum,
-which is what backing off from a specific key to a general one needs. P² answers one quantile and cannot be mixed;
+Why fixed bins, and not P² (Jain and Chlamtac 1985) or a t-digest (Dunning 2019): an observation changes one place of a
+row of bins, a row forgets by giving newer observations more weight, and above all rows can be *mixed* by a weighted
+sum, which backing off from a specific key to a general one needs. P² answers one quantile and cannot be mixed;
 t-digests mix only by clustering again, and forget badly. The price is the width of a bin, which the caller chooses.
 
-What always holds: no more than `keys_max` rows, those learned from longest ago go first; a mixture's distribution
-function rises strictly from 0 to 1, since the caller's prior has mass everywhere.
+Invariants: there are at most `keys_max` rows, and those learned from longest ago go first; a mixture's distribution
+function rises strictly from 0 to 1, as the caller's prior has mass everywhere.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ Floats = NDArray[np.float64]
 Table = NDArray[np.float32]
 
 _UNIT_MAX = 2.0**20
-"""Weight of one observation at which a row is scaled down: float32 cells (24 bits) then still see single ones."""
+"""The weight of one observation at which a row is scaled down: float32 cells (24 bits) then still register
+single ones."""
 
 _ROWS_AT_FIRST = 64
 
 
 def between(at: float, places: Sequence[float], heights: Sequence[float]) -> float:
-    """The height at a place, on straight lines between those given; beyond them as at the last. Places ascend.
+    """The height at a place, on straight lines between the given points; beyond them the height of the last. Places
+    ascend.
 
-    To the last bit what `numpy.interp` says, which takes five times as long for one place.
+    The result equals `numpy.interp` to the last bit; that takes five times as long for one place.
     """
     below = bisect_right(places, at) - 1
     if below < 0:
@@ -63,19 +65,20 @@ class Sketches:
 
     @property
     def bytes(self) -> int:
-        """What the bins take; keys and bookkeeping come to about 400 bytes a key on top (CPython 3.11)."""
+        """The memory of the bins; keys and bookkeeping take about 400 bytes a key more (CPython 3.11)."""
         return self._mass.nbytes
 
     def weight(self, key: Hashable) -> float:
-        """Observations of this key, older ones counting less; at most `memory`."""
+        """The number of this key's observations, older ones counting less; at most `memory`."""
         row = self._rows.get(key)
         return 0.0 if row is None else self._total[row] / self._unit[row]
 
     def add(self, keys: Sequence[Hashable], value: float, *, at_least: bool = False) -> None:
-        """One observation, of each of these keys. `at_least`: it was cut off there, the real value is this or more.
+        """One observation for each of these keys. `at_least`: it was cut off at `value`, and the real value is this or
+        more.
 
-        A cut-off one is spread over what a key has seen beyond it (Efron 1967, "redistribute to the right"); where
-        nothing was, it stays.
+        A cut-off observation is spread over what a key has seen beyond it (Efron 1967, "redistribute to the right"); if
+        nothing was seen beyond, it stays.
         """
         at = min(max(bisect_right(self.edges, value), 1), len(self.edges) - 1)
         if at_least and self._has_room(keys):
@@ -89,18 +92,18 @@ class Sketches:
                 self._put(row, at, self._weigh(row))
 
     def _has_room(self, keys: Sequence[Hashable]) -> bool:
-        """For all of these, so that none of them takes another's row."""
+        """Whether there is room for all of these keys, so that none takes another's row."""
         known = self._rows
         return len(known) + sum([key not in known for key in keys]) <= self.keys_max
 
     def _weigh(self, row: int) -> float:
-        """What one more observation of this row's key weighs. It counts from now on."""
+        """The weight of one more observation for this row's key, which counts from now on."""
         unit = self._unit[row] = self._unit[row] * self._growth
         self._total[row] += unit
         return unit
 
     def _put(self, row: int, at: int, unit: float) -> None:
-        """An observation of this bin."""
+        """Add an observation to this bin."""
         self._mass[row, at] += unit
         self._scale_down(row, unit)
 
@@ -111,7 +114,9 @@ class Sketches:
             self._unit[row] = 1.0
 
     def _spread(self, rows: list[int], at: int) -> None:
-        """Put an observation of this bin or a later one where those before it are; into the bin where none is."""
+        """Spread an observation of this bin or a later one over the earlier observations there; if there are none, add
+        it to the bin.
+        """
         units = [self._weigh(row) for row in rows]
         beyond = self._mass.take(rows, 0)[:, at:]
         seen: list[float] = beyond.sum(axis=1).tolist()
@@ -124,10 +129,10 @@ class Sketches:
                 self._put(row, at, unit)
 
     def mixed(self, keys: Sequence[Hashable], credibility: float) -> list[float]:
-        """The distribution function at `edges` for the last key, which the keys before it stand in for.
+        """The distribution function at `edges` for the last key; the keys before it stand in for it.
 
-        Each key counts as n / (n + credibility) of what is said by it and all before it together (Bühlmann's
-        credibility; n = `weight`). Before the first stands the prior.
+        Each key counts as n / (n + credibility) of the mixture of itself and all before it (Bühlmann's credibility; n =
+        `weight`). Before the first key comes the prior.
         """
         known, totals, units = self._rows, self._total, self._unit
         rows, shares = [], []
@@ -144,11 +149,11 @@ class Sketches:
         density = np.array(shares, dtype=np.float32).dot(self._mass.take(rows, 0))
         whole: Floats = density.cumsum(dtype=np.float64)
         whole /= whole[-1]
-        found: list[float] = whole.tolist()  # what is looked up in it are single places: cheaper in a list
+        found: list[float] = whole.tolist()  # it is read at single places: cheaper in a list
         return found
 
     def _row(self, key: Hashable) -> int:
-        """The key's row, now the most recently used; a new key may take the place of the least."""
+        """The key's row, now the most recently used; a new key may take the row used longest ago."""
         row = self._rows.pop(key, None)
         if row is None:
             if len(self._rows) >= self.keys_max:

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from cluster.errors import UsageError
 from cluster.ids import RequestId
 from cluster.instance import Load
 from engine.twin.config import Config, StepCosts
@@ -46,7 +47,7 @@ class _Notes:
                 case LoadIs():
                     self.loads.append(effect.load)
                 case Refused():
-                    raise AssertionError(f"{effect.request}: {effect.because}")
+                    raise UsageError(f"the engine would refuse request {effect.request}: {effect.because}")
 
     def _run(self, run: Run) -> None:
         starting = [share.request for share in run.shares if share.first == 0]

@@ -135,6 +135,32 @@ def totals(comparisons: Sequence[Comparison]) -> list[Total]:
     return [_total(name, errors) for name, errors in found.items()]
 
 
+def without_its_own_run(steady: Sequence[Comparison], busy_steps: float) -> Total | None:
+    """The error of mean TTFT if the steps of a busy server are fitted to all *other* steady runs.
+
+    Args:
+        steady: runs with mean TTFT and TPOT, predicted with `busy_steps`.
+        busy_steps: `sim.validate.steady.BUSY_STEPS`.
+
+    Returns:
+        The errors over all runs; None for fewer than three, which leave nothing to fit to.
+    """
+    found = [(run.name, run.figure("TTFT mean"), run.figure("TPOT mean")) for run in steady]
+    both = [(name, ttft, tpot.predicted) for name, ttft, tpot in found if ttft is not None and tpot is not None]
+    if len(both) < LEFT_OUT_MIN:
+        return None
+    bare = {name: ttft.predicted - busy_steps * step for name, ttft, step in both}
+    needed = {name: (ttft.measured - bare[name]) / step for name, ttft, step in both}
+    errors = {}
+    for name, ttft, step in both:
+        fitted = statistics.median(value for other, value in needed.items() if other != name)
+        errors[name] = abs((bare[name] + fitted * step) / ttft.measured - 1)
+    return _total("TTFT mean, its run left out of the fit", errors)
+
+
+LEFT_OUT_MIN: Final = 3
+
+
 def told(found: Sequence[Total]) -> list[Total]:
     """Those that at least half of the runs have: the median of two is none."""
     most = max((each.runs for each in found), default=0)

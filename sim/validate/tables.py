@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from sim.validate.figures import Comparison, Figure, SeriesRow, Total, told, totals
+from sim.validate.figures import Comparison, Figure, SeriesRow, Total, told, totals, without_its_own_run
+from sim.validate.steady import BUSY_STEPS
 
 
 class Published(NamedTuple):
@@ -49,6 +50,10 @@ def markdown(comparisons: Sequence[Comparison]) -> Iterator[str]:
     for each in stamped:
         yield from _stamped(each)
     yield from _totals(told(totals(comparisons)))
+    if steady and stamped:
+        yield f"Of the {len(steady)} steady runs alone:"
+        yield ""
+        yield from _totals(steady_totals(steady))
     if steady:
         yield from _others(steady)
 
@@ -117,6 +122,12 @@ def _series(series: Sequence[SeriesRow]) -> Iterator[str]:
             )
         )
     yield ""
+
+
+def steady_totals(steady: Sequence[Comparison]) -> list[Total]:
+    """The errors of the steady runs alone, that of mean TTFT also with each run left out of the fit."""
+    left_out = without_its_own_run(steady, BUSY_STEPS)
+    return [*told(totals(steady)), *([left_out] if left_out else [])]
 
 
 def _totals(found: Sequence[Total]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.errors import ApiError, bad_request
+from cluster.http.headers import Headers
 from cluster.instance import Role
 from cluster.scan import Steps
 from router.api.config import RouterConfig
@@ -27,7 +28,6 @@ from router.api.endpoints import _errors
 from router.api.server import Router
 from router.core.values import Wanted
 from router.fleet.events import Picked
-from router.http.headers import Headers
 from router.http.outlet import Outlet
 from router.http.uploads import Uploads, share_of
 from router.request import slices

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import ApiError
-from router.http.framing import Chunks
+from cluster.http.framing import Chunks
 
 PIECES = st.lists(st.binary(min_size=1, max_size=40), max_size=12)
 EXTENSIONS = st.sampled_from([b"", b";a", b";a=b", b' ;a="b c"'])

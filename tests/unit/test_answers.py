@@ -7,12 +7,12 @@ import json
 import pytest
 
 from cluster import wire
+from cluster.http.headers import printable
 from cluster.instance import MODELS_MAX, models_in
 from engine.vllm.metrics import parse_load
 from router.core.eligibility import CHAT, COMPLETIONS
 from router.core.engine_answers import BEGINNING_BYTES_MAX, beginning, completion_in, json_type, object_in, refusal
 from router.core.timing_parts import Told
-from router.http.headers import printable
 from router.predict.predictors import answer_tokens, cached_in
 from router.request.splice import EVENT_BYTES_MAX, SaidSoFar, Seed, Splice, SpliceBroken, seed_of
 

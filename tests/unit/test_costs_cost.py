@@ -15,7 +15,13 @@ from costs.table import CostTable
 from costs.transfer import Link
 
 PROFILES = shipped.profiles()
-GRID = [profile for profile in PROFILES if profile.origin.name == "aiconfigurator"]
+GRID = [
+    profile
+    for profile in PROFILES
+    if profile.origin.name == "aiconfigurator"
+    and shipped.model_named(profile.model).experts is None
+    and (profile.gpu != "L40S" or profile.tp <= 2)
+]
 QWEN, H200 = shipped.model_named("Qwen/Qwen3-32B"), gpu_named("H200")
 
 

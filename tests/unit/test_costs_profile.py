@@ -31,6 +31,8 @@ from costs.step import decoding, prompt
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 PROFILES = shipped.profiles()
 TODAY = [profile for profile in PROFILES if profile.origin.today]
+WIDE = [each for each in TODAY if shipped.model_named(each.model).experts or (each.gpu == "L40S" and each.tp > 2)]
+"""Mixtures, and GPUs that share a host's PCIe: kernels.json."""
 
 
 def by_name(profile: Profile) -> str:
@@ -65,7 +67,15 @@ def test_names_are_unique() -> None:
     assert len({profile.name for profile in PROFILES}) == len(PROFILES)
 
 
-@pytest.mark.parametrize("profile", TODAY, ids=by_name)
+@pytest.mark.parametrize("profile", WIDE, ids=by_name)
+def test_mixtures_fit_less_well(profile: Profile) -> None:
+    """The experts that a step visits are more than one term: the table in docs/costs.md."""
+    assert profile.prefill_error.mean <= 0.05 and profile.prefill_error.max <= 0.10
+    assert profile.decode_error.mean <= 0.08 and profile.decode_error.max <= 0.32
+    assert profile.small_error.mean <= 0.18
+
+
+@pytest.mark.parametrize("profile", [each for each in TODAY if each not in WIDE], ids=by_name)
 def test_present_profiles_fit_as_well_as_told(profile: Profile) -> None:
     """Mean 1 to 3 %, largest 14 %, as the data's own fits."""
     assert profile.prefill_error.mean <= 0.03 and profile.prefill_error.max <= 0.06

@@ -16,7 +16,7 @@ from costs.profile import FIRST_TOKEN_MS
 from engine.twin.config import Config, Version
 from engine.twin.tokens import Segment
 from sim.validate.drive import drive
-from sim.validate.figures import Comparison, Figure, over_seeds, totals
+from sim.validate.figures import Comparison, Figure, over_seeds, totals, without_its_own_run
 from sim.validate.measured import read_gpu, read_requests, read_series, read_settings, read_steady
 from sim.validate.stamped import Stamped, replay_stamped
 from sim.validate.steady import Load, replay_steady
@@ -339,6 +339,7 @@ BAD_ROWS = {
     "no such workload": (ROW.replace("general", "chess"), "table.csv:2: workload is 'chess'"),
     "no such GPU": (ROW.replace("H100", "X9"), "table.csv:2: hardware is 'X9'"),
 }
+TOO_LARGE = ROW.replace("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-405B")
 
 
 @pytest.mark.parametrize(("row", "said"), BAD_ROWS.values(), ids=BAD_ROWS)
@@ -358,6 +359,35 @@ def test_one_bad_row_never_stops_the_others(
     (tmp_path / "table.csv").write_text(f"{HEADER}\n{row}\n")
     assert main(words) == 2
     assert "nothing could be replayed; 1 more are wrong" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "table.csv").write_text(f"{HEADER}\n{TOO_LARGE}\n{ROW}\n")
+    assert main(["validate", str(tmp_path / "table.csv"), "--share", "0.02", "--seeds", "1"]) == 0
+    assert "table.csv:2: 756.0 GiB of weights on each H100-SXM (tp1) leave no room" in capsys.readouterr().err
+
+
+def test_a_model_is_known_by_its_own_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((Path(shipped.__file__).parent / "models" / "qwen3-14b.json").read_text())["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "table.csv").write_text(f"{HEADER}\n{ROW.replace('meta-llama/Llama-3.1-8B-Instruct', 'acme/ours')}\n")
+    words = ["validate", str(tmp_path / "table.csv"), "--share", "0.02", "--seeds", "1"]
+    assert main([*words, "--config", f"acme/ours={tmp_path / 'config.json'}"]) == 0
+    assert "acme/ours tp1" in capsys.readouterr().out
+    assert main([*words, "--config", "acme/ours"]) == 2
+    assert "--config acme/ours: write MODEL=FILE" in capsys.readouterr().err
+
+
+def test_each_run_is_left_out_of_the_fit_that_predicts_it() -> None:
+    def run(name: str, ttft: float, measured: float) -> Comparison:
+        figures = (Figure("TTFT mean", "ms", measured, ttft), Figure("TPOT mean", "ms", 10, 10))
+        return Comparison(name=name, model="m", engine="e", because="b", figures=figures, requests=1, preemptions=0)
+
+    alike = [run("a", 40, 40), run("b", 50, 50), run("c", 60, 80)]
+    found = without_its_own_run(alike, 1.0)
+    assert found is not None and found.runs == 3
+    assert found.worst == pytest.approx(0.25), "a and b need one step, c needs three: c is predicted with one"
+    assert without_its_own_run(alike[:2], 1.0) is None
 
 
 @pytest.mark.parametrize(

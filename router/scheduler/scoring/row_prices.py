@@ -1,9 +1,10 @@
-"""What one request costs at an instance, row by row: among 16 a call of numpy costs more than all that it saves. Pure.
+"""The scorer: what one request costs at an instance, row by row. Among 16 rows a call of numpy costs more than it
+saves. Pure.
 
-A price is a part of what was promised: a first token after half of its target costs one half, and the more the less
-there is left (`budget`); a target missed costs `MISS`, whosever it is. Without targets, `LOOSE` times an idle
-instance's latency takes their place. Of a small fleet all rows are priced at once; of a large one those that are asked
-for and the best of each `shortlist`.
+A price is a share of what was promised: a first token after half of its target costs one half, and more the less of the
+target is left (`budget`); a missed target costs `MISS`, for any request. Without targets, `LOOSE` times an idle
+instance's latency takes their place. In a small fleet all rows are priced at once; in a large one only the requested
+rows and the best of each `shortlist`.
 """
 
 from __future__ import annotations
@@ -25,30 +26,31 @@ from router.scheduler.scoring.figures import LOOSE, Figures, Saturation
 from router.scheduler.scoring.shortlist import Shortlist, listed
 
 FEW: Final = 64
-"""Rows up to which all are priced. Compiled, a row costs half a microsecond; columns cost sixty at any length."""
+"""Up to this number of rows, all are priced. Compiled, a row costs half a microsecond; columns cost sixty at any
+length."""
 
 Priced = list[tuple[float, int]]
-"""Rows and what they cost, the cheapest first; of equal ones the lower row."""
+"""Rows with their prices, the cheapest first; of equal ones the lower row."""
 
 _PRICE: Final = itemgetter(0)
 
 _AGGREGATED: Final = 0
 _PREFILL: Final = 1
 _DECODE: Final = 2
-"""Which legs a place is wanted for."""
+"""The legs that a place is wanted for."""
 
 
 class RowPrices(Figures):
-    """One formula a method, of some rows at a time. Lists are by position: of a small fleet that is the row.
+    """One formula a method, for some rows at a time. Lists are by position: in a small fleet that is the row.
 
-    Long, as each part of a price is made of the parts before it.
+    The class is long because each part of a price is made of the parts before it.
     """
 
     def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None, few: int = FEW) -> None:
-        """`few`: rows up to which all are priced."""
+        """`few`: up to this number of rows, all are priced."""
         super().__init__(fleet, wanted, saturation)
         self._at: Final[dict[int, int]] = {}
-        """Positions by row, of a large fleet."""
+        """Positions by row, in a large fleet."""
         self._prompt: Final[list[float]] = []
         self._stall: Final[list[float]] = []
         self._alone: Final[list[float]] = []
@@ -56,9 +58,9 @@ class RowPrices(Figures):
         self._longer: Final[list[float]] = []
         self._used: Final[list[float]] = []
         self._before: Final[list[float]] = []
-        """As `_used`, without its answer."""
+        """As `_used`, without this request's answer."""
         self._more: Final[list[float]] = []
-        """What its answer adds, of `tpot_unit`."""
+        """What this request's answer adds, as a share of `tpot_unit`."""
         self._places: Final[list[bool]] = []
         self._open: Final[list[bool]] = []
         self._prefill: Final[list[float]] = []
@@ -71,7 +73,7 @@ class RowPrices(Figures):
             self._time(range(columns.top), None)
 
     def _position(self, row: int) -> int:
-        """Where a row stands in the lists."""
+        """The position of a row in the lists."""
         if self._few:
             return row
         if row not in self._at:
@@ -79,7 +81,7 @@ class RowPrices(Figures):
         return self._at[row]
 
     def _add(self, rows: list[int]) -> None:
-        """Price these as well, of a large fleet."""
+        """Price these rows as well, in a large fleet."""
         new = [row for row in rows if row not in self._at]
         if new:
             for row in new:
@@ -90,7 +92,7 @@ class RowPrices(Figures):
             self._take_answers(of)
 
     def _time(self, rows: Sequence[int], of: Ints | None) -> None:
-        """Its first token and its steps at these rows. `of`: the same rows, to read columns at; None: all."""
+        """The first token and the steps at these rows. `of`: the same rows, to index columns with; None: all."""
         columns = self.fleet.columns
         inflight, limits = _read(columns.inflight, of), _read(columns.limits(self.wanted.routers), of)
         self._places.extend([inflight[at] < limits[at] for at in range(len(rows))])
@@ -100,7 +102,7 @@ class RowPrices(Figures):
         self._time_steps(len(rows), of)
 
     def _time_prompts(self, rows: Sequence[int], of: Ints | None) -> None:
-        """Its prompt at each row, what is cached there left out."""
+        """The prompt's time at each row, without what is cached there."""
         step_model, first = self.fleet.inflight.step_model, len(self._prompt)
         kinds: list[int] = _read(step_model.make_of_row, of)
         by_kind = step_model.of_prompt_by_make(self.tokens)
@@ -139,12 +141,12 @@ class RowPrices(Figures):
         return found
 
     def _time_firsts(self, count: int, of: Ints | None) -> None:
-        """Its first token at each row."""
+        """The first token's time at each row."""
         inflight, saturation, now_ms = self.fleet.inflight, self.saturation, self.wanted.now * 1000.0
         lead: list[float] = _read(inflight.step_model.lead, of)
         ends: list[float] = _read(inflight.ends, of)
         queue_ms = 0.0
-        if saturation is not None and saturation.queue:  # elsewhere it is not the only one that waits
+        if saturation is not None and saturation.queue:  # elsewhere other requests wait, too
             queue_ms = saturation.queue_ms(len(self.fleet))
         waited_ms, first = self.waited_ms, len(self._ttft)
         for at in range(count):
@@ -160,7 +162,7 @@ class RowPrices(Figures):
             self.ttft_unit = LOOSE * (self.least_alone_ms(rows) if len(rows) else math.inf)
 
     def _time_steps(self, count: int, of: Ints | None) -> None:
-        """Its answer's steps at each row."""
+        """The time of the answer's steps at each row."""
         inflight = self.fleet.inflight
         request: list[float] = _read(inflight.step_model.request, of)
         context: list[float] = _read(inflight.step_model.context, of)
@@ -178,13 +180,13 @@ class RowPrices(Figures):
             self._used.append(before + more)
 
     def _prices(self) -> tuple[list[float], list[float]]:
-        """Of both legs at each row."""
+        """The prices of both legs at each row."""
         if len(self._prefill) < len(self._ttft):
             self._price(None)
         return self._prefill, self._decode
 
     def _price(self, of: Ints | None) -> None:
-        """Of the rows that were timed last."""
+        """Price the rows that were timed last."""
         inflight, per, begin = self.fleet.inflight, 1.0 / self.ttft_unit, len(self._prefill)
         own, second = OWN_MISSED if self.ttft_ms else OWN, OWN_MISSED if self.tpot_ms else OWN
         end = len(self._ttft)
@@ -203,7 +205,7 @@ class RowPrices(Figures):
             self._push_over(decoding, begin, of)
 
     def _push_over(self, decoding: list[float], begin: int, of: Ints | None) -> None:
-        """Targets of answers there that are missed for one more beside them."""
+        """The targets of answers there that one more answer would break."""
         strictest: list[float] = _read(self.fleet.inflight.strictest, of)
         near = RAMP[0] / self.tpot_unit
         for at in range(begin, len(self._decode)):
@@ -214,7 +216,7 @@ class RowPrices(Figures):
                 self._decode[at] += pushed * (decoding[at - begin] * MISS)
 
     def _answering(self) -> list[bool]:
-        """Where there is room for its answer."""
+        """Whether there is room for the answer, by row."""
         if len(self._answers) < len(self._places):
             self._take_answers(None)
         return self._answers
@@ -234,50 +236,52 @@ class RowPrices(Figures):
     # --- at one row ---------------------------------------------------------------------------------------------------
 
     def prompt_at(self, row: int) -> float:
-        """Milliseconds of its prompt with what decodes beside it."""
+        """Milliseconds of the prompt with what decodes beside it."""
         return self._prompt[self._position(row)]
 
     def stall_at(self, row: int) -> float:
-        """Milliseconds that answers there would wait for its prompt."""
+        """Milliseconds that answers there would wait for the prompt."""
         return self._stall[self._position(row)]
 
     def ttft_at(self, row: int) -> float:
-        """Milliseconds until its first token, from its arrival."""
+        """Milliseconds until the first token, from the request's arrival."""
         return self._ttft[self._position(row)]
 
     def longer_at(self, row: int) -> float:
-        """Milliseconds by which its answer makes a step there longer."""
+        """Milliseconds by which the answer makes a step there longer."""
         return self._longer[self._position(row)]
 
     def used_at(self, row: int) -> float:
-        """Of `tpot_unit`, its TPOT there."""
+        """The TPOT there, as a share of `tpot_unit`."""
         return self._used[self._position(row)]
 
     def open_at(self, row: int) -> bool:
-        """Whether its prompt would be computed at once, or nearly so."""
+        """Whether the prompt would be computed at once, or nearly so."""
         return self._open[self._position(row)]
 
     def answers_at(self, row: int) -> bool:
-        """Whether there is room for its answer: a place, memory, and every target kept."""
+        """Whether there is room for the answer: a place, memory, and every target kept."""
         at = self._position(row)
         return self._answering()[at]
 
     def prefill_at(self, row: int) -> float:
-        """What it costs to compute its prompt there, without what exactly it does to the targets of those who decode
-        there (`harm`).
+        """The cost of computing the prompt there, without the exact effect on the targets of answers that decode there
+        (`harm`).
         """
         at = self._position(row)
         return self._prices()[0][at]
 
     def decode_at(self, row: int) -> float:
-        """What its answer costs there: its own time, and what its part of each step takes from the others."""
+        """The cost of the answer there: its own time, and what its part of each step takes from the others."""
         at = self._position(row)
         return self._prices()[1][at]
 
     # --- of some rows -------------------------------------------------------------------------------------------------
 
     def best_aggregated(self, rows: Ints, count: int) -> tuple[Priced, Priced]:
-        """The cheapest for both legs of those that have room for its answer: that can begin now, and that cannot."""
+        """The cheapest rows for both legs, of those with room for the answer: those that can begin now, and those that
+        cannot.
+        """
         now: Priced = []
         later: Priced = []
         among: list[int] = self._worth(rows, _AGGREGATED)
@@ -289,7 +293,7 @@ class RowPrices(Figures):
         return _best(now, count), _best(later, count)
 
     def best_prefills(self, rows: Ints, count: int) -> Priced:
-        """The cheapest for its prompt of those that have a place; and where none of these can begin now, the cheapest
+        """The cheapest rows for the prompt, of those with a place; if none of these can begin now, also the cheapest
         that can.
         """
         among: list[int] = self._worth(rows, _PREFILL)
@@ -305,7 +309,7 @@ class RowPrices(Figures):
         return best
 
     def best_decodes(self, rows: Ints, count: int) -> Priced:
-        """The cheapest for its answer of those that have room for it."""
+        """The cheapest rows for the answer, of those with room for it."""
         among: list[int] = self._worth(rows, _DECODE)
         answers, (_, decode) = self._answering(), self._prices()
         able = [(decode[at], row) for at, row in zip(self._positions(among), among, strict=True) if answers[at]]
@@ -315,8 +319,8 @@ class RowPrices(Figures):
         return rows if self._few else [self._at[row] for row in rows]
 
     def _worth(self, rows: Ints, legs: int) -> list[int]:
-        """Those of these rows that are priced, rows ascending: of a large fleet the best by rank that have room, and
-        the best of these that can begin now.
+        """The rows of these that are priced, ascending: in a large fleet the best by rank that have room, and the best
+        of these that can begin now.
         """
         shortlist = self._shortlist
         if shortlist is None:
@@ -336,14 +340,16 @@ class RowPrices(Figures):
         return found
 
     def least_prompt_ms(self, rows: Ints) -> float:
-        """Of its prompt, at the quickest of these; one at least."""
+        """The prompt's time at the quickest of these rows, of which there is at least one."""
         if self._shortlist is not None:
             return float(self._shortlist.prompt[rows].min())
         among: list[int] = rows.tolist()
         return min([self._prompt[row] for row in among])
 
     def least_alone_ms(self, rows: Ints) -> float:
-        """Until its first token with nobody before it, at the quickest of these; one at least."""
+        """The time until the first token without other prompts, at the quickest of these rows, of which there is at
+        least one.
+        """
         if self._shortlist is not None:
             return float(self._shortlist.alone[rows].min())
         among: list[int] = rows.tolist()
@@ -351,7 +357,7 @@ class RowPrices(Figures):
 
 
 def _read(column: NDArray[Any], of: Ints | None) -> list[Any]:
-    """A column's values, at these rows or all, as Python's own."""
+    """A column's values, at these rows or all, as Python's own numbers."""
     found: list[Any] = column.tolist() if of is None else column[of].tolist()
     return found
 

@@ -1,9 +1,8 @@
-"""Which of many instances are worth pricing for one request: filtered and ranked by columns. Pure.
+"""Shortlist: which of many instances are worth pricing for one request, filtered and ranked by columns. Pure.
 
-A price is worked out row by row (`router.scheduler.scoring.row_prices`), which costs half a microsecond a row. In a
-fleet of a thousand, some twenty calls of numpy say which rows have room and which come first by a rank: a price with
-straight lines in the place of what the last part of a budget costs, and without targets that are missed. The best
-`LISTED` by rank are priced.
+The scorer works row by row (`router.scheduler.scoring.row_prices`), at half a microsecond a row. In a fleet of a
+thousand, some twenty calls of numpy find the rows with room and rank them: the rank is a price with straight lines in
+place of the cost of a budget's last part, and without missed targets. The best `LISTED` rows by rank are priced.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.figures import LOOSE, Figures
 
 LISTED: Final = 24
-"""Rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
+"""The number of rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
 
 
 class Shortlist:
-    """Of one request."""
+    """The shortlist for one request."""
 
     def __init__(self, of: Figures) -> None:
-        """Sets the unit of first tokens where nothing is promised (`Figures.ttft_unit`)."""
+        """Sets the unit of first tokens if nothing is promised (`Figures.ttft_unit`)."""
         self._of: Final = of
         fleet, wanted, inflight, step_model = of.fleet, of.wanted, of.fleet.inflight, of.fleet.inflight.step_model
         self.places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)
@@ -51,7 +50,7 @@ class Shortlist:
         self._ranks: tuple[Floats, Floats] | None = None
 
     def _less_cached(self) -> None:
-        """What is in an instance's cache is not computed again."""
+        """Leave out what is in an instance's cache, as it is not computed again."""
         of, step_model = self._of, self._of.fleet.inflight.step_model
         for chunks, bits in () if of.match is None else of.match.levels:
             rows = rows_of(bits)
@@ -59,7 +58,7 @@ class Shortlist:
             self.prompt[rows] = step_model.prefill_factor[rows] * (ms if isinstance(ms, float) else ms[rows])
 
     def _opened(self) -> Bools:
-        """Where its prompt would be computed at once, or nearly so."""
+        """Whether the prompt would be computed at once, or nearly so, by row."""
         of = self._of
         until = math.inf if of.saturation is None else of.saturation.opens_until_ms(of.wanted)
         if of.saturation is None or until == math.inf:
@@ -73,7 +72,7 @@ class Shortlist:
         return found
 
     def answers(self) -> Bools:
-        """Where there is room for its answer: a place, memory, and every target kept."""
+        """Whether there is room for the answer, by row: a place, memory, and every target kept."""
         found = self._room
         if found is None:
             of, inflight = self._of, self._of.fleet.inflight
@@ -88,7 +87,7 @@ class Shortlist:
         return found
 
     def ranks(self) -> tuple[Floats, Floats]:
-        """Of both legs, by row: the less the better."""
+        """The ranks of both legs, by row: less is better."""
         if self._ranks is None:
             of, inflight = self._of, self._of.fleet.inflight
             prefill = inflight.waits_ms(of.wanted.now)
@@ -105,7 +104,7 @@ class Shortlist:
 
 
 def listed(rows: Ints, rank: Floats) -> list[int]:
-    """The best of these, in the order of their rows. `rank`: of every row of the fleet."""
+    """The best of these rows, in the order of rows. `rank`: of every row of the fleet."""
     if len(rows) > LISTED:
         best = rank[rows].argpartition(LISTED)[:LISTED]
         best.sort()
