@@ -51,13 +51,14 @@ class EngineActor:
         self._launch: Final = launch
         self._leaving = False
         self._group: Final = _group()
-        self._folder: Final = Path(tempfile.mkdtemp(prefix="baton-ray-"))
-        """Removed by the keeper once its tree has ended, however this actor ends; by `_watch` where it was killed."""
         self.log: Final = _log_path(launch.instance)
+        keeper, host = launch.keeper or _keeper(), _node_ip()
+        self._folder: Final = Path(tempfile.mkdtemp(prefix="baton-ray-"))  # late: the keeper runs a moment later
+        """Removed by the keeper once its tree has ended, however this actor ends; by `_watch` where it was killed."""
         lifeline, self._lifeline = os.pipe()
         over, self._inherited = os.pipe()
         try:
-            self._pid = self._begin(lifeline)
+            self._pid = self._begin(lifeline, keeper, host)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -78,10 +79,9 @@ class EngineActor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGTERM)
 
-    def _begin(self, lifeline: int) -> int:
+    def _begin(self, lifeline: int, keeper: str, host: str) -> int:
         launch = self._launch
-        keeper = launch.keeper or _keeper()
-        command = [sys.executable, "-m", "baton", *self._words(), "--", *launch.vllm_args]
+        command = [sys.executable, "-m", "baton", *self._words(host), "--", *launch.vllm_args]
         environ = {**os.environ, **launch.env, SCRATCH: str(self._folder)}
         if launch.takes_gpus:
             environ.pop("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", None)
@@ -95,9 +95,8 @@ class EngineActor:
         )
         return int(started.stdout)
 
-    def _words(self) -> list[str]:
+    def _words(self, host: str) -> list[str]:
         """The command with what only the node knows: its address, its GPUs, where secrets lie."""
-        host = _node_ip()
         words = ["engine", *self._launch.words, "--host", host, "--json"]
         folder = self._folder
         for name, text in self._launch.files.items():

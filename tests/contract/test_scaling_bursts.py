@@ -84,7 +84,7 @@ async def test_a_load_that_goes_on_and_off_flips_six_times_an_hour_at_most(tmp_p
     async with clients(tmp_path) as at:
         async with asyncio.TaskGroup() as group:
             for cycle in range(CYCLES):
-                for number in range(40):
+                for number in range(100):
                     group.create_task(at.ask(f"on-{cycle}-{number}", long(number), 20))
                 for number in range(60):
                     group.create_task(at.ask(f"off-{cycle}-{number}", short(number), 40))
