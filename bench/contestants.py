@@ -13,9 +13,9 @@ from bench.rivals import NotInstalled, environment, version_of
 from cluster.keys import digest
 
 DIRECT, BATON, RIVAL, RELAY = "engine", "baton", "vllm-router", "relay"
-POLICIES, SEEDING = "baton, policies on", "baton, seeding"
-VARIANTS = frozenset({POLICIES, SEEDING})
-"""Variants of Baton: only their extra cost is measured, in closed loops."""
+DEFAULT, POLICIES, SEEDING = "baton, default policy", "baton, policies on", "baton, seeding"
+VARIANTS = frozenset({DEFAULT, POLICIES, SEEDING})
+"""Variants of Baton: only their extra cost is measured, in closed loops; of the default policy open ones as well."""
 
 KEY = "bench-key"
 """Sent with every request; a contestant that asks for no key ignores it, or passes it on."""
@@ -75,9 +75,9 @@ def twin_engines(count: int, on: frozenset[int]) -> tuple[Running, list[str]]:
     return _ready_mock(words, count, on)
 
 
-def lone_twin(on: frozenset[int]) -> tuple[Running, str]:
-    """One twin that serves whole requests."""
-    running, urls = _ready_mock([*BATON_COMMAND, "mock", "--instances", "both=1", "--port", "0"], 1, on)
+def lone_twin(on: frozenset[int], more: Sequence[str] = ()) -> tuple[Running, str]:
+    """One twin that serves whole requests, with `more` flags of `baton mock`."""
+    running, urls = _ready_mock([*BATON_COMMAND, "mock", "--instances", "both=1", "--port", "0", *more], 1, on)
     return running, urls[0]
 
 
@@ -110,13 +110,18 @@ def baton(
 
 
 HANDS_OVER: Final = ("--policy", "least_load")
-"""All contestants carry two legs. Baton's own default, `workload`, rightly hands nothing over to engines that compute
-in no time (`make bench-choose` has the extra cost of its choosing, `make bench-defaults` its effect)."""
+"""All contestants carry two legs but `DEFAULT`: Baton's own default, `workload`, rightly hands little over to engines
+that compute in no time."""
 
 
 def _handing_over(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
     """Baton as it starts, except that it hands over whenever it can."""
     return baton(prefill, decode, on, HANDS_OVER)
+
+
+def _as_it_starts(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+    """Baton as it starts."""
+    return baton(prefill, decode, on)
 
 
 def _policies(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
@@ -162,7 +167,7 @@ def _relay(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) ->
     return running, running.line().split()[-1]
 
 
-_VARIANTS: dict[str, Start] = {POLICIES: _policies, SEEDING: _seeding}
+_VARIANTS: dict[str, Start] = {DEFAULT: _as_it_starts, POLICIES: _policies, SEEDING: _seeding}
 
 OURS: dict[str, Start] = {BATON: _handing_over, **_VARIANTS, RELAY: _relay}
 """Those that need no installing."""

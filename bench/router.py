@@ -6,10 +6,11 @@
 CPU time is the router process's own (user and system, all threads), so that figures hold on a noisy machine; the ratio
 to the rival of the same round is what counts. Cells:
 
-Of Baton there are three, all with `--policy least_load`, since rivals hand every request over: with nothing more; with
-its policies on (keys, a class with promises, so that prefixes,
-lengths and admission work for every request; traces of one in 100); and with engines that can be told their first
-token, so that clients have it from P.
+Of Baton there are four. Three choose by `--policy least_load`, since rivals hand every request over: with nothing more;
+with its policies on (keys, a class with promises, so that prefixes, lengths and admission work for every request;
+traces of one in 100); and with engines that can be told their first token, so that clients have it from P. The fourth
+is Baton as it starts, with its default policy: it hands over where that costs least, which with engines that compute in
+no time is seldom; the table says how often.
 
 requests   closed loop, an answer's 16 tokens in one write: CPU per disaggregated request (both legs)
 chunks     64 streams, every token a write of its own: CPU beyond that of the requests, per token
@@ -26,7 +27,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from bench.contestants import DIRECT, RELAY, VARIANTS, Contestants, contestants
+from bench.contestants import DEFAULT, DIRECT, RELAY, VARIANTS, Contestants, contestants
 from bench.processes import Cores, Failed, Running, cores, stopping
 from bench.published import machine, note_of, publish, result, say, show
 from bench.router_cells import Cell, Measured, cells
@@ -65,7 +66,8 @@ def told_if_failed() -> Iterator[None]:
 def _turns(taking: Contestants, cell: Cell) -> Iterator[str]:
     if cell.rate:
         yield DIRECT
-    yield from (name for name in taking.starts if name not in VARIANTS or cell.kind in {"requests", "chunks"})
+    kinds = {name: {"requests", "chunks"} | ({"rates"} if name == DEFAULT else set()) for name in VARIANTS}
+    yield from (name for name in taking.starts if name not in kinds or cell.kind in kinds[name])
 
 
 def _told(found: Measured) -> str:
@@ -97,10 +99,10 @@ def main() -> int:
     names = list(taking.starts)
     costs, figures, targets = cost_tables(results, names)
     memory, memory_figures, memory_targets = memory_table(results, names)
-    rates, rate_figures = rate_table(results, names)
+    rates, rate_figures, rate_targets = rate_table(results, names)
     twins, twin_figures = twin_table(results, names)
     trust, trust_figures = trust_table(results, names)
-    targets |= memory_targets
+    targets |= memory_targets | rate_targets
     figures = {
         **figures,
         **rate_figures,

@@ -63,6 +63,8 @@ class Measured:
     cpu_s: float
     elapsed_s: float
     memory_mb: float
+    handed_over: int = 0
+    """Answers that decode engines gave with blocks of prefill engines; of twins, prompt tokens."""
     grown_mb: float | None = None
     """By so much its memory was larger at its largest than before; of `streams`, all of which are open at once."""
     ttft_ms: dict[str, float | None] = field(default_factory=dict)

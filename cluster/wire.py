@@ -69,6 +69,9 @@ COUNT_MAX = 1 << 31
 ENGINE_ID_CHARS_MAX = 256
 """Longest engine id, by which the router remembers an engine: vLLM's ids have 36 characters and some more."""
 
+_OBJECT = (dict, Mapping)
+"""A dict first: to find out that something is a Mapping takes a microsecond."""
+
 RELEASE_PATH = "/baton/release"
 """Where an engine's guard takes a `release_by_name`."""
 
@@ -145,7 +148,7 @@ class Transfer:
         P then holds fewer tokens than the prompt has (`usage`). If either number is missing, the question stays open.
         """
         usage = answer.get("usage")
-        prompt = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
+        prompt = usage.get("prompt_tokens") if isinstance(usage, _OBJECT) else None
         held = self.fields.get("remote_num_tokens")
         if type(prompt) is not int or type(held) is not int or prompt < 1:
             return "P does not say how much of the prompt it has computed"
@@ -274,7 +277,7 @@ def is_ticket_refused(status: int, body: bytes) -> bool:
 def read_transfer(answer: Mapping[str, Any]) -> Transfer | None:
     """The hold that P's answer describes; None if P kept nothing (no connector, or nothing to hand over)."""
     fields = answer.get("kv_transfer_params")
-    if isinstance(fields, Mapping) and fields.get("do_remote_prefill") and fields.get("remote_block_ids"):
+    if isinstance(fields, _OBJECT) and fields.get("do_remote_prefill") and fields.get("remote_block_ids"):
         return Transfer(dict(fields))
     return None
 
@@ -282,7 +285,7 @@ def read_transfer(answer: Mapping[str, Any]) -> Transfer | None:
 def first_finish_reason(answer: Mapping[str, Any]) -> str | None:
     """``finish_reason`` of the first choice of a completion or chat answer."""
     choices = answer.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+    if isinstance(choices, list) and choices and isinstance(choices[0], _OBJECT):
         reason = choices[0].get("finish_reason")
         return reason[:REASON_CHARS_MAX] if isinstance(reason, str) else None
     return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,41 @@ Bools = NDArray[np.bool_]
 
 
 def grow(owner: object, names: Iterable[str], rows: int) -> None:
-    """Have the columns of these names in `owner` reach so many rows; new ones are zero."""
+    """Extend these columns of `owner` to `rows` rows; new rows are zero."""
     for name in names:
         column: NDArray[Any] = getattr(owner, name)
         longer = np.zeros(rows, dtype=column.dtype)
         longer[: len(column)] = column
         setattr(owner, name, longer)
+
+
+class Mirror:
+    """Numbers of objects, one object a row, as columns: what has changed is copied when somebody reads.
+
+    A few rows are read quicker from the objects themselves, which compiled code reads without a number being made.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """`names`: of attributes."""
+        self._columns: Final[dict[str, Floats]] = {name: np.zeros(0) for name in names}
+        self._stale: Final[set[int]] = set()
+
+    def changed(self, row: int) -> None:
+        """Its object has other numbers now, or there is another object."""
+        self._stale.add(row)
+
+    def read(self, rows: Sequence[object], name: str) -> Floats:
+        """The column of this attribute."""
+        if self._stale:
+            self._copy(rows)
+        return self._columns[name]
+
+    def _copy(self, rows: Sequence[object]) -> None:
+        columns = self._columns
+        for name, column in columns.items():
+            if len(column) < len(rows):
+                columns[name] = np.concatenate([column, np.zeros(len(rows) - len(column))])
+        for name, column in columns.items():
+            for row in self._stale:
+                column[row] = getattr(rows[row], name)
+        self._stale.clear()

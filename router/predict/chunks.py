@@ -1,16 +1,16 @@
 """A prompt's text in template order, cut into chunks, each named by a keyed hash of all text up to its end. Pure.
 
-Chunks lie at fixed distances from the beginning, and only whole ones are named: text that is appended, such as the next
-turn of a conversation, changes no name. Names depend on a key that all routers of a fleet share, and on a scope (model,
-tenant or `shared`, cache salt): equal text in two scopes has nothing in common, and nobody without the key can
-aim at a name.
+Chunks lie at fixed distances from the beginning, and only whole ones are named: appended text, such as the next turn of
+a conversation, changes no name. Names depend on a key that all routers of a fleet share, and on a scope (model, tenant
+or `shared`, cache salt): equal text in two scopes has no name in common, and a client without the key cannot produce a
+given name.
 
-The hash is multilinear (Carter and Wegman 1979; Lemire and Kaser 2014): a chunk's 32-bit words times secret random
-64-bit numbers, summed modulo 2^64. Two different chunks collide with probability 2^-33 at most over the choice of the
-key, which is a bound and no hope. A name is the scope, the chunk's number and all chunk hashes so far, mixed and
-summed. numpy does this to 100 KB in a fifth of the time that chained SHA-256 or BLAKE2b take (`make bench-prefixes`).
-It is no cryptographic hash and need not be one: a false match sends a request to an instance that has to compute its
-prompt, and no more.
+The hash is multilinear (Carter and Wegman 1979; Lemire and Kaser 2014): all 32-bit words so far, each times a secret
+random 64-bit number of its place, summed modulo 2^64, with the scope and a random number for each chunk; the upper 63
+bits are the name. Two different texts collide with probability 2^-33 at most over the choice of the key, which is a
+bound and no hope. numpy does this to 100 KB in a fifth of the time that chained SHA-256 or BLAKE2b take
+(`make bench-prefixes`), and to 2 KB in about the same. It is no cryptographic hash and need not be one: a false match
+sends a request to an instance that has to compute its prompt, and no more.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from numpy.typing import NDArray
 from router.core.unread import Sort, Unread, beginning
 
 CHUNK_BYTES = 1024
-"""About 256 tokens of prose: below, prefill takes hardly less time (it flattens near 1,000 tokens), and each chunk
+"""About 256 tokens of prose. Smaller chunks save hardly any prefill (it flattens near 1,000 tokens), and each chunk
 costs an entry of the index."""
 
 CHUNKS_MAX = 1024
-"""Chunks of one prompt that are named: 1 MB, about 256k tokens. What is beyond matches nothing."""
+"""The number of a prompt's chunks that are named: 1 MB, about 256k tokens. Text beyond matches nothing."""
 
 NAMED_BYTES: Final = CHUNK_BYTES * CHUNKS_MAX
 
 _IDS_BYTES: Final = 3 * NAMED_BYTES
-"""Of a list of token ids: enough for those that are named, at up to eleven digits."""
+"""Bytes of a list of token ids that are read: enough for the named ones, at up to eleven digits."""
 
 _OF_A_PROMPT: Final = ("messages", "prompt", "tools")
 
@@ -43,12 +43,17 @@ _UNREAD_VALUES: Final = 50_000
 """A chat with more objects, arrays, texts and commas gets no names."""
 
 _UNREAD_BUILT: Final = 2 * NAMED_BYTES
-"""Bytes of messages that are built for their text: 20 ms at worst."""
+"""Bytes of messages that are parsed for their text: 20 ms at worst."""
+
+_SCOPES_MAX: Final = 1000
+"""Scopes that are kept: clients give salts of their own."""
+_PLACED_MAX: Final = 100
+"""And what these add to chunks, 8 KB each."""
 
 _WORDS = CHUNK_BYTES // 4
-_MASK = (1 << 64) - 1
-_NAME_MASK = (1 << 63) - 1
-"""Names are 0 or more and fit a signed column."""
+_WORD: Final = np.dtype("<u4")
+_ONE: Final = np.uint64(1)
+"""Names are 0 or more and fit a signed column: their lowest bit, which is the weakest, is left out."""
 
 Words = NDArray[np.uint64]
 
@@ -57,46 +62,55 @@ class Hasher:
     """Names chunks, with one key."""
 
     def __init__(self, key: bytes) -> None:
-        """`key`: a secret of 16 to 64 bytes, the same for all routers that are to understand each other's names."""
+        """`key`: a secret of 16 to 64 bytes; routers that exchange names need the same key."""
         assert 16 <= len(key) <= 64
         self._key: Final = key
-        drawn = np.frombuffer(shake_256(b"baton chunks" + key).digest(8 * (_WORDS + CHUNKS_MAX)), dtype="<u8")
-        self._weights: Final[Words] = drawn[:_WORDS].astype(np.uint64)
-        self._places: Final[Words] = drawn[_WORDS:].astype(np.uint64)
+        self._scopes: Final[dict[tuple[str, str | None, str], int]] = {}
+        size = 8 * CHUNKS_MAX * (_WORDS + 1)
+        drawn = np.frombuffer(shake_256(b"baton chunks" + key).digest(size), dtype="<u8").astype(np.uint64)
+        self._weights: Final[Words] = drawn[CHUNKS_MAX:].reshape(CHUNKS_MAX, _WORDS)
+        """By chunk and word."""
+        self._places: Final[Words] = drawn[:CHUNKS_MAX].cumsum(dtype=np.uint64)
+        self._in_scope: Final[dict[int, Words]] = {}
 
     def scope(self, model: str, tenant: str | None, salt: str = "") -> int:
         """Whose text it is. `tenant` None: of all whose `cache_scope` is `shared`. `salt`: vLLM's `cache_salt`."""
-        said = msgspec.json.encode([model, tenant, salt])
-        return int.from_bytes(blake2b(said, key=self._key, digest_size=8).digest(), "little")
+        found = self._scopes.get((model, tenant, salt))
+        if found is None:
+            said = msgspec.json.encode([model, tenant, salt])
+            found = int.from_bytes(blake2b(said, key=self._key, digest_size=8).digest(), "little")
+            if len(self._scopes) >= _SCOPES_MAX:
+                self._scopes.clear()
+            self._scopes[model, tenant, salt] = found
+        return found
 
     def names(self, scope: int, text: bytes) -> list[int]:
         """The names of the whole chunks of a text, from its beginning."""
         count = min(len(text) // CHUNK_BYTES, CHUNKS_MAX)
         if not count:
             return []
-        words = np.frombuffer(text, dtype="<u4", count=count * _WORDS).reshape(count, _WORDS)
-        sums: Words = np.einsum("ij,j->i", words.astype(np.uint64), self._weights)
-        found = _mixed(sums ^ self._places[:count]).cumsum(dtype=np.uint64)
-        found ^= np.uint64(scope & _MASK)
-        found &= np.uint64(_NAME_MASK)
+        words: Words = np.ndarray((count, _WORDS), _WORD, text)
+        found: Words = np.vecdot(words, self._weights[:count]).cumsum()
+        found += self._placed(scope)[:count]
+        found >>= _ONE
         names: list[int] = found.tolist()
         return names
 
-
-def _mixed(words: Words) -> Words:
-    """A permutation of 64-bit words that leaves no structure a sum could keep (the finalizer of splitmix64)."""
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)
-    return words
+    def _placed(self, scope: int) -> Words:
+        """What this scope, a chunk and those before it add by being there, whatever is in them."""
+        found = self._in_scope.get(scope)
+        if found is None:
+            if len(self._in_scope) >= _PLACED_MAX:
+                self._in_scope.clear()
+            found = self._in_scope[scope] = self._places + np.uint64(scope)
+        return found
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:
-    """What an engine's chat template will read of an OpenAI body, in its order: tools, then messages, or the prompt.
+    """The text that an engine's chat template will read from an OpenAI body, in its order: tools, then messages, or the
+    prompt.
 
-    Not the template's own text, which adds nothing that tells prompts apart; so nothing here depends on the model. A
+    The template's own text is left out, as it does not distinguish prompts; so nothing here depends on the model. A
     conversation's next turn begins with the bytes of the turn before. Total: any JSON object gives bytes. Prompts of
     token ids are four bytes a token.
     """
@@ -129,12 +143,12 @@ def _message(message: Any, parts: list[str]) -> None:
 
 
 def answered_text(text: bytes, answer: str) -> bytes:
-    """A chat prompt's text with the answer it got, as the next turn begins if the client sends it back."""
+    """A chat prompt's text with its answer: the beginning of the next turn if the client sends the answer back."""
     return text + b"\x1eassistant\x1f" + _encoded(answer)
 
 
 def _content(content: Any, parts: list[str]) -> None:
-    """A message's text; of parts that are not text (images) their JSON, in which a URL or the data stands."""
+    """A message's text; for parts that are not text (images) their JSON, which has the URL or the data."""
     if isinstance(content, str):
         parts.append(content)
     elif isinstance(content, list):
@@ -162,7 +176,7 @@ def _completion(prompt: Any) -> bytes:
 
 
 def prompt_bytes(body: Mapping[str, Any], text: bytes) -> int:
-    """How long a prompt's text is, in bytes; `text` is its `prompt_text`, which stops early where that is unread."""
+    """The length of a prompt's text in bytes; `text` is its `prompt_text`, which stops early at unread fields."""
     unread = [each for each in map(body.get, _OF_A_PROMPT) if isinstance(each, Unread)]
     size = sum(4 * each.count if each.sort is Sort.IDS else len(each.raw) for each in unread)
     return max(len(text), size)
@@ -179,15 +193,15 @@ def _unread_prompt(prompt: Unread) -> bytes:
         cut = cut[: commas[NAMED_BYTES // 4 - 1]]
     elif len(cut) < len(prompt.raw):
         cut = cut[: commas[-1]] if len(commas) else b""
-    # A fifth of the time that lists of Python's numbers take; what is too large for it becomes the largest.
+    # A fifth of the time of lists of Python's numbers; a number that is too large becomes the largest.
     ids = np.fromstring(cut.strip(b"[]").decode(), dtype=np.int64, sep=",")
     plain = len(ids) and ids.min() >= 0 and ids.max() < 1 << 32
     return ids.astype("<u4").tobytes() if plain else b""
 
 
 def _unread_chat(messages: Unread, tools: Any) -> bytes:
-    """The same text as of a chat that was read, from its beginning to `NAMED_BYTES`, or to a message that is too large
-    to be built and is not the usual text.
+    """The same text as from a parsed chat, from its beginning to `NAMED_BYTES`, or to a message that is too large to
+    parse and is not the usual text.
     """
     if messages.sort is not Sort.LIST or messages.values > _UNREAD_VALUES:
         return b""
@@ -214,12 +228,12 @@ def _unread_chat(messages: Unread, tools: Any) -> bytes:
 
 
 def _as_it_came(unread: Unread) -> bytes:
-    """What stands for a large field of no known form: its own bytes."""
+    """The bytes of a large field of unknown form, used as its text."""
     return bytes(unread.raw[:NAMED_BYTES])
 
 
 def _large_message(raw: memoryview) -> bytes:
-    """The beginning of a message that is too large to be built."""
+    """The beginning of a message that is too large to parse."""
     if bytes(raw[:1]) != b"{":
         return b"\x1e" + bytes(raw[:NAMED_BYTES])
     fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])

@@ -1,79 +1,82 @@
-"""What this router's requests do to the instances they are at: prompts still to be computed, answers under way. Pure.
+"""The load in flight: what this router's requests do to the instances they run on (prompts to compute, answers under
+way). Pure.
 
-The engines' own reports are a second old; what a router has sent itself it knows at once and exactly. Every request has
-one booking, opened when it is placed and closed when it is over. By row of the fleet's columns it keeps
+Engines' own reports are a second old; a router knows its own requests at once and exactly. Every request has one
+booking, opened when it is placed and closed when it is over. By row of the fleet's columns this module keeps
 
-- the prompts' predicted time that is not worked off yet, and since when the first of them runs;
-- the answers, their context, the KV they will come to need (mean and variance), the strictest target among them;
-- by how much prompts of late have kept the engine from decoding;
-- for each answer, how much more of that it can take and still keep its target: so that what a prompt would do to those
-  who decode there is a count of requests, not a guess.
+- the predicted time of prompts that are not computed yet, and since when the first of them runs;
+- the answers, their context, the KV they will need (mean and variance), the strictest target among them;
+- the share of time for which recent prompts have kept the engine from decoding;
+- for each answer, how much more of that it can take and still meet its target: so the harm that a prompt would do to
+  the answers there is a count of requests and not a guess.
 
-All of it is arithmetic on what was predicted; `StepModel` learns from what it really took.
+All of it is arithmetic on predictions; `StepModel` learns from the real times.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
 import numpy as np
 
-from router.core.arrays import Bools, Floats, grow
+from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
 from router.predict.margins import Margins
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
 
 DUTY_S: Final = 5.0
-"""Over which prefill's part of an instance's time is averaged: some answers' length of a 32B model, several of an 8B's.
-Shorter, and one long prompt looks like steady load; longer, and a burst is over before it is seen."""
+"""The time over which prefill's share of an instance's time is averaged: the length of some answers of a 32B model, or
+several of an 8B's. With a shorter time one long prompt looks like steady load; with a longer one a burst is over before
+it is seen."""
 IDLE_MIN: Final = 0.1
 
 SHORT_ONES: Final = 0.3
-"""Part of all answers that a short one stands for; one in the middle stands for the others."""
+"""The share of all answers that a short answer represents; a median answer represents the others."""
 
 NEARLY: Final = 0.93
-"""Of a target: steps grow while an answer is made, as others join it."""
+"""The share of a target to plan with: steps get longer during an answer, as other answers join it."""
 
 SPREAD: Final = 2.0
-"""Standard deviations of room kept for answers that turn out longer than predicted: 2 % of the time it is not enough,
+"""Standard deviations of space kept for answers that get longer than predicted: in 2 % of the time it is not enough,
 and vLLM preempts."""
 
 STEP_MS_MIN: Final = 0.01
-"""Nobody's step is shorter, whatever costs somebody has written down."""
+"""The shortest step assumed, whatever a cost profile says."""
 
 REBASE_S: Final = 100 * DUTY_S
-"""How far `InflightLoad.recent` may grow before it is scaled down again: by e^100, far from where floats end."""
+"""The time after which `InflightLoad.recent` is scaled down again: by e^100, far below the largest float."""
 
-_COLUMNS: Final = (
-    "backlog", "since", "ends", "opens", "prompts", "decoding", "answer_context", "step", "beside", "kv_mean",
-    "kv_variance", "kv_free", "strictest", "recent", "stalled", "vacant",
-)  # fmt: skip
+_ONE_BY_ONE: Final = 64
+"""More rows are read by a column."""
+
+_MIRRORED: Final = ("ends", "opens", "decoding", "step", "beside", "kv_free", "strictest", "recent")
 
 
 class LengthLimit:
-    """Up to where an answer of a given length keeps its target. Once it is longer, it is for twice the length."""
+    """The wait up to which an answer of a given length meets its target. Once the answer is longer, the limit is for
+    twice the length.
+    """
 
     __slots__ = ("among", "from_ms", "over", "tokens", "until_ms")
 
     def __init__(self, among: list[float], tokens: float, from_ms: float) -> None:
         self.among = among
-        """All of this kind at its instance, sorted."""
+        """All limits of this kind at the instance, sorted."""
         self.tokens = tokens
         self.from_ms = from_ms
-        """Its instance's `stalled` when the answer began."""
+        """The instance's `stalled` when the answer began."""
         self.until_ms = 0.0
-        """The same when its target is missed."""
+        """The value of `stalled` from which the target is missed."""
         self.over = False
-        """Nobody asks for it any more."""
+        """The limit is not needed any more."""
 
 
 class InflightRequest:
-    """One request's entries."""
+    """The bookings of one request."""
 
     __slots__ = (
         "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_s", "limits", "margin",
@@ -91,178 +94,186 @@ class InflightRequest:
         variance: float,
         tpot_ms: float = math.inf,
     ) -> None:
-        """A request that is nowhere yet. `tpot_ms`: its target."""
+        """A request that is not placed yet. `tpot_ms`: its target."""
         self.prompt_tokens = prompt_tokens
         self.mean_tokens = mean_tokens
-        """Expected length of its answer."""
+        """The expected length of its answer."""
         self.short_tokens = short_tokens
-        """Length of a short one."""
+        """The length of a short answer."""
         self.middle_tokens = middle_tokens
-        """And of one in the middle."""
+        """The length of a median answer."""
         self.variance = variance
         self.tpot_ms = tpot_ms
         self.prefill_row = -1
         self.prefill_life = -1
         self.prefill_ms = 0.0
-        """Predicted time of its prompt; 0 once that is done."""
+        """The predicted time of its prompt; 0 once the prompt is computed."""
         self.plain_ms = 0.0
-        """The same by the costs alone."""
+        """The same by the cost profile alone."""
         self.sent_s = 0.0
-        """When it can begin, its engine's front end passed."""
+        """The time at which it can begin, after its engine's front end."""
         self.cached_tokens = 0
-        """Of its prompt, where it is prefilled, as expected."""
+        """The expected number of cached prompt tokens at the prefill instance."""
         self.decode_row = -1
         self.decode_life = -1
         self.context = 0.0
         self.pause_ms = 0.0
-        """Between its first and its second token, where it is handed over."""
+        """The expected pause between its first and second token, if it is handed over."""
         self.pull: ExpectedTransfer | None = None
-        """The same for who keeps account of pulls; None where D's prompts are in its way as well."""
+        """The same for the transfer model; None if D's prompts delay the move as well."""
         self.opened_s = -1.0
-        """When its answer's first token was here, from where it is decoded."""
+        """The time of its answer's first token."""
         self.seeded = False
-        """Its client has its first token from where the prompt is computed."""
+        """Its client has the first token from the instance that computes the prompt."""
         self.first_s = -1.0
-        """When its client had its first token."""
+        """The time at which its client had the first token."""
         self.margin = 0.0
-        """Of its target, up to which predictions had room when it was let in (`Margins`); 0: it was let in for another
-        reason, or has no target."""
+        """The share of its target up to which predictions had room when it was let in (`Margins`); 0: it was let in for
+        another reason, or has no target."""
         self.limits: tuple[LengthLimit, ...] = ()
-        """For a short answer, and for one in the middle; where it has a target."""
+        """For a short answer and for a median one, if it has a target."""
         self.began_tpot_ms = 0.0
-        """Time per token that was to be expected when it began to decode."""
+        """The expected time per token when it began to decode."""
 
 
-@dataclass(slots=True)
-class _Row:
-    """What does not fit a column."""
+class RowLoad:
+    """What is placed on one row. Of a large fleet choices read columns of it (`InflightLoad.column`)."""
 
-    life: int = 0
-    plain_ms: float = 0.0
-    observed_ms: float = 0.0
-    """Of the prompts that ended last, together."""
-    limits: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    outlived: list[tuple[float, int, LengthLimit, InflightRequest]] = field(default_factory=list)
-    """When answers will have become longer than what a limit is for (`InflightLoad._progress`), the soonest first; and
-    a number that tells equals apart."""
-    targets: dict[float, int] = field(default_factory=dict)
-    pulls: TransferModel = field(default_factory=TransferModel)
+    __slots__ = (
+        "answer_context", "backlog", "beside", "decoding", "ends", "kv_free", "kv_mean", "kv_variance", "life",
+        "limits", "observed_ms", "opens", "outlived", "plain_ms", "prompts", "pulls", "recent", "since", "stalled",
+        "step", "strictest", "targets",
+    )  # fmt: skip
+
+    def __init__(self, life: int = 0) -> None:
+        self.life: Final = life
+        self.backlog: float = 0.0
+        """Predicted milliseconds of prompts placed there and not done."""
+        self.ends: float = -math.inf
+        """Milliseconds; when all of them will be done, as predicted; minus infinity where there are none."""
+        self.opens: float = -math.inf
+        """Milliseconds; when one more prompt could be computed at once: minus infinity where fewer than two are there,
+        else when all of them are done but for what the front end takes of a first token."""
+        self.prompts = 0
+        """How many these are."""
+        self.since: float = 0.0
+        """Seconds; when the first of them began, or the last one ended."""
+        self.decoding = 0
+        """Answers under way there, or promised."""
+        self.answer_context: float = 0.0
+        """Their tokens of context, halfway through."""
+        self.step: float = 0.0
+        """A decode step with these, ms."""
+        self.beside: float = 0.0
+        """What they add to each step of a prompt, ms."""
+        self.kv_mean: float = 0.0
+        self.kv_variance: float = 0.0
+        """Tokens of KV they will have at their ends."""
+        self.kv_free: float = math.inf
+        """What these leave of the cache, with `SPREAD` of room. Infinite where nobody is: one answer always fits."""
+        self.strictest: float = math.inf
+        """The least TPOT target among them, ms; infinite where none has one."""
+        self.recent: float = 0.0
+        """Part of its time that prompts placed of late take, each told as what it would have been at
+        `InflightLoad._base_s`: what is left of all of them now is one factor (`InflightLoad.faded`)."""
+        self.stalled: float = 0.0
+        """Milliseconds of prompts ever placed there: what its answers had to wait for is a difference of two."""
+        self.plain_ms: float = 0.0
+        self.observed_ms: float = 0.0
+        """Of the prompts that ended last, together."""
+        self.limits: Final[tuple[list[float], list[float]]] = ([], [])
+        self.outlived: Final[list[tuple[float, int, LengthLimit, InflightRequest]]] = []
+        """When answers will have become longer than what a limit is for (`InflightLoad._progress`), the soonest first;
+        and a number that tells equals apart."""
+        self.targets: Final[dict[float, int]] = {}
+        self.pulls: Final = TransferModel()
 
 
 class InflightLoad:
-    """Columns, one entry per row of `router.fleet.columns`.
+    """By row of `router.fleet.columns`.
 
-    Long, as one event changes several columns of a row together, and one class keeps them in step.
+    Long, as one event changes several numbers of a row together, and one class keeps them in step.
     """
 
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
         self.margins: Final = Margins()
-        self.backlog: Floats = np.zeros(0)
-        """Predicted milliseconds of prompts placed there and not done."""
-        self.ends: Floats = np.zeros(0)
-        """Milliseconds; when all of them will be done, as predicted; minus infinity where there are none."""
-        self.opens: Floats = np.zeros(0)
-        """Milliseconds; when one more prompt could be computed at once: minus infinity where fewer than two are there,
-        else when all of them are done but for what the front end takes of a first token."""
-        self.prompts: Floats = np.zeros(0)
-        """How many these are."""
-        self.since: Floats = np.zeros(0)
-        """Seconds; when the first of them began, or the last one ended."""
-        self.decoding: Floats = np.zeros(0)
-        """Answers under way there, or promised."""
-        self.vacant: Bools = np.zeros(0, dtype=np.bool_)
-        """There are none."""
-        self.answer_context: Floats = np.zeros(0)
-        """Their tokens of context, halfway through."""
-        self.step: Floats = np.zeros(0)
-        """A decode step with these, ms."""
-        self.beside: Floats = np.zeros(0)
-        """What they add to each step of a prompt, ms."""
-        self.kv_mean: Floats = np.zeros(0)
-        self.kv_variance: Floats = np.zeros(0)
-        """Tokens of KV they will have at their ends."""
-        self.kv_free: Floats = np.zeros(0)
-        """What these leave of the cache, with `SPREAD` of room. Infinite where nobody is: one answer always fits."""
-        self.strictest: Floats = np.zeros(0)
-        """The least TPOT target among them, ms; infinite where none has one."""
         self.answers = 0
-        """All of them."""
+        """The number of all answers."""
         self.turn = 0
         """Counts what happens: what was read before is not true any more."""
-        self.recent: Floats = np.zeros(0)
-        """Part of its time that prompts placed of late take, each told as what it would have been at `_base_s`: what is
-        left of all of them now is one factor (`faded`)."""
-        self._base_s = 0.0
-        self.stalled: Floats = np.zeros(0)
-        """Milliseconds of prompts ever placed there: what its answers had to wait for is a difference of two."""
-        self._rows: Final[list[_Row]] = []
+        self.rows: Final[list[RowLoad]] = []
+        self._base_s: float = 0.0
+        """The time that `RowLoad.recent` is told for."""
+        self._mirror: Final = Mirror(_MIRRORED)
         self._numbered = 0
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""
-        former = len(self._rows)
-        more = rows - former
-        if more <= 0:
-            return
-        grow(self, _COLUMNS, rows)
-        self._empty(slice(former, rows))
-        self._rows.extend(_Row() for _ in range(more))
+        while len(self.rows) < rows:
+            self._mirror.changed(len(self.rows))
+            self.rows.append(RowLoad())
         self.step_model.reach(rows)
 
     def know(self, row: int, make: Make | None) -> None:
-        """An instance has this row now. What was booked for another is void."""
+        """A new instance has this row: drop the bookings of the former one."""
         self.reach(row + 1)
-        life = self._rows[row].life
-        self.answers -= int(self.decoding[row])
-        self._rows[row] = _Row(life=life + 1)
-        for name in _COLUMNS:
-            getattr(self, name)[row] = 0
-        self._empty(row)
+        former = self.rows[row]
+        self.answers -= former.decoding
+        self.rows[row] = RowLoad(former.life + 1)
         self.step_model.know(row, make or UNKNOWN)
         self._steps(row)
 
-    def _empty(self, rows: int | slice) -> None:
-        """What is not zero where nobody is."""
-        self.strictest[rows] = self.kv_free[rows] = math.inf
-        self.ends[rows] = self.opens[rows] = -math.inf
-        self.vacant[rows] = True
-
     def holds(self, row: int, kv_tokens: int) -> None:
         """Its engine has said how many tokens its KV cache has."""
-        self.step_model.capacity[row] = kv_tokens
+        self.step_model.rows[row].capacity = float(kv_tokens)
         self._free(row)
+
+    def column(self, name: str) -> Floats:
+        """One number of every row."""
+        return self._mirror.read(self.rows, name)
 
     # --- what policies ask --------------------------------------------------------------------------------------------
 
     def waits_ms(self, now: float) -> Floats:
-        """How long a prompt placed now waits for those before it, by row. Those that should be done and are not will
-        probably take as long again as they are late: so an engine that has turned slow, or hangs, is seen to before
-        anything ends there.
+        """How long a prompt placed now waits for the prompts before it, by row. Overdue prompts will probably take as
+        long again as they are late: so an engine that has become slow, or hangs, shows before any prompt ends there.
         """
-        left = np.abs(self.ends - now * 1000.0)
+        left = np.abs(self.column("ends") - now * 1000.0)
         left[np.isinf(left)] = 0.0
         return left
 
+    def opens_ms(self, rows: Ints) -> float:
+        """When one more prompt could be computed at once at the first of these; infinite where there are none."""
+        if len(rows) > _ONE_BY_ONE:
+            return float(self.column("opens")[rows].min())
+        return min([self.rows[row].opens for row in rows.tolist()], default=math.inf)
+
     def idle(self, now: float) -> Floats:
         """Part of each instance's time that prompts have left to answers of late, `IDLE_MIN` at least."""
-        share = self.recent * -self.faded(now)
+        share = self.column("recent") * -self.faded(now)
         share += 1.0
         return np.maximum(share, IDLE_MIN, out=share)
 
     def faded(self, now: float) -> float:
-        """What is left of `recent`."""
+        """The factor by which `recent` has faded."""
         return math.exp((self._base_s - now) / DUTY_S)
 
     def _rebase(self, now: float) -> None:
         if now - self._base_s > REBASE_S:
-            self.recent *= self.faded(now)
+            faded = self.faded(now)
+            for row, at in enumerate(self.rows):
+                at.recent *= faded
+                self._mirror.changed(row)
             self._base_s = now
 
     def harmed(self, row: int, ms: float, now: float) -> float:
-        """How many answers there would probably miss their TPOT target if a prompt took so much of their time."""
+        """The number of answers there that would probably miss their TPOT target if a prompt took `ms` of their
+        time.
+        """
         self._outlive(row, now)
-        (short, middle), stalled = self._rows[row].limits, self.stalled.item(row)
+        at = self.rows[row]
+        (short, middle), stalled = at.limits, at.stalled
         until = stalled + ms
         of_short = bisect_right(short, until) - bisect_right(short, stalled)
         of_middle = bisect_right(middle, until) - bisect_right(middle, stalled)
@@ -271,83 +282,88 @@ class InflightLoad:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def prompt_placed(self, booking: InflightRequest, row: int, ms: float, stall_ms: float, now: float) -> None:
-        """A prompt goes there and will take so long."""
+        """A prompt goes to this row and will take `ms`."""
         self.prompt_over(booking, now, done=False)
         self.turn += 1
-        at = self._rows[row]
+        at, speed = self.rows[row], self.step_model.rows[row]
         booking.prefill_row, booking.prefill_life, booking.prefill_ms = row, at.life, ms
-        booking.plain_ms = ms / float(self.step_model.prefill_factor[row])
-        booking.sent_s = now + float(self.step_model.first[row]) / 1000.0
-        if not self.prompts[row]:
-            self.since[row] = booking.sent_s
-            self.backlog[row] = 0.0
-        self.prompts[row] += 1
-        self.backlog[row] += ms
+        booking.plain_ms = ms / speed.prefill_factor
+        booking.sent_s = now + speed.first / 1000.0
+        if not at.prompts:
+            at.since = booking.sent_s
+            at.backlog = 0.0
+        at.prompts += 1
+        at.backlog += ms
         self._ends(row)
         self._outlive(row, now)
-        self.stalled[row] += stall_ms
+        at.stalled += stall_ms
         self._rebase(now)
-        self.recent[row] += stall_ms * (0.001 / DUTY_S) / self.faded(now)
+        at.recent += stall_ms * (0.001 / DUTY_S) / self.faded(now)
+        self._mirror.changed(row)
 
     def _ends(self, row: int) -> None:
-        if not self.prompts.item(row):
-            self.ends[row] = self.opens[row] = -math.inf
+        self._mirror.changed(row)
+        at = self.rows[row]
+        if not at.prompts:
+            at.ends = at.opens = -math.inf
             return
-        ends = self.since.item(row) * 1000.0 + self.backlog.item(row)
-        self.ends[row] = ends
-        self.opens[row] = ends - self.step_model.first.item(row) if self.prompts.item(row) >= 2 else -math.inf
+        at.ends = at.since * 1000.0 + at.backlog
+        at.opens = at.ends - self.step_model.rows[row].first if at.prompts >= 2 else -math.inf
 
     def prompt_over(self, booking: InflightRequest, now: float, *, done: bool) -> None:
-        """Its prompt is computed, or will not be (`done` false)."""
+        """The request's prompt is computed, or will not be (`done` false)."""
         row, ms = booking.prefill_row, booking.prefill_ms
         booking.prefill_ms = 0.0
-        if ms <= 0 or self._rows[row].life != booking.prefill_life:
+        if ms <= 0:
+            return
+        at = self.rows[row]
+        if at.life != booking.prefill_life:
             return
         self.turn += 1
-        self.prompts[row] -= 1
-        self.backlog[row] = max(0.0, float(self.backlog[row]) - ms) if self.prompts[row] else 0.0
+        at.prompts -= 1
+        at.backlog = max(0.0, at.backlog - ms) if at.prompts else 0.0
         if done:
             self._time_prompt(row, booking, now)
-            self.since[row] = now
+            at.since = now
             if booking.seeded:
                 booking.first_s = now
             if booking.pull is not None and booking.decode_row >= 0:
-                self._rows[booking.decode_row].pulls.begin(booking.pull, now)
+                self.rows[booking.decode_row].pulls.begin(booking.pull, now)
         self._ends(row)
 
     def _time_prompt(self, row: int, booking: InflightRequest, now: float) -> None:
         """Learn from the time since the one before. Prompts of one step end together, and are one observation."""
-        at = self._rows[row]
-        if now - float(self.since[row]) < TOGETHER_S:
+        at = self.rows[row]
+        if now - at.since < TOGETHER_S:
             at.plain_ms += booking.plain_ms
             return
         if at.plain_ms > 0:
             self.step_model.prompt_took(row, at.plain_ms, at.observed_ms)
         at.plain_ms = booking.plain_ms
-        at.observed_ms = (now - max(float(self.since[row]), booking.sent_s)) * 1000.0
+        at.observed_ms = (now - max(at.since, booking.sent_s)) * 1000.0
 
     def pulls(self, row: int) -> TransferModel:
         """What it pulls."""
-        return self._rows[row].pulls
+        return self.rows[row].pulls
 
     def told(self, booking: InflightRequest, now: float, prompt_ms: float, token_ms: float) -> None:
-        """An engine says how long it took for the prompt, and for each token after the first; 0: it does not.
+        """An engine reports its time for the prompt, and for each token after the first; 0: not reported.
 
-        It says so with an answer in one piece, of which nobody here has seen either. Prompts of one step are each told
-        to have taken all of it: there are few of those, as none is sent where some wait
+        It comes with an answer in one piece, whose times the router cannot see. Each prompt of a step is reported with
+        the whole step's time. Such steps are rare, as no prompt is sent to an instance where some wait
         (`router.scheduler.flow_control.queue.Gate`).
         """
         row = booking.prefill_row
-        if prompt_ms > 0 and self._rows[row].life == booking.prefill_life:
+        if prompt_ms > 0 and self.rows[row].life == booking.prefill_life:
             self.step_model.prompt_took(row, booking.plain_ms, prompt_ms)
         row = booking.decode_row
-        if token_ms > 0 and row >= 0 and self._rows[row].life == booking.decode_life:
+        if token_ms > 0 and row >= 0 and self.rows[row].life == booking.decode_life:
             self.step_model.steps_took(row, self._tpot_ms(row, now), token_ms)
 
     def answer_placed(self, booking: InflightRequest, row: int, now: float) -> None:
-        """Its answer is promised a place there."""
+        """The request's answer is promised a place there."""
         self.answer_over(booking, now)
-        at = self._rows[row]
+        at = self.rows[row]
         booking.decode_row, booking.decode_life = row, at.life
         booking.context = booking.prompt_tokens + booking.mean_tokens / 2
         booking.opened_s = -1.0
@@ -355,17 +371,17 @@ class InflightLoad:
         self._count(booking, row, 1)
         if math.isfinite(booking.tpot_ms):
             at.targets[booking.tpot_ms] = at.targets.get(booking.tpot_ms, 0) + 1
-            self.strictest[row] = min(at.targets)
+            at.strictest = min(at.targets)
         # Also of prompts that come while its own is computed: nobody knows which is first.
         self._limit(booking, row, now)
 
     def opened(self, booking: InflightRequest, now: float) -> None:
-        """The first token of its answer is there: from now on prompts keep it waiting."""
+        """The first token of the request's answer has arrived: from now on prompts make it wait."""
         row = booking.decode_row
-        if row < 0 or self._rows[row].life != booking.decode_life or booking.opened_s >= 0:
+        if row < 0 or self.rows[row].life != booking.decode_life or booking.opened_s >= 0:
             return
         if booking.pull is not None:
-            self._rows[row].pulls.end(booking.pull, now, done=True)
+            self.rows[row].pulls.end(booking.pull, now, done=True)
         booking.opened_s = now
         if booking.first_s < 0:
             booking.first_s = now
@@ -373,14 +389,18 @@ class InflightLoad:
         self._limit(booking, row, now)
 
     def _limit(self, booking: InflightRequest, row: int, now: float) -> None:
-        """How much more its instance's prompts may keep it waiting, from now on."""
+        """Set how much longer its instance's prompts may make it wait, from now on."""
         if not math.isfinite(booking.tpot_ms):
             return
-        at, stalled = self._rows[row], self.stalled.item(row)
+        at = self.rows[row]
+        stalled = at.stalled
         self._outlive(row, now)
         self._unlimit(booking)
-        lengths = (booking.short_tokens, booking.middle_tokens)
-        booking.limits = tuple(LengthLimit(*each, stalled) for each in zip(at.limits, lengths, strict=True))
+        short, middle = at.limits
+        booking.limits = (
+            LengthLimit(short, booking.short_tokens, stalled),
+            LengthLimit(middle, booking.middle_tokens, stalled),
+        )
         for limit in booking.limits:
             self._limit_to(limit, booking, row)
             if booking.opened_s >= 0:
@@ -388,30 +408,30 @@ class InflightLoad:
 
     def _limit_to(self, limit: LengthLimit, booking: InflightRequest, row: int) -> None:
         """An answer of so many tokens keeps its target up to here."""
-        spare_ms = (NEARLY * booking.tpot_ms - self.step.item(row)) * max(limit.tokens - 1, 1.0) - booking.pause_ms
+        spare_ms = (NEARLY * booking.tpot_ms - self.rows[row].step) * max(limit.tokens - 1, 1.0) - booking.pause_ms
         limit.until_ms = limit.from_ms + max(0.0, spare_ms)
         insort(limit.among, limit.until_ms)
 
     def _expect_longer(
         self, limit: LengthLimit, booking: InflightRequest, row: int, progress: float, tokens: float
     ) -> None:
-        """After so many more tokens it is longer than that."""
+        """The answer will be longer than the limit's length after `tokens` more tokens."""
         self._numbered += 1
-        when = progress + tokens * max(self.step.item(row), STEP_MS_MIN)
-        heappush(self._rows[row].outlived, (when, self._numbered, limit, booking))
+        when = progress + tokens * max(self.rows[row].step, STEP_MS_MIN)
+        heappush(self.rows[row].outlived, (when, self._numbered, limit, booking))
 
     def _progress(self, row: int, now: float) -> float:
         """A clock that stands while prompts keep answers waiting, in milliseconds: they make a token a step of it."""
-        return now * 1000.0 - self.stalled.item(row)
+        return now * 1000.0 - self.rows[row].stalled
 
     def _outlive(self, row: int, now: float) -> None:
-        """Answers that have become longer than what a limit is for have one for twice the length. What they were kept
-        waiting is spread over all of their tokens: most that pass a limit have long passed its length, too.
+        """Answers that have become longer than their limit's length get a limit for twice the length. Their wait is
+        spread over all of their tokens: most answers that pass a limit have long passed its length, too.
 
-        Done before anything changes that this depends on (the row's step, its clock), and each at its own time: so what
-        is read does not depend on who has read before, and choices may ask as little as they need.
+        This happens before any change of the values it depends on (the row's step, its clock), and for each answer at
+        its own time. So results do not depend on earlier reads, and a choice may read as little as it needs.
         """
-        outlived, progress = self._rows[row].outlived, self._progress(row, now)
+        outlived, progress = self.rows[row].outlived, self._progress(row, now)
         while outlived and outlived[0][0] <= progress:
             when, _, limit, booking = heappop(outlived)
             if limit.over:
@@ -430,12 +450,14 @@ class InflightLoad:
         booking.limits = ()
 
     def answer_over(self, booking: InflightRequest, now: float, tokens: int = 0) -> None:
-        """Its answer has ended after so many tokens; or will not come from there, or nobody has counted them (0)."""
+        """The request's answer has ended after `tokens` tokens; 0: it will not come from there, or its tokens were not
+        counted.
+        """
         row = booking.decode_row
         if row < 0:
             return
         booking.decode_row = -1
-        at = self._rows[row]
+        at = self.rows[row]
         if booking.pull is not None:
             at.pulls.end(booking.pull, now, done=False)
         if at.life != booking.decode_life:
@@ -448,35 +470,39 @@ class InflightLoad:
             at.targets[booking.tpot_ms] -= 1
             if not at.targets[booking.tpot_ms]:
                 del at.targets[booking.tpot_ms]
-            self.strictest[row] = min(at.targets, default=math.inf)
+            at.strictest = min(at.targets, default=math.inf)
         self._unlimit(booking)
 
     def _learn(self, booking: InflightRequest, row: int, now: float, tokens: int) -> None:
-        """Its mean time per token, against what was predicted when it began and would be now."""
+        """Learn from its mean time per token, compared with the predictions made when it began and now."""
         predicted = (booking.began_tpot_ms + self._tpot_ms(row, now)) / 2
         self.step_model.steps_took(row, predicted, (now - booking.opened_s) * 1000.0 / (tokens - 1))
 
     def _tpot_ms(self, row: int, now: float) -> float:
-        return self.step.item(row) / max(1.0 - self.recent.item(row) * self.faded(now), IDLE_MIN)
+        return self.rows[row].step / max(1.0 - self.rows[row].recent * self.faded(now), IDLE_MIN)
 
     def _count(self, booking: InflightRequest, row: int, sign: int) -> None:
         self.turn += 1
-        self.decoding[row] += sign
+        at = self.rows[row]
+        at.decoding += sign
         self.answers += sign
-        self.answer_context[row] = max(0.0, self.answer_context[row] + sign * booking.context)
-        self.kv_mean[row] = max(0.0, self.kv_mean[row] + sign * (booking.prompt_tokens + booking.mean_tokens))
-        self.kv_variance[row] = max(0.0, self.kv_variance[row] + sign * booking.variance)
-        self.vacant[row] = vacant = not self.decoding.item(row)
-        if vacant:  # sums of floats do not come back to nothing by themselves
-            self.answer_context[row] = self.kv_mean[row] = self.kv_variance[row] = 0.0
+        if at.decoding:
+            at.answer_context = max(0.0, at.answer_context + sign * booking.context)
+            at.kv_mean = max(0.0, at.kv_mean + sign * (booking.prompt_tokens + booking.mean_tokens))
+            at.kv_variance = max(0.0, at.kv_variance + sign * booking.variance)
+        else:  # sums of floats do not come back to nothing by themselves
+            at.answer_context = at.kv_mean = at.kv_variance = 0.0
         self._free(row)
         self._steps(row)
 
     def _free(self, row: int) -> None:
-        needed = self.kv_mean.item(row) + SPREAD * math.sqrt(self.kv_variance.item(row))
-        self.kv_free[row] = math.inf if self.vacant.item(row) else self.step_model.capacity.item(row) - needed
+        at = self.rows[row]
+        needed = at.kv_mean + SPREAD * math.sqrt(at.kv_variance)
+        at.kv_free = self.step_model.rows[row].capacity - needed if at.decoding else math.inf
+        self._mirror.changed(row)
 
     def _steps(self, row: int) -> None:
-        batch, context = int(self.decoding[row]), float(self.answer_context[row])
-        self.step[row] = self.step_model.decode_ms(row, batch, context)
-        self.beside[row] = self.step_model.beside_ms(row, batch, context) if batch else 0.0
+        at, model = self.rows[row], self.step_model
+        at.step = model.decode_ms(row, at.decoding, at.answer_context)
+        at.beside = model.beside_ms(row, at.decoding, at.answer_context) if at.decoding else 0.0
+        self._mirror.changed(row)

@@ -1,26 +1,27 @@
-"""How many tokens a prompt has, from its bytes: a ratio learned per tenant and kind of text, without a tokenizer. Pure.
+"""The number of a prompt's tokens from its bytes: a ratio learned per tenant and kind of text, without a tokenizer.
+Pure.
 
-Every answer's `usage` says how many tokens its prompt had. Their ratio to the text's bytes is kept as a distribution
-(`router.predict.sketches`) per (tenant, model, kind), which stands in for the less specific ones until it has seen
-enough; the median is the estimate, a high quantile the safe side for capacity. What chat templates add, a few tokens a
-message, is inside the ratio.
+Every answer's `usage` reports its prompt's tokens. Their ratio to the text's bytes is kept as a distribution
+(`router.predict.sketches`) per (tenant, model, kind); less specific distributions stand in until the specific one has
+seen enough. The median is the estimate, a high quantile the safe side for capacity. The ratio includes what chat
+templates add, a few tokens a message.
 
-Kinds are told apart by counting bytes in at most three samples of the text: a wrong kind costs precision, nothing else.
+Kinds are detected by counting bytes in at most three samples of the text. A wrong kind only makes the estimate less
+precise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-import numpy as np
-
-from router.predict.sketches import Sketches, between
+from router.predict.sketches import Backlog, Sketches, between
 
 
 class Kind(StrEnum):
-    """Sorts of text whose bytes per token differ. `IDS` are prompts given as token ids, four bytes each."""
+    """Kinds of text with different bytes per token. `IDS`: prompts given as token ids, four bytes each."""
 
     TEXT = "text"
     CODE = "code"
@@ -30,23 +31,25 @@ class Kind(StrEnum):
 
 
 START_BYTES_PER_TOKEN: Final = {Kind.TEXT: 4.4, Kind.CODE: 3.4, Kind.JSON: 2.9, Kind.CJK: 3.6, Kind.IDS: 4.0}
-"""Before anything is learned. Guesses in the middle of what vocabularies of 100,000 to 200,000 tokens are known to do;
-they stand for 40 prompts of no tenant, and a tenant's own soon outweigh them."""
+"""The ratios before anything is learned. They are guesses in the middle of what vocabularies of 100,000 to 200,000
+tokens do; they count as 40 prompts of no tenant, so a tenant's own ratios soon outweigh them."""
 
 _CREDIBILITY = 8.0
-"""A tenant's ratios scatter by 10 to 20 %: eight of them say more than the general one."""
+"""A tenant's ratios scatter by 10 to 20 %, so eight of them are better than the general ratio."""
 
 _MEMORY = 500.0
 _KEYS_MAX = 5000
+_TOLD_MAX: Final = 1000
 
 _STEP = 1.04
 _EDGES: Final = tuple(0.5 * _STEP**at for at in range(84))
-"""Bytes per token from 0.5 to 13, each bin 4 % wide: off by 2 % at most for that. What is beyond counts as the end."""
+"""Bytes per token from 0.5 to 13, in bins 4 % wide, which gives an error of 2 % at most. Values beyond count as the
+end."""
 _SAMPLE_BYTES = 512
 
 
 class Estimate(NamedTuple):
-    """Tokens of one prompt."""
+    """The estimated tokens of one prompt."""
 
     tokens: int
     """As likely too high as too low."""
@@ -55,61 +58,109 @@ class Estimate(NamedTuple):
 
 
 class Ratios:
-    """Bytes per token, by whom and of what."""
+    """Bytes per token, by tenant, model and kind."""
 
     def __init__(self) -> None:
-        prior = np.exp(-0.5 * (np.log(np.array(_EDGES[:-1]) / 4.0) / 0.35) ** 2) + 1e-6
+        prior = [math.exp(-0.5 * (math.log(edge / 4.0) / 0.35) ** 2) + 1e-6 for edge in _EDGES[:-1]]
         self._sketches: Final = Sketches(_EDGES, prior, keys_max=_KEYS_MAX, memory=_MEMORY)
         for kind, ratio in START_BYTES_PER_TOKEN.items():
             for each in (0.85, 0.95, 1.0, 1.05, 1.15) * 8:
                 self._sketches.add([kind], ratio * each)
 
+        self._fresh: list[tuple[str, str, Kind, float]] = []
+        """Ratios that are not learned yet."""
+        self._backlog: Final = Backlog()
+        self._told: Final[dict[tuple[str, str, Kind], tuple[float, float]]] = {}
+        """Low and middle bytes per token, until something is learned."""
+
     def __len__(self) -> int:
+        self.settle()
         return len(self._sketches)
 
     def estimate(self, tenant: str, model: str, kind: Kind, text_bytes: int) -> Estimate:
-        """Tokens of a prompt of so many bytes, at least one."""
+        """The tokens of a prompt of `text_bytes` bytes, at least one."""
         if kind is Kind.IDS:
             tokens = max(1, text_bytes // 4)
             return Estimate(tokens, tokens)
-        below = self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY)
-        dense, middle = between(0.1, below, _EDGES), between(0.5, below, _EDGES)
+        dense, middle = self._bytes_each(tenant, model, kind)
         return Estimate(max(1, round(text_bytes / middle)), max(1, round(text_bytes / dense)))
 
+    def tokens(self, tenant: str, model: str, kind: Kind, text_bytes: int) -> int:
+        """The same without its safe side."""
+        if kind is Kind.IDS:
+            return max(1, text_bytes // 4)
+        return max(1, round(text_bytes / self._bytes_each(tenant, model, kind)[1]))
+
+    def _bytes_each(self, tenant: str, model: str, kind: Kind) -> tuple[float, float]:
+        """Of a token: low, so that there are many, and in the middle."""
+        told = self._told.get((tenant, model, kind))
+        if told is None:
+            below = self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY)
+            told = between(0.1, below, _EDGES), between(0.5, below, _EDGES)
+            if len(self._told) >= _TOLD_MAX:
+                self._told.clear()
+            self._told[tenant, model, kind] = told
+        return told
+
     def learn(self, tenant: str, model: str, kind: Kind, text_bytes: int, tokens: int) -> None:
-        """`usage.prompt_tokens` has come for such a prompt."""
+        """`usage.prompt_tokens` has come for such a prompt; it counts before long (`Backlog`)."""
         if kind is not Kind.IDS and tokens > 0 and text_bytes > 0:
-            self._sketches.add(_keys(tenant, model, kind), text_bytes / tokens)
+            self._fresh.append((tenant, model, kind, text_bytes / tokens))
+            if not self._backlog.takes():
+                self.settle()
+
+    def settle(self) -> None:
+        """Learn from all that waits for it."""
+        fresh, self._fresh = self._fresh, []
+        for tenant, model, kind, ratio in fresh:
+            self._sketches.add(_keys(tenant, model, kind), ratio)
+        if fresh:
+            self._told.clear()
 
 
 def _keys(tenant: str, model: str, kind: Kind) -> tuple[Hashable, ...]:
     return (kind, (model, kind), (tenant, model, kind))
 
 
-_ASCII: Final = bytes(range(128))
-_EAST_ASIAN: Final = bytes(range(0xE3, 0xEE))
-"""First bytes of three that begin kana, han and hangul in UTF-8 (U+3000 to U+DFFF)."""
-_QUOTES: Final = b'"{}[]:,'
-_MARKS: Final = b"(){}[];=<>_/*#\\\t"
+_OTHER, _MARK, _QUOTE, _BOTH, _FOREIGN, _EAST = b"omqbfe"
+
+
+def _sorts() -> bytes:
+    """By byte, what it counts for."""
+    found = bytearray([_OTHER] * 128 + [_FOREIGN] * 128)
+    for byte in range(0xE3, 0xEE):  # begin kana, han and hangul in UTF-8 (U+3000 to U+DFFF), three bytes each
+        found[byte] = _EAST
+    quotes, marks = b'"{}[]:,', b"(){}[];=<>_/*#\\\t"
+    for byte in quotes:
+        found[byte] = _BOTH if byte in marks else _QUOTE
+    for byte in marks:
+        found[byte] = _BOTH if byte in quotes else _MARK
+    return bytes(found)
+
+
+_SORTS: Final = _sorts()
 
 
 def kind_of(text: bytes) -> Kind:
-    """What sort of text this is, from its first, middle and last half kilobyte.
+    """The kind of a text, from its first, middle and last half kilobyte.
 
-    CJK: one character of six or more. JSON: one byte of eight is its punctuation, and it has quotes. Code: one of
-    twelve is a mark that prose hardly has.
+    CJK: at least one character of six. JSON: one byte of eight is JSON punctuation, and the text has quotes. Code: one
+    byte of twelve is a mark that is rare in prose.
     """
     if len(text) > 3 * _SAMPLE_BYTES:
         middle = len(text) // 2
-        text = text[:_SAMPLE_BYTES] + text[middle : middle + _SAMPLE_BYTES] + text[-_SAMPLE_BYTES:]
+        text = b"%b%b%b" % (text[:_SAMPLE_BYTES], text[middle : middle + _SAMPLE_BYTES], text[-_SAMPLE_BYTES:])
     size = len(text)
     if not size:
         return Kind.TEXT
-    foreign = len(text.translate(None, _ASCII))
-    if foreign * 6 > size and (size - len(text.translate(None, _EAST_ASIAN))) * 8 > size:
-        return Kind.CJK
-    if (size - len(text.translate(None, _QUOTES))) * 8 > size and text.count(b'"') * 20 > size:
+    sorts = text.translate(_SORTS)
+    if not text.isascii():
+        east = sorts.count(b"e")
+        if (sorts.count(b"f") + east) * 6 > size and east * 8 > size:
+            return Kind.CJK
+    both = sorts.count(b"b")
+    if (sorts.count(b"q") + both) * 8 > size and text.count(b'"') * 20 > size:
         return Kind.JSON
-    if (size - len(text.translate(None, _MARKS))) * 12 > size:
+    if (sorts.count(b"m") + both) * 12 > size:
         return Kind.CODE
     return Kind.TEXT

@@ -1,12 +1,12 @@
 """Distributions learned online, one per key: histograms over log-spaced bins that forget exponentially. Pure.
 
-Why fixed bins, and not P² (Jain and Chlamtac 1985) or a t-digest (Dunning 2019): a row of bins is added to in one
-place, forgets by letting newer observations weigh more, and, above all, can be *mixed* with others by a weighted sum,
-which is what backing off from a specific key to a general one needs. P² answers one quantile and cannot be mixed;
+Why fixed bins, and not P² (Jain and Chlamtac 1985) or a t-digest (Dunning 2019): an observation changes one place of a
+row of bins, a row forgets by giving newer observations more weight, and above all rows can be *mixed* by a weighted
+sum, which backing off from a specific key to a general one needs. P² answers one quantile and cannot be mixed;
 t-digests mix only by clustering again, and forget badly. The price is the width of a bin, which the caller chooses.
 
-What always holds: no more than `keys_max` rows, those learned from longest ago go first; a mixture's distribution
-function rises strictly from 0 to 1, since the caller's prior has mass everywhere.
+Invariants: there are at most `keys_max` rows, and those learned from longest ago go first; a mixture's distribution
+function rises strictly from 0 to 1, as the caller's prior has mass everywhere.
 """
 
 from __future__ import annotations
@@ -15,22 +15,15 @@ from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Table = NDArray[np.float32]
-
 _UNIT_MAX = 2.0**20
-"""Weight of one observation at which a row is scaled down: float32 cells (24 bits) then still see single ones."""
-
-_ROWS_AT_FIRST = 64
+"""Weight of one observation at which a row is scaled down."""
 
 
 def between(at: float, places: Sequence[float], heights: Sequence[float]) -> float:
-    """The height at a place, on straight lines between those given; beyond them as at the last. Places ascend.
+    """The height at a place, on straight lines between the given points; beyond them the height of the last. Places
+    ascend.
 
-    To the last bit what `numpy.interp` says, which takes five times as long for one place.
+    The result equals `numpy.interp` to the last bit; that takes five times as long for one place.
     """
     below = bisect_right(places, at) - 1
     if below < 0:
@@ -41,22 +34,101 @@ def between(at: float, places: Sequence[float], heights: Sequence[float]) -> flo
     return slope * (at - places[below]) + heights[below]
 
 
+TOGETHER_MAX: Final = 32
+"""So many observations wait at most until they are learned."""
+
+TOGETHER_PART: Final = 16
+"""One in so many of all that there were may wait: while little is known, each counts at once."""
+
+
+class Backlog:
+    """Says when observations are to be learned that wait for it. What is told from a distribution holds until then, and
+    is worked out once for all who ask the same.
+    """
+
+    __slots__ = ("_seen", "_waiting")
+
+    def __init__(self) -> None:
+        self._seen = self._waiting = 0
+
+    def takes(self) -> bool:
+        """One more waits. False: all that wait are to be learned now."""
+        self._seen += 1
+        self._waiting += 1
+        if self._waiting <= min(TOGETHER_MAX, self._seen // TOGETHER_PART):
+            return True
+        self._waiting = 0
+        return False
+
+
+class _Row:
+    """Mass by bin of one key, from the first bin that has any to the last. (A few dozen numbers: a call of numpy takes
+    longer than compiled code does for all of them.)
+    """
+
+    __slots__ = ("begin", "mass", "total", "unit")
+
+    def __init__(self) -> None:
+        self.begin = 0
+        """The bin of `mass[0]`."""
+        self.mass: list[float] = []
+        self.total: float = 0.0
+        self.unit: float = 1.0
+        """Weight of the last observation."""
+
+    def weigh(self, growth: float) -> None:
+        """One more observation: it weighs more than the one before, and counts from now on."""
+        self.unit *= growth
+        self.total += self.unit
+
+    def put(self, at: int) -> None:
+        """The last observation is of this bin."""
+        if not self.mass:
+            self.begin, self.mass = at, [0.0]
+        elif at < self.begin:
+            self.begin, self.mass = at, [0.0] * (self.begin - at) + self.mass
+        elif at >= self.begin + len(self.mass):
+            self.mass.extend([0.0] * (at - self.begin - len(self.mass) + 1))
+        self.mass[at - self.begin] += self.unit
+        self._scale_down()
+
+    def spread(self, at: int) -> None:
+        """The last observation is of this bin or a later one: put it where those before it are; into the bin where
+        none is.
+        """
+        mass, first = self.mass, max(0, at - self.begin)
+        seen = sum(mass[first:])
+        if seen <= 0.0:
+            self.put(at)
+            return
+        grown = 1.0 + self.unit / seen
+        for each in range(first, len(mass)):
+            mass[each] *= grown
+        self._scale_down()
+
+    def _scale_down(self) -> None:
+        unit = self.unit
+        if unit > _UNIT_MAX:
+            self.mass = [each / unit for each in self.mass]
+            self.total /= unit
+            self.unit = 1.0
+
+
 class Sketches:
     """Rows of mass by key. `edges` are the bins' lower ends and the last one's upper end, ascending."""
 
-    def __init__(self, edges: Sequence[float], prior: Floats, *, keys_max: int, memory: float) -> None:
+    def __init__(self, edges: Sequence[float], prior: Sequence[float], *, keys_max: int, memory: float) -> None:
         """`memory`: observations of a key after which one weighs 1/e; `prior`: mass by bin, all above zero."""
         assert len(prior) == len(edges) - 1
-        assert prior.min() > 0
+        assert min(prior) > 0
         self.edges: Final = tuple(edges)
         self.keys_max: Final = keys_max
         self._growth: Final = 1.0 / (1.0 - 1.0 / memory)
-        self._rows: Final[dict[Hashable, int]] = {}
-        # Row 0 is the prior. Column 0 stays empty: sums along a row are then the distribution function at each edge.
-        self._mass: Table = np.zeros((_ROWS_AT_FIRST, len(edges)), dtype=np.float32)
-        self._mass[0, 1:] = prior / prior.sum()
-        self._total: Final[list[float]] = [1.0]
-        self._unit: Final[list[float]] = [1.0]
+        self._rows: Final[dict[Hashable, _Row]] = {}
+        """Learned from longest ago first."""
+        whole = float(sum(prior))
+        self._prior: Final[list[float]] = [0.0, *[float(each) / whole for each in prior]]
+        """Bin 0 stays empty: sums are then the distribution function at each edge."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -64,103 +136,69 @@ class Sketches:
     @property
     def bytes(self) -> int:
         """What the bins take; keys and bookkeeping come to about 400 bytes a key on top (CPython 3.11)."""
-        return self._mass.nbytes
+        return 32 * sum([len(row.mass) for row in self._rows.values()])
 
     def weight(self, key: Hashable) -> float:
-        """Observations of this key, older ones counting less; at most `memory`."""
+        """The number of this key's observations, older ones counting less; at most `memory`."""
         row = self._rows.get(key)
-        return 0.0 if row is None else self._total[row] / self._unit[row]
+        return 0.0 if row is None else row.total / row.unit
 
     def add(self, keys: Sequence[Hashable], value: float, *, at_least: bool = False) -> None:
-        """One observation, of each of these keys. `at_least`: it was cut off there, the real value is this or more.
+        """One observation for each of these keys. `at_least`: it was cut off at `value`, and the real value is this or
+        more.
 
-        A cut-off one is spread over what a key has seen beyond it (Efron 1967, "redistribute to the right"); where
-        nothing was, it stays.
+        A cut-off observation is spread over what a key has seen beyond it (Efron 1967, "redistribute to the right"); if
+        nothing was seen beyond, it stays.
         """
         at = min(max(bisect_right(self.edges, value), 1), len(self.edges) - 1)
-        if at_least and self._has_room(keys):
-            self._spread([self._row(key) for key in keys], at)
-            return
+        growth = self._growth
         for key in keys:
             row = self._row(key)
+            row.weigh(growth)
             if at_least:
-                self._spread([row], at)
+                row.spread(at)
             else:
-                self._put(row, at, self._weigh(row))
-
-    def _has_room(self, keys: Sequence[Hashable]) -> bool:
-        """For all of these, so that none of them takes another's row."""
-        known = self._rows
-        return len(known) + sum([key not in known for key in keys]) <= self.keys_max
-
-    def _weigh(self, row: int) -> float:
-        """What one more observation of this row's key weighs. It counts from now on."""
-        unit = self._unit[row] = self._unit[row] * self._growth
-        self._total[row] += unit
-        return unit
-
-    def _put(self, row: int, at: int, unit: float) -> None:
-        """An observation of this bin."""
-        self._mass[row, at] += unit
-        self._scale_down(row, unit)
-
-    def _scale_down(self, row: int, unit: float) -> None:
-        if unit > _UNIT_MAX:
-            self._mass[row] /= unit
-            self._total[row] /= unit
-            self._unit[row] = 1.0
-
-    def _spread(self, rows: list[int], at: int) -> None:
-        """Put an observation of this bin or a later one where those before it are; into the bin where none is."""
-        units = [self._weigh(row) for row in rows]
-        beyond = self._mass.take(rows, 0)[:, at:]
-        seen: list[float] = beyond.sum(axis=1).tolist()
-        grown = [1.0 + unit / there if there > 0 else 1.0 for unit, there in zip(units, seen, strict=True)]
-        self._mass[rows, at:] = beyond * np.array(grown, dtype=np.float32)[:, None]
-        for row, unit, there in zip(rows, units, seen, strict=True):
-            if there > 0:
-                self._scale_down(row, unit)
-            else:
-                self._put(row, at, unit)
+                row.put(at)
 
     def mixed(self, keys: Sequence[Hashable], credibility: float) -> list[float]:
-        """The distribution function at `edges` for the last key, which the keys before it stand in for.
+        """The distribution function at `edges` for the last key; the keys before it stand in for it.
 
-        Each key counts as n / (n + credibility) of what is said by it and all before it together (Bühlmann's
-        credibility; n = `weight`). Before the first stands the prior.
+        Each key counts as n / (n + credibility) of the mixture of itself and all before it (Bühlmann's credibility; n =
+        `weight`). Before the first key comes the prior.
         """
-        known, totals, units = self._rows, self._total, self._unit
-        rows, shares = [], []
+        known = self._rows
+        rows: list[_Row] = []
+        shares: list[float] = []
         rest = 1.0
         for key in reversed(keys):
             row = known.get(key)
             if row is not None:
-                part = rest / (totals[row] + credibility * units[row])
+                part = rest / (row.total + credibility * row.unit)
                 rows.append(row)
                 shares.append(part)
-                rest = part * credibility * units[row]
-        rows.append(0)
-        shares.append(rest)
-        density = np.array(shares, dtype=np.float32).dot(self._mass.take(rows, 0))
-        whole: Floats = density.cumsum(dtype=np.float64)
-        whole /= whole[-1]
-        found: list[float] = whole.tolist()  # what is looked up in it are single places: cheaper in a list
-        return found
+                rest = part * credibility * row.unit
+        density = [rest * each for each in self._prior]
+        for number, row in enumerate(rows):
+            share, mass, begin = shares[number], row.mass, row.begin
+            for at in range(len(mass)):
+                density[begin + at] += share * mass[at]
+        return _summed(density)
 
-    def _row(self, key: Hashable) -> int:
+    def _row(self, key: Hashable) -> _Row:
         """The key's row, now the most recently used; a new key may take the place of the least."""
         row = self._rows.pop(key, None)
         if row is None:
             if len(self._rows) >= self.keys_max:
-                row = self._rows.pop(next(iter(self._rows)))
-                self._mass[row] = 0.0
-                self._total[row], self._unit[row] = 0.0, 1.0
-            else:
-                row = len(self._total)
-                self._total.append(0.0)
-                self._unit.append(1.0)
-                if row == len(self._mass):
-                    more = np.zeros((min(row, self.keys_max + 1 - row), len(self.edges)), dtype=np.float32)
-                    self._mass = np.concatenate([self._mass, more])
+                del self._rows[next(iter(self._rows))]
+            row = _Row()
         self._rows[key] = row
         return row
+
+
+def _summed(density: list[float]) -> list[float]:
+    """A distribution function: sums from the first on, over the whole."""
+    reached = 0.0
+    for at in range(len(density)):
+        reached += density[at]
+        density[at] = reached
+    return [each / reached for each in density]

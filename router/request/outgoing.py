@@ -1,12 +1,16 @@
-"""What the legs of one request carry: heads, its body with our fields, tickets. A shell: a ticket has a clock."""
+"""The content of one request's legs: heads, its body with the router's fields, tickets. A shell: a ticket has a
+clock.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
+from cluster import wire
 from cluster.http.headers import Headers, lines
-from cluster.ids import InstanceId, TransferId
+from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Instance
 from cluster.request import Request
 from router.request.body import closing, opened
@@ -15,12 +19,12 @@ from router.request.trace import RequestTrace
 
 
 class Outgoing:
-    """Of one request."""
+    """The outgoing content of one request."""
 
     __slots__ = ("_head", "_onward", "_open", "_parts", "_request", "_trace")
 
     def __init__(self, parts: Parts, request: Request, headers: Headers, trace: RequestTrace) -> None:
-        """`headers`: as its client sent them."""
+        """`headers`: as the client sent them."""
         self._parts: Final = parts
         self._request: Final = request
         self._trace: Final = trace
@@ -29,7 +33,7 @@ class Outgoing:
             headers.onward = onward, lines(onward)
         self._onward, start = headers.onward
         self._head = b"%bx-request-id: %b\r\n%b" % (start, request.id.encode(), trace.untraced)
-        """Headers of its legs, as lines."""
+        """The headers of its legs, as lines."""
         if trace.unsampled is not None:
             self._head = lines(trace.unsampled.passed_on(self.headers))
         self._open: tuple[bytes | memoryview, ...] = ()
@@ -37,35 +41,64 @@ class Outgoing:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of its legs."""
+        """The headers of its legs."""
         return {**self._onward, "x-request-id": self._request.id}
 
     def lines(self, stage: str, target: Instance) -> bytes:
-        """A leg is sent: its headers, as lines."""
+        """A leg is sent: returns its headers, as lines."""
         self._trace.sends(stage, target)
         return lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
 
     def body(self, fields: Mapping[str, Any]) -> tuple[bytes | memoryview, ...]:
-        """Its client's body with these fields of ours."""
+        """The client's body with these fields of the router's."""
         if not fields:
             return (self._request.raw,)
         if not self._open:
             self._open = opened(self._request.raw)
         return (*self._open, closing(fields))
 
+    def prefill_body(self, instance: InstanceId, attempt: int, *, token_ids: bool) -> tuple[bytes | memoryview, ...]:
+        """The same with a prefill leg's. `token_ids`: see `wire.prefill_fields`."""
+        request, transfer = self._request, self.transfer_id(instance, attempt)
+        if self._parts.engines.tickets.signs:
+            fields = wire.prefill_fields(request.body, token_ids=token_ids, transfer=transfer)
+            return self.body(self.stamped(fields, instance, instance, attempt))
+        body = request.body
+        named = "stream_options" in body, "max_completion_tokens" in body, bool(body.get("min_tokens"))
+        start, end = _prefill_ending(*named, token_ids)
+        if not self._open:
+            self._open = opened(request.raw)
+        return (*self._open, b"%b%b%b" % (start, str(transfer).encode(), end))
+
     def forget_body(self) -> None:
-        """An instance answers: the body is not sent again soon."""
+        """An instance has begun to answer: the body will not be sent again soon."""
         self._open = ()
 
     def transfer_id(self, producer: InstanceId, attempt: int) -> TransferId:
-        """The name of this request's hold there, made or not."""
+        """The name of this request's hold on that instance, made or not."""
         view = self._parts.view
         epoch = view.get(producer).instance.epoch if view.knows(producer) else 0
         return TransferId(self._request.id, attempt, epoch)
 
     def stamped(self, body: Mapping[str, Any], to: InstanceId, producer: InstanceId, attempt: int) -> Mapping[str, Any]:
-        """A leg for `to` about the hold of `producer`, with the ticket that a guarded engine asks for."""
+        """A leg for `to` about the hold of `producer`, with the ticket that a guarded engine needs."""
         tickets = self._parts.engines.tickets
         if not tickets.signs:
             return body
         return tickets.stamp(body, to, self.transfer_id(producer, attempt), producer=producer)
+
+
+_ANY_TRANSFER: Final = TransferId(RequestId("any"), 0, 0)
+
+
+@lru_cache(maxsize=16)
+def _prefill_ending(options: bool, limit: bool, least: bool, token_ids: bool) -> tuple[bytes, bytes]:  # noqa: FBT001
+    """The end of a prefill leg's body before and after its hold's name, which alone differs between requests that have
+    the same of these fields: `wire.prefill_fields` reads no others.
+    """
+    has = {"stream_options": options, "max_completion_tokens": limit, "min_tokens": least}
+    fields = wire.prefill_fields(
+        {name: 1 for name, there in has.items() if there}, token_ids=token_ids, transfer=_ANY_TRANSFER
+    )
+    start, _, end = closing(fields).partition(str(_ANY_TRANSFER).encode())
+    return start, end

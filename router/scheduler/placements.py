@@ -1,9 +1,9 @@
-"""What is expected of the requests of one router, from their arrival to their end: lengths, bookings, prefixes. Pure.
+"""Predictions about one router's requests, from arrival to end: lengths, bookings, prefixes. Pure.
 
-The scheduler tells it what happens; policies and admission read what follows from it (`FleetSnapshot.inflight`,
-`FleetSnapshot.prefixes`). What was expected is compared with what came, so that the next expectation is better:
-lengths of answers (`router.predict.answer_lengths`), step times (`router.predict.step_model`), which instance still
-has which prefix (`router.predict.prefix_cache`).
+The scheduler reports events; policies and admission read the results (`FleetSnapshot.inflight`,
+`FleetSnapshot.prefixes`). Predictions are compared with results, so that later ones are better: lengths of answers
+(`router.predict.answer_lengths`), step times (`router.predict.step_model`), which instance still has which prefix
+(`router.predict.prefix_cache`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from router.scheduler.scoring.prices import Prices, prices_of
 
 
 class Placement:
-    """Of one request."""
+    """The predictions for one request."""
 
     __slots__ = ("booking", "lengths", "sent")
 
@@ -30,18 +30,18 @@ class Placement:
         self.lengths: Lengths | None = None
         self.booking: InflightRequest | None = None
         self.sent: list[Sent] = []
-        """Where its prompt is taken to be cached from now on."""
+        """The instances whose prefix cache is expected to have its prompt from now on."""
 
 
 class Placements:
-    """Of all requests of one router."""
+    """The placements of one router's requests."""
 
     def __init__(self, fleet: FleetSnapshot) -> None:
         self._fleet: Final = fleet
         self.lengths: Final = Predictor()
 
     def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen) -> Prices:
-        """The policy has found a place. Tells what it was predicted to cost there."""
+        """The policy has found a place. Returns the predicted prices there."""
         fleet, inflight = self._fleet, self._fleet.inflight
         assert chosen.decode is not None
         prices = prices_of(fleet, wanted)
@@ -83,7 +83,7 @@ class Placements:
     def prompt_over(
         self, expected: Placement, wanted: Wanted, now: float, *, done: bool, cached_tokens: int | None = None
     ) -> None:
-        """Its prompt is computed, or will not be."""
+        """The request's prompt is computed, or will not be."""
         if expected.booking is None:
             return
         self._fleet.inflight.prompt_over(expected.booking, now, done=done)
@@ -97,7 +97,9 @@ class Placements:
             )
 
     def opened(self, expected: Placement, wanted: Wanted, now: float) -> None:
-        """The first token of its answer has come from where it is decoded: its prompt is computed, wherever it was."""
+        """The first token of its answer has come from the decoding instance, so its prompt is computed, wherever it
+        was.
+        """
         if expected.booking is not None:
             self.prompt_over(expected, wanted, now, done=True)
             self._fleet.inflight.opened(expected.booking, now)
@@ -112,7 +114,9 @@ class Placements:
         cut_off: bool = False,
         engine_ms: tuple[float, float] | None = None,
     ) -> None:
-        """It is over, after so many tokens; None: nobody has counted them. `engine_ms`: see `Scheduler.finish`."""
+        """The request is over, after `tokens` tokens; None: they were not counted. `engine_ms`: see
+        `Scheduler.finish`.
+        """
         booking = expected.booking
         if booking is not None:
             if engine_ms is not None:
@@ -141,7 +145,7 @@ class Placements:
             self._fleet.inflight.margins.ended(booking.tpot_ms, booking.margin, observed_ms)
 
     def let_go(self, expected: Placement, now: float) -> None:
-        """It is not where it was placed any more."""
+        """The request has left the place it had."""
         booking, expected.booking, expected.sent = expected.booking, None, []
         if booking is not None:
             self._fleet.inflight.prompt_over(booking, now, done=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.predict.answer_lengths import LENGTH_MAX, LEVELS, Features, Predictor, cues_of
+from router.predict.answer_lengths import EDGES, LENGTH_MAX, LEVELS, Features, Predictor, cues_of
 from router.predict.prompt_tokens import Kind, Ratios, kind_of
 
 features = st.builds(
@@ -43,7 +43,7 @@ def test_quantiles_rise_stay_within_limits_and_memory_is_bounded(
     assert low <= quantiles[0] <= quantiles[-1] <= cap
     assert list(found.served) == [quantiles[round(level * 1000) - 1] for level in LEVELS]
     assert len(predictor) <= keys_max
-    assert predictor.bytes <= (max(keys_max, 63) + 1) * 500
+    assert predictor.bytes <= keys_max * 32 * len(EDGES)
 
 
 @given(answers, features, st.integers(0, 1 << 18))

@@ -13,7 +13,7 @@ from router.predict.answer_lengths import EDGES, LENGTH_MAX, Features, Lengths, 
 from router.predict.sketches import Sketches, between
 
 BINS = (1.0, 2.0, 3.0, 5.0, 9.0, 17.0, 33.0, 65.0)
-PRIOR = np.array([4.0, 3.0, 2.0, 2.0, 1.0, 1.0, 0.5])
+PRIOR = [4.0, 3.0, 2.0, 2.0, 1.0, 1.0, 0.5]
 
 
 class Plain:
@@ -22,8 +22,7 @@ class Plain:
     def __init__(self, keys_max: int, memory: float) -> None:
         self.keys_max, self.growth = keys_max, 1.0 / (1.0 - 1.0 / memory)
         self.rows: dict[Hashable, tuple[np.ndarray, list[float]]] = {}
-        self.prior = np.zeros(len(BINS), dtype=np.float32)
-        self.prior[1:] = PRIOR / PRIOR.sum()
+        self.prior = np.array([0.0, *(each / sum(PRIOR) for each in PRIOR)])
 
     def add(self, keys: Sequence[Hashable], value: float, *, at_least: bool) -> None:
         at = min(max(bisect_right(BINS, value), 1), len(BINS) - 1)
@@ -32,15 +31,14 @@ class Plain:
             if known is None:
                 if len(self.rows) >= self.keys_max:
                     del self.rows[next(iter(self.rows))]
-                known = np.zeros(len(BINS), dtype=np.float32), [0.0, 1.0]
+                known = np.zeros(len(BINS)), [0.0, 1.0]
             self.rows[key] = known
             mass, weights = known
             weights[1] *= self.growth
             weights[0] += weights[1]
-            beyond = mass[at:]
-            seen = float(beyond.sum())
+            seen = sum(mass[at:].tolist())
             if at_least and seen > 0:
-                beyond *= 1.0 + weights[1] / seen
+                mass[at:] *= 1.0 + weights[1] / seen
             else:
                 mass[at] += weights[1]
             if weights[1] > 2.0**20:
@@ -48,16 +46,17 @@ class Plain:
                 weights[:] = weights[0] / weights[1], 1.0
 
     def mixed(self, keys: Sequence[Hashable], credibility: float) -> list[float]:
-        rows, shares, rest = [], [], 1.0
+        rows, rest = [], 1.0
         for key in reversed(keys):
             if key in self.rows:
                 mass, (total, unit) = self.rows[key]
                 part = rest / (total + credibility * unit)
-                rows.append(mass)
-                shares.append(part)
+                rows.append(part * mass)
                 rest = part * credibility * unit
-        density = np.array([*shares, rest], dtype=np.float32).dot(np.stack([*rows, self.prior]))
-        whole = density.cumsum(dtype=np.float64)
+        density = rest * self.prior
+        for row in rows:
+            density += row
+        whole = density.cumsum()
         return list(whole / whole[-1])
 
 

@@ -89,10 +89,9 @@ def nothing_is_left(world: World) -> None:
     scheduler, inflight = world.front.scheduler, world.view.all().inflight
     assert scheduler.saturation is not None
     assert not len(scheduler.line) and not scheduler.placed
-    assert inflight.answers == 0 and not inflight.prompts.any() and not inflight.decoding.any()
-    assert not inflight.kv_mean.any() and not any(
-        row.limits[0] or row.limits[1] or row.targets for row in inflight._rows
-    )
+    assert inflight.answers == 0
+    assert not any(row.prompts or row.decoding or row.kv_mean for row in inflight.rows)
+    assert not any(row.limits[0] or row.limits[1] or row.targets for row in inflight.rows)
     assert not any(scheduler.saturation._late.values())
 
 

@@ -97,13 +97,13 @@ class Plain:
 
     def _plain_ms(self, row: int) -> float:
         held = self.cached(row)
-        return self._make(row).prompt_ms(self.tokens - held, held) * self.step_model.prefill_factor[row]
+        return self._make(row).prompt_ms(self.tokens - held, held) * self.step_model.rows[row].prefill_factor
 
     def _prompt(self, row: int) -> float:
-        return self._plain_ms(row) + self.inflight.beside[row] * self._make(row).steps(self.tokens)
+        return self._plain_ms(row) + self.inflight.rows[row].beside * self._make(row).steps(self.tokens)
 
     def _alone(self, row: int) -> float:
-        return self._prompt(row) + self.step_model.first[row] + self.step_model.overhead[row] + self.waited
+        return self._prompt(row) + self.step_model.rows[row].first + self.step_model.rows[row].overhead + self.waited
 
     def _row(self, row: int) -> Row:
         inflight, step_model, wanted, saturation, columns = (
@@ -116,8 +116,8 @@ class Plain:
         place = bool(columns.inflight[row] < columns.limits(wanted.routers)[row])
         waits = self.waits(row)
         make = self._make(row)
-        shared = make.steps(self.tokens) * make.decode.decode_ms * step_model.prefill_factor[row]
-        longer = step_model.request[row] + step_model.context[row] * self.context
+        shared = make.steps(self.tokens) * make.decode.decode_ms * step_model.rows[row].prefill_factor
+        longer = step_model.rows[row].request + step_model.rows[row].context * self.context
         idle = inflight.idle(wanted.now)[row]
         found = Row(
             place=place,
@@ -125,25 +125,25 @@ class Plain:
             fits=True,
             answers=True,
             ttft=self._alone(row) + waits,
-            tpot=(inflight.step[row] + longer) / idle,
+            tpot=(inflight.rows[row].step + longer) / idle,
             prompt=self._prompt(row),
             stall=max(0.0, self._plain_ms(row) - shared),
-            step=inflight.step[row] + longer,
+            step=inflight.rows[row].step + longer,
         )
-        empty = inflight.decoding[row] == 0
-        needed = inflight.kv_mean[row] + SPREAD * math.sqrt(inflight.kv_variance[row])
+        empty = inflight.rows[row].decoding == 0
+        needed = inflight.rows[row].kv_mean + SPREAD * math.sqrt(inflight.rows[row].kv_variance)
         own = wanted.prompt_tokens + self.output + SPREAD * math.sqrt(wanted.output_variance)
-        found.fits = bool(empty or needed + own <= step_model.capacity[row])
+        found.fits = bool(empty or needed + own <= step_model.rows[row].capacity)
         found.answers = place and found.fits
         if saturation is not None:
             if wanted.ttft_ms:
-                left = inflight.ends[row] - wanted.now * 1000.0
-                found.open &= bool(left <= step_model.first[row] + AHEAD_MS or inflight.prompts[row] < 2)
+                left = inflight.rows[row].ends - wanted.now * 1000.0
+                found.open &= bool(left <= step_model.rows[row].first + AHEAD_MS or inflight.rows[row].prompts < 2)
                 taken = [at for at, count in saturation._late.items() if count]
                 if wanted.late and len(taken) >= max(1, len(self.fleet) // LATE_LANES):
                     found.open &= row in taken
             own_ms = wanted.tpot_ms or math.inf
-            limit_ms = min(inflight.margins.limit_ms(inflight.strictest[row]), inflight.margins.limit_ms(own_ms))
+            limit_ms = min(inflight.margins.limit_ms(inflight.rows[row].strictest), inflight.margins.limit_ms(own_ms))
             found.answers &= bool(empty or found.tpot <= limit_ms)
         self._price(found, row, longer, idle)
         return found
@@ -153,22 +153,26 @@ class Plain:
         if saturation is not None and saturation.queue and not found.open:
             found.ttft += saturation.queue_ms(len(self.fleet))
         table = _OWN_MISSED if wanted.ttft_ms and not wanted.late else _OWN
-        near = looked_up(inflight.step[row] / idle / self.tpot_unit, _NEAR)
-        others = inflight.decoding[row] * found.stall * near / (self.tpot_unit * self.middle)
+        near = looked_up(inflight.rows[row].step / idle / self.tpot_unit, _NEAR)
+        others = inflight.rows[row].decoding * found.stall * near / (self.tpot_unit * self.middle)
         found.prefill = looked_up(found.ttft / self.ttft_unit, table) + others
         used = found.tpot / self.tpot_unit
-        others = inflight.decoding[row] * longer / idle / self.tpot_unit * looked_up(used, _NEAR)
+        others = inflight.rows[row].decoding * longer / idle / self.tpot_unit * looked_up(used, _NEAR)
         found.decode = looked_up(used, _OWN_MISSED if wanted.tpot_ms else _OWN) + others
         if wanted.ttft_ms or wanted.tpot_ms:
-            limit = inflight.strictest[row] * idle
-            pushed = missed(found.step / limit) - missed(inflight.step[row] / limit)
-            found.decode += pushed * inflight.decoding[row] * MISS
-            if inflight.decoding[row]:
+            limit = inflight.rows[row].strictest * idle
+            pushed = missed(found.step / limit) - missed(inflight.rows[row].step / limit)
+            found.decode += pushed * inflight.rows[row].decoding * MISS
+            if inflight.rows[row].decoding:
                 found.harm = MISS * inflight.harmed(row, found.stall, wanted.now)
 
     def waits(self, row: int) -> float:
         """What is overdue takes as long again as it is late."""
-        return abs(float(self.inflight.ends[row]) - self.wanted.now * 1000.0) if self.inflight.prompts[row] else 0.0
+        return (
+            abs(float(self.inflight.rows[row].ends) - self.wanted.now * 1000.0)
+            if self.inflight.rows[row].prompts
+            else 0.0
+        )
 
     def pause(self, first: int, second: int) -> float:
         row, fleet = self.rows[second], self.fleet
@@ -180,10 +184,10 @@ class Plain:
         now_ms = self.wanted.now * 1000.0
         comes_ms = now_ms + self.rows[first].ttft - self.waited + pause
         if not fleet.columns.prefills[second]:
-            return pause + max(0.0, self.inflight.ends[second] - comes_ms)
+            return pause + max(0.0, self.inflight.rows[second].ends - comes_ms)
         both = [at for at in self.may() if fleet.columns.prefills[at] and fleet.columns.decodes[at]]
         usual = sum(map(self.waits, both)) / len(both)
-        return pause + max(usual, self.inflight.ends[second] - comes_ms)
+        return pause + max(usual, self.inflight.rows[second].ends - comes_ms)
 
     def _pulled(self, first: int, second: int, told: float, pause: float, *, near: bool) -> float:
         """Moving it, and what D pulls before it."""
@@ -235,7 +239,7 @@ class Plain:
         over = (columns.kv_usage[first] - HOLDS_FREE) / (1 - HOLDS_FREE)
         if over <= 0:
             return 0.0
-        part = min(1.0, self.tokens / self.step_model.capacity[first])
+        part = min(1.0, self.tokens / self.step_model.rows[first].capacity)
         return float((1 + columns.waiting[first]) * over * part * self.pause(first, second) / self.ttft_unit)
 
     def dearer(self, first: int, second: int) -> float:

@@ -196,7 +196,7 @@ def test_nobody_is_asked_because_somebody_elses_instance_opens() -> None:
     for name, whose, opens_ms in (("shared", (), 9000.0), ("anns", ("ann",), 0.0)):
         view.add(Instance(id=InstanceId(name), role=Role.PREFILL, url=name, tenants=frozenset(whose)))
         view.seen(InstanceId(name), ({"id": "m"},), Load())
-        view.all().inflight.opens[view.get(InstanceId(name)).row] = opens_ms
+        view.all().inflight.rows[view.get(InstanceId(name)).row].opens = opens_ms
     line = FlowControlQueue()
     saturation = SaturationDetector(line)
     enter(line, "eve", tenant="eve")

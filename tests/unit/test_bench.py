@@ -38,7 +38,7 @@ def test_ratio_is_the_median_of_the_rounds_and_nothing_without_a_rival() -> None
 def test_targets_are_met_or_not() -> None:
     results = {(REQUESTS, name): [measured(cpu)] for name, cpu in (("baton", 0.4), ("vllm-router", 1.0))}
     table, figures, targets = router.cost_tables(results, ["baton", "vllm-router"])
-    assert targets == {"CPU to vllm-router's, requests 2 KB 1×1": {"value": 0.4, "target": 0.5, "met": True}}
+    assert targets == {"CPU to vllm-router's, requests 2 KB 1×1": {"value": 0.4, "target": 0.7, "met": True}}
     assert figures["requests 2 KB 1×1"]["cpu_us"] == {"baton": 4000.0, "vllm-router": 10000.0}
     assert table.rows == [["requests 2 KB 1×1", "4,000.0", "10,000.0", "0.40"]]
     _, _, without = router.cost_tables({(REQUESTS, "baton"): [measured(0.4)]}, ["baton"])

@@ -39,12 +39,12 @@ def test_a_probe_tells_the_book_and_the_index() -> None:
     prefixes = fleet.prefixes = PrefixCacheIndex()
     view.add(ONE)
     row = view.get(ONE.id).row
-    guessed = fleet.inflight.step_model.capacity[row]
+    guessed = fleet.inflight.step_model.rows[row].capacity
     view.seen(ONE.id, None, Load())
-    assert fleet.inflight.step_model.capacity[row] == guessed, "who says nothing leaves the guess"
+    assert fleet.inflight.step_model.rows[row].capacity == guessed, "who says nothing leaves the guess"
     prefixes.sent(row, (1, 2, 3), 0.0)
     view.seen(ONE.id, None, Load(kv_tokens=9000))
-    assert fleet.inflight.step_model.capacity[row] == prefixes.capacity_tokens(row) == 9000
+    assert fleet.inflight.step_model.rows[row].capacity == prefixes.capacity_tokens(row) == 9000
     prefixes.sent(row, (1, 2, 3), 0.0)
     view.seen(ONE.id, None, Load(kv_tokens=9000))
     assert len(prefixes) == 3, "the same word again forgets nothing"
@@ -54,4 +54,4 @@ def test_so_does_a_heartbeat() -> None:
     view = FleetView()
     load = Load(kv_tokens=5000)
     view.fold((Reported(instance=ONE, state="ready", accepting=True, credits=3, load=load, models=()),))
-    assert view.all().inflight.step_model.capacity[view.get(ONE.id).row] == 5000
+    assert view.all().inflight.step_model.rows[view.get(ONE.id).row].capacity == 5000

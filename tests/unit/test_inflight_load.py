@@ -49,7 +49,7 @@ def test_a_prompt_waits_for_those_before_it_and_no_longer() -> None:
     assert here.waits_ms(10.04)[0] == pytest.approx(50.0), "the next one begins when the one before has ended"
     assert here.waits_ms(10.04)[1] == 0.0
     here.prompt_over(two, 10.09, done=True)
-    assert here.waits_ms(10.09)[0] == 0.0 and here.prompts[0] == 0
+    assert here.waits_ms(10.09)[0] == 0.0 and here.rows[0].prompts == 0
 
 
 def test_a_prompt_is_over_once() -> None:
@@ -58,17 +58,17 @@ def test_a_prompt_is_over_once() -> None:
     here.prompt_placed(two, 0, 30.0, 30.0, 0.0)
     for _ in range(3):
         here.prompt_over(one, 0.1, done=False)
-    assert here.prompts[0] == 1 and here.backlog[0] == 30.0
+    assert here.rows[0].prompts == 1 and here.rows[0].backlog == 30.0
 
 
 def test_one_that_is_placed_again_is_not_where_it_was() -> None:
     here, one = inflight(), booking()
     here.prompt_placed(one, 0, 30.0, 30.0, 0.0)
     here.prompt_placed(one, 1, 40.0, 40.0, 0.1)
-    assert here.prompts.tolist()[:2] == [0.0, 1.0]
+    assert [row.prompts for row in here.rows[:2]] == [0, 1]
     here.answer_placed(one, 0, 0.0)
     here.answer_placed(one, 1, 0.0)
-    assert here.decoding.tolist()[:2] == [0.0, 1.0]
+    assert [row.decoding for row in here.rows[:2]] == [0, 1]
 
 
 def test_answers_are_counted_with_what_they_will_need() -> None:
@@ -76,29 +76,29 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
     many = [booking(prompt=1000, mean=300.0) for _ in range(4)]
     for each in many:
         here.answer_placed(each, 0, 0.0)
-    assert here.answers == here.decoding[0] == 4
-    assert here.step[0] == pytest.approx(here.step_model.decode_ms(0, 4, 4 * 1150.0))
+    assert here.answers == here.rows[0].decoding == 4
+    assert here.rows[0].step == pytest.approx(here.step_model.decode_ms(0, 4, 4 * 1150.0))
     needed = 4 * 1300 + SPREAD * math.sqrt(4 * 100)
-    assert here.kv_free[0] == pytest.approx(MAKE.capacity_tokens - needed)
+    assert here.rows[0].kv_free == pytest.approx(MAKE.capacity_tokens - needed)
     here.holds(0, 9000)
-    assert here.kv_free[0] == pytest.approx(9000 - needed)
+    assert here.rows[0].kv_free == pytest.approx(9000 - needed)
     for each in many:
         here.answer_over(each, 0.0)
-    assert here.answers == here.decoding[0] == here.kv_mean[0] == here.beside[0] == 0
-    assert here.step[0] == pytest.approx(here.step_model.decode_ms(0, 0, 0))
-    assert here.kv_free[0] == math.inf, "one always fits"
+    assert here.answers == here.rows[0].decoding == here.rows[0].kv_mean == here.rows[0].beside == 0
+    assert here.rows[0].step == pytest.approx(here.step_model.decode_ms(0, 0, 0))
+    assert here.rows[0].kv_free == math.inf, "one always fits"
 
 
 def test_the_strictest_target_is_the_least_of_those_there() -> None:
     here, strict, loose = inflight(), booking(tpot=20.0), booking(tpot=80.0)
-    assert here.strictest[0] == math.inf
+    assert here.rows[0].strictest == math.inf
     here.answer_placed(loose, 0, 0.0)
     here.answer_placed(strict, 0, 0.0)
-    assert here.strictest[0] == 20.0
+    assert here.rows[0].strictest == 20.0
     here.answer_over(strict, 0.0)
-    assert here.strictest[0] == 80.0
+    assert here.rows[0].strictest == 80.0
     here.answer_over(loose, 0.0)
-    assert here.strictest[0] == math.inf
+    assert here.rows[0].strictest == math.inf
 
 
 def test_who_would_miss_a_target_is_counted_and_not_twice() -> None:
@@ -108,7 +108,7 @@ def test_who_would_miss_a_target_is_counted_and_not_twice() -> None:
         here.answer_placed(each, 0, 0.0)
     for each in (strict, loose):
         here.opened(each, 1.0)
-    slack_ms = (NEARLY * 10.0 - here.step[0]) * 49
+    slack_ms = (NEARLY * 10.0 - here.rows[0].step) * 49
     assert 0 < slack_ms < 150
     assert here.harmed(0, slack_ms * 0.99, 1.0) == 0
     assert here.harmed(0, slack_ms * 1.01, 1.0) == 1
@@ -126,7 +126,7 @@ def test_an_answer_that_has_outlived_a_length_is_not_held_to_it() -> None:
     here, one = inflight(), booking(tpot=10.0)
     here.answer_placed(one, 0, 0.0)
     here.opened(one, 1.0)
-    step_ms = float(here.step[0])
+    step_ms = float(here.rows[0].step)
     slack_ms = (NEARLY * 10.0 - step_ms) * 49
     soon, later = 1.0 + 49 * step_ms / 1000, 1.0 + 51 * step_ms / 1000
     assert here.harmed(0, slack_ms * 1.01, soon) == 1, "it may yet be as short as predicted"
@@ -144,7 +144,7 @@ def test_answers_do_not_outlive_a_length_while_prompts_run() -> None:
     here, one = inflight(), booking(tpot=10.0)
     here.answer_placed(one, 0, 0.0)
     here.opened(one, 1.0)
-    step_ms = float(here.step[0])
+    step_ms = float(here.rows[0].step)
     here.prompt_placed(booking(), 0, 60.0, 60.0, 1.0)
     later = 1.0 + 51 * step_ms / 1000
     left_ms = (NEARLY * 10.0 - step_ms) * 49 - 60.0
@@ -170,7 +170,7 @@ def test_a_row_that_another_instance_has_keeps_nothing() -> None:
     assert here.answers == 0 and here.harmed(0, 1e9, 1.0) == 0
     here.prompt_over(one, 0.2, done=True)
     here.answer_over(one, 0.2, 10)
-    assert here.prompts[0] == here.decoding[0] == here.answers == 0, "its end is nobody's here"
+    assert here.rows[0].prompts == here.rows[0].decoding == here.answers == 0, "its end is nobody's here"
 
 
 def test_prompts_of_one_step_are_one_observation() -> None:
@@ -179,11 +179,11 @@ def test_prompts_of_one_step_are_one_observation() -> None:
         pair = [booking(), booking()]
         plain = [20.0, 40.0 + turn % 5 * 10]
         for each, ms in zip(pair, plain, strict=True):
-            here.prompt_placed(each, 0, ms * here.step_model.prefill_factor[0], 0.0, float(turn))
+            here.prompt_placed(each, 0, ms * here.step_model.rows[0].prefill_factor, 0.0, float(turn))
         ends = turn + FIRST_S + sum(plain) / 1000
         for each in pair:
             here.prompt_over(each, ends, done=True)
-    assert here.step_model.prefill_factor[0] == pytest.approx(1.0, rel=0.05)
+    assert here.step_model.rows[0].prefill_factor == pytest.approx(1.0, rel=0.05)
 
 
 def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
@@ -193,12 +193,12 @@ def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
         quiet, disturbed = booking(), booking()
         here.answer_placed(quiet, 0, now)
         here.opened(quiet, now)
-        plain_ms = float(here.step[0] / here.step_model.decode_factor[0])
+        plain_ms = float(here.rows[0].step / here.step_model.rows[0].decode_factor)
         here.answer_over(quiet, now + 1.3 * plain_ms * 99 / 1000, 100)
         here.prompt_placed(booking(), 1, 2500.0, 2500.0, now)  # half of its time for a while
         here.answer_placed(disturbed, 1, now)
         here.opened(disturbed, now)
         expected_ms = plain_ms / here.idle(now)[1]
         here.answer_over(disturbed, now + expected_ms * 9 / 1000, 10)
-    assert here.step_model.decode_factor[0] == pytest.approx(1.3, rel=0.02)
-    assert here.step_model.decode_factor[1] == pytest.approx(1.0, rel=0.02)
+    assert here.step_model.rows[0].decode_factor == pytest.approx(1.3, rel=0.02)
+    assert here.step_model.rows[1].decode_factor == pytest.approx(1.0, rel=0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from router.predict.chunks import CHUNK_BYTES
-from router.predict.prefix_cache import Match, PrefixCacheIndex, rows_of
+from router.predict.prefix_cache import PrefixCacheIndex, rows_of
 
 TOKENS = CHUNK_BYTES // 4
 NAMES = list(range(100, 120))
@@ -32,8 +32,8 @@ def ask(index: PrefixCacheIndex, row: int, names: list[int], now: float, cached_
 
 
 def test_nothing_is_expected_of_an_empty_index() -> None:
-    assert index_of(100).match(NAMES) == Match()
-    assert index_of(100).match([]) == Match()
+    assert not index_of(100).match(NAMES).levels
+    assert not index_of(100).match([]).levels
     assert index_of(100).match(NAMES).column(3).tolist() == [0, 0, 0]
 
 
@@ -52,7 +52,7 @@ def test_each_instance_matches_as_far_as_it_holds() -> None:
 def test_a_gap_ends_the_match() -> None:
     index = index_of(100)
     ask(index, 0, NAMES[3:], 1.0)
-    assert index.match(NAMES) == Match()
+    assert not index.match(NAMES).levels
 
 
 def test_columns_of_hundreds_of_instances() -> None:
@@ -92,7 +92,7 @@ def test_answers_take_place() -> None:
     index.wrote(0, TOKENS // 2, 3.0)
     assert index.match(NAMES).chunks_of(0) == 7
     index.wrote(0, 50 * TOKENS, 4.0)
-    assert index.match(NAMES) == Match()
+    assert not index.match(NAMES).levels
 
 
 def test_a_request_that_ends_was_used_just_now() -> None:
@@ -122,7 +122,7 @@ def test_fewer_cached_tokens_than_expected_forget_that_and_what_is_older() -> No
     ask(index, 0, [51, 52, 53], 9.0)
     before = index.capacity_tokens(0)
     ask(index, 0, NAMES, 10.0, cached_chunks=0)
-    assert index.match([1, 2, 3]) == Match(), "older than what was missing"
+    assert not index.match([1, 2, 3]).levels, "older than what was missing"
     assert index.match([51, 52, 53]).chunks_of(0) == 3
     assert index.match(NAMES).chunks_of(0) == 20, "it was computed just now"
     assert index.capacity_tokens(0) < before
@@ -187,7 +187,7 @@ def test_who_has_left_is_not_known() -> None:
     index = index_of(100)
     ask(index, 0, NAMES, 1.0)
     index.leave(0)
-    assert (len(index), index.match(NAMES), index.sent(0, NAMES, 2.0)) == (0, Match(), None)
+    assert (len(index), index.match(NAMES).levels, index.sent(0, NAMES, 2.0)) == (0, [], None)
     index.wrote(0, 100, 2.0)
     index.used(0, NAMES, 2.0)
     index.removed(0, 100)
@@ -201,7 +201,7 @@ def test_kv_events_forget() -> None:
     ask(index, 0, [1, 2, 3], 1.0)
     ask(index, 0, NAMES, 2.0)
     index.removed(0, 4 * TOKENS)
-    assert index.match([1, 2, 3]) == Match()
+    assert not index.match([1, 2, 3]).levels
     assert index.match(NAMES).chunks_of(0) == 19
     index.cleared(0)
     assert len(index) == 0

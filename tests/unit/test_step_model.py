@@ -29,7 +29,7 @@ def step_model(*gpus: str) -> StepModel:
 
 def prompt_ms(made: StepModel, tokens: int, cached_tokens: int = 0) -> float:
     """In row 0, by what it was seen to take."""
-    return float(np.ravel(made.of_prompt(tokens, cached_tokens)[0])[0] * made.prefill_factor[0])
+    return float(np.ravel(made.of_prompt(tokens, cached_tokens)[0])[0] * made.rows[0].prefill_factor)
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 1024, 5000, 8192])
@@ -82,9 +82,9 @@ def test_an_engine_that_is_slower_than_its_costs_is_found_out() -> None:
     for tokens in (500, 4000, 1500, 8000, 2500) * 30:
         plain = costs().prefill_ms(tokens)
         made.prompt_took(0, plain, 1.4 * plain + 12.0)
-    assert made.prefill_factor[0] == pytest.approx(1.4, rel=0.03)
-    assert made.overhead[0] == pytest.approx(12.0, abs=3.0)
-    assert made.lead[0] == pytest.approx(made.first[0] + made.overhead[0])
+    assert made.rows[0].prefill_factor == pytest.approx(1.4, rel=0.03)
+    assert made.rows[0].overhead == pytest.approx(12.0, abs=3.0)
+    assert made.rows[0].lead == pytest.approx(made.rows[0].first + made.rows[0].overhead)
 
 
 def test_prompts_of_one_size_say_nothing_about_the_slope() -> None:
@@ -92,15 +92,15 @@ def test_prompts_of_one_size_say_nothing_about_the_slope() -> None:
     plain = costs().prefill_ms(1000)
     for _ in range(300):
         made.prompt_took(0, plain, plain + 15.0)
-    assert made.prefill_factor[0] * plain + made.overhead[0] == pytest.approx(plain + 15.0, rel=0.02)
+    assert made.rows[0].prefill_factor * plain + made.rows[0].overhead == pytest.approx(plain + 15.0, rel=0.02)
 
 
 def test_costs_that_are_known_are_not_given_up_for_strange_legs() -> None:
     made = step_model("H100")
     for at in range(200):
         made.prompt_took(0, 10.0 + at % 7, 40.0 * (10.0 + at % 7))
-        made.steps_took(0, 10.0 * made.decode_factor[0], 1e5)
-    assert made.prefill_factor[0] == OFF_KNOWN and made.decode_factor[0] == OFF_KNOWN
+        made.steps_took(0, 10.0 * made.rows[0].decode_factor, 1e5)
+    assert made.rows[0].prefill_factor == OFF_KNOWN and made.rows[0].decode_factor == OFF_KNOWN
 
 
 def test_an_engine_that_nobody_knows_is_learned() -> None:
@@ -111,28 +111,28 @@ def test_an_engine_that_nobody_knows_is_learned() -> None:
         tokens = 100 + 37 * (at % 9)
         made.prompt_took(0, UNKNOWN.prompt_ms(tokens), 20 * UNKNOWN.prompt_ms(tokens))
     assert made.sure(ROW)
-    took = [prompt_ms(made, tokens) + made.overhead[0] for tokens in (100, 400)]
+    took = [prompt_ms(made, tokens) + made.rows[0].overhead for tokens in (100, 400)]
     assert took == pytest.approx([20 * UNKNOWN.prompt_ms(tokens) for tokens in (100, 400)], rel=0.25)
     for _ in range(100):
         made.steps_took(0, made.decode_ms(0, 1, 100), 160.0)
     assert made.decode_ms(0, 1, 100) == pytest.approx(160.0, rel=0.05)
-    assert made.request[0] == pytest.approx(UNKNOWN.decode.request_ms * made.decode_factor[0])
+    assert made.rows[0].request == pytest.approx(UNKNOWN.decode.request_ms * made.rows[0].decode_factor)
 
 
 def test_one_wild_step_moves_little_once_more_are_known() -> None:
     made = step_model("H100")
     for _ in range(50):
-        made.steps_took(0, 10.0 * made.decode_factor[0], 10.0)
-    before = float(made.decode_factor[0])
+        made.steps_took(0, 10.0 * made.rows[0].decode_factor, 10.0)
+    before = float(made.rows[0].decode_factor)
     made.steps_took(0, 10.0, 10_000.0)
-    assert made.decode_factor[0] / before < math.exp(0.06)
+    assert made.rows[0].decode_factor / before < math.exp(0.06)
 
 
 def test_nonsense_is_not_learned() -> None:
     made = step_model("H100")
     for predicted, observed in ((0.0, 5.0), (5.0, 0.0), (-1.0, 3.0)):
         made.steps_took(0, predicted, observed)
-    assert made.decode_factor[0] == 1.0
+    assert made.rows[0].decode_factor == 1.0
 
 
 def test_a_row_that_is_given_to_another_starts_anew() -> None:
@@ -140,5 +140,5 @@ def test_a_row_that_is_given_to_another_starts_anew() -> None:
     for _ in range(30):
         made.steps_took(0, 10.0, 18.0)
     made.know(0, make_of(costs("A100")))
-    assert made.decode_factor[0] == 1.0
-    assert made.capacity[0] == costs("A100").kv_capacity_tokens
+    assert made.rows[0].decode_factor == 1.0
+    assert made.rows[0].capacity == costs("A100").kv_capacity_tokens

@@ -225,7 +225,7 @@ def test_an_engine_is_not_filled_beyond_its_strictest_target() -> None:
     here, scoring = view(P, D, D), Scoring(SaturationDetector(FlowControlQueue()))
     made = here.all().inflight
     row = here.get(InstanceId("d1")).row
-    while made.step[row] < 11.0:
+    while made.rows[row].step < 11.0:
         place(here, asks(ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring), "d1", "p0")
     loose = workload(here.all(), asks(ttft_ms=1000.0, tpot_ms=100.0, scoring=scoring))
     assert loose.decode == "d2", "it could take more; those who are there could not"

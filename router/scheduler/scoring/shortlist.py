@@ -1,9 +1,8 @@
-"""Which of many instances are worth pricing for one request: filtered and ranked by columns. Pure.
+"""Shortlist: which of many instances are worth pricing for one request, filtered and ranked by columns. Pure.
 
-A price is worked out row by row (`router.scheduler.scoring.row_prices`), which costs half a microsecond a row. In a
-fleet of a thousand, some twenty calls of numpy say which rows have room and which come first by a rank: a price with
-straight lines in the place of what the last part of a budget costs, and without targets that are missed. The best
-`LISTED` by rank are priced.
+The scorer works row by row (`router.scheduler.scoring.row_prices`), at half a microsecond a row. In a fleet of a
+thousand, some twenty calls of numpy find the rows with room and rank them: the rank is a price with straight lines in
+place of the cost of a budget's last part, and without missed targets. The best `LISTED` rows by rank are priced.
 """
 
 from __future__ import annotations
@@ -18,54 +17,56 @@ from router.predict.margins import WIDEST
 from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.figures import LOOSE, Figures
 
-LISTED: Final = 24
+LISTED: Final = 12
 """Rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
 
 
 class Shortlist:
-    """Of one request."""
+    """The shortlist for one request."""
 
     def __init__(self, of: Figures) -> None:
-        """Sets the unit of first tokens where nothing is promised (`Figures.ttft_unit`)."""
+        """Sets the unit of first tokens if nothing is promised (`Figures.ttft_unit`)."""
         self._of: Final = of
         fleet, wanted, inflight, step_model = of.fleet, of.wanted, of.fleet.inflight, of.fleet.inflight.step_model
         self.places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)
         ms, stall_ms, steps = step_model.of_prompt(of.tokens)
-        self.prompt: Floats = step_model.prefill_factor * ms
+        self.prompt: Floats = step_model.column("prefill_factor") * ms
         self._stall_ms: Final = stall_ms
         self._less_cached()
-        self.prompt += inflight.beside if isinstance(steps, int) and steps == 1 else inflight.beside * steps
-        self.alone: Floats = self.prompt + step_model.lead
+        self.prompt += (
+            inflight.column("beside") if isinstance(steps, int) and steps == 1 else inflight.column("beside") * steps
+        )
+        self.alone: Floats = self.prompt + step_model.column("lead")
         self.alone += of.waited_ms
         self.open: Final[Bools] = self._opened()
         if not of.ttft_unit:
             rows = fleet.ready_for(wanted).any
             of.ttft_unit = LOOSE * (float(self.alone[rows].min()) if len(rows) else math.inf)
-        longer: Floats = step_model.context * of.context
-        longer += step_model.request
+        longer: Floats = step_model.column("context") * of.context
+        longer += step_model.column("request")
         per_ms = inflight.idle(wanted.now)
         np.divide(1.0 / of.tpot_unit, per_ms, out=per_ms)
-        self._used: Final[Floats] = (inflight.step + longer) * per_ms
+        self._used: Final[Floats] = (inflight.column("step") + longer) * per_ms
         longer *= per_ms
         self._more: Final[Floats] = longer
         self._room: Bools | None = None
         self._ranks: tuple[Floats, Floats] | None = None
 
     def _less_cached(self) -> None:
-        """What is in an instance's cache is not computed again."""
+        """Leave out what is in an instance's cache, as it is not computed again."""
         of, step_model = self._of, self._of.fleet.inflight.step_model
         for chunks, bits in () if of.match is None else of.match.levels:
             rows = rows_of(bits)
             ms, _, _ = step_model.of_prompt(of.tokens, of.held(chunks))
-            self.prompt[rows] = step_model.prefill_factor[rows] * (ms if isinstance(ms, float) else ms[rows])
+            self.prompt[rows] = step_model.column("prefill_factor")[rows] * (ms if isinstance(ms, float) else ms[rows])
 
     def _opened(self) -> Bools:
-        """Where its prompt would be computed at once, or nearly so."""
+        """Whether the prompt would be computed at once, or nearly so, by row."""
         of = self._of
         until = math.inf if of.saturation is None else of.saturation.opens_until_ms(of.wanted)
         if of.saturation is None or until == math.inf:
             return self.places
-        found: Bools = self.places & (of.fleet.inflight.opens <= until)
+        found: Bools = self.places & (of.fleet.inflight.column("opens") <= until)
         lanes = of.saturation.lanes(of.wanted, len(of.fleet))
         if lanes is not None:
             taken = np.zeros(len(found), dtype=np.bool_)
@@ -74,26 +75,26 @@ class Shortlist:
         return found
 
     def answers(self) -> Bools:
-        """Where there is room for its answer: a place, memory, and every target kept."""
+        """Whether there is room for the answer, by row: a place, memory, and every target kept."""
         found = self._room
         if found is None:
             of, inflight = self._of, self._of.fleet.inflight
-            found = self.places & (inflight.kv_free >= of.own_tokens())
+            found = self.places & (inflight.column("kv_free") >= of.own_tokens())
             if of.saturation is not None:
-                margins = inflight.margins
-                limits = inflight.strictest * WIDEST
-                for target_ms, margin in margins.narrowed():
-                    limits[inflight.strictest == target_ms] = target_ms * margin
+                strictest = inflight.column("strictest")
+                limits = strictest * WIDEST
+                for target_ms, margin in inflight.margins.narrowed():
+                    limits[strictest == target_ms] = target_ms * margin
                 limits = np.minimum(limits, of.tpot_limit_ms())
                 limits *= 1.0 / of.tpot_unit
                 kept: Bools = self._used <= limits
-                kept |= inflight.vacant
+                kept |= inflight.column("decoding") == 0
                 found &= kept
             self._room = found
         return found
 
     def ranks(self) -> tuple[Floats, Floats]:
-        """Of both legs, by row: the less the better."""
+        """The ranks of both legs, by row: less is better."""
         if self._ranks is None:
             of, inflight = self._of, self._of.fleet.inflight
             prefill = inflight.waits_ms(of.wanted.now)
@@ -101,8 +102,8 @@ class Shortlist:
             prefill *= 1.0 / of.ttft_unit
             decode = self._used
             if inflight.answers:
-                decode = decode + self._more * inflight.decoding
-                stalled = inflight.decoding * (1.0 / (of.tpot_unit * of.middle))
+                decode = decode + self._more * inflight.column("decoding")
+                stalled = inflight.column("decoding") * (1.0 / (of.tpot_unit * of.middle))
                 stalled *= self._stall_ms
                 prefill += stalled
             self._ranks = (prefill, decode)
@@ -110,7 +111,7 @@ class Shortlist:
 
 
 def listed(rows: Ints, rank: Floats) -> list[int]:
-    """The best of these, in the order of their rows. `rank`: of every row of the fleet."""
+    """The best of these rows, in the order of rows. `rank`: of every row of the fleet."""
     if len(rows) > LISTED:
         best = rank[rows].argpartition(LISTED)[:LISTED]
         best.sort()

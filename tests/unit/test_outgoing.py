@@ -1,0 +1,29 @@
+"""What is ready-made of a prefill leg's body is what `wire.prefill_fields` says of it."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster import wire
+from cluster.ids import RequestId, TransferId
+from router.request.outgoing import _prefill_ending
+
+VALUES: dict[str, Any] = {"stream_options": {"include_usage": True}, "max_completion_tokens": 7, "min_tokens": 3}
+CASES = [
+    dict(zip(VALUES, values, strict=True)) for values in product(*((None, value, ...) for value in VALUES.values()))
+]
+
+
+@pytest.mark.parametrize("token_ids", [False, True])
+def test_a_ready_made_end_says_what_is_said_of_each_body(token_ids: bool) -> None:
+    transfer = TransferId(RequestId("5f" * 16), 2, 41)
+    for case in CASES:
+        body = {"model": "m", **{name: value for name, value in case.items() if value is not ...}}
+        has = "stream_options" in body, "max_completion_tokens" in body, bool(body.get("min_tokens"))
+        start, end = _prefill_ending(*has, token_ids)
+        said = msgspec.json.decode(b"{" + start + str(transfer).encode() + end)
+        assert said == wire.prefill_fields(body, token_ids=token_ids, transfer=transfer)
