@@ -117,9 +117,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float = 0.0
     """The class's target for the first token, from the request's arrival; 0: none."""
     tpot_ms: float = 0.0
-    """And for each token after it."""
+    """The class's target for each later token."""
     sheds: bool = False
-    """It is refused rather than served late: what is let in is to keep its targets."""
+    """The request is refused rather than served late: what is let in is to keep its targets."""
     lengths_within: float = 1.0
     """`Promise.lengths_within`."""
     arrived: float = 0.0

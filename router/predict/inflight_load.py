@@ -122,14 +122,14 @@ class InflightRequest:
         self.pull: ExpectedTransfer | None = None
         """The same for the transfer model; None if D's prompts delay the move as well."""
         self.opened_s = -1.0
-        """When its answer's first token was here, from where it is decoded."""
+        """The time of its answer's first token."""
         self.seeded = False
-        """Its client has its first token from where the prompt is computed."""
+        """Its client has the first token from the instance that computes the prompt."""
         self.first_s = -1.0
-        """When its client had its first token."""
+        """The time at which its client had the first token."""
         self.margin = 0.0
-        """Of its target, up to which predictions had room when it was let in (`Margins`); 0: it was let in for another
-        reason, or has no target."""
+        """The share of its target up to which predictions had room when it was let in (`Margins`); 0: it was let in for
+        another reason, or has no target."""
         self.limits: tuple[LengthLimit, ...] = ()
         """For a short answer and for a median one, if it has a target."""
         self.began_tpot_ms = 0.0

@@ -33,7 +33,7 @@ class Dispatch:
         self.line: Final = Waiters()
         self.losses: Final = Losses()
         self._looks_s = -1.0
-        """When the scheduler is to look for room; -1: not at all."""
+        """The time at which the scheduler is to look for room; -1: none."""
         self.said_whole = False
         """The log has said that a request which could be handed over is not."""
 

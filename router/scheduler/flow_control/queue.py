@@ -257,9 +257,9 @@ class FlowControlQueue:
         return sum(entry.work_ms for entry in self._entries.values()) / self._rate_ms(servers)
 
     def hopeless(self, now: float, servers: int, whose: str = "") -> list[object]:
-        """Who cannot be in time any more, those with the most work first to go, of sizes that have not had enough of
-        that (`GivenUp`); they are late from now on. Of those in line `whose` places these servers are: a tenant's that
-        instances are kept for, or of all others.
+        """The requests that cannot be in time any more, those with the most work first, of sizes that have not had
+        enough of that (`GivenUp`); they are late from now on. `whose`: the tenant whose reserved instances the servers
+        are, or the name of all others.
         """
         rate = self._rate_ms(servers)
         waiting = sorted(

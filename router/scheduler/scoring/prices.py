@@ -52,14 +52,14 @@ class Prices(RowPrices):
         return self.fleet.inflight.rows[row].step + self.longer_at(row)
 
     def margin_at(self, row: int) -> float:
-        """Of its target of time per token, up to which predictions had room; 0: it has none, or this row has room for
-        it although the prediction is over that.
+        """The share of its TPOT target up to which predictions have room; 0: it has no target, or is let in here
+        although its prediction is over that share.
         """
         if not self.tpot_ms or self.tpot_at(row) > self.tpot_limit_ms():
             return 0.0
         return self.fleet.inflight.margins.of(self.tpot_ms)
 
-    # --- what one does to others --------------------------------------------------------------------------------------
+    # --- effects on other requests ----------------------------------------------------------------------------------
 
     def harm(self, row: int) -> float:
         """What this prompt does to the targets of answers there."""

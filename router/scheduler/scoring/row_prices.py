@@ -221,12 +221,13 @@ class RowPrices(Figures):
         loads, own = self.fleet.inflight.rows, self.own_tokens()
         self._answers.extend([self._places[row] and loads[row].kv_free >= own for row in rows])
         if self.saturation is not None:
-            margins, own_ms = self.fleet.inflight.margins, self.tpot_limit_ms()
+            margins, limit_ms = self.fleet.inflight.margins, self.tpot_limit_ms()
             for row in rows:
                 load = loads[row]
-                limit_ms = min(margins.limit_ms(load.strictest), own_ms) if load.decoding else math.inf
-                if self._used[row] * self.tpot_unit > limit_ms:
-                    self._answers[row] = False
+                if load.decoding:
+                    until_ms = min(margins.limit_ms(load.strictest), limit_ms)
+                    if self._used[row] * self.tpot_unit > until_ms:
+                        self._answers[row] = False
 
     # --- at one row ---------------------------------------------------------------------------------------------------
 
