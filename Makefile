@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-plan licences audit plan-example test-k8s bench-scaling wheel helm
+.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-admission bench-plan licences audit plan-example test-k8s bench-scaling wheel helm
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -20,7 +20,7 @@ setup: ## make .venv with everything in it (DEVICE=cpu|gpu, otherwise it looks);
 	@$(PYTHON) tools/setup.py --device $(DEVICE)
 
 serve: setup ## a whole cluster on this machine with the model that ships: http://127.0.0.1:8000 (ARGS= for `baton up`)
-	@exec $(BIN)/baton up $(ARGS)
+	@$(BIN)/python -m tools.compile --beside & exec $(BIN)/baton up $(ARGS)
 
 test: setup check ## everything that runs in ten minutes on two cores, live engines last
 	@$(BIN)/python tools/run_tests.py $(ARGS)
@@ -122,6 +122,9 @@ soak: setup ## 30 minutes at 70 % load, mock instances coming and going: memory,
 
 bench-defaults: setup ## TTFT of `baton router` as it starts beside vllm-router's policies, on mocks (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.defaults $(ARGS)
+
+bench-admission: setup ## what admission lets in and keeps: overloads, simulated and on mocks (ARGS="--only simulated", --publish)
+	@$(BIN)/python -m bench.admission $(ARGS)
 
 bench-plan: compile ## `baton plan` beside other planners, and papers' claims through it; needs BATON_DATA (ARGS="--only search", --publish)
 	@BATON_COMPILED=1 $(BIN)/python -m bench.plan $(ARGS)

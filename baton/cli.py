@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from baton import __version__, compiled
 from cluster.errors import UsageError
@@ -84,8 +85,15 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words, []
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the whole usage of a command with many flags would hide it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (flags: {self.prog} --help)\n")
+
+
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="baton",
         description="Serve large language models on separate prefill and decode pools.",
         epilog=EPILOG,

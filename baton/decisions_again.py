@@ -116,7 +116,7 @@ def _said(outcome: Outcome | None) -> str | None:
         case Decided(_, wanted, chosen):
             return f"{_chosen(chosen)} for a request of {wanted.prompt_tokens} tokens"
         case Came(chosen, called):
-            asked = f"requests {', '.join(map(str, called))} called" if called else "nobody called"
+            asked = f"requests {', '.join(map(str, called))} called" if called else "no request called"
             return asked if chosen is None else f"{_chosen(chosen)}, {asked}"
         case None:
             return None

@@ -25,6 +25,8 @@ class Demo:
     total_s: float = 0.0
     pulled: int = 0
     """Prompt tokens whose KV the decode engines pulled from a prefill engine, by their own count."""
+    proven: int = 0
+    """The same before this answer: of the prompts by which the router proves pairs (docs/connector.md)."""
 
 
 async def ask(endpoint: str, model: str, decode_urls: list[str], show: object) -> Demo:
@@ -35,7 +37,7 @@ async def ask(endpoint: str, model: str, decode_urls: list[str], show: object) -
     """
     demo = Demo()
     async with aiohttp.ClientSession(raise_for_status=True) as session:
-        before = await _pulled(session, decode_urls)
+        before = demo.proven = await _pulled(session, decode_urls)
         started = time.monotonic()
         body = {
             "model": model,

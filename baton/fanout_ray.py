@@ -118,7 +118,7 @@ class _RayTask(Generic[T]):
 
 
 def _connected(on: str) -> Any:
-    if on != "ray" and not on.startswith("ray://"):
+    if on != "ray" and (not on.startswith("ray://") or on == "ray://"):
         raise UsageError(f"--on {on}: write ray (the cluster that this machine is part of) or ray://HOST:PORT")
     try:
         import ray

@@ -488,4 +488,8 @@ def _way(demo: Demo) -> str:
     """How the first answer was served."""
     if demo.pulled:
         return f"the KV cache of {demo.pulled} prompt tokens went from prefill to decode over NIXL"
-    return "served whole by one engine, which is cheaper while no other request runs (docs/policy.md)"
+    whole = "served whole by one engine, which is cheaper while no other request runs (docs/policy.md)"
+    if not demo.proven:
+        return whole
+    proof = f"prefill handed {demo.proven} prompt tokens over to decode by NIXL, to prove that the text is the same"
+    return f"{whole}.\nBefore that, {proof}"

@@ -31,6 +31,12 @@ BAD_SHOWN = 20
 ARRIVALS_MAX = 5_000_000
 """About 1 GB of arrivals in memory."""
 
+RATE_SCALE_MAX = 10_000.0
+"""Copies of one arrival are held in memory until they are due."""
+
+SPAN_MAX_S = 1e9
+"""The longest load: 31 years. Simulated clocks count nanoseconds in 64 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -164,6 +170,9 @@ def _made(args: argparse.Namespace, rng: np.random.Generator) -> list[Arrival]:
     found: Iterable[Arrival] = _drawn(args, rng)
     if args.requests is None and args.duration_s is None:
         args.requests = REQUESTS
+    expected = (args.rate or 1.0) * args.speed * args.rate_scale * (args.duration_s or math.inf)
+    if min(args.requests or math.inf, expected) > 1.1 * ARRIVALS_MAX:
+        raise _too_many()
     if args.rate_scale != 1:
         found = denser(found, args.rate_scale, rng.spawn(1)[0])
     return _shaped(found, args)
@@ -187,8 +196,8 @@ def _times(args: argparse.Namespace, rng: np.random.Generator) -> Iterator[float
     if args.cv is not None and kind not in {"gamma", "weibull"}:
         raise UsageError(f"--cv shapes gamma and weibull arrivals; {kind} has its own")
     cv = 2.0 if args.cv is None else args.cv
-    if kind == "weibull" and cv > processes.CV_MAX:
-        raise UsageError(f"--cv {cv:g}: weibull takes up to {processes.CV_MAX:g}; --arrivals gamma takes more")
+    if fault := processes.cv_fault(kind, cv):
+        raise UsageError(f"--cv {cv:g}: {fault}")
     if kind == "constant":
         return processes.constant(rate)
     if kind == "poisson":
@@ -205,8 +214,14 @@ def _shaped(found: Iterable[Arrival], args: argparse.Namespace) -> list[Arrival]
     limit = ARRIVALS_MAX + 1 if args.requests is None else args.requests
     listed = list(islice(found, limit))
     if len(listed) > ARRIVALS_MAX:
-        raise UsageError(f"more than {ARRIVALS_MAX:,} requests; take part of it with --requests or --duration-s")
+        raise _too_many()
+    if listed and not listed[-1].at_s <= SPAN_MAX_S:
+        raise UsageError(f"the last request is due after {listed[-1].at_s:.3g} s; a load lasts up to {SPAN_MAX_S:g} s")
     return listed
+
+
+def _too_many() -> UsageError:
+    return UsageError(f"more than {ARRIVALS_MAX:,} requests; take part of it with --requests or --duration-s")
 
 
 def _rows(path: Path, args: argparse.Namespace, rng: np.random.Generator, notes: list[str]) -> Iterator[Row]:
@@ -260,6 +275,14 @@ def _good(rows: Iterator[Row], args: argparse.Namespace, bad: list[str], *, stri
             raise UsageError(f"{args.trace}: {row} (without --strict such rows are left out and listed)")
         else:
             bad.append(str(row))
+
+
+def scale(text: str) -> float:
+    """A flag's number of copies of each arrival."""
+    value = finite(text)
+    if value > RATE_SCALE_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is more than {RATE_SCALE_MAX:,.0f}")
+    return value
 
 
 def finite(text: str) -> float:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from baton.load_arrivals import finite
+from baton.load_arrivals import finite, scale
 from loadgen.traces import FORMATS
 
 
@@ -31,7 +31,7 @@ def add_load(group: Any) -> None:
     group.add_argument("--duration-s", type=finite, metavar="S", help="send for so long")
     group.add_argument("--speed", type=finite, default=1.0, metavar="X", help="time runs X times faster")
     group.add_argument(
-        "--rate-scale", type=finite, default=1.0, metavar="X", help="X times the requests in the same time"
+        "--rate-scale", type=scale, default=1.0, metavar="X", help="X times the requests in the same time"
     )
     group.add_argument("--seed", type=_natural, default=0, help="the same seed sends the same load (default 0)")
     group.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")

@@ -136,7 +136,7 @@ def page(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> 
 
 _NOTE = "Simulated; prices are those of the cluster file, or of costs/hardware.py where it names none."
 
-_COLUMNS = ("fleet", "price an hour", "attainment", "TTFT p95, ms", "so it")
+_COLUMNS = ("fleet", "price an hour", "attainment", "TTFT p95, ms", "result")
 
 
 def _tried(outcome: Outcome) -> list[tuple[str, ...]]:

@@ -119,12 +119,12 @@ class Answer:
 
     @property
     def gpus(self) -> int:
-        """Of all instances."""
+        """The GPUs of all instances."""
         return sum(kind.gpus * count for kind, count in zip(self.arrangement, self.counts, strict=True))
 
     @property
     def price_per_hour(self) -> float:
-        """Of all GPUs."""
+        """The price of all GPUs."""
         return price_per_hour(self.arrangement, self.counts)
 
     @property
@@ -168,7 +168,7 @@ class Outcome:
     because: str = ""
     """Without an answer: the reason."""
     stopped: bool = False
-    """The user has waited long enough: there may be something cheaper."""
+    """Whether the user stopped the search: a cheaper fleet may exist."""
     points: list[Point] = field(default_factory=list)
     """Fleets that were tried on the whole load."""
     sampled: int = 0
@@ -214,7 +214,7 @@ class Planner:
         self.weaker = _weaker({str(kind): made for kind, made in self._members.items() if made is not None})
 
     def __getstate__(self) -> dict[str, object]:
-        """For other machines, which simulate and need no bounds."""
+        """A copy for other machines, which simulate and need no bounds."""
         kept = ("task", "_members", "arrangements")
         return {name: value for name, value in self.__dict__.items() if name in kept}
 
@@ -395,7 +395,7 @@ def _cap(kind: Kind) -> str:
 
 
 def price_per_hour(arrangement: Arrangement, counts: Counts) -> float:
-    """Of all GPUs of a fleet."""
+    """The price of all GPUs of a fleet."""
     return sum(kind.gpu.usd_per_hour * kind.gpus * count for kind, count in zip(arrangement, counts, strict=True))
 
 

@@ -195,14 +195,17 @@ def read_gpus(text: str, flag: str) -> dict[str, int]:
     """`H100-SXM=8,L40S=4`: how many GPUs of each type; types in any of their spellings.
 
     Raises:
-        UsageError: an unknown type, or no whole number; the message says which.
+        UsageError: an unknown type, one type twice, or no whole number; the message says which.
     """
     found: dict[str, int] = {}
     for part in text.split(","):
         name, _, count = part.strip().partition("=")
         if not count.isascii() or not count.isdigit() or not int(count):
             raise UsageError(f"{flag} {part.strip()}: write TYPE=N, like H100-SXM=8")
-        found[gpu_named(name).name] = int(count)
+        gpu = gpu_named(name).name
+        if gpu in found:
+            raise UsageError(f"{flag} names {gpu} twice")
+        found[gpu] = int(count)
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.load_arrivals import ARRIVALS_MAX, lengths_from
+from baton.load_arrivals import ARRIVALS_MAX, SPAN_MAX_S, lengths_from
 from cluster.errors import UsageError
 from loadgen import arrivals as processes
 from loadgen.arrival import Arrival
@@ -49,13 +49,20 @@ def workload(path: Path, seed: int) -> list[Arrival]:
         raise UsageError(f"--workload {path}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"--workload {path}: not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise UsageError(f"--workload {path}: nested too deep") from None
     if not isinstance(tree, dict) or not isinstance(tree.get("parts"), dict) or not tree["parts"]:
         raise UsageError(f"--workload {path}: write `parts: {{CLASS: {{rate: 5, input_tokens: 1000}}}}`")
     for name in tree:
         if name not in {"parts", "duration_s", "seed"}:
             raise UsageError(f"--workload {path}: {name}: unknown; there is duration_s, seed, parts")
     duration_s = _number(path, "duration_s", tree.get("duration_s", DURATION_S))
-    rng = np.random.default_rng(int(tree.get("seed", seed)))
+    if duration_s > SPAN_MAX_S:
+        raise UsageError(f"--workload {path}: duration_s is {duration_s:g}: a load lasts up to {SPAN_MAX_S:g} s")
+    chosen: Any = tree.get("seed", seed)
+    if isinstance(chosen, bool) or not isinstance(chosen, int) or chosen < 0:
+        raise UsageError(f"--workload {path}: seed is {chosen!r}: must be a whole number of 0 at least")
+    rng = np.random.default_rng(chosen)
     streams = [_part(path, name, part, duration_s, rng.spawn(1)[0]) for name, part in tree["parts"].items()]
     return list(heapq.merge(*streams, key=lambda each: each.at_s))
 
@@ -74,8 +81,8 @@ def _part(path: Path, name: str, part: Any, duration_s: float, rng: np.random.Ge
     if kind not in PROCESSES:
         raise UsageError(f"{where}.arrivals {kind}: there is {', '.join(PROCESSES)}")
     cv = _number(path, f"parts.{name}.cv", part.get("cv", 2.0))
-    if kind == "weibull" and cv > processes.CV_MAX:
-        raise UsageError(f"{where}.cv {cv:g}: weibull takes up to {processes.CV_MAX:g}; `arrivals: gamma` takes more")
+    if fault := processes.cv_fault(kind, cv):
+        raise UsageError(f"{where}.cv {cv:g}: {fault}")
     prefix = part.get("prefix_tokens", 0), part.get("prefix_groups", 1)
     if not all(isinstance(each, int) and each >= least for each, least in zip(prefix, (0, 1), strict=True)):
         raise UsageError(f"{where}: prefix_tokens and prefix_groups are whole numbers, of 0 and 1 at least")

@@ -75,9 +75,9 @@ def twin_engines(count: int, on: frozenset[int]) -> tuple[Running, list[str]]:
     return _ready_mock(words, count, on)
 
 
-def lone_twin(on: frozenset[int]) -> tuple[Running, str]:
-    """One twin that serves whole requests."""
-    running, urls = _ready_mock([*BATON_COMMAND, "mock", "--instances", "both=1", "--port", "0"], 1, on)
+def lone_twin(on: frozenset[int], more: Sequence[str] = ()) -> tuple[Running, str]:
+    """One twin that serves whole requests, with `more` flags of `baton mock`."""
+    running, urls = _ready_mock([*BATON_COMMAND, "mock", "--instances", "both=1", "--port", "0", *more], 1, on)
     return running, urls[0]
 
 

@@ -15,7 +15,7 @@ import time
 
 from blake3 import blake3
 
-from kvtransfer.vouchers import DIGEST_BYTES, Region, Vouchers
+from kvtransfer.block_digests import DIGEST_BYTES, Region, Vouchers
 
 TOTAL = 128 << 20
 RUNS = 5

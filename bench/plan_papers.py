@@ -8,7 +8,7 @@ throughputs, its inverse is the claim on cost: 1.4 × the throughput at equal co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -148,13 +148,46 @@ SPLITWISE: Final[Mapping[str, tuple[str, str, bool, str, str]]] = MappingProxyTy
 """GPUs for prompts and for answers, whether watts count, GPUs of the aggregated baseline, theirs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to ask for Splitwise's claims."""
+
+    name: str
+    tp: int | None = None
+    """Tensor parallel size of every instance; None: the plan chooses."""
+    times: int = 1
+    """The load's rate, times this."""
+
+
+SETTINGS: Final = (Setting("the plan chooses"), Setting("tp 8, as theirs", tp=8), Setting("tp 8, 4 × the rate", 8, 4))
+"""The second has their machines of eight GPUs; in the third a machine is a smaller part of the fleet."""
+
+
 def of_splitwise(data: Path) -> list[dict[str, Any]]:
-    """The cost of the same load with roles apart and together."""
+    """The cost of the same load with roles apart and together, in each setting."""
+    rows = []
+    for setting in SETTINGS:
+        base = _splitwise_load(data, setting)
+        for name, (prompts, answers, watts, baseline, theirs) in SPLITWISE.items():
+            task = replace(base, objective="power" if watts else "cost")
+            split = _of_roles(task, setting, (Role.PREFILL, prompts), (Role.DECODE, answers))
+            whole = _of_roles(task, setting, (Role.BOTH, baseline))
+            ratio = None
+            if split is not None and whole is not None:
+                ratio = split.power_w / whole.power_w if watts else split.price_per_hour / whole.price_per_hour
+            row = {"setting": setting.name, "claim": name, "theirs": theirs, "split": str(split), "whole": str(whole)}
+            rows.append({**row, "ratio": None if ratio is None else round(ratio, 3)})
+            say(f"Splitwise: {rows[-1]}")
+    return rows
+
+
+def _splitwise_load(data: Path, setting: Setting) -> Task:
+    """Azure's conversation on Llama-2-70B."""
     (trace,) = traces(["Azure conversation"])
     base = task_of(trace, data)
-    kept = base.arrivals[:SPLITWISE_REQUESTS]
-    scale = (len(kept) - 1) / (kept[-1].at_s - kept[0].at_s) / SPLITWISE_RATE
-    task = replace(
+    kept = base.arrivals[: SPLITWISE_REQUESTS * setting.times]
+    scale = (len(kept) - 1) / (kept[-1].at_s - kept[0].at_s) / (SPLITWISE_RATE * setting.times)
+    return replace(
         base,
         model=Model(name=SPLITWISE_MODEL, pools=Pools()),
         shape=model_named(SPLITWISE_MODEL),
@@ -162,20 +195,9 @@ def of_splitwise(data: Path) -> list[dict[str, Any]]:
         goals={"all": goal(*SPLITWISE_GOAL)},
         effort=PAPERS_EFFORT,
     )
-    rows = []
-    for name, (prompts, answers, watts, baseline, theirs) in SPLITWISE.items():
-        asked = replace(task, objective="power" if watts else "cost")
-        split = _of_roles(asked, (Role.PREFILL, prompts), (Role.DECODE, answers))
-        whole = _of_roles(asked, (Role.BOTH, baseline))
-        ratio = None
-        if split is not None and whole is not None:
-            ratio = round(split.power_w / whole.power_w if watts else split.price_per_hour / whole.price_per_hour, 3)
-        rows.append({"claim": name, "theirs": theirs, "split": str(split), "whole": str(whole), "ratio": ratio})
-        say(f"Splitwise: {rows[-1]}")
-    return rows
 
 
-def _of_roles(task: Task, *pools: tuple[Role, str]) -> Answer | None:
+def _of_roles(task: Task, setting: Setting, *pools: tuple[Role, str]) -> Answer | None:
     """The best fleet of these roles, each on one GPU type, without caps."""
     types = dict.fromkeys(gpu for _, gpu in pools)
     asked = replace(task, gpus=tuple((gpu_named(name), NODES) for name in types))
@@ -184,6 +206,7 @@ def _of_roles(task: Task, *pools: tuple[Role, str]) -> Answer | None:
         each
         for each in arrangements(asked.shape, asked.gpus)
         if [(kind.role, kind.gpu.name) for kind in each] == wanted
+        and all(setting.tp in {None, kind.tp} for kind in each)
     ]
     return best_of(asked, only)
 
@@ -208,10 +231,11 @@ def best_of(task: Task, only: Sequence[Arrangement]) -> Answer | None:
 
 def table_of_splitwise(rows: Sequence[Mapping[str, Any]]) -> Table:
     """For people."""
-    columns = ["claim: cost of one load", "theirs", "ours", "split", "aggregated"]
+    columns = ["claim: cost of one load", "setting", "theirs", "ours", "split", "aggregated"]
     shown = [
         [
             row["claim"],
+            row["setting"],
             row["theirs"],
             "–" if row["ratio"] is None else f"{row['ratio']:.2f}",
             row["split"],
@@ -219,7 +243,7 @@ def table_of_splitwise(rows: Sequence[Mapping[str, Any]]) -> Table:
         ]
         for row in rows
     ]
-    told = f"Splitwise: Llama-2-70B on its profiles, Azure conversation's lengths at {SPLITWISE_RATE:g} req/s"
+    told = f"Splitwise: Llama-2-70B on its profiles, Azure conversation's lengths at {SPLITWISE_RATE:g} req/s and 4 ×"
     return Table(told, columns, shown)
 
 
@@ -282,7 +306,7 @@ def targets(figures: Mapping[str, Any]) -> dict[str, Any]:
         below = [row["below_worst_single"] for row in figures["melange"] if row["below_worst_single"] is not None]
         best = max(below, default=None)
         told["Mélange: a mix below the dearest type, at most"] = target(best, MELANGE_BELOW, at_most=False)
-    for row in figures.get("splitwise", ()):
+    for row in (each for each in figures.get("splitwise", ()) if each["setting"] == SETTINGS[0].name):
         told[f"Splitwise: {row['claim']}, of the baseline's"] = target(row["ratio"], float(row["theirs"].split()[0]))
     if "power" in figures:
         joules = {row["objective"]: row.get("joules_per_token") for row in figures["power"]}

@@ -41,7 +41,7 @@ from engine.twin.config import Config, Version
 from engine.twin.machine import Twin
 from engine.twin.request import Request, Source
 from engine.twin.tokens import Prompt, Segment, Text, answer_key
-from kvtransfer.slots import Slot
+from kvtransfer.hold_marks import Slot
 
 MS = 1_000_000
 PULL_NS, RELEASE_NS = 5 * MS, 50 * MS

@@ -11,6 +11,8 @@ from typing import Final
 
 import aiohttp
 
+from cluster.http.headers import encoding
+
 PLAIN: Final[Mapping[str, str]] = {"Accept-Encoding": "identity"}
 """Request header that asks for an answer without compression."""
 
@@ -24,13 +26,6 @@ class Unfit(Exception):
     def __init__(self, because: str, why: str) -> None:
         super().__init__(because)
         self.why = why
-
-
-def encoding(value: str) -> str:
-    """The encodings that a Content-Encoding header names besides ``identity``; empty: the answer is plain."""
-    return ", ".join(
-        word for word in (each.strip() for each in value.split(",")) if word.lower() not in {"", "identity"}
-    )
 
 
 async def whole_body(answer: aiohttp.ClientResponse, bytes_max: int = WORD_BYTES_MAX) -> bytes:

@@ -1,7 +1,7 @@
-"""The first token of a decode leg's answer, where the prefill instance has already chosen it. Pure.
+"""The pinned first token of a decode leg's answer, which the prefill instance has already chosen. Pure.
 
-The client may be given that token while the blocks are still on their way, so D must begin with it and with no other:
-inside vLLM `engine.vllm.pin` sees to that.
+The client may receive that token while the blocks are still on their way, so D's answer must begin with it: inside
+vLLM, `engine.vllm.pin` enforces that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ from cluster.wire import FIRST_TOKEN
 
 
 def pinned(fields: object) -> int | None:
-    """The token that these transfer fields pin; what is no token pins nothing. Never raises."""
+    """The token that these transfer fields pin; None if the value is not a token. Never raises."""
     token = fields.get(FIRST_TOKEN) if isinstance(fields, dict) else None
     return token if type(token) is int and token >= 0 else None

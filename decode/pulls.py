@@ -1,6 +1,7 @@
-"""Decode requests that name a hold: which are pulled, and what is computed again (`decode.table.WANTS`). Pure.
+"""Decode requests that name a hold: which are pulled, and which prompts are computed again (`decode.table.WANTS`).
+Pure.
 
-The engine asks about a request at every step until there is room for it (`judge`), then says that it has room
+At every step the engine asks about a request until it has room for it (`judge`). It then reports the room
 (`allocated`), and later that every rank has ended its reading (`ended`).
 """
 
@@ -13,14 +14,13 @@ from decode.peers import Peers
 from decode.table import WANTS, Act, Cause, Want
 
 BEATS_PER_LEASE: Final = 6
-"""While a request waits for room or is pulled, its producer hears so often within a lease that it is still wanted:
-vLLM's ``_heartbeat_interval``.
-"""
+"""While a request waits for room or is pulled, its producer gets so many heartbeats within a lease: vLLM's
+``_heartbeat_interval``."""
 
 
 def worth_pulling(held_tokens: int, prompt_tokens: int, cached_tokens: int) -> int:
-    """Tokens that the producer holds of this prompt and that are not here. (vLLM takes a hold to be as long as the
-    prompt: one token more, at a block's edge, ends its engine.)
+    """The tokens of this prompt that the producer holds and this instance lacks. (vLLM takes a hold to be as long as
+    the prompt: one token more, at a block's edge, ends its engine.)
     """
     return max(0, min(held_tokens, prompt_tokens) - cached_tokens)
 
@@ -33,26 +33,26 @@ class _Wanted:
     def __init__(self, state: Want, engine: str, tokens: int) -> None:
         self.state, self.engine, self.tokens = state, engine, tokens
         self.because: str | None = None
-        """What the ranks have said of it; empty: nothing against it."""
+        """The ranks' objection to the blocks; empty: none."""
 
 
 class Pulls:
-    """By the engine's request ids."""
+    """Pulls by the engine's request ids."""
 
     def __init__(self, peers: Peers) -> None:
         self.peers: Final = peers
         self.counts: Final[Counter[str]] = Counter()
         self.recomputed_tokens = 0
-        """Of prompts that were handed over: what was computed here nevertheless."""
+        """Tokens of handed-over prompts that this instance computed nevertheless."""
         self._wants: Final[dict[str, _Wanted]] = {}
 
     @property
     def under_way(self) -> int:
-        """Requests whose blocks are being read."""
+        """The number of requests whose blocks are being read."""
         return sum(want.state is not Want.LOCAL for want in list(self._wants.values()))
 
     def judge(self, engine: str, now: float) -> str:
-        """Why nothing can be pulled from this engine; empty: it can."""
+        """Why no blocks can be pulled from this engine; empty: they can."""
         if engine not in self.peers:
             return f"engine {engine} was not introduced"
         if not self.peers.may_pull(engine, now):
@@ -62,7 +62,9 @@ class Pulls:
         return ""
 
     def local(self, request: str, tokens: int) -> bool:
-        """It is not pulled: `tokens` of it, which P holds, will be computed here. Whether that is news."""
+        """The request is not pulled: this instance computes `tokens` tokens that P holds. Returns whether that
+        is news.
+        """
         known = self._wants.get(request)
         if known is None:
             self._wants[request] = _Wanted(Want.LOCAL, "", tokens)
@@ -71,7 +73,7 @@ class Pulls:
         return False
 
     def allocated(self, request: str, engine: str, tokens: int, now: float) -> None:
-        """There is room for it. `tokens` of it are pulled from `engine` now; 0: none."""
+        """The engine has room for the request. `tokens` of its tokens are pulled from `engine` now; 0: none."""
         want = self._wants.get(request)
         if not tokens:
             if want is not None:
@@ -91,7 +93,7 @@ class Pulls:
             self._move(request, want, Cause.FINISHED)
 
     def said(self, request: str, because: str) -> None:
-        """A rank's reading has ended: why its blocks cannot be used; empty: they can, as far as it knows."""
+        """A rank's reading has ended: why its blocks cannot be used; empty: this rank has no objection."""
         want = self._wants.get(request)
         if want is None:
             return
@@ -100,7 +102,7 @@ class Pulls:
             self._move(request, want, Cause.UNUSABLE)
 
     def ended(self, request: str, now: float, *, failed: bool = False) -> None:
-        """Every rank's reading has ended. `failed`: the engine was told so by a way of its own (a handshake)."""
+        """Every rank's reading has ended. `failed`: the engine learned in another way that it failed (a handshake)."""
         want = self._wants.get(request)
         if want is None:
             return

@@ -1,8 +1,8 @@
-"""The consumer's half of a push: blocks of ours that a producer writes into. Pure; see `kvtransfer.push`.
+"""The consumer's half of a push: its blocks that a producer writes into. Pure; see `kvtransfer.push`.
 
-It uses blocks only by the producer's word that everything was written, and frees blocks that the producer may still be
-writing into only by its word that nothing of it writes any more, or once the link was cut. The request does not wait
-for that: it computes its prompt in blocks of its own.
+The consumer uses blocks only once the producer has said that everything was written. It frees blocks that the producer
+may still be writing into only once the producer has said that no more writes come, or once the link was cut. The
+request does not wait for that: the engine computes its prompt in other blocks.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from kvtransfer.ticket import Peer
 
 
 class State(StrEnum):
-    """Where blocks that are set aside for a push are."""
+    """The state of blocks that are set aside for a push."""
 
     RESERVED = "reserved"
-    """The producer was told where they are."""
+    """The producer was told where the blocks are."""
     WRITING = "writing"
-    """It says that it has begun."""
+    """The producer has said that it has begun."""
     QUARANTINED = "quarantined"
-    """Unwanted, and yet the producer may still write into them."""
+    """The blocks are not wanted any more, and the producer may still write into them."""
     DONE = "done"
-    """Everything was written: the blocks are the request's."""
+    """Everything was written: the blocks belong to the request."""
     FAILED = "failed"
     CLOSED = "closed"
 
 
 class Cause(StrEnum):
-    """What moves them on."""
+    """What moves the blocks to another state."""
 
     BEGUN = "begun"
     WRITTEN = "written"
@@ -71,7 +71,7 @@ class Cause(StrEnum):
 
 
 class Act(StrEnum):
-    """What is done on the way. Blocks leave at an end: to the request at `DONE`, to the pool at all others."""
+    """The acts on the way. Blocks leave at a final state: to the request at `DONE`, to the pool at all others."""
 
     REGISTER = "register"
     WITHDRAW = "withdraw"
@@ -104,14 +104,15 @@ ROWS: Table[State, Cause, Act] = {
         Cause.TIME_UP: Row(State.QUARANTINED, (Act.CUT_LINK, Act.REPORT)),
     },
 }
-"""Every move there is."""
+"""All moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Leg 2 is here while the producer still computes: `blocks` of ours are to be written, on `link`.
+    """Leg 2 has arrived while the producer still computes: it is to write into `blocks` of this consumer, on `link`.
 
-    They are the prompt's blocks from its `first` on (what is before is here already); `tokens` is the prompt's length.
+    They are the prompt's blocks from its `first` on (the earlier ones are here already); `tokens` is the prompt's
+    length.
     """
 
     id: TransferId
@@ -125,7 +126,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """These blocks hold the KV of the request's first `tokens` tokens, and are the request's from here."""
+    """These blocks hold the KV of the request's first `tokens` tokens, and belong to the request from now on."""
 
     id: TransferId
     blocks: Blocks
@@ -134,7 +135,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Nothing will come: the request computes its prompt here, in blocks of its own. Said at most once."""
+    """No KV will arrive: the engine computes the prompt in other blocks. Sent at most once."""
 
     id: TransferId
     because: str
@@ -149,26 +150,26 @@ class _Reservation(Entry[State]):
 
 
 class Reservations:
-    """Of one life of one consumer."""
+    """The reservations of one life of one consumer."""
 
     def __init__(self, epoch: int, terms: Terms | None = None) -> None:
         self.terms: Final = terms or Terms()
         self.book: Final = Book[_Reservation, State, Cause, Act](
             ROWS, frozenset(), self._act, self._limits, self._end, (Cause.TIME_UP, Cause.AGAIN)
         )
-        self._serial = epoch << 32  # never the same in two lives: an answer to a former life fits nothing
+        self._serial = epoch << 32  # different in each life: an answer to a former life matches nothing
         self._epochs: dict[InstanceId, int] = {}
-        """The latest life of each producer that we saw."""
+        """The latest known life of each producer."""
 
     def next_wakeup(self) -> float | None:
-        """When the next limit or repetition is due."""
+        """The time of the next limit or repetition."""
         return self.book.next_wakeup()
 
     def handle(self, event: Event, now: float) -> list[Any]:
-        """Fold one event in, after what time has brought about by `now`.
+        """Apply one event, after the effects of time up to `now`.
 
         Raises:
-            ImpossibleMove: our own engine reported what cannot be.
+            ImpossibleMove: our own engine reported an impossible event.
         """
         self.book.ring(now)
         return self.book.with_owed(self._fold(event, now))
@@ -194,9 +195,9 @@ class Reservations:
                 return []
 
     def _seen(self, peer: Peer, now: float) -> list[Any]:
-        """A producer that restarted has lost what its former life was asked for."""
+        """A producer that restarted has lost its former life's registrations."""
         known = self._epochs.pop(peer.instance, peer.epoch)
-        self._epochs[peer.instance] = max(known, peer.epoch)  # at the end: the longest unseen stand first
+        self._epochs[peer.instance] = max(known, peer.epoch)  # at the end: those longest unseen stand first
         if len(self._epochs) > self.terms.peers_max:
             del self._epochs[next(iter(self._epochs))]
         if peer.epoch < known:
@@ -241,7 +242,7 @@ class Reservations:
             return self.book.ignore(LATE)
         if by.instance != entry.peer.instance:
             return self.book.ignore(STRANGER)
-        if by.epoch != entry.peer.epoch:  # a later life cannot vouch for the writes of the one before
+        if by.epoch != entry.peer.epoch:  # a later life cannot answer for the writes of an earlier one
             return self.book.ignore(STALE)
         if isinstance(message, Begun):
             return self.book.move(entry, Cause.BEGUN, now, "begun")
@@ -251,7 +252,7 @@ class Reservations:
         return self.book.move(entry, Cause.WRITTEN if written else Cause.NOT_WRITTEN, now, message.because)
 
     def _act(self, entry: _Reservation, act: Act, now: float, because: str) -> list[Any]:
-        assert entry.peer is not None, "it was asked of somebody"
+        assert entry.peer is not None, "a reservation that was sent has a producer"
         to = entry.peer.instance
         match act:
             case Act.REGISTER:
@@ -272,10 +273,10 @@ class Reservations:
             return self.terms.reserve_s_max, self.terms.heartbeat_s
         if state is State.QUARANTINED:
             return self.terms.cut_s, self.terms.ask_again_s
-        return None, None  # `WRITING` has what `RESERVED` has left of its time
+        return None, None  # `WRITING` has the time that `RESERVED` has left
 
     def _end(self, entry: _Reservation, because: str) -> list[Any]:
-        """The one place where blocks leave."""
+        """The only place where blocks leave."""
         if entry.state is State.DONE:
             return [Use(entry.id, entry.blocks, entry.tokens)]
         return [FreeBlocks(entry.id, entry.blocks, because)]

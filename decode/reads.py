@@ -1,15 +1,15 @@
-"""Follows the reads of pulled blocks to their end, and then asks the slot whether the hold outlived them.
+"""Follows the reads of pulled blocks to their end, then reads the slot to see whether the hold outlived the reads.
 
-The order is the argument. A slot's read is posted only after every block has arrived; the producer clears the slot
-before it gives the blocks to anybody else. So a mark that is still there was there when the last block had been read,
-and so were the blocks. Whatever else is found, the blocks are not used: their request computes its prompt itself.
+Safety rests on the order. A slot's read is posted only after every block has arrived; the producer clears the slot
+before it gives the blocks to another request. So if the mark still stands, it stood when the last block had been read,
+and the blocks were the hold's. In every other case the blocks are not used: their request computes its prompt itself.
 
-Only then is the producer told that its blocks were read: vLLM's own notice goes with the read, and would let the
-producer free them, and clear the slot, before we have looked.
+Only after that read does the consumer tell the producer that its blocks were read. vLLM's own notice goes out with the
+read itself, and would let the producer free the blocks and clear the slot before the consumer has looked.
 
-Everything outside comes in: the transport (`Agent`, as NIXL's Python agent), and memory for what slots say. One thread
-calls `step` again and again, another adds, takes and asks whether a request is `under_way`: what passes between the two
-is appended to a deque, and put into a dictionary as a whole.
+The caller brings everything external: the transport (`Agent`, as NIXL's Python agent), and memory for the contents of
+slots. One thread calls `step` again and again; another adds, takes, and asks whether a request is `under_way`. What
+passes between the two is appended to a deque or put into a dictionary as a whole.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from decode.table import BECAUSE, READINGS, Act, Cause, Reading
-from kvtransfer.slots import CLEAR, SLOT_BYTES
+from kvtransfer.hold_marks import CLEAR, SLOT_BYTES
 
 _BROKEN: Final = frozenset({BECAUSE[Reading.SPOILT], BECAUSE[Reading.UNSEEN]})
 NOT_TOLD = "nixlNotAllowedError"
-"""What NIXL raises for a transfer whose peer's metadata was taken away: not that it has ended. A posted read cannot be
-taken back (releasing it, forgetting its peer and giving back its memory all say yes, and the bytes still come: `python
--m bench.nixl_cut`), so its blocks stay where they are for good. A leak that shows is better than another's text."""
+"""NIXL raises this for a transfer whose peer's metadata was removed; it does not mean that the transfer has ended. A
+posted read cannot be taken back (releasing it, forgetting its peer and giving back its memory all succeed, and the
+bytes still arrive: `python -m bench.nixl_cut`), so its blocks are never freed. A visible leak is better than another
+request's text."""
 
 
 class Agent(Protocol):
-    """What is needed of a NIXL agent. Any of these may raise."""
+    """The methods needed of a NIXL agent. Any of these may raise."""
 
     def check_xfer_state(self, handle: Any) -> str: ...
     def get_xfer_telemetry(self, handle: Any) -> Any: ...
@@ -46,7 +47,7 @@ class Source:
     agent: str
     slot_address: int
     note: bytes
-    """What tells it that we have read."""
+    """The notice that tells this rank of the finished read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Outcome:
     """How a pull ended. No transfer of it is under way any more."""
 
     because: str
-    """Why its blocks must not be used; empty: they may be."""
+    """Why the blocks must not be used; empty: they may be."""
     telemetry: tuple[Any, ...] = ()
     notes_lost: int = 0
 
@@ -65,12 +66,12 @@ class Outcome:
 
     @property
     def broken(self) -> bool:
-        """The transport failed, and not the hold."""
+        """Whether the transport failed, and not the hold."""
         return self.because in _BROKEN
 
 
 class PullAtRank:
-    """One pull at one rank, as the rows of `decode.table.READINGS` have it. It moves nothing by itself."""
+    """One pull at one rank, following the rows of `decode.table.READINGS`. It performs no transfer itself."""
 
     __slots__ = ("acts", "because", "mark", "state")
 
@@ -79,12 +80,12 @@ class PullAtRank:
         self.mark = mark
         self.state = Reading.READING
         self.because = ""
-        """Why what was read must not be used; empty: nothing is known against it."""
+        """Why the blocks must not be used; empty: no objection so far."""
         self.acts: tuple[Act, ...] = ()
-        """What is to be done since the last that changed its state."""
+        """The acts due since the last cause that changed the state."""
 
     def tell(self, cause: Cause, because: str = "") -> None:
-        """What has happened. `because`: what is wrong with the blocks."""
+        """Take a cause. `because`: what is wrong with the blocks."""
         rows = READINGS.get(self.state)
         row = None if rows is None else rows.get(cause)
         if row is not None:
@@ -92,33 +93,33 @@ class PullAtRank:
             self.because = because or BECAUSE.get(row.state, self.because)
 
     def saw(self, said: bytes) -> None:
-        """What stands in one rank's slot of the hold."""
+        """Take the content of one rank's slot of the hold."""
         if said != self.mark:
             self.tell(Cause.MARK_GONE)
 
     def compared(self, because: str) -> None:
-        """Why the blocks are not what was held; empty: they are, or no digests are kept."""
+        """Take the digests' result: why the blocks are not the held ones; empty: they are, or no digests are kept."""
         self.tell(Cause.WRONG if because else Cause.RIGHT, because)
 
 
 @dataclass(slots=True)
 class _Posted:
-    """A pull and what was posted for it."""
+    """A pull and the transfers posted for it."""
 
     pull: PullAtRank
     handles: list[Any]
     sources: Sequence[Source]
     beside: list[Any]
-    """Reads of what is no block: followed like the others, and not told of."""
+    """Reads of other memory than blocks: followed like the others, without a cause for the table."""
     wrong: Callable[[], str] | None
-    """Why what has come is not what was held; empty: it is."""
+    """Why the bytes that arrived are not the held ones; empty: they are."""
     looks: list[tuple[Any, int]] | None = None
-    """Reads of slots, and where what they say lands; None: there was no room for them yet."""
+    """Reads of slots, each with the place its content arrives at; None: there was no room for them yet."""
     telemetry: list[Any] = field(default_factory=list)
 
 
 class Landings:
-    """Places in registered memory for what slots say."""
+    """Places in registered memory for the contents of slots."""
 
     def __init__(self, memory: memoryview, address: int) -> None:
         self._memory = memory
@@ -126,7 +127,7 @@ class Landings:
         self._free = list(range(len(memory) // SLOT_BYTES))
 
     def take(self, count: int) -> list[int] | None:
-        """Clean places; None: too few are free."""
+        """Cleared places; None: too few are free."""
         if len(self._free) < count:
             return None
         places = [self._free.pop() for _ in range(count)]
@@ -145,9 +146,9 @@ class Landings:
 
 
 def try_to_read(agent: Agent, look: Callable[[], Any], wait: Callable[[], None], times: int) -> bool:
-    """Whether one slot of a producer can be read, looked at so many times with a `wait` between. Never raises.
+    """Whether one slot of a producer can be read, polled at most `times` times with a `wait` between. Never raises.
 
-    Where it does not end, it may still write: the place it is read into must be used for nothing else.
+    A read that does not end may still write: use its place for no other read.
     """
     try:
         handle = look()
@@ -167,16 +168,16 @@ class Reads:
     """All pulls of one rank that are under way, by request."""
 
     def __init__(self, agent: Agent, landings: Landings, look: Callable[[str, int, int], Any]) -> None:
-        """`look` prepares the read of a slot: of this agent, from that address, to this one. It may raise."""
+        """`look` prepares the read of a slot: of this agent, from that address, to this address. It may raise."""
         self._agent = agent
         self._landings = landings
         self._look = look
         self._arrived: deque[tuple[str, _Posted]] = deque()
         self._pulls: dict[str, _Posted] = {}
-        """Touched by `step` alone."""
+        """Used by `step` alone."""
         self._outcomes: dict[str, Outcome] = {}
         self._known: set[str] = set()
-        """Touched by `add` and `take` alone."""
+        """Used by `add` and `take` alone."""
 
     def add(
         self,
@@ -188,21 +189,21 @@ class Reads:
         beside: Sequence[Any] = (),
         wrong: Callable[[], str] | None = None,
     ) -> None:
-        """Reads were posted. Every one is followed to its end, whatever becomes of the request.
+        """Reads were posted. Each is followed to its end, whatever becomes of the request.
 
-        `beside` are reads of what is no block. `wrong` is asked last, once the hold is confirmed: it says why what has
-        come must not be used, or nothing. It runs where `step` does, and may take its time.
+        `beside` are reads of other memory than blocks. `wrong` is called last, once the hold is confirmed: it returns
+        why the blocks must not be used, or an empty text. It runs in the thread of `step`, and may be slow.
         """
         assert request not in self._known, request
         self._known.add(request)
         self._arrived.append((request, _Posted(PullAtRank(mark), list(handles), sources, list(beside), wrong)))
 
     def under_way(self, request: str) -> bool:
-        """Whether it was added and not yet taken."""
+        """Whether the pull was added and not yet taken."""
         return request in self._known
 
     def take(self, request: str) -> Outcome | None:
-        """How it ended, once."""
+        """How the pull ended, once."""
         outcome = self._outcomes.pop(request, None)
         if outcome is not None:
             self._known.discard(request)
@@ -212,7 +213,7 @@ class Reads:
         return len(self._arrived) + len(self._pulls)
 
     def step(self) -> int:
-        """Look at every pull once. Returns how many are left; while there are some, call again soon."""
+        """Look at every pull once. Returns the number of pulls left; while it is above 0, call again soon."""
         while self._arrived:
             request, posted = self._arrived.popleft()
             self._pulls[request] = posted
@@ -223,7 +224,7 @@ class Reads:
         return len(self)
 
     def _advance(self, posted: _Posted) -> bool:
-        """Whether nothing of it is under way any more, and nothing is left to begin."""
+        """Whether no transfer of the pull is under way any more, and none is left to begin."""
         posted.handles = [handle for handle in posted.handles if not self._ended(posted, handle, told=True)]
         posted.beside = [handle for handle in posted.beside if not self._ended(posted, handle, told=False)]
         if posted.handles or posted.beside:
@@ -236,7 +237,7 @@ class Reads:
         return not posted.looks
 
     def _ended(self, posted: _Posted, handle: Any, *, told: bool) -> bool:
-        """Whether a read has ended and its handle is given back. One that cannot be given back may still write."""
+        """Whether a read has ended and its handle is released. A handle that cannot be released may still write."""
         try:
             state = self._agent.check_xfer_state(handle)
             if state == "PROC":
@@ -259,7 +260,7 @@ class Reads:
         return True
 
     def _begin_to_look(self, posted: _Posted) -> bool:
-        """Post the reads of the slots. False: no room for what they say yet."""
+        """Post the reads of the slots. False: there is no room for their contents yet."""
         places = self._landings.take(len(posted.sources))
         if places is None:
             return False
@@ -279,7 +280,7 @@ class Reads:
         return True
 
     def _looked(self, posted: _Posted, handle: Any, place: int) -> bool:
-        """Whether a slot's read has ended; and what it said."""
+        """Whether a slot's read has ended; if so, its content is taken."""
         try:
             state = self._agent.check_xfer_state(handle)
         except Exception:  # noqa: BLE001 - as above
@@ -298,7 +299,7 @@ class Reads:
         return True
 
     def _end(self, posted: _Posted) -> Outcome:
-        """Nothing of it is under way: whether the blocks may be used, and what the producer is told."""
+        """No transfer of the pull is under way: say whether its blocks may be used, and notify the producer."""
         pull = posted.pull
         pull.tell(Cause.ALL_SEEN)
         if pull.state is Reading.CONFIRMED:
@@ -318,4 +319,4 @@ def _checked(wrong: Callable[[], str]) -> str:
     try:
         return wrong()
     except Exception as error:  # noqa: BLE001 - what could not be checked is not used, and the thread goes on
-        return f"what has come could not be checked ({type(error).__name__})"
+        return f"the blocks could not be checked ({type(error).__name__})"

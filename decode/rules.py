@@ -1,4 +1,6 @@
-"""Decode: a stream stays for long and grows; one too many makes the engine preempt, and a preempted one starts over."""
+"""Decode: a stream is long and grows; one stream too many makes the engine preempt, and a preempted stream
+starts over.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from dataclasses import dataclass
 from cluster.instance import Load
 
 STREAMS_MAX = 256
-"""Streams in flight at most where nobody says how many the engine runs at once: vLLM's default on smaller GPUs. Its own
-``max_num_seqs`` is what an agent should be given: with fewer credits a large GPU idles, with more they wait in it."""
+"""Streams in flight at most, if the engine's limit is not known: vLLM's default on smaller GPUs. Give the agent the
+engine's own ``max_num_seqs``: with fewer credits a large GPU idles, with more the streams wait inside the engine."""
 
 KV_HIGH = 0.9
-"""Share of KV in use from which no stream is added: what runs needs the rest to grow into. A preempted request on a
+"""From this share of KV in use on, no stream is added: running streams need the rest to grow. A preempted request on a
 decode instance prefills its whole context again."""
 
 
@@ -22,7 +24,7 @@ class DecodeRules:
     streams_max: int = STREAMS_MAX
 
     def credits(self, load: Load) -> int:
-        """All of them below `KV_HIGH`; above it only what is there already."""
+        """All credits below `KV_HIGH`; above it only the streams that are already there."""
         if load.kv_usage < KV_HIGH:
             return self.streams_max
         return max(1, min(self.streams_max, load.running + load.waiting))

@@ -1,18 +1,18 @@
-"""The rules of a pull: when blocks that were read may be used, and who is told. Pure data.
+"""The rules of a pull: when blocks that were read may be used, and what the producer is told. Pure data.
 
 A pull has two views. Each rank has one `Reading` for it: the reads of the blocks, then the look at the hold's mark in
 the producer's memory. The engine's scheduler has one `Want` for each decode request that names a hold.
 
-Why it is safe. Reads are one-sided: the producer sees none begin and none end, and what is posted cannot be taken back.
-The producer clears a hold's slot before the blocks can be another request's (`prefill.table`). Hence:
+Why it is safe. Reads are one-sided: the producer sees neither their begin nor their end, and a posted read cannot be
+taken back. The producer clears a hold's slot before the blocks can belong to another request (`prefill.table`). Hence:
 
-1. the look is posted only when every read of blocks has ended, and `USED` is reached only from `CONFIRMED`, that is by
+1. the look is posted only when every read of blocks has ended, and `USED` is reached only from `CONFIRMED`, that is, by
    a mark that still stood afterwards on every rank of the producer;
-2. a reading ends only when nothing of it is under way any more, so no late byte meets blocks of another request;
-3. the producer is told that it may free the blocks only at an end, after the look, and never where the hold has gone.
+2. a reading ends only when no read of it is under way any more, so no late byte reaches the blocks of another request;
+3. the producer is told that it may free the blocks only at the end, after the look, and never if the hold has gone.
 
-Whatever else is found, the request computes its prompt itself. A pair without a row changes nothing. docs/handoff.md
-draws these tables.
+In every other case the request computes its prompt itself. A pair without a row changes nothing. docs/handoff.md draws
+these tables.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from kvtransfer.rows import Row, Table
 
 
 class Reading(StrEnum):
-    """Where one rank's pull is."""
+    """The state of one rank's pull."""
 
     READING = "reading"
     SPOILT = "spoilt"
     """A read has failed; others are still under way."""
     LANDED = "landed"
-    """All bytes are here; the mark is being looked at. Not usable: the producer may have freed the blocks meanwhile."""
+    """All bytes have arrived; the mark is being read. Not usable: the producer may have freed the blocks meanwhile."""
     UNSEEN = "unseen"
     """A mark could not be read; other looks are under way."""
     GONE = "gone"
-    """Another mark stands there, or none; other looks are under way."""
+    """Another mark stands in a slot, or none; other looks are under way."""
     CONFIRMED = "confirmed"
     """The hold outlived the read. Where digests are on, they are compared now."""
     USED = "used"
-    """The blocks are the hold's, and the request's from here."""
+    """The blocks are the hold's, and belong to the request from now on."""
     FAILED = "failed"
-    """Nothing usable came, and the producer need not hold any more."""
+    """No usable blocks arrived, and the producer need not hold any longer."""
     STALE = "stale"
-    """The hold had ended: there is nobody to be told."""
+    """The hold had ended, so the producer needs no notice."""
 
 
 class Want(StrEnum):
-    """Where a request that names a hold is, as the engine's scheduler sees it."""
+    """The state of a request that names a hold, as the engine's scheduler sees it."""
 
     LOCAL = "local"
-    """Not pulled: its prompt will be computed here once there is room."""
+    """Not pulled: this instance computes the prompt once there is room."""
     PULLING = "pulling"
     SPOILT = "spoilt"
     """One rank cannot use what it has read; others are still reading."""
@@ -57,42 +57,42 @@ class Want(StrEnum):
 
 
 class Cause(StrEnum):
-    """What moves a reading or a want on."""
+    """What moves a reading or a want to another state."""
 
-    # transfers end
+    # from the transfers
     READ_FAILED = "read failed"
-    """One read; others may be under way."""
+    """One read failed; others may be under way."""
     ALL_READ = "all read"
-    """No read is under way any more."""
+    """No read of blocks is under way any more."""
     LOOK_FAILED = "look failed"
     MARK_GONE = "mark gone"
     ALL_SEEN = "all seen"
-    """No look is under way any more."""
-    # digests say
+    """No read of a mark is under way any more."""
+    # from the digests
     RIGHT = "right"
-    """Also where there are none to compare."""
+    """The digests match, or none are kept."""
     WRONG = "wrong"
-    # the engine says
+    # from the engine
     ALLOCATED = "allocated"
-    """It has room for the request, and nothing is pulled."""
+    """The engine has room for the request, and pulls nothing."""
     PULLED = "pulled"
-    """It has room for the request, and a pull begins."""
+    """The engine has room for the request, and begins a pull."""
     FINISHED = "finished"
-    """The request is over before it had room."""
-    # the ranks say
+    """The request ended before the engine had room for it."""
+    # from the ranks
     UNUSABLE = "unusable"
-    """One of them cannot use what it has read."""
+    """A rank cannot use what it has read."""
     ENDED = "ended"
     """Every rank's reading has ended."""
 
 
 class Act(StrEnum):
-    """What is done on the way."""
+    """The acts on the way."""
 
     LOOK = "look"
     """Read the mark on every rank of the producer that blocks were read from."""
     GIVE_BACK = "give back"
-    """Tell the producer, with the mark as proof, that it need not hold any more."""
+    """Tell the producer, with the mark as proof, that it need not hold any longer."""
     USE = "use"
     RECOMPUTE = "recompute"
 
@@ -126,12 +126,12 @@ READINGS: Table[Reading, Cause, Act] = {
         Cause.WRONG: Row(Reading.FAILED, (Act.GIVE_BACK, Act.RECOMPUTE)),
     },
 }
-"""At each rank."""
+"""The rows at each rank."""
 
 WANTS: Table[Want, Cause, Act] = {
     Want.LOCAL: {
         Cause.ALLOCATED: Row(Want.OVER, (Act.RECOMPUTE,)),
-        Cause.PULLED: Row(Want.PULLING),  # it was asked about again, and the way was open this time
+        Cause.PULLED: Row(Want.PULLING),  # the engine asked again, and the producer could be pulled from this time
         Cause.FINISHED: Row(Want.OVER),
     },
     Want.PULLING: {
@@ -143,11 +143,11 @@ WANTS: Table[Want, Cause, Act] = {
         Cause.ENDED: Row(Want.OVER, (Act.RECOMPUTE,)),
     },
 }
-"""At the engine."""
+"""The rows at the engine."""
 
 BECAUSE: Final = {
     Reading.SPOILT: "a read failed",
     Reading.UNSEEN: "the slot could not be read",
     Reading.GONE: "the hold did not outlive the read",
 }
-"""Why blocks that are read must not be used."""
+"""Why blocks that were read must not be used."""

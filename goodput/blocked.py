@@ -1,4 +1,4 @@
-"""What is in the way of a larger fleet, and until when it is not tried again. Pure."""
+"""What prevents a larger fleet, and until when starts are not tried again. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Blocked:
         return f"{pool} is not asked again for {until_s - now:.0f} s: {because}" if now < until_s else ""
 
     def told(self, now: float) -> tuple[str, ...]:
-        """All of it, as sentences."""
+        """All reasons, as sentences."""
         pools = [f"no GPU: {self.why(name, now)}" for name in sorted(self._pools) if self.why(name, now)]
         budgets = [f"{name}: {said}" for name, (until_s, said) in sorted(self._budgets.items()) if now < until_s]
         return (*pools, *(each for each in budgets if each))

@@ -30,7 +30,7 @@ from engine.twin.config import Config
 from goodput.demand import Demand, Floats
 
 SHORTEST: Final = 2.0
-"""The shortest stretch that is looked at, in waits that the promises allow."""
+"""The shortest stretch of the load that is examined, in waits that the promises allow."""
 
 PATIENCES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)
 """Quantiles of the waits that promises allow: any part of the requests must fit into its own longest wait, and those
@@ -69,9 +69,9 @@ class Need:
 
     instances: int
     because: str
-    """Which term says so."""
+    """The term that asks for them."""
     exact: float = 0.0
-    """The same before it is rounded up to whole instances."""
+    """The number before it is rounded up to whole instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,23 +80,23 @@ class Impossible:
 
     because: str
     short_by: float = math.inf
-    """How many times the target the requests would need; the smallest of several is nearest to possible."""
+    """What the requests would need, over the target; of several, the smallest is nearest to possible."""
 
 
 def prompt_ms(engine: Engine, demand: Demand) -> tuple[Floats, Floats]:
-    """Of each request: least time for its prompt's matrix products, and for its attention."""
+    """The least time of each request for its prompt's matrix products, and for its attention."""
     cost = engine.costs.now.prefill
     new = demand.inputs - demand.cached
     return new * _token_ms(cost, engine.batched_tokens), cost.area_ms * (demand.inputs**2 - demand.cached**2)
 
 
 def _token_ms(cost: StepCost, batched_tokens: int) -> float:
-    """Of a prompt token in the step in which it costs least: matrix products fall with the knee, and may rise again."""
+    """The time of a prompt token in its cheapest step: matrix products cost least at the knee, or at the budget."""
     return min(cost.matrices_ms(size) / size for size in (1, min(KNEE_TOKENS, batched_tokens), batched_tokens))
 
 
 def answer_ms(engine: Engine, demand: Demand) -> tuple[Floats, Floats]:
-    """Of each request: least time for its answer's share of decode steps, and for reading its context.
+    """The least time of each request for its answer's share of decode steps, and for reading its context.
 
     The first token is the prompt's.
     """
@@ -107,7 +107,7 @@ def answer_ms(engine: Engine, demand: Demand) -> tuple[Floats, Floats]:
 
 
 def _request_ms(engine: Engine, demand: Demand) -> float:
-    """Of one request's part of a decode step at the batch that pays best within the loosest promise and the memory."""
+    """The time of one request's part of a decode step, in the best batch within the loosest promise and the memory."""
     cost = engine.costs.now.decode
     loosest = float(demand.target_ms("tpot_ms").max())
     smallest = float(demand.inputs.min())
@@ -121,20 +121,20 @@ def _request_ms(engine: Engine, demand: Demand) -> float:
 
 
 def first_token_least_ms(engine: Engine, demand: Demand) -> Floats:
-    """Of each request alone on an idle instance: no first token comes sooner."""
+    """The TTFT of each request alone on an idle instance: no first token comes sooner."""
     matrices, attention = prompt_ms(engine, demand)
     return matrices + attention
 
 
 def token_least_ms(engine: Engine, demand: Demand) -> Floats:
-    """Of each request alone: the mean time per token after the first is at least this."""
+    """The least mean time per token after the first, of each request alone."""
     cost = engine.costs.now.decode
     found: Floats = cost.requests_ms(1) + cost.context_ms * (demand.inputs + demand.outputs / 2)
     return found
 
 
 def second_token_least_ms(engine: Engine, demand: Demand) -> Floats:
-    """Of each request alone: the second token comes no sooner after the first than this."""
+    """The least time from the first token to the second, of each request alone."""
     cost = engine.costs.now.decode
     found: Floats = cost.requests_ms(1) + cost.context_ms * demand.inputs
     return found
@@ -229,13 +229,13 @@ def least_counts(pools: Mapping[str, tuple[Role, Engine]], demand: Demand) -> di
 
 
 def patience_s(demand: Demand) -> Floats:
-    """How long after its arrival each request's prompt may be computed at the latest; infinite: no promise says."""
+    """How long after its arrival each request's prompt must be computed; infinite: without a promise."""
     found: Floats = np.minimum(demand.target_ms("ttft_ms"), demand.target_ms("e2e_ms")) / 1000
     return found
 
 
 def answering_s(demand: Demand) -> Floats:
-    """How long after its arrival each answer may be complete at the latest."""
+    """How long after its arrival each answer must be complete."""
     tokens = demand.target_ms("tpot_ms") * np.maximum(1.0, demand.outputs - 1)
     found: Floats = np.minimum(demand.target_ms("ttft_ms") + tokens, demand.target_ms("e2e_ms")) / 1000
     return found

@@ -27,7 +27,7 @@ from goodput.standing import Standing
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What to do now."""
+    """The change to make now."""
 
     what: What
     because: str
@@ -52,7 +52,7 @@ class Changes:
         self._names = 0
 
     def conditions(self, now: float) -> tuple[str, ...]:
-        """What is in the way."""
+        """What prevents changes now, as sentences."""
         return self._blocked.told(now)
 
     def lately(self, now: float) -> bool:
@@ -60,7 +60,7 @@ class Changes:
         return now - self._changed_s < 60.0
 
     def held(self, now: float) -> None:
-        """Nothing was known, or a check said no: what was too many has to be so anew."""
+        """Nothing was known, or a check said no: the time for which a role had an instance too many starts again."""
         self._spare_since.clear()
 
     def spare(self, role: Role) -> bool:
@@ -68,7 +68,7 @@ class Changes:
         return role in self._spare_since
 
     def gave(self, action: do.Action, now: float) -> None:
-        """An action goes out."""
+        """Note an action that is carried out."""
         self._changed_s = now
         if isinstance(action, do.Start):
             self._up_s = now
@@ -78,7 +78,7 @@ class Changes:
             self._down_s = now
 
     def refused(self, action: do.Action, refusal: str, now: float) -> None:
-        """The actuator would not."""
+        """Note an action that the actuator has refused."""
         if isinstance(action, do.Start):
             self._blocked.add(action.pool, refusal, now)
 
@@ -102,7 +102,7 @@ class Changes:
         )
 
     def without_traffic(self, orders: Mapping[Role, tuple[int, str]], now: float) -> Chosen | None:
-        """What needs no measurement: what failed goes, pools have their fewest, operators' orders are carried out."""
+        """Changes that need no measurement: failed instances end, pools get their `min`, operators' orders hold."""
         return self._cancel(now) or self._fewest(orders, now) or self._as_ordered(orders, now)
 
     # --- pending ------------------------------------------------------------------------------------------------------
@@ -261,8 +261,8 @@ class Changes:
         return None
 
     def _leaves(self, role: Role, need: Need, outlook: Outlook) -> Seen | None:
-        """Who goes: an instance that does not serve yet before one that does, a dear one before a cheap one, the one
-        that has least to finish. None of a pool that is down to its fewest, and never the last of a role.
+        """The instance to end: one that does not serve yet before one that does, an expensive one before a cheap one,
+        the one with the least work left. No instance of a pool that is at its `min`, and never the last of a role.
         """
         able = [
             each
@@ -272,7 +272,7 @@ class Changes:
         return min(able, key=self._order, default=None)
 
     def _able(self, role: Role) -> list[Seen]:
-        """Those that may leave, whatever the load is."""
+        """Instances that may end, whatever the load is."""
         staying = self._standing.staying(role)
         ready = [each for each in staying if each.phase is Phase.READY]
         return [
@@ -301,7 +301,7 @@ def _why(each: Seen) -> str:
 
 
 def _told(needs: Mapping[Role, Need]) -> str:
-    """One line for a fleet that is as it should be."""
+    """One line for a fleet that needs no change."""
     return ", ".join(
         f"{role.value}: {need.have:.3g} there, {need.now} needed now, {need.ahead} ahead, {need.keep} kept"
         for role, need in needs.items()

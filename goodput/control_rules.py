@@ -14,14 +14,14 @@ class Rules:
 
     budget: Budget = NO_BUDGET
     every_s: float = 3.0
-    """Between two looks …"""
+    """Seconds between two looks …"""
     hurry_s: float = 1.0
     """… and while more prompts wait than instances compute: a burst is answered by a flip within seconds."""
     quantile: float = 0.75
     """Of the load's forecast, at which capacity is added. What a forecast misses is paid from the share of misses that
     `spent` leaves over."""
     keep_quantile: float = 0.95
-    """Of the same, at which an instance is thought away before it is."""
+    """Of the same, that the fleet without an instance must carry before that instance ends."""
     spent: float = 0.4
     """Share of the misses that the targets allow (5 of 100 at an attainment of 95 %) which a steady load may use
     up; the rest is for what no forecast says."""
@@ -42,7 +42,7 @@ class Rules:
     hold_least_s: float = 45.0
     hold_most_s: float = 300.0
     drain_s: float = max(DRAIN_S, 120.0)
-    """For requests to end before the instance does."""
+    """Time for an instance's requests to end before it is ended."""
     samples: int = 30
     """Arrivals without which nothing is decided."""
     answers: int = 20
@@ -60,7 +60,7 @@ class Rules:
     flip_clear_s: float = 20.0
     """… and where instances only have to take another role, which they can give back a minute later."""
     dry: bool = False
-    """Decide, and do nothing."""
+    """Decide, and carry nothing out."""
     checks: bool = False
     """Whether an instance leaves only once a simulation of recent requests has agreed (`goodput.decision.Check`)."""
     holds: frozenset[str] = field(default_factory=frozenset)

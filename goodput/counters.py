@@ -1,6 +1,6 @@
 """Routers' cumulative counts turned into what came between two looks, across restarts and silence. Pure.
 
-A router that is silent for longer than `STALE_S` makes the whole unknown: its requests are not zero because nobody
+A router that is silent for longer than `STALE_S` makes the whole unknown: its requests are not zero because no router
 reports them. One that has not been heard of for `FORGOTTEN_S` is taken to be gone.
 """
 

@@ -14,7 +14,7 @@ from goodput.sizing import Lengths
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A look at everything."""
+    """One look at routers and instances."""
 
     seen: Observation
 
@@ -29,7 +29,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a `Check`."""
+    """The result of a `Check`."""
 
     number: int
     holds: bool | None
@@ -74,11 +74,11 @@ class Need:
     now: int
     """Instances that the present load needs."""
     ahead: int
-    """That the forecast needs once an instance that is asked for now serves."""
+    """Instances that the forecast load needs by the time that an instance started now serves."""
     keep: int
-    """That are needed for it to be safe that more than these leave."""
+    """Instances below which none may end."""
     have: float
-    """That there are or will be, in instances of the preferred pool."""
+    """Instances that exist or start, in instances of the preferred pool."""
     ready: float
     because: str = ""
     """Which term says `ahead`."""
@@ -100,7 +100,7 @@ class Decision:
     forecaster: str = ""
     horizon_s: float = 0.0
     conditions: tuple[str, ...] = ()
-    """What is in the way: no GPU, a budget, metrics that are missing."""
+    """What prevents a change: no GPU, a budget, missing metrics."""
     dry: bool = False
 
 

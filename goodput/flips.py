@@ -1,4 +1,4 @@
-"""Which instance takes another role, and when: the quickest change there is, and one that must not be worn out. Pure.
+"""Which instance takes another role, and when: the quickest change, and a limited one. Pure.
 
 An instance flips when the other role is short *now* and its own has one too many for the whole start-up time, or when
 both are short and the other split leaves less undone. What it is worth in the other role, with the batch
@@ -25,7 +25,7 @@ from goodput.standing import Standing
 BETTER: Final = 1.15
 """Where both roles are short: the worst shortage must shrink by this factor."""
 SHORT_S: Final = 10.0
-"""A shortage of both must last so long."""
+"""Seconds that a shortage of both roles must last."""
 _PAIR: Final = (Role.PREFILL, Role.DECODE)
 
 
@@ -42,7 +42,7 @@ class Flips:
         self._uneven_since_s: float | None = None
 
     def gave(self, action: do.Flip, now: float) -> None:
-        """A flip goes out."""
+        """Note a flip that is carried out."""
         self._flipped_s[action.instance] = now
         self._last.append(now)
         self._uneven_since_s = None
@@ -58,7 +58,7 @@ class Flips:
         return found
 
     def choose(self, needs: Mapping[Role, Need], outlook: Outlook, now: float) -> do.Flip | None:
-        """One instance, or none."""
+        """The instance to flip, or None."""
         if any(role not in needs for role in _PAIR) or not self._may(now):
             return None
         for to, of in (_PAIR, _PAIR[::-1]):
@@ -80,7 +80,7 @@ class Flips:
         return len(self._last) < max(2, self._rules.flips_hour * len(self._standing.staying()))
 
     def _even_out(self, needs: Mapping[Role, Need], now: float) -> do.Flip | None:
-        """Both are short, or one is and the other could be: is there a split that leaves less undone?"""
+        """Both roles are short, or one is: the flip after which less work is left undone, if there is one."""
         worst = {role: needs[role].now / max(0.5, needs[role].ready) for role in _PAIR}
         to, of = sorted(_PAIR, key=lambda role: -worst[role])
         after = max(needs[to].now / (needs[to].ready + 1), needs[of].now / max(0.5, needs[of].ready - 1))

@@ -23,9 +23,9 @@ from goodput.traffic import Traffic
 
 SCORED_EVERY_S: Final = 15.0
 SCORES: Final = 40
-"""Scored forecasts that count: ten minutes."""
+"""Newest scored forecasts that count: those of ten minutes."""
 RECORD_S: Final = SCORES * SCORED_EVERY_S
-"""How far back scores go."""
+"""Seconds back to the oldest score that counts."""
 PERIOD_SCORES: Final = 600
 """Of what comes back after a period, those of one period count, and so many at most: it shows its worth when the load
 changes, which may be once a period."""
@@ -37,7 +37,7 @@ SURE: Final = 1.0
 `TOGETHER` of them are one."""
 TOGETHER: Final = 4.0
 STAYS: Final = 0.9
-"""Another one than the present must be better by this factor."""
+"""A forecaster replaces the one in use only if its loss is smaller by this factor."""
 EARLY_S: Final = 60.0
 """Forecasts of so short a time are scored beside those of the whole horizon: they are the first to show that the load
 has begun to rise or to fall, where a start takes minutes."""
@@ -82,7 +82,7 @@ class _Said:
 
 
 class Forecasting:
-    """The competition."""
+    """All forecasters, their scores, and the choice between them."""
 
     def __init__(self, quantile: float = 0.9, forecasters: Mapping[str, Forecaster] = FORECASTERS) -> None:
         self.quantile: Final = quantile
@@ -98,10 +98,12 @@ class Forecasting:
         self._period_s: float | None = None
         self._used = self._base
         self._chosen: tuple[str, str] | None = None
-        """Who is used until the next look, and why."""
+        """The forecaster that is used until the next look, and why."""
 
     def look(self, traffic: Traffic, now: float, horizon_s: float) -> History:
-        """The series as it is now; scores what has come due, and has everybody say what is next."""
+        """The series as it is now; scores the forecasts that have come due, and asks every forecaster for the
+        next.
+        """
         fine = traffic.fine.counts()
         coarse = traffic.coarse.counts()
         if now - self._period_at_s >= PERIOD_EVERY_S:
@@ -143,7 +145,7 @@ class Forecasting:
                 self._early[name].losses.append(abs(actual - mean))
 
     def _hindcast(self, name: str, history: History, horizon_s: float) -> None:
-        """What a forecaster that could not tell before would have said of what has come meanwhile."""
+        """Score a forecaster that could not tell before by what it would have said of the recent past."""
         kept, each = self._kept.get(name), self._forecasters.get(name)
         if kept is None or each is None:
             return
@@ -156,7 +158,7 @@ class Forecasting:
                 )
 
     def _learn(self, name: str, mean: float, upper: float, actual: float, history: History) -> None:
-        """One score."""
+        """Score one forecast."""
         kept, base = self._kept[name], max(mean, actual / 2, LEAST)
         kept.errors.append(((actual - mean) / math.sqrt(base), history.dispersion / WINDOW_S))
         over = actual - upper
@@ -177,7 +179,7 @@ class Forecasting:
         return mean + math.sqrt(self._wider(name, mean) ** 2 + chance)
 
     def _best(self) -> tuple[str, str]:
-        """Who is used, and why."""
+        """The forecaster to use, and why."""
         if all(len(each[self._base].losses) < SCORES_MIN for each in (self._kept, self._early)):
             return self._base, "too few forecasts are scored"
         counted = SCORES

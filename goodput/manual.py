@@ -1,8 +1,8 @@
-"""What operators have done by hand, and for how long the controller respects it. Pure.
+"""What operators have changed by hand, and for how long the controller keeps it. Pure.
 
 An order (`Resize`) holds until it is taken back. An instance that came or went without the controller, and without
-having failed, is an operator's doing as well: the role keeps its new size for `manual_s`. After a restart nobody can
-tell who did what; the fleet that exists is where the controller begins.
+having failed, is an operator's doing as well: the role keeps its new size for `manual_s`. After a restart it is
+unknown who changed what; the controller begins with the fleet that exists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Manual:
             self._orders[role] = (max(0, count), who)
 
     def limits(self, role: Role, now: float) -> tuple[int, int, str]:
-        """Fewest and most, and who says so; an empty text: no operator does."""
+        """Fewest and most, and the operator who says so; an empty text: no operator does."""
         if role in self._orders:
             count, who = self._orders[role]
             return count, count, who

@@ -80,10 +80,10 @@ def _least(missed: int, ended: int) -> float:
 
 
 def missed_first(counts: ClassCounts) -> int:
-    """What prefill decides about."""
+    """Requests whose first token was late: prefill decides about these."""
     return counts.late_first
 
 
 def missed_later(counts: ClassCounts) -> int:
-    """What decode decides about."""
+    """Requests that missed a later target: decode decides about these."""
     return max(0, counts.ended - counts.met - counts.late_first)

@@ -178,8 +178,8 @@ class Needs:
         return waiting is not None and waiting > _in_steps(ready) / 2
 
     def _backlog_s(self, load: Load, ready: Mapping[Role, float], now: float) -> float:
-        """Work of the prompts that wait and are not in anybody's step, in seconds of one instance. What was not there
-        `LASTS_S` earlier is no backlog yet.
+        """Work of the prompts that wait and that no instance computes yet, in seconds of one instance. A prompt that
+        was not there `LASTS_S` earlier is no backlog yet.
         """
         if not self._waiting or self._waiting[0][0] > now - LASTS_S:
             return 0.0

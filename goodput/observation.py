@@ -1,7 +1,7 @@
 """What the controller sees at one instant: values with no behaviour. Pure.
 
-A field is None where nobody could say. *Unknown is not zero*: a controller that reads a missing queue as an empty one
-removes the instances that would have emptied it.
+A field is None where its value is unknown. *Unknown is not zero*: a controller that reads a missing queue as an empty
+one removes the instances that would have emptied it.
 
 Routers publish counters that only grow, each since its own start; a restarted router begins at zero under another
 `life`. What happened between two readings is therefore known whatever was missed in between, and two routers' counts
@@ -107,7 +107,7 @@ class Seen:
     """The role that it has now."""
     phase: Phase
     asked_s: float | None = None
-    """When it was asked for; None: before anybody who could say."""
+    """When it was asked for; None: unknown."""
     ready_s: float | None = None
     """When it first became ready."""
     flips: bool = False
@@ -132,7 +132,7 @@ class Observation:
     leads: bool = True
     """Whether this controller holds the lock: one that does not looks on, and does nothing."""
     free_gpus: Mapping[str, int] | None = None
-    """By type, GPUs that nobody uses; a type that is not named, or None: unknown. Others may take them at any time."""
+    """By type, GPUs that no program uses; a type that is not named, or None: unknown. Others may take them."""
 
 
 NO_COUNTS: Final = ClassCounts()

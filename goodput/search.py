@@ -46,7 +46,7 @@ EQUALS: Final = 6
 """Fleets of the best one's cost that are tried at most, for one that attains more."""
 
 EQUALS_SHARE: Final = 0.2
-"""And no more of the effort than this share of it, beside."""
+"""These trials may spend this share of the effort on top of it."""
 
 _ROUND: Final = 1e-9
 
@@ -57,17 +57,17 @@ class Space:
 
     name: str
     prices: tuple[float, ...]
-    """Of one instance of each kind; above 0."""
+    """The price of one instance of each kind; above 0."""
     least: Counts
-    """With fewer of any kind nothing holds: from bounds."""
+    """Lower bounds: a fleet with fewer of any kind cannot hold."""
     most: Counts
-    """More than these there cannot be: from the GPUs there are."""
+    """The available GPUs allow no more of each kind."""
     limits: tuple[tuple[tuple[float, ...], float], ...] = ()
-    """What the kinds share: weights of one instance of each kind, and what their sum may be at most."""
+    """Resources that the kinds share: the weight of one instance of each kind, and the largest sum allowed."""
     floors: tuple[tuple[tuple[float, ...], float], ...] = ()
-    """The same with what their sum must be at least; with less nothing holds."""
+    """The same with the smallest sum: a fleet with less cannot hold."""
     base: float = 0.0
-    """What any fleet of this space costs beside its instances."""
+    """The constant part of a fleet's cost, which does not depend on its instances."""
     survive: int = 0
     """Instances that a fleet must be able to lose: bounds hold for what is left."""
     kinds: tuple[str, ...] = ()
@@ -77,25 +77,25 @@ class Space:
     make: str = ""
     """Spaces of one make are the same machines with other settings (token budget, power cap)."""
     gpus: tuple[int, ...] = ()
-    """Of one instance of each kind; empty: one each."""
+    """GPUs of one instance of each kind; empty: one each."""
 
     def price(self, counts: Counts) -> float:
-        """Of a fleet."""
+        """The price of a fleet."""
         return self.base + sum(price * count for price, count in zip(self.prices, counts, strict=True))
 
     def allows(self, counts: Counts) -> bool:
-        """Whether there is enough for a fleet."""
+        """Whether the available GPUs and shared resources are enough for a fleet."""
         return all(few <= many for few, many in zip(counts, self.most, strict=True)) and all(
             _dot(weights, counts) <= bound + _ROUND for weights, bound in self.limits
         )
 
     def suffices(self, counts: Counts) -> bool:
-        """Whether no bound rules a fleet out."""
+        """Whether a fleet passes every lower bound."""
         return all(count >= few for count, few in zip(counts, self.least, strict=True)) and self.scale(counts) >= 1
 
     def scale(self, counts: Counts) -> float:
-        """How many times what its bounds ask for a fleet is, with the worst loss that it must survive; 1 or more may
-        hold.
+        """The size of a fleet over what its bounds ask for, after the worst loss that it must survive. A fleet of 1 or
+        more may hold.
         """
         if not self.floors:
             return math.inf
@@ -107,12 +107,14 @@ class Space:
 
     @property
     def empty(self) -> bool:
-        """Whether what is needed is more than what there is."""
+        """Whether no fleet of this space is both allowed and large enough."""
         return not self.allows(self.least) or self.scale(self.most) < 1
 
     @property
     def bound(self) -> float:
-        """No fleet that bounds leave costs less: the dearest of what each floor costs where it is cheapest."""
+        """A lower bound of the price: each floor is met by the kind that meets it cheapest, and the dearest floor
+        counts.
+        """
         floors = [
             bound * min(price / weight for price, weight in zip(self.prices, weights, strict=True) if weight > 0)
             for weights, bound in self.floors
@@ -130,12 +132,12 @@ class Trial:
 
     @property
     def price(self) -> float:
-        """Of all its instances; where the objective is measured, the least that it can be."""
+        """The price of all its instances; where the objective is measured, a lower bound of it."""
         return self.space.price(self.counts)
 
     @property
     def gpus(self) -> int:
-        """Of all its instances."""
+        """The GPUs of all its instances."""
         return sum(
             gpus * count for gpus, count in zip(self.space.gpus or (1,) * len(self.counts), self.counts, strict=True)
         )
@@ -143,15 +145,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of a trial."""
+    """The result of a trial."""
 
     holds: bool
     cost: float | None = None
-    """What the objective was measured to be; None: the price of the fleet."""
+    """The measured objective; None: the price of the fleet."""
     attained: float = 0.0
-    """Of fleets of one cost, the one that attains more is better."""
+    """The share of requests that met their targets: it decides between fleets of equal cost."""
     spent: int = 0
-    """Requests that were simulated for it."""
+    """The requests that were simulated for it."""
 
 
 @dataclass(slots=True)
@@ -160,28 +162,28 @@ class Found:
 
     best: Trial | None = None
     cost: float = math.inf
-    """Of the best."""
+    """The best one's cost."""
     attained: float = 0.0
-    """Of the best."""
+    """The best one's attainment."""
     trials: int = 0
     spent: int = 0
     """Requests that were simulated."""
     proven: bool = False
-    """Whether nothing cheaper (by more than `TOLERANCE`) is left to try, as far as the presumptions go."""
+    """Whether no fleet that is cheaper by more than `TOLERANCE` is left to try, if the presumptions are true."""
     open_spaces: int = 0
-    """Spaces that may still hold something cheaper."""
+    """Number of spaces with an untried fleet that is cheaper than the best."""
     open_scale: float = 0.0
-    """Of what is left untried, the largest scale."""
+    """The largest scale of these untried fleets."""
     held: list[Trial] = field(default_factory=list)
     failed: list[Trial] = field(default_factory=list)
     scales: dict[str, float] = field(default_factory=dict)
-    """By family, at what scale a fleet is expected to hold. Given to a later search, that begins there."""
+    """By family, the scale at which a fleet is expected to hold. A later search that is given them begins there."""
     contradicted: list[str] = field(default_factory=list)
-    """Where a trial did not bear out what was presumed."""
+    """Trials whose result contradicts a presumption."""
 
     @property
     def limit(self) -> float:
-        """What a fleet has to be cheaper than to be worth a trial."""
+        """A fleet is worth a trial only if it costs less than this."""
         return math.inf if self.best is None else self.cost * (1 - TOLERANCE)
 
 
@@ -202,13 +204,13 @@ def search(
 
     Args:
         spaces: arrangements.
-        found: gets what is known, as it becomes known.
-        effort: requests that may be simulated before it ends as it is; it goes on until something holds. 0: only what
-            is known already is looked at.
-        weaker: by kind, those that are better in nothing; None: unknown.
-        failed: fleets that are known to fail already.
-        known: fleets of these spaces that were tried before, with what came of them.
-        equals: trials at most of fleets that cost the same as the best, or are the same machines set otherwise.
+        found: the search writes its results here while it runs.
+        effort: requests that may be simulated; a search without any fleet that holds may use `PATIENCE` times as many.
+            0: use `known` and `failed` alone.
+        weaker: by kind, the kinds that are better in no respect; None: unknown.
+        failed: fleets that are already known to fail.
+        known: fleets of these spaces that were tried before, with their results.
+        equals: most trials of fleets that cost the same as the best, or are the same machines with other settings.
     """
     state = _State(spaces, found, weaker or {})
     for trial in failed:
@@ -228,11 +230,11 @@ def search(
 
 
 PATIENCE: Final = 1.5
-"""So many times the effort goes into finding anything at all."""
+"""As long as no fleet holds, the effort may be exceeded by this factor."""
 
 
 def _among_equals(state: _State, trials: int, effort: float) -> Search:
-    """Try what costs the same as the best and may attain more, and the best one's machines with other settings."""
+    """Try fleets that cost the same as the best and may attain more, and its machines with other settings."""
     for _ in range(trials):
         todo = state.equals()
         if not todo or state.found.spent >= effort:
@@ -241,7 +243,9 @@ def _among_equals(state: _State, trials: int, effort: float) -> Search:
 
 
 def _look_around(state: _State, best: Trial) -> Search:
-    """Try the best one's neighbours, whatever is presumed; a cheaper one that holds is the best from then on."""
+    """Try the best one's neighbours, also those that the presumptions rule out. A cheaper one that holds becomes the
+    best.
+    """
     found, seen = state.found, {(id(best.space), best.counts)}
     for _ in range(LOOKS):
         near = [each for each in neighbours(found.best or best) if (id(each.space), each.counts) not in seen]
@@ -257,11 +261,11 @@ def _look_around(state: _State, best: Trial) -> Search:
 
 
 LOOKS: Final = 8
-"""Neighbours that are tried at most."""
+"""The most neighbours that are tried."""
 
 
 def _presumed(found: Found, trial: Trial) -> bool | None:
-    """What a trial was presumed to come to; None: nothing."""
+    """Whether a trial was presumed to hold; None: nothing was presumed."""
     for known, holds in ((found.failed, False), (found.held, True)):
         for each in known:
             part, whole = (each, trial) if holds else (trial, each)
@@ -275,7 +279,7 @@ def _tried(found: Found, trial: Trial) -> bool:
 
 
 def neighbours(best: Trial) -> list[Trial]:
-    """One instance less of a kind, one of a kind for one of another, one more: cheapest first; what bounds allow."""
+    """Fleets that bounds allow with one instance less, one more, or one of another kind: cheaper ones first."""
     steps = [step for step in product((-1, 0, 1), repeat=len(best.counts)) if sum(map(abs, step)) in {1, 2}]
     near = [tuple(count + more for count, more in zip(best.counts, step, strict=True)) for step in steps]
     fits = [
@@ -289,7 +293,7 @@ def neighbours(best: Trial) -> list[Trial]:
 
 
 class _State:
-    """All spaces, and what is known of them."""
+    """All spaces, and the results so far."""
 
     def __init__(self, spaces: Sequence[Space], found: Found, weaker: Mapping[str, Collection[str]]) -> None:
         self.found: Final = found
@@ -297,12 +301,14 @@ class _State:
         self._known: Final = {id(space): _Known(space) for space in spaces}
         self._listed: Final = list(self._known.values())
         self._cheapest: Final[dict[int, tuple[float, int, Counts | None]]] = {}
-        """By space: cheapest fleet of the expected scale, as of that scale and of what was known."""
+        """By space, its cheapest fleet of the expected scale, with the scale and the number of facts it was computed
+        for.
+        """
         self._dearer: Final[dict[str, float]] = {}
-        """By family, how many times its least price a fleet was measured to cost; empty: costs are prices."""
+        """By family, measured cost over least price; empty: costs are prices."""
 
     def todo(self) -> tuple[Trial, ...]:
-        """Fleets to try, most wanted first; none: nothing cheaper is left."""
+        """Fleets to try, the most wanted one first; empty: no cheaper fleet is left."""
         limit = self.found.limit
         leap = self._leap()
         if leap is not None:
@@ -314,7 +320,7 @@ class _State:
         return tuple(trial for _, _, trial in last[:AHEAD])
 
     def _leap(self) -> Trial | None:
-        """Where bounds say nothing, now and then a fleet of at least twice the price of all that failed; else None.
+        """Every `LEAP_EVERY` trials, where bounds rule out nothing: a fleet at twice the price of any failed one.
 
         Without a target for first tokens a request may wait as long as it likes, so that no bound holds and there is no
         scale to learn: the search would climb through every arrangement from the cheapest fleet on. Of such fleets the
@@ -341,7 +347,7 @@ class _State:
         return min(fleets, key=lambda each: (-each.gpus / each.counts[0], -each.price), default=None)
 
     def _of_price(self, space: Space, price: float) -> Trial | None:
-        """The cheapest fleet of one kind that costs no less, or the largest that there may be; None: it was tried."""
+        """The cheapest fleet of one kind that costs at least this, else the largest allowed one; None: it was tried."""
         count = max(space.least[0], math.ceil((price - space.base) / space.prices[0] - _ROUND))
         trial = Trial(space, (min(count, space.most[0]),))
         return trial if self._known[id(space)].untried(trial.counts, math.inf) else None
@@ -366,16 +372,16 @@ class _State:
                 yield cost, number, Trial(known.space, counts)
 
     def _dearness(self, family: str) -> float:
-        """How many times its least price a fleet is expected to cost; of a family that is new, the least of others."""
+        """Expected cost over least price; for a new family, the least of the others."""
         return self._dearer.get(family, min(self._dearer.values(), default=1.0))
 
     def _scale(self, family: str) -> float:
-        """At what scale a family's fleets are expected to hold: as it showed itself, else as all others did."""
+        """The scale at which a family's fleets are expected to hold: learned from the family, else from all others."""
         scales = self.found.scales
         return scales.get(family, scales.get("", SCALE))
 
     def _hope(self, known: _Known) -> float:
-        """What a fleet of the expected scale costs at least."""
+        """The least cost of a fleet of the expected scale."""
         space = known.space
         scale = known.expected(self._scale(space.family))
         return max(known.lowest, space.base + (space.bound - space.base) * min(scale, SCALES_MAX))
@@ -396,7 +402,7 @@ class _State:
                     yield scale / self._scale(known.space.family), number, Trial(known.space, counts)
 
     def learn(self, trial: Trial, verdict: Verdict, *, presumed: bool | None = None) -> None:
-        """Fold a trial in."""
+        """Take the result of a trial into account."""
         found, known = self.found, self._known[id(trial.space)]
         found.trials += 1
         found.spent += verdict.spent
@@ -467,14 +473,14 @@ class _State:
                 known.rule_out(counts)
 
     def summarise(self) -> None:
-        """What is left."""
+        """Note how many spaces are open, and the largest scale in them."""
         left = [known.largest(self.found.limit) for known in self._known.values() if known.lowest < self.found.limit]
         scales = [scale for scale, counts in left if counts is not None]
         self.found.open_spaces, self.found.open_scale = len(scales), max(scales, default=0.0)
 
 
 def _covered(space: Space, trial: Trial, weaker: Mapping[str, Collection[str]]) -> Iterator[Counts]:
-    """The largest fleets of a space each of whose kinds is one of the trial's, or better in nothing."""
+    """The largest fleets of a space that are no better than the trial's: each kind is the same or a weaker one."""
     of, here = trial.space.kinds, space.kinds
     if len(here) > len(of):
         return
@@ -485,44 +491,46 @@ def _covered(space: Space, trial: Trial, weaker: Mapping[str, Collection[str]]) 
 
 LEAP: Final = 2.0
 LEAP_EVERY: Final = 6
-"""Where bounds say nothing and nothing holds, every so many trials one of so many times the price that failed."""
+"""Where bounds rule out nothing and no fleet holds, every `LEAP_EVERY`th trial costs `LEAP` times the dearest failed
+one."""
 
 SCALE: Final = 1.25
-"""At what scale a fleet is expected to hold, as long as nothing was tried."""
+"""The scale at which a fleet is expected to hold before the first trial."""
 
 STEP: Final = 1.2
-"""After a failure, so many times its scale is tried next."""
+"""After a failure, the next scale is this many times the failed one."""
 
 SCALES_MAX: Final = 100.0
-"""Larger scales are not asked for: what fails there fails for another reason."""
+"""The largest scale that is asked for: a fleet that fails there fails for another reason than its size."""
 
 CELLS_MAX: Final = 1 << 16
-"""Fleets of one space that are looked at, at most: the smallest."""
+"""The most fleets of one space in a grid; the smallest ones are kept."""
 
 AMPLE: Final = 3.0
-"""As long as nothing holds, so many times what a kind would need alone is looked at, then so many times that."""
+"""Before any fleet holds, a grid reaches to this many times what a kind would need alone. Each larger grid reaches this
+many times as far as the one before."""
 
 Numbers = NDArray[np.float64]
 
 
 class _Known:
-    """What is known of one space: a grid of its fleets from the least on."""
+    """The results of one space: a grid of its fleets from the smallest on."""
 
     def __init__(self, space: Space) -> None:
         self.space: Final = space
         self.facts = 0
-        """Grows with what is known."""
+        """Number of results; a cached value is of one such number."""
         self._failed: Final[list[Counts]] = []
         self._held: Final[list[Counts]] = []
         self._low, self._high = 1.0, math.inf
-        """Scales: the largest that failed, the smallest that held."""
+        """The largest scale that failed, and the smallest that held."""
         self._bound: Final = space.bound
         self._ample = AMPLE
         self._grid: _Grid | None = None
 
     @property
     def lowest(self) -> float:
-        """No fleet costs less; infinite: there is none."""
+        """A lower bound of the cost of its open fleets; infinite: there is none."""
         if self._grid is None:
             return self._bound
         while not math.isfinite(self._grid.lowest) and math.isfinite(self._grid.beyond):
@@ -531,11 +539,11 @@ class _Known:
         return min(self._grid.lowest, self._grid.beyond)
 
     def expected(self, family: float) -> float:
-        """At what scale its fleets hold, as far as is known."""
+        """The scale at which its fleets are expected to hold."""
         return min(max(family, self._low * STEP if self._low > 1 else 1.0), self._high)
 
     def learn_scale(self, scale: float, *, holds: bool) -> None:
-        """What a trial showed."""
+        """Take the scale of a trial into account."""
         if holds:
             self._high = min(self._high, scale)
         else:
@@ -543,7 +551,9 @@ class _Known:
             self._high = max(self._high, self._low)
 
     def learn(self, counts: Counts, *, holds: bool) -> None:
-        """A fleet that holds leaves nothing dearer to try: whatever it is part of costs more."""
+        """Take the result of a fleet into account. One that holds closes every fleet that it is part of: they cost
+        more.
+        """
         if holds:
             self._held.append(counts)
             self.facts += 1
@@ -553,7 +563,7 @@ class _Known:
             self.rule_out(counts)
 
     def rule_out(self, counts: Counts) -> None:
-        """A fleet fails, and every part of it."""
+        """Close a fleet that fails, and every part of it."""
         if any(_within(counts, each) for each in self._failed):
             return
         self._failed.append(counts)
@@ -585,7 +595,7 @@ class _Known:
         )
 
     def costing(self, price: float) -> Counts | None:
-        """The fleet of the largest scale that has this price; None: there is none that is open."""
+        """The open fleet of this price with the largest scale, or None."""
         if self.lowest > price * (1 + _ROUND):
             return None
         grid = self._made(price * (1 + TOLERANCE))
@@ -593,7 +603,7 @@ class _Known:
         return grid.at(np.where(inside, -grid.scale_finite, np.inf)) if inside.any() else None
 
     def cheapest(self, scale: float, limit: float) -> Counts | None:
-        """The cheapest fleet of this scale at least; where nothing holds yet and there is none, of a smaller one."""
+        """The cheapest open fleet of at least this scale. Without one, and as long as no fleet holds: the largest."""
         grid = self._made(limit)
         inside = grid.alive & (grid.scale >= scale - _ROUND)
         if not inside.any() and not math.isfinite(limit):
@@ -612,12 +622,12 @@ class _Known:
 
 
 class _Grid:
-    """Fleets of a space from the least up to some ends: price, scale, and whether it is open."""
+    """The fleets of a space from the smallest to given counts: price, scale, and whether each is open."""
 
     def __init__(self, space: Space, ends: Sequence[int]) -> None:
         self._least: Final = np.array(space.least)
         self.beyond: Final = _beyond(space, ends)
-        """No fleet that is not looked at here costs less."""
+        """A lower bound of the price of the fleets outside this grid."""
         axes = [np.arange(low, high + 1) for low, high in zip(space.least, ends, strict=True)]
         counts = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).astype(np.float64)
         self.price: Final[Numbers] = space.base + counts @ np.array(space.prices)
@@ -633,7 +643,7 @@ class _Grid:
         return float(self.price[self.alive].min()) if self.alive.any() else math.inf
 
     def without_smaller(self, counts: Counts) -> bool:
-        """Close every part of a fleet; whether there was any open."""
+        """Close every part of a fleet; returns whether any was open."""
         ends = [count - int(low) + 1 for count, low in zip(counts, self._least, strict=True)]
         return min(ends) > 0 and self._close(tuple(slice(0, end) for end in ends))
 
@@ -650,7 +660,7 @@ class _Grid:
         return True
 
     def at(self, cost: Numbers) -> Counts | None:
-        """Where that is least."""
+        """The fleet of the least cost; None: every cost is infinite."""
         if not np.isfinite(cost).any():
             return None
         place = np.unravel_index(int(np.argmin(cost)), cost.shape)
@@ -658,7 +668,7 @@ class _Grid:
 
 
 def _ends(space: Space, limit: float, ample: float) -> list[int]:
-    """Up to how many of each kind are looked at: what there is, what the limit allows, or what is ample."""
+    """The largest count of each kind in a grid: limited by the GPUs, by the price limit, or by `ample`."""
     ends = []
     spare = limit - space.price(space.least)
     for at, (least, most) in enumerate(zip(space.least, space.most, strict=True)):
@@ -672,7 +682,7 @@ def _ends(space: Space, limit: float, ample: float) -> list[int]:
 
 
 def _beyond(space: Space, ends: Sequence[int]) -> float:
-    """What the cheapest fleet costs that has more of a kind than these; infinite: there are no more."""
+    """The price of the cheapest fleet with more of a kind than these; infinite: there is none."""
     least = space.price(space.least)
     more = [
         least + price * (end + 1 - low)
@@ -694,7 +704,7 @@ def _scales(space: Space, counts: Numbers) -> Numbers:
 
 
 def losses(counts: Counts, survive: int) -> list[Counts]:
-    """What may be lost, every way to lose as many instances as a fleet must survive."""
+    """Every way to lose as many instances as a fleet must survive."""
     if not survive:
         return [tuple(0 for _ in counts)]
     return [lost for lost in product(*(range(min(count, survive) + 1) for count in counts)) if sum(lost) == survive]

@@ -169,7 +169,7 @@ class Sizer:
         return Share(met=1 - late, busy=busy, because=f"prefill {busy:.0%} busy, {late:.1%} of first tokens late")
 
     def reachable(self, load: Load) -> float:
-        """Share of the prompts whose first token is in time where none waits; all, where that is none."""
+        """Share of the prompts whose first token is in time on an idle instance; 1 where that share is 0."""
         found = 0.0
         for each in self._prompts(load):
             found += each.share * float(each.shares @ (each.target_s - self._first_s - each.seconds > 0))

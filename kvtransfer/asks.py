@@ -1,4 +1,4 @@
-"""What can be asked at an engine's door, and the line each question is. Pure; the parser is total.
+"""The questions at an engine's agent socket, one line each. Pure; the parser is total.
 
 One JSON object a line, one object a line in answer::
 
@@ -9,9 +9,9 @@ One JSON object a line, one object a line in answer::
     {"ask": "state"}                                     -> {"holds", "legs", "pulls", "peers", "counts"}
 
 An engine whose KV cache is left to vLLM's own connector answers the first and the last with ``{"left_to_vllm": WHY}``.
-What cannot be read is answered with ``{"error": WHY}``. `payloads` are what vLLM's own connector hands out on its ZMQ
-port, one for each rank (`stage` is a pipeline stage, 0 where there is one): to know them is to be able to read and
-write the engine's KV memory. Who may open the socket file may know them.
+A line that cannot be read is answered with ``{"error": WHY}``. `payloads` are what vLLM's own connector hands out on
+its ZMQ port, one for each rank (`stage` is a pipeline stage, 0 where there is one). A program that knows them can read
+and write the engine's KV memory; every program that may open the socket file may know them.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from typing import Any, Final
 from kvtransfer.fields import NAME_CHARS_MAX
 
 LEFT: Final = "left_to_vllm"
-"""In an answer: why vLLM's own connector hands this engine's KV cache over, and ours does not."""
+"""In an answer: why vLLM's own connector, and not Baton's, hands this engine's KV cache over."""
 LINE_BYTES_MAX: Final = 16 << 20
 PAYLOADS_MAX: Final = 512
-"""Ranks of one engine."""
+"""The number of ranks of one engine."""
 DATA_BYTES_MAX: Final = 4 << 20
-"""vLLM's metadata of one rank is some kilobytes; a model of 200 layers on several transports has tens."""
+"""vLLM's metadata of one rank has some kilobytes; a model of 200 layers on several transports has tens."""
 TEXT_CHARS_MAX: Final = NAME_CHARS_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """How can others read from you?"""
+    """Asks how other engines can read from this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One rank's handshake."""
+    """The handshake metadata of one rank."""
 
     stage: int
     rank: int
     data: bytes
 
     def object(self) -> dict[str, Any]:
-        """As it stands in a line."""
+        """The payload as it stands in a line."""
         return {"stage": self.stage, "rank": self.rank, "data": base64.b64encode(self.data).decode()}
 
 
 @dataclass(frozen=True, slots=True)
 class Introduce:
-    """You may read from this engine."""
+    """Says that this engine may read from the named engine."""
 
     engine_id: str
     instance: str
@@ -63,34 +63,34 @@ class Introduce:
 
     @property
     def ranks(self) -> int:
-        """Its tensor parallelism."""
+        """The named engine's tensor parallelism."""
         return max(each.rank for each in self.payloads) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """This engine is gone."""
+    """Says that the named engine has gone."""
 
     engine_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Nobody wants what is, or will be, held under this name."""
+    """Says that what is, or will be, held under this name is not wanted."""
 
     transfer_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is held, and by whom?"""
+    """Asks which holds exist, and for which consumers."""
 
 
 Ask = Metadata | Introduce | Forget | Release | State
 
 
 def parse(line: bytes) -> Ask | str:
-    """The question, or what is wrong with it. Never raises."""
+    """The question, or what is wrong with the line. Never raises."""
     if len(line) > LINE_BYTES_MAX:
         return f"a line has at most {LINE_BYTES_MAX} bytes"
     try:

@@ -1,10 +1,11 @@
-"""The door of an engine: a Unix socket by which its own agent, and nobody else, speaks to its connector. A shell.
+"""The agent socket ("door") of an engine: a Unix socket through which only the engine's own agent speaks to its
+connector. A shell.
 
-The socket stands in a folder that only this user may enter, and who opens it must be this user: file rights and the
-kernel's word (`SO_PEERCRED`) are the whole of the protection. It is served by threads of the engine's scheduler
-process; what they are asked (`kvtransfer.asks`) is answered from memory or queued for the engine's next step, so no
-thread waits for a forward pass. Lines are bounded, parsers are total, a silent client is left after a while, and a
-client too many is turned away: nothing said here can end or hold up the engine.
+The socket stands in a folder that only this user may enter, and the connecting process must belong to this user: file
+rights and the kernel's word (`SO_PEERCRED`) are the whole protection. Threads of the engine's scheduler process serve
+the socket. They answer questions (`kvtransfer.asks`) from memory or queue them for the engine's next step, so no thread
+waits for a forward pass. Lines are bounded, parsers are total, a silent client is disconnected after a while, and
+clients above the limit are turned away: no client can end or delay the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Final
 from kvtransfer.asks import LEFT, LINE_BYTES_MAX, Ask, Metadata, State, parse
 
 CLIENTS_MAX: Final = 16
-"""One agent, its guards' processes, and somebody who looks at the state."""
+"""One agent, the processes of its guards, and one more reader of the state."""
 SILENCE_S: Final = 60.0
 PATH_BYTES_MAX: Final = 107
 """Linux' limit for the path of a Unix socket."""
@@ -39,12 +40,12 @@ class Door:
     """Serves one socket until it is closed."""
 
     def __init__(self, path: Path, answer: Callable[[Ask], dict[str, Any]]) -> None:
-        """Open it. A socket of an engine that has ended is replaced.
+        """Open the socket. The socket of an engine that has ended is replaced.
 
         Raises:
             DoorTaken: another engine answers there.
-            OSError: it cannot be opened there.
-            ValueError: the path is too long, or others may enter its folder.
+            OSError: the socket cannot be opened there.
+            ValueError: the path is too long, or other users may enter its folder.
         """
         self.path = path
         self._answer = answer
@@ -70,7 +71,7 @@ class Door:
         self._thread.start()
 
     def close(self) -> None:
-        """Take it away. Open connections end with the process."""
+        """Remove the socket. Open connections end with the process."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
@@ -82,7 +83,7 @@ class Door:
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                if self._closed.wait(0.1):  # or out of descriptors: it will not be better at once
+                if self._closed.wait(0.1):  # or out of descriptors: an immediate retry would not help
                     return
                 continue
             with self._lock:
@@ -99,16 +100,16 @@ class Door:
             self._clients -= counted
 
     def _attend(self, client: socket.socket) -> None:
-        """One client, question by question."""
+        """Serve one client, question by question."""
         try:
             with client, client.makefile("rb") as lines:
                 client.settimeout(SILENCE_S)
                 while (line := lines.readline(LINE_BYTES_MAX + 1)) and not self._closed.is_set():
                     client.sendall(json.dumps(self._reply(line)).encode() + b"\n")
                     if not line.endswith(b"\n"):
-                        return  # cut off, or longer than a line may be: what follows cannot be told apart
+                        return  # cut off, or longer than a line may be: the next question's start is unknown
         except OSError:
-            pass  # it left
+            pass  # the client left
         finally:
             self._left(counted=True)
 
@@ -118,8 +119,8 @@ class Door:
             return {"error": ask}
         try:
             return self._answer(ask)
-        except Exception as error:  # whatever it was: the caller is told, and the engine behind the door goes on
-            logger.exception("the door could not answer %s", type(ask).__name__)
+        except Exception as error:  # any error: answer the client, and keep the engine running
+            logger.exception("the agent socket could not answer %s", type(ask).__name__)
             return {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -141,12 +142,12 @@ def _answers(path: Path) -> bool:
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         except OSError:
-            return True  # its queue is full, or it is no socket of ours: nothing to throw away
+            return True  # the socket's queue is full, or it is not a Baton socket: do not replace it
     return True
 
 
 def _user_of(client: socket.socket) -> int | None:
-    """Who is on the other end, as the kernel says; None: it does not say."""
+    """The user of the process at the other end, as the kernel says; None: the kernel does not say."""
     try:
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     except OSError:
@@ -156,12 +157,13 @@ def _user_of(client: socket.socket) -> int | None:
 
 
 def left_to_vllm(path: Path, why: str) -> Door | None:
-    """The door of an engine whose KV cache is handed over by vLLM's own connector: it says so, and why.
+    """The agent socket of an engine whose KV cache is handed over by vLLM's own connector: every answer says so, and
+    why.
 
-    None: another rank of this engine says the same already.
+    None: another rank of this engine already serves the socket.
 
     Raises:
-        OSError: it cannot be opened there.
+        OSError: the socket cannot be opened there.
         ValueError: as `Door`.
     """
 
@@ -177,11 +179,11 @@ def left_to_vllm(path: Path, why: str) -> Door | None:
 
 
 def ask(path: Path, question: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """One question at a door. Blocks.
+    """Ask one question at an agent socket. Blocks.
 
     Raises:
-        OSError: nobody answers, or not in time.
-        ValueError: what answers is no door.
+        OSError: no process answers, or not in time.
+        ValueError: the answering process is not a Baton connector.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
@@ -199,10 +201,11 @@ def ask(path: Path, question: dict[str, Any], *, timeout_s: float = 5.0) -> dict
 
 
 def introduce_each_other(*paths: tuple[str, Path]) -> None:
-    """What agents do for their engines, for a few engines on one machine without agents: `paths` are name and door.
+    """Introduce a few engines on one machine without agents to each other, as agents would: `paths` are name and socket
+    path.
 
     Raises:
-        OSError: a door is not there.
+        OSError: a socket does not exist.
         ValueError: an engine refuses.
     """
     told = {name: ask(path, {"ask": "metadata"}) for name, path in paths}

@@ -1,7 +1,8 @@
-"""What the transfer fields of a request mean to our connector: which hold it makes, or which it pulls. Pure and total.
+"""What the transfer fields of a request mean to Baton's connector: the hold they make, or the hold they pull. Pure and
+total.
 
-Fields come from a router, with a ticket where there is a guard; where there is none they come from anybody. vLLM's own
-connector takes them as they are, and some end the engine.
+Fields come from a router, with a ticket, where a guard stands; without a guard any client can send them. vLLM's own
+connector takes them unchecked, and some of them end the engine.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.wire import TRANSFER
-from kvtransfer.slots import Slot, slot_in
+from kvtransfer.hold_marks import Slot, slot_in
 
 NAME_CHARS_MAX: Final = 256
-"""A TransferId is a request's id (128), an attempt and an epoch."""
+"""A TransferId is a request's id (128 characters), an attempt and an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +23,23 @@ class Pull:
     """The fields of a decode leg that can be pulled."""
 
     engine: str
-    """Who holds the blocks: vLLM's id of one life of an engine."""
+    """The engine that holds the blocks: vLLM's id of one life of an engine."""
     request: str
-    """The producer's name for them."""
+    """The producer's name for the hold."""
     tokens: int
-    """How many of the prompt's tokens they hold."""
+    """The number of the prompt's tokens that are held."""
     blocks: int
     slot: Slot
 
 
 def name_in(fields: object) -> str | None:
-    """The TransferId a router gave a leg, as text."""
+    """The TransferId that a router gave a leg, as text."""
     name = fields.get(TRANSFER) if isinstance(fields, Mapping) else None
     return name if isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX else None
 
 
 def pull_in(fields: object) -> Pull | str:
-    """What a decode leg's fields let us pull, or why they let us pull nothing. Never raises."""
+    """What a decode leg's fields permit to pull, or the reason why nothing can be pulled. Never raises."""
     if not isinstance(fields, Mapping):
         return "no transfer fields"
     engine, request, tokens = (
@@ -58,13 +59,15 @@ def pull_in(fields: object) -> Pull | str:
 
 
 def held_in(fields: Mapping[str, Any], prompt_tokens: int) -> int:
-    """How many of a prompt's tokens a decode leg's fields say are held, at most all; all, where they do not say."""
+    """The number of a prompt's tokens that are held by the decode leg's fields, at most all; all if the fields do not
+    say.
+    """
     tokens = fields.get("remote_num_tokens")
     return min(tokens, prompt_tokens) if type(tokens) is int and tokens > 0 else prompt_tokens
 
 
 def _blocks(groups: object) -> int | None:
-    """How many blocks the one group of them has."""
+    """The number of blocks in the only group."""
     if not isinstance(groups, list | tuple) or len(groups) != 1 or not isinstance(groups[0], list | tuple):
         return None
     ids = groups[0]
@@ -72,7 +75,7 @@ def _blocks(groups: object) -> int | None:
 
 
 def sane(fields: object) -> dict[str, Any] | None:
-    """Fields that vLLM's connector can be given: those of a hold or of a pull, of the types it relies on; else None."""
+    """Fields that vLLM's connector can take: those of a hold or a pull, of the types it relies on; else None."""
     if not isinstance(fields, dict):
         return None
     wrong = [

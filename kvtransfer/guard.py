@@ -1,16 +1,17 @@
-"""Runs inside vLLM's API server: lets transfer fields through with a router's ticket, and refuses them without one.
+"""Runs inside vLLM's API server: lets transfer fields with a router's ticket pass, and refuses them without one.
 
 Loaded by ``--middleware kvtransfer.guard.Guard``, with the engine's key file (`kvtransfer.keys`) in the environment
-variable BATON_TICKET_KEYS_FILE. What is refused and why stands in `kvtransfer.screen`; what this does not protect in
-``docs/security.md``.
+variable BATON_TICKET_KEYS_FILE. `kvtransfer.screen` has the rules of what is refused and why; ``docs/security.md`` says
+what the guard does not protect.
 
-A plain ASGI class: requests are read whole and judged, then handed on as they came; answers, streams and disconnects
-are not touched, nor is anything without a body (health, metrics) or WebSockets, which carry no transfer fields in vLLM
-0.32. Without keys every transfer is refused, and everything else is served. Imports the standard library and the
-modules beside it only: it shares a process with whatever vLLM pins.
+A plain ASGI class: it reads a request whole, judges it, and hands it on unchanged. It does not touch answers, streams,
+disconnects, requests without a body (health, metrics) or WebSockets, which carry no transfer fields in vLLM 0.32.
+Without keys it refuses every transfer and serves everything else. It imports only the standard library and the modules
+beside it, as it shares a process with the versions that vLLM pins.
 
-One path is its own: ``POST /baton/release`` gives up a hold by the name its router gave it (`cluster.wire`), with a
-ticket as for a leg. It asks the engine's door (`kvtransfer.door`), so it is there where Baton's connector is; else 404.
+The guard serves one path itself: ``POST /baton/release`` gives up a hold by the name that the router gave it
+(`cluster.wire`), with a ticket as for a leg. The guard asks the engine's agent socket (`kvtransfer.door`), so the path
+exists where Baton's connector runs; elsewhere it answers 404.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from kvtransfer.keys import FILE_VARIABLE, InstanceKeys, read_instance
 from kvtransfer.screen import Refusal, Screen, Why, transfer_fields
 
 BODY_BYTES_MAX: Final = 64 << 20
-"""Twice what a router takes: room for what it adds."""
+"""Twice the router's limit, for what the router adds."""
 
 BODY_S: Final = 60.0
-"""A body that has not arrived by then is given up: it holds memory until then."""
+"""The guard gives up a body that has not arrived by then: the body holds memory until then."""
 
 DOOR_S: Final = 2.0
-"""The door answers from memory."""
+"""The connector answers from memory, so this is ample."""
 
 LOG_EVERY_S: Final = 1.0
-"""Refusals are logged this often at most, with how many there were: a stranger must not fill the disk."""
+"""The shortest time between two log lines about refusals, each with their number: a stranger must not fill the disk."""
 
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -67,7 +68,7 @@ class Guard:
         self._unlogged = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One connection's request."""
+        """Handle one connection's request."""
         if scope["type"] != "http" or scope["method"] in _BODILESS:
             await self._app(scope, receive, send)
             return
@@ -77,7 +78,7 @@ class Guard:
         except TimeoutError:
             body = Refusal(408, Why.SLOW, f"The request body did not arrive within {BODY_S:.0f} s.")
         if body is None:
-            return  # the client left before he had asked for anything
+            return  # the client left before its request was complete
         refusal = body if isinstance(body, Refusal) else await self._judge(scope, body)
         if refusal is not None:
             self._log(scope, refusal)
@@ -117,7 +118,7 @@ class Guard:
 
 
 async def _stepwise(steps: Steps[Found]) -> Found:
-    """All steps, with room for others between them. A usual body has none."""
+    """Run all steps, and let other requests run between them. A usual body has none."""
     work = Work(steps)
     for _ in work:
         await asyncio.sleep(0)
@@ -125,7 +126,9 @@ async def _stepwise(steps: Steps[Found]) -> Found:
 
 
 def _open(path: str) -> KeyFile[InstanceKeys] | None:
-    """The engine's keys. Without them the guard stays, and refuses: an engine that is open is worse than one alone."""
+    """The engine's keys. Without keys the guard stays and refuses all transfers: an unprotected engine is worse than
+    one that cannot transfer.
+    """
     try:
         return KeyFile(Path(path), read_instance) if path else None
     except (OSError, ValueError) as error:
@@ -134,7 +137,7 @@ def _open(path: str) -> KeyFile[InstanceKeys] | None:
 
 
 async def _read(receive: Receive) -> bytes | Refusal | None:
-    """The whole body, or None when the client has left."""
+    """The whole body, or None if the client has left."""
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -151,7 +154,7 @@ async def _read(receive: Receive) -> bytes | Refusal | None:
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
-    """`receive` for the engine: the body in one piece, then whatever else comes (a disconnect)."""
+    """`receive` for the engine: the body in one piece, then the remaining messages (a disconnect)."""
     given = False
 
     async def replay() -> Message:
@@ -165,7 +168,9 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
 
 
 async def _release(scope: Message, body: bytes) -> tuple[int, bytes]:
-    """Status and body for who gives a hold up. The ticket was checked: without one there are no fields here."""
+    """Status and body for a router that gives a hold up. The ticket was checked: without one there are no
+    fields here.
+    """
     fields = await _stepwise(transfer_fields(body, "application/json"))
     name = name_in(fields)
     if name is None:
@@ -183,12 +188,12 @@ async def _release(scope: Message, body: bytes) -> tuple[int, bytes]:
             finally:
                 writer.close()
     except (OSError, TimeoutError, ValueError) as error:
-        return 503, _error(503, f"The engine's door does not answer: {error}")
-    return (200, told.strip()) if b'"ok"' in told else (503, _error(503, "The engine's door refused."))
+        return 503, _error(503, f"The engine's agent socket does not answer: {error}")
+    return (200, told.strip()) if b'"ok"' in told else (503, _error(503, "The engine's connector refused."))
 
 
 def _door_of(scope: Message) -> str | None:
-    """Where the connector of this server's engine has its door: vLLM keeps its configuration in the application."""
+    """The path of the agent socket of this server's engine: vLLM keeps its configuration in the application."""
     found: Any = scope.get("app")
     for name in ("state", "vllm_config", "kv_transfer_config", "kv_connector_extra_config"):
         found = getattr(found, name, None)
@@ -204,6 +209,6 @@ def _error(status: int, message: str) -> bytes:
 async def _answer(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status in {408, 413}:
-        headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
+        headers.append((b"connection", b"close"))  # do not read the rest of the body
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

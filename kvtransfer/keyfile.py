@@ -1,4 +1,6 @@
-"""Reads a key file, and reads it again when it has changed. A shell; standard library only, for it runs inside vLLM."""
+"""Reads a key file, and reads it again when the file has changed. A shell; standard library only, as it runs inside
+vLLM.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,20 @@ T = TypeVar("T")
 logger = logging.getLogger("baton.tickets")
 
 FILE_BYTES_MAX = 65_536
-"""A file of eight keys has a thousand."""
+"""A file of eight keys has about a thousand bytes."""
 
 
 class KeyFile(Generic[T]):
-    """What a key file says now. A change that cannot be read is logged, and the former keys stay."""
+    """The current content of a key file. If a changed file cannot be read, the error is logged and the former keys
+    stay.
+    """
 
     def __init__(self, path: Path, read: Callable[[str], T], *, bytes_max: int = FILE_BYTES_MAX) -> None:
-        """Read it. A file larger than `bytes_max` is none.
+        """Read the file. A file larger than `bytes_max` is refused.
 
         Raises:
-            OSError: it cannot be opened.
-            ValueError: it is no such file.
+            OSError: the file cannot be opened.
+            ValueError: the file is not a valid key file.
         """
         self.path = path
         self._read = read
@@ -45,7 +49,7 @@ class KeyFile(Generic[T]):
         return self._keys
 
     def _mark(self) -> tuple[int, int, int] | None:
-        """What changes with its content; None where it is gone."""
+        """What changes when the file's content changes; None if the file does not exist."""
         try:
             found = self.path.stat()
         except OSError:

@@ -1,13 +1,13 @@
-"""Keys that tickets are signed with: one secret for a fleet, and one that follows from it for each instance. Pure.
+"""Ticket keys: one secret for a fleet, and one for each instance that follows from it. Pure.
 
 A key file has one key a line, ``ID SECRET`` for a fleet (routers have it) and ``ID SECRET INSTANCE`` for one instance
-(its engine has it); a secret is 64 hexadecimal digits, what follows ``#`` is a remark. An instance's secret is an HMAC
-of its name under the fleet's, so a router knows all of them, and an instance none but its own: what it can check it
-could sign for itself, and for nobody else.
+(its engine has it). A secret is 64 hexadecimal digits; what follows ``#`` is a remark. An instance's secret is an HMAC
+of its name under the fleet's, so a router knows all of them, and an instance only its own. An instance could sign the
+tickets that it checks itself, but none for another instance.
 
-The first line signs, all lines check. A key is replaced in three steps: its successor is added *below* it in the
-engines' files, then above it in the routers', and once the last ticket has expired the old lines go. Guards and routers
-read their files again when these change.
+The first line signs, all lines check. A key is replaced in three steps: add its successor *below* it in the engines'
+files, then above it in the routers' files, and remove the old lines once the last ticket has expired. Guards and
+routers read their files again when these change.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from cluster.ids import InstanceId
 from kvtransfer.ticket import Key
 
 FILE_VARIABLE = "BATON_TICKET_KEYS_FILE"
-"""The environment variable that names a key file: the fleet's for a router, its own for an engine."""
+"""The environment variable that names a key file: the fleet's for a router, the engine's own for an engine."""
 SECRET_BYTES = 32
 _SECRET = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[^\s#]{1,255}")
 _DOMAIN = b"baton-instance-key\x00"
-"""Keeps an instance's key from being a MAC that was made for another purpose."""
+"""Separates an instance's key from MACs made for another purpose."""
 KEYS_MAX = 8
-"""Two are needed while one is replaced; a guard looks through all of them."""
+"""Two are needed while one is replaced. A guard tries all of them."""
 
 
 class NotAKeyFile(ValueError):
-    """The text is no key file. The message names the line and never shows it: it may hold a secret."""
+    """The text is no key file. The message names the line and never shows it, as it may hold a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceKeys:
-    """What an engine's guard has."""
+    """The keys that an engine's guard has."""
 
     instance: InstanceId
     keys: tuple[Key, ...]
 
 
 def instance_key(fleet: Key, instance: InstanceId) -> Key:
-    """The key of one instance, under the name of the fleet's that it follows from."""
+    """The key of one instance. It has the id of the fleet's key that it follows from."""
     name = instance.encode("utf-8", "surrogatepass")
     return Key(fleet.id, hmac.digest(fleet.secret, _DOMAIN + name, hashlib.sha256))
 
@@ -58,7 +58,7 @@ def instance_text(keys: tuple[Key, ...], instance: InstanceId) -> str:
     """A key file for the engine of one instance, made from the fleet's keys.
 
     Raises:
-        ValueError: a name that cannot stand in such a file.
+        ValueError: the name cannot stand in such a file.
     """
     if not _NAME.fullmatch(instance):
         raise ValueError(f"{instance!r} cannot stand in a key file: an instance's name has no spaces and no `#` there")
@@ -70,7 +70,7 @@ def read_fleet(text: str) -> tuple[Key, ...]:
     """The keys in a router's file; the first one signs.
 
     Raises:
-        NotAKeyFile: it is none.
+        NotAKeyFile: the text is not one.
     """
     found = _read(text)
     for number, (_, instance) in found.items():
@@ -85,7 +85,7 @@ def read_instance(text: str) -> InstanceKeys:
     """The keys in an engine's file.
 
     Raises:
-        NotAKeyFile: it is none.
+        NotAKeyFile: the text is not one.
     """
     found = _read(text)
     names = {instance for _, instance in found.values()}
@@ -100,7 +100,7 @@ def read_instance(text: str) -> InstanceKeys:
 
 
 def _read(text: str) -> dict[int, tuple[Key, InstanceId | None]]:
-    """The keys by their line's number, and whose each is."""
+    """The keys by line number, each with its instance."""
     found: dict[int, tuple[Key, InstanceId | None]] = {}
     ids: set[tuple[str, str | None]] = set()
     for number, line in enumerate(text.splitlines(), 1):

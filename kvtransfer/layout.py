@@ -1,9 +1,9 @@
 """From block ids to bytes: where blocks lie in a rank's memory, and which bytes of which rank two engines share. Pure.
 
 A block of one KV tensor is `outer × heads × head_bytes` bytes, heads side by side (vLLM's HND layout; `outer` is 2
-where K and V stand in one block). An engine of tensor-parallel size `tp` keeps `heads / tp` of the model's KV heads on
-each rank, or, with more ranks than heads, each head on several. Two engines of different sizes thus share *slices* of
-blocks: what one rank reads from another is the heads that both have.
+where one block has K and V). An engine of tensor-parallel size `tp` keeps `heads / tp` of the model's KV heads on each
+rank or, with more ranks than heads, each head on several ranks. Two engines of different sizes thus share *slices* of
+blocks: one rank reads from another the heads that both have.
 
 Attention with one latent head for all (MLA) keeps the same bytes on each rank: heads = 1.
 """
@@ -81,12 +81,12 @@ class Slice(NamedTuple):
 def sources(ours: Shard, tp: int) -> tuple[int, ...]:
     """The ranks of an engine of size `tp` to read from, each head once.
 
-    Where several ranks hold the same head, readers spread over them: rank 0 of four does not feed everybody.
+    Where several ranks hold the same head, readers spread over them, so that rank 0 does not serve all readers.
     """
     found: list[int] = []
     for head in ours.here:
         holders = [rank for rank in range(tp) if head in Shard(tp, rank, ours.heads, ours.outer).here]
-        alike = max(1, ours.tp // ours.heads)  # how many of our ranks want this very head
+        alike = max(1, ours.tp // ours.heads)  # the number of our ranks that want this head
         pick = holders[ours.rank % alike * len(holders) // alike]
         if pick not in found:
             found.append(pick)
@@ -122,7 +122,7 @@ def shared(ours: Shard, theirs: Shard, block_bytes: int) -> tuple[Slice, ...]:
 
 
 def their_block_bytes(ours: Shard, theirs: Shard, block_bytes: int) -> int:
-    """How large their block of the same tokens is, given ours."""
+    """The size of the other side's block of the same tokens, from ours."""
     return block_bytes // len(ours.here) * len(theirs.here)
 
 
@@ -150,10 +150,10 @@ def grids(
 
 
 def pieces(of: Sequence[Grid], blocks: Blocks) -> Sequence[int]:
-    """The numbers of these blocks' pieces in a prepared list of grids, grid by grid: adjacent blocks stay adjacent.
+    """The numbers of these blocks' pieces in a prepared list of grids, grid by grid. Adjacent blocks stay adjacent.
 
     Raises:
-        ValueError: a block that is not in the memory.
+        ValueError: a block is not in the memory.
     """
     if len(blocks) and not 0 <= min(blocks) <= max(blocks) < min(grid.count for grid in of):
         raise ValueError("a block that is not in the memory")
@@ -166,12 +166,12 @@ def pieces(of: Sequence[Grid], blocks: Blocks) -> Sequence[int]:
 
 
 def block_bytes(of: Sequence[Grid]) -> int:
-    """How many bytes one block is, over all grids."""
+    """The bytes of one block, over all grids."""
     return sum(grid.piece for grid in of)
 
 
 def ranges(of: Grid, blocks: Blocks) -> list[tuple[int, int]]:
-    """The (address, length) of these blocks, joined where one follows the other in the list and in memory."""
+    """The (address, length) of these blocks, joined where blocks are adjacent in the list and in memory."""
     found: list[tuple[int, int]] = []
     for block in blocks:
         start = of.address + block * of.stride
@@ -183,7 +183,7 @@ def ranges(of: Grid, blocks: Blocks) -> list[tuple[int, int]]:
 
 
 def copies(ours: Grid, our_blocks: Blocks, theirs: Grid, their_blocks: Blocks) -> list[tuple[int, int, int]]:
-    """The (our address, their address, length) that move these blocks, joined where both sides are adjacent."""
+    """The (our address, their address, length) to copy these blocks, joined where both sides are adjacent."""
     found: list[tuple[int, int, int]] = []
     for mine, other in zip(our_blocks, their_blocks, strict=True):
         here, there = ours.address + mine * ours.stride, theirs.address + other * theirs.stride
@@ -197,7 +197,9 @@ def copies(ours: Grid, our_blocks: Blocks, theirs: Grid, their_blocks: Blocks) -
 
 
 def parts(blocks: int, bytes_each: int, part_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut `blocks` blocks into runs of at most `part_bytes` bytes (one block at least): their first and their end."""
+    """Cut `blocks` blocks into runs of at most `part_bytes` bytes (at least one block): the first block and the end of
+    each.
+    """
     step = max(1, part_bytes // max(1, bytes_each))
     for first in range(0, blocks, step):
         yield first, min(blocks, first + step)

@@ -1,8 +1,8 @@
-"""The notices a consumer's connector sends to a producer's. Pure; the parser is total.
+"""The notices that a consumer's connector sends to a producer's. Pure; the parser is total.
 
-They are vLLM's own (`nixl/pull_worker.py`), with a proof added: ``REQUEST:CONSUMERS:PROOF`` when blocks were read or
-are not wanted, ``HB:REQUEST,REQUEST`` while they are. Without the proof anybody who reaches the transport could free
-blocks that are being read, and end the engine by freeing those of a request that still runs.
+They are vLLM's own (`nixl/pull_worker.py`) with a proof added: ``REQUEST:CONSUMERS:PROOF`` once blocks were read or are
+not wanted, ``HB:REQUEST,REQUEST`` while they are wanted. Without the proof, any program that reaches the transport
+could free blocks that are being read, and could end the engine by freeing the blocks of a request that still runs.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvtransfer.slots import mark_of
+from kvtransfer.hold_marks import mark_of
 
 NOTE_BYTES_MAX: Final = 1 << 20
-"""A heartbeat for 10,000 requests has 500,000."""
+"""A heartbeat for 10,000 requests has 500,000 bytes."""
 CONSUMERS_MAX: Final = 1024
-"""Ranks of one consumer that read from one rank of a producer: its tensor parallelism at most."""
+"""The number of ranks of one consumer that read from one rank of a producer: the consumer's tensor parallelism
+at most."""
 
 _BEAT: Final = "HB:"
 
@@ -27,23 +28,23 @@ class Read:
     request: str
     consumers: int
     mark: bytes | None
-    """What it says the hold's mark is."""
+    """The hold's mark, as the consumer claims it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """These are still wanted."""
+    """A consumer still wants these requests' blocks."""
 
     requests: tuple[str, ...]
 
 
 def with_proof(note: bytes, proof: str) -> bytes:
-    """vLLM's notice of having read, with what shows that the hold was ours to read."""
+    """vLLM's notice of having read, with the proof that the hold was given to this consumer."""
     return note + b":" + proof.encode()
 
 
 def parse(raw: object) -> Read | Beat | None:
-    """What a notice says; None: nothing that is known here. Never raises."""
+    """The content of a notice; None: an unknown notice. Never raises."""
     if not isinstance(raw, bytes) or len(raw) > NOTE_BYTES_MAX:
         return None
     try:

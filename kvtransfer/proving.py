@@ -1,13 +1,13 @@
-"""What heartbeats in the registry are proven with: the keys that tickets are signed with. Pure.
+"""Proofs of the heartbeats in the registry, made with the keys that sign tickets. Pure.
 
-An instance's heartbeat carries a MAC by the instance's ticket key, a router's one by the fleet's. Routers have the
-fleet's keys, from which all instances' follow: they can judge every heartbeat. An agent can judge those under its own
-name, which is what it has to know when it loses that name.
+An instance's heartbeat carries a MAC by the instance's ticket key, a router's heartbeat one by the fleet's key. Routers
+have the fleet's keys, from which the keys of all instances follow, so a router can check every heartbeat. An agent can
+check heartbeats under its own name only. That is enough: the agent must notice when it loses that name.
 
-A heartbeat names every key that its sender has, so that it is believed while keys are being replaced, whichever file is
-changed first. A copy of an old heartbeat is worth nothing: it says when it was sent, and is not believed later than
-`AGE_S`; and what a reader has heard once it does not hear again (`cluster.registry.membership`). The machines' clocks
-must therefore be closer together than that; for tickets they must be closer still.
+A heartbeat names every key that its sender has, so readers believe it while keys are being replaced, whichever file is
+changed first. A copied heartbeat is useless: it carries the time at which it was sent, readers refuse it after `AGE_S`,
+and a reader takes the same heartbeat only once (`cluster.registry.membership`). The machines' clocks must therefore
+differ by less than `AGE_S`; for tickets they must differ by even less.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from kvtransfer.keys import InstanceKeys, instance_key
 from kvtransfer.ticket import Key
 
 AGE_S: Final = 30.0
-"""How old a heartbeat may be, and how far ahead of the reader's clock. Five ttls: one of a paused machine is not lost
-for that alone, and a copy of a dead instance's last word brings it back for no longer."""
+"""The largest age of a heartbeat, and the largest distance into the future, by the reader's clock. It is five ttls: a
+machine that paused is not lost for the pause alone, and a copy of a dead instance's last heartbeat brings the instance
+back for no longer than this."""
 
 INSTANCES_MAX: Final = 8192
-"""Instances whose keys are kept once they were derived."""
+"""The number of instances whose derived keys are cached."""
 
 _DOMAIN: Final = b"baton-heartbeat\x00"
-"""Keeps a MAC that was made with the same key for another purpose from being a proof."""
+"""Separates heartbeat MACs from MACs made with the same key for another purpose."""
 
 
 class InstanceProofs:
-    """An agent's."""
+    """Proofs as an agent makes and checks them."""
 
     judges_all: Final = False
     accepts_unproven: Final = False
 
     def __init__(self, keys: Callable[[], InstanceKeys], clock: Callable[[], float]) -> None:
-        """`keys` tells the instance's keys as they are now, `clock` Unix time in seconds."""
+        """`keys` returns the instance's current keys, `clock` Unix time in seconds."""
         self._keys: Final = keys
         self._clock: Final = clock
 
@@ -56,7 +57,7 @@ class InstanceProofs:
 
 
 class FleetProofs:
-    """A router's, or those of another program that has the fleet's keys."""
+    """Proofs as a router, or another program with the fleet's keys, makes and checks them."""
 
     judges_all: Final = True
 
@@ -67,7 +68,7 @@ class FleetProofs:
         *,
         accepts_unproven: bool = False,
     ) -> None:
-        """`keys` tells the fleet's keys as they are now, `clock` Unix time in seconds."""
+        """`keys` returns the fleet's current keys, `clock` Unix time in seconds."""
         self.accepts_unproven: Final = accepts_unproven
         self._keys: Final = keys
         self._clock: Final = clock

@@ -1,11 +1,11 @@
-"""What the two halves of a push say to each other, and the entries both keep. Pure.
+"""The messages between the two halves of a push, and the entries that both keep. Pure.
 
-A push is a hand-over in which the producer writes into blocks of the consumer, as it computes them. `prefill.push` and
-`decode.push` have the rules, as rows of a table each. No engine speaks it yet: Baton's connector pulls.
+In a push the producer writes KV into the consumer's blocks while it computes them. `prefill.push` and `decode.push`
+have the rules, as rows of a table each. No engine runs it yet: Baton's connector pulls.
 
-What always holds: every entry has a finite deadline; every block that came in leaves once; blocks that a transfer may
-still write into, or read from, leave only when it is known to be over. What comes late, twice, or for another life of
-an instance changes nothing and is counted.
+Invariants: every entry has a finite deadline; every block that came in leaves once; blocks that a transfer may still
+write into, or read from, leave only once that transfer is known to be over. A message that is late, repeated, or for
+another life of an instance changes nothing and is counted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from enum import StrEnum
 from typing import Any, Final, Generic, TypeVar
 
 from cluster.ids import InstanceId, TransferId
-from kvtransfer.alarms import Alarms
 from kvtransfer.packing import Blocks
 from kvtransfer.rows import Table
 from kvtransfer.ticket import Peer
+from kvtransfer.timers import Alarms
 
 LATE: Final = "late or unknown"
 REPEATED: Final = "repeated or out of turn"
@@ -31,24 +31,24 @@ STRANGER: Final = "not theirs to say"
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the check of a ticket leaves for the producer to check (`kvtransfer.ticket.Accepted`)."""
+    """The part of a ticket's check that the producer does itself (`kvtransfer.ticket.Accepted`)."""
 
     tag: str
-    """Names this one ticket."""
+    """The name of this one ticket."""
     tenant: str
     left_s: float
-    """How long this ticket could still be presented: so long is it remembered as spent."""
+    """How much longer this ticket could be presented: the producer remembers it as used for so long."""
 
 
-# --- messages. `serial`: of the consumer's reservation, never the same in two lives of it ----------------------------
+# --- messages. `serial`: of the consumer's reservation, different in each of its lives -------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """To the producer: write the prompt's blocks from its `first` on into these blocks of mine.
+    """To the producer: write the prompt's blocks from its `first` on into these blocks of the consumer.
 
-    `link` is the connection whose memory keys hold for the write, and its number is never used again, not by a later
-    life either: once the consumer has ended that link, a write posted with its keys fails, however late this comes.
+    `link` is the connection whose memory keys the write uses. Its number is never used again, not by a later life
+    either: once the consumer has ended the link, a write posted with its keys fails, however late this message arrives.
     """
 
     id: TransferId
@@ -61,7 +61,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """To the producer: I do not want it any more. Tell me when nothing of yours can write into my blocks."""
+    """To the producer: the consumer does not want the push any more. Answer once no write can reach its blocks."""
 
     id: TransferId
     serial: int
@@ -69,7 +69,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """To the consumer: I may write from now on."""
+    """To the consumer: the producer may write from now on."""
 
     id: TransferId
     serial: int
@@ -77,7 +77,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """To the consumer: nothing of mine writes into your blocks any more. `ok`: the KV of `tokens` tokens is there."""
+    """To the consumer: no more writes of the producer reach its blocks. `ok`: the KV of `tokens` tokens is there."""
 
     id: TransferId
     serial: int
@@ -94,7 +94,7 @@ Message = Register | Withdraw | Begun | Done
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message from a peer whose identity the caller vouches for."""
+    """A message from a peer whose identity the caller has checked."""
 
     by: Peer
     message: Message
@@ -102,7 +102,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The hand-over is given up; may come at any time, also before there is anything to give up."""
+    """The hand-over is given up. This may come at any time, also before the hand-over exists."""
 
     id: TransferId
     because: str
@@ -110,14 +110,14 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A peer does not answer, as far as we can tell. It may be alive, and its transfers under way."""
+    """A peer does not answer. It may still be alive, and its transfers under way."""
 
     instance: InstanceId
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSeen:
-    """A peer answers, in this life of it. A higher epoch than before means that it restarted."""
+    """A peer answers, in this life. A higher epoch than before means that it restarted."""
 
     peer: Peer
 
@@ -126,8 +126,8 @@ class PeerSeen:
 class LinkEnded:
     """The connection with a peer is torn down on our side.
 
-    From here no transfer ordered before, posted or not, touches memory of ours, in either direction; and before a new
-    link with that peer is used, this is said of the old one.
+    From now on no transfer ordered earlier, posted or not, touches our memory, in either direction. This event comes
+    before a new link with that peer is used.
     """
 
     instance: InstanceId
@@ -135,7 +135,7 @@ class LinkEnded:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time `next_wakeup` asked for has come."""
+    """The time that `next_wakeup` gave has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class FreeBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Tell a peer. Best effort: what must arrive is repeated."""
+    """Send a message to a peer. Best effort: messages that must arrive are repeated."""
 
     to: InstanceId
     message: Message
@@ -157,7 +157,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class CutLink:
-    """Tear the connection with a peer down; answer with `LinkEnded`. Repeated until answered."""
+    """Tear the connection with a peer down, and answer with `LinkEnded`. Repeated until answered."""
 
     instance: InstanceId
     because: str
@@ -165,7 +165,7 @@ class CutLink:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Worth a line in the log: an entry took an unhappy turn."""
+    """Write a line to the log: an entry ended badly."""
 
     id: TransferId
     because: str
@@ -173,39 +173,41 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No entry was made: the prompt is computed, or kept, in one place."""
+    """No entry was made: one instance computes the prompt, or keeps it."""
 
     id: TransferId
     because: str
 
 
 class ImpossibleMove(RuntimeError):
-    """Our own engine reported what cannot have happened. Nothing was changed."""
+    """Our own engine reported an impossible event. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Limits and intervals, in seconds. Nothing is unsafe where two instances have different ones."""
+    """Limits and intervals, in seconds. Two instances may safely have different ones."""
 
     lease_s: float = 30.0
-    """A prompt that is computed and registered by nobody is kept so long."""
+    """How long a computed prompt is kept without a registration."""
     fill_s_max: float = 600.0
-    """A prompt that is not computed by then never will be."""
+    """A prompt that is not computed by then will never be."""
     write_s_max: float = 300.0
-    """A push is given up after this."""
+    """A push is given up after this time."""
     reserve_s_max: float = 120.0
     """A reservation that is not written by then is given up."""
     heartbeat_s: float = 5.0
-    """How often a registration is repeated until its producer has begun."""
+    """The interval at which a registration is repeated until its producer has begun."""
     ask_again_s: float = 0.25
-    """How often a withdrawal is."""
+    """The interval at which a withdrawal is repeated."""
     cut_s: float = 10.0
-    """How long an unwanted transfer may stay under way before the link is cut, and how often that is asked for."""
+    """How long an unwanted transfer may stay under way before the link is cut, and the interval at which the cut is
+    repeated."""
     remember_s: float = 180.0
-    """How long a producer knows that a transfer is over: longer than a reservation can live."""
+    """How long a producer remembers that a transfer is over: longer than a reservation can live."""
     entries_max: int = 4096
     remembered_max: int = 262_144
-    """Ended transfers, and spent tickets, that a producer can remember. When full, it refuses new ones."""
+    """The number of ended transfers, and of used tickets, that a producer can remember. When full, it refuses
+    new ones."""
     peers_max: int = 4096
 
     def __post_init__(self) -> None:
@@ -226,7 +228,7 @@ class Entry(Generic[S]):
     id: TransferId
     state: S
     peer: Peer | None = None
-    """The life of the other end that it is about."""
+    """The life of the other instance."""
     serial: int = 0
     blocks: Blocks = ()
     tokens: int = 0
@@ -235,14 +237,14 @@ class Entry(Generic[S]):
     deadline: float = math.inf
     again: float = math.inf
     cuts: int = 0
-    """How often its link was asked to be cut."""
+    """How often a cut of its link was requested."""
 
 
 E = TypeVar("E", bound=Entry[Any])
 
 
 class Book(Generic[E, S, C, A]):
-    """Entries of one half: their moves by its table, their deadlines, and the one place where blocks leave."""
+    """The entries of one half: their moves by its table, their deadlines, and the only place where blocks leave."""
 
     def __init__(
         self,
@@ -253,8 +255,8 @@ class Book(Generic[E, S, C, A]):
         ended: Callable[[E, str], list[Any]],
         times: tuple[C, C],
     ) -> None:
-        """`carry_out` says what an act is; `limits` how long a state may last and how often it repeats itself; `ended`
-        what becomes of an entry's blocks; `times` are the causes of the state's limit and of its repetition.
+        """`carry_out` carries out an act; `limits` gives a state's limit and the interval of its repetitions; `ended`
+        says what becomes of an entry's blocks; `times` are the causes of the state's limit and of its repetition.
         """
         self.entries: Final[dict[TransferId, E]] = {}
         self.ignored: Final[Counter[str]] = Counter()
@@ -268,31 +270,31 @@ class Book(Generic[E, S, C, A]):
         self._owed: list[Any] = []
 
     def next_wakeup(self) -> float | None:
-        """The earliest deadline or repetition; at once, if the last event raised and effects are owed."""
+        """The earliest deadline or repetition; now, if the last event raised and effects are owed."""
         return -math.inf if self._owed else self._alarms.next()
 
     def ring(self, now: float) -> None:
-        """Do what time alone has brought about. An event that raises after this must not swallow it."""
+        """Do what time alone causes. If a later event raises, these effects are kept."""
         while (id_ := self._alarms.pop(now)) is not None:
             entry = self.entries[id_]
             cause = self._up if entry.deadline <= now else self._repeat
             self._owed += self.move(entry, cause, now, f"it was {entry.state} for too long")
 
     def with_owed(self, effects: list[Any]) -> list[Any]:
-        """What time has brought about, and these."""
+        """The effects that time has caused, and these."""
         owed, self._owed = self._owed, []
         return [*owed, *effects]
 
     def add(self, entry: E, now: float) -> None:
-        """Take a new entry in."""
+        """Add a new entry."""
         self.entries[entry.id] = entry
         self._arm(entry, None, now)
 
     def allows(self, entry: E, cause: C) -> bool:
-        """Whether the table has a row for it. Our own engine's word must have one.
+        """Whether the table has a row for this cause. Causes from our own engine must have one.
 
         Raises:
-            ImpossibleMove: our own engine said what cannot be.
+            ImpossibleMove: our own engine reported an impossible event.
         """
         there = cause in self._table[entry.state]
         if not there and cause in self._own:
@@ -300,7 +302,7 @@ class Book(Generic[E, S, C, A]):
         return there
 
     def move(self, entry: E, cause: C, now: float, because: str) -> list[Any]:
-        """One turn of one entry. Without a row nothing changes, and that is counted."""
+        """Move one entry. Without a row nothing changes, and that is counted."""
         if not self.allows(entry, cause):
             return self.ignore(REPEATED)
         row = self._table[entry.state][cause]
@@ -315,26 +317,28 @@ class Book(Generic[E, S, C, A]):
         return [*effects, *self._ended(entry, because)]
 
     def move_all(self, entries: Iterable[E], cause: C, now: float, because: str) -> list[Any]:
-        """The same for each entry to which this cause means anything."""
+        """Move each entry for which the table has a row for this cause."""
         meant = [entry for entry in entries if cause in self._table[entry.state]]
         return [effect for entry in meant for effect in self.move(entry, cause, now, because)]
 
     def with_peer(self, instance: InstanceId) -> list[E]:
-        """Entries whose other end is this instance."""
+        """The entries of this peer."""
         return [each for each in self.entries.values() if each.peer is not None and each.peer.instance == instance]
 
     def with_former(self, peer: Peer) -> list[E]:
-        """Entries about an earlier life of this instance."""
+        """The entries about an earlier life of this peer."""
         same = self.with_peer(peer.instance)
         return [each for each in same if each.peer is not None and each.peer.epoch < peer.epoch]
 
     def ignore(self, why: str) -> list[Any]:
-        """Count what changed nothing."""
+        """Count a message that changed nothing."""
         self.ignored[why] += 1
         return []
 
     def leaked(self, now: float) -> int:
-        """Entries past their limit, and entries whose link was asked to be cut and never was. Must be 0, always."""
+        """The number of entries past their limit, and of entries whose link was never cut on request. Must
+        always be 0.
+        """
         return sum(each.deadline + 1.0 < now or each.cuts > 1 for each in self.entries.values())
 
     def _arm(self, entry: E, stayed_by: C | None, now: float) -> None:

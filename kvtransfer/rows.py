@@ -1,7 +1,7 @@
-"""A rule is a row of a table: from a state and a cause to the next state, and what is done on the way. Pure.
+"""Rules as rows of a table: from a state and a cause to the next state, and the acts on the way. Pure.
 
-`prefill.table` and `decode.table` hold the rows of a hand-over. What has no row changes nothing: a peer may say
-anything, twice, late, or about another life of an engine, and the machine that follows a table counts it.
+`prefill.table` and `decode.table` hold the rows of a hand-over. A pair without a row changes nothing: a peer may send a
+message twice, late, or about another life of an engine, and the machine that follows the table counts it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ A = TypeVar("A", bound=StrEnum)
 
 
 class Row(NamedTuple, Generic[S, A]):
-    """What follows."""
+    """The next state, and the acts on the way."""
 
     state: S
     acts: tuple[A, ...] = ()
-    """In this order."""
+    """The acts, in order."""
 
 
 Table = Mapping[S, Mapping[C, Row[S, A]]]
-"""Every row there is, by state and cause. A state without rows is an end."""
+"""All rows, by state and cause. A state without rows is final."""
 
 
 def rows(of: Table[S, C, A]) -> Iterator[tuple[S, C, Row[S, A]]]:

@@ -1,14 +1,16 @@
-"""Whether a request may reach an engine: which transfer fields its body holds, and what its ticket permits. Pure.
+"""Whether a request may reach an engine: the transfer fields in its body, and what its ticket permits. Pure.
 
-The rule: a body without transfer fields passes as it came. One that has them in the one place where the router writes
-them, and beside them a ticket for exactly these fields, this instance and this minute, that was not seen before, passes
-as it came, too. Everything else is refused: no body is ever changed, so what was judged is what the engine reads.
+The rule: a body without transfer fields passes unchanged. A body with transfer fields passes unchanged, too, if they
+stand in the one place where the router writes them, and a ticket stands beside them that is valid for exactly these
+fields, this instance and this minute, and was not used before. Everything else is refused. No body is ever changed, so
+the engine reads exactly what was judged.
 
-Refused, not stripped: whoever sends such a field wants a transfer, and would silently get another answer than he asked
-for (a router without keys: every prompt computed twice, and nobody told). ``null`` and ``{}`` ask for nothing and pass.
+Such a body is refused, and its fields are not removed: a client that sends them wants a transfer, and would silently
+get another answer than it asked for (with a router without keys, every prompt would be computed twice, without any
+message). ``null`` and ``{}`` ask for nothing and pass.
 
-Fields are looked for wherever vLLM might look: in every object at every depth, in JSON that stands as text in a
-free-form field, in multipart forms, under escaped and doubled keys, in the encodings that Python's JSON accepts.
+The screen looks for the fields wherever vLLM might: in every object at every depth, in JSON that stands as text in a
+free-form field, in multipart forms, under escaped and doubled keys, and in all encodings that Python's JSON accepts.
 Nothing here raises on any body.
 """
 
@@ -31,33 +33,34 @@ from cluster.wire import (
     fields_digest,
     form_parts,
 )
-from kvtransfer.alarms import Memory
 from kvtransfer.keys import InstanceKeys
 from kvtransfer.ticket import SKEW_S, Accepted, Expected, Refused, check
+from kvtransfer.timers import Memory
 
 LIFE_S: Final = 60.0
-"""How long a router's tickets for guards live: a leg is sent at once, and its body has 30 s to arrive."""
+"""The lifetime of a router's tickets for guards: the router sends a leg at once, and its body has 30 s to arrive."""
 
 SPENT_MAX: Final = 1 << 18
-"""Tickets that are remembered as used. More than 3,000 legs a second for a ticket's whole life; then more are refused.
-"""
+"""The number of used tickets remembered: more than 3,000 legs a second for a ticket's whole life. Further ones are
+refused."""
 
 _NAME: Final = b"transfer_params"
-"""What all names of transfer fields end in. A body that has it nowhere, and no escape that could spell it, has none."""
+"""All names of transfer fields end in this. A body without it, and without an escape that could spell it, has no such
+field."""
 _ESCAPE: Final = b"\\u00"
 _PLACE: Final = "kv_transfer_params"
 
 BUILT_BYTES_MAX: Final = 1 << 16
-"""Larger bodies are looked through instead of built: a megabyte of small values takes 300 ms and 30 MB to build."""
+"""Larger bodies are searched instead of parsed: parsing a megabyte of small values takes 300 ms and 30 MB."""
 
 FIELDS_BYTES_MAX: Final = 1 << 21
-"""The ids of a million tokens' blocks, four times over."""
+"""Four times the block ids of a million tokens."""
 
 FREE_BYTES_MAX: Final = 1 << 17
-"""Of a free-form field: the router looks into 64 KiB of text, which escapes may double."""
+"""The limit of a free-form field: the router looks into 64 KiB of text, which escapes may double."""
 
 REST_BYTES_MAX: Final = 1 << 16
-"""What may follow the transfer fields of a large body: the router writes them last."""
+"""The limit of what follows the transfer fields in a large body: the router writes the fields last."""
 
 _NAMES: Final = Names(TRANSFER_KEYS | FREE_FORM_KEYS)
 _DECODER: Final = json.JSONDecoder()
@@ -65,7 +68,7 @@ _SPACES: Final = " \t\r\n"
 
 
 class Why(StrEnum):
-    """Why a request was refused: a label of few values."""
+    """Why a request was refused: a metric label with few values."""
 
     FIELDS = "transfer fields without a ticket"
     TICKET = "a ticket that is not good here"
@@ -77,21 +80,21 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The answer in place of the engine's."""
+    """The answer that the client gets in place of the engine's."""
 
     status: int
     why: Why
     message: str
 
     def body(self) -> bytes:
-        """In the shape of vLLM's own errors."""
+        """The answer in the shape of vLLM's own errors."""
         kind = TICKET_REFUSED if self.status == 403 else "BadRequestError"
         told = {"message": self.message, "type": kind, "param": None, "code": self.status}
         return json.dumps({"error": told}).encode()
 
 
 class Screen:
-    """Judges the bodies of one API server, and remembers which tickets it has seen. Its clock is `now`, Unix time."""
+    """Judges the bodies of one API server and remembers the tickets it has seen. Its clock is `now`, Unix time."""
 
     __slots__ = ("_spent", "_started")
 
@@ -100,7 +103,7 @@ class Screen:
         self._spent: Final[Memory[str]] = Memory(SPENT_MAX)
 
     def judge(self, raw: bytes, content_type: str, keys: InstanceKeys | None, now: float) -> Steps[Refusal | None]:
-        """None: it may pass. In steps: others may run between two of them."""
+        """None: the request may pass. A generator of steps: other requests may run between two of them."""
         try:
             fields = yield from transfer_fields(raw, content_type)
             if fields is None or isinstance(fields, Refusal):
@@ -122,7 +125,9 @@ class Screen:
         return self._fresh(answer, now)
 
     def _fresh(self, answer: Accepted, now: float) -> Refusal | None:
-        """Used once; and not before this server remembers, where an engine takes longer to start than clocks differ."""
+        """Accept a ticket once. Refuse tickets from before this server's start: it cannot know whether they
+        were used.
+        """
         issued = answer.ticket.expires_ms / 1000 - LIFE_S
         if issued > now + 2 * SKEW_S:
             return Refusal(403, Why.TICKET, f"The ticket lives longer than {LIFE_S:.0f} s.")
@@ -136,7 +141,9 @@ class Screen:
 
 
 def transfer_fields(raw: bytes, content_type: str) -> Steps[Mapping[str, Any] | Refusal | None]:
-    """The transfer fields of a body, if they stand where the router puts them and nowhere else. None: it has none."""
+    """The transfer fields of a body that has them where the router puts them and nowhere else. None: the body
+    has none.
+    """
     said = content_type.lower()
     if "multipart" in said:
         return (yield from _screen_form(raw, content_type))
@@ -158,9 +165,9 @@ def transfer_fields(raw: bytes, content_type: str) -> Steps[Mapping[str, Any] | 
 
 
 def _fields_of_large(raw: bytes) -> Steps[Mapping[str, Any] | Refusal | None]:
-    """The same for a body that is too large to be built: it is looked through for the keys, and their values are built.
+    """The same for a body that is too large to parse: search it for the keys, and parse their values only.
 
-    What is judged is right for JSON; what is none no engine reads.
+    The judgement is right for JSON; an engine reads nothing else.
     """
     if json.detect_encoding(raw) != "utf-8":
         return Refusal(400, Why.UNREADABLE, f"A body over {BUILT_BYTES_MAX} bytes must be UTF-8, without a mark.")
@@ -188,8 +195,8 @@ def _fields_of_large(raw: bytes) -> Steps[Mapping[str, Any] | Refusal | None]:
 
 
 def _value_at(raw: bytes, key: Key) -> tuple[Any, int]:
-    """The value of a key that was found, and where it ends; -1: it is none, or too large. Of free-form fields texts
-    and lists are built: in an object each key is found by itself.
+    """The value of a key that was found, and the position of its end; -1: it is not JSON, or too large. In free-form
+    fields, texts and lists are parsed; in an object each key is found by itself.
     """
     text = raw[key.at : key.at + (FIELDS_BYTES_MAX if key.name in TRANSFER_KEYS else FREE_BYTES_MAX)].decode(
         "utf-8", "ignore"
@@ -205,8 +212,8 @@ def _value_at(raw: bytes, key: Key) -> tuple[Any, int]:
 
 
 def _ends_the_body(raw: bytes, at: int) -> bool:
-    """Whether what follows `at` is the rest of one object, and a short one: then that object is the body itself. A
-    later field of the same name would take the place of this one.
+    """Whether the bytes from `at` are the short rest of one object, which is then the body itself. A later field of the
+    same name would replace this one.
     """
     rest = raw[at : at + REST_BYTES_MAX]
     try:
@@ -217,7 +224,7 @@ def _ends_the_body(raw: bytes, at: int) -> bool:
 
 
 def _screen_form(raw: bytes, content_type: str) -> Steps[Refusal | None]:
-    """Forms never carry a ticket: the router hands over JSON only."""
+    """Judge a form. Forms never carry a ticket: the router hands over JSON only."""
     try:
         parts = yield from form_parts(raw, content_type)
     except FormUnreadable as error:
@@ -242,7 +249,7 @@ def _without_ticket() -> Refusal:
 
 
 class _Finder:
-    """Counts transfer fields while JSON is parsed: each object passes here, also one that a later key replaces."""
+    """Counts transfer fields while JSON is parsed. Each object passes here, also one that a later key replaces."""
 
     __slots__ = ("found",)
 
@@ -255,7 +262,7 @@ class _Finder:
         return dict(pairs)
 
     def visit(self, name: str, value: Any) -> None:
-        """One field of one object."""
+        """Look at one field of one object."""
         if name in TRANSFER_KEYS:
             self.found += value is not None and value != {}
         elif name in FREE_FORM_KEYS:
@@ -267,4 +274,4 @@ class _Finder:
         try:
             json.loads(text, object_pairs_hook=self)
         except ValueError:
-            return  # no JSON for an engine either
+            return  # the engine cannot parse this JSON either

@@ -1,18 +1,20 @@
-"""What one instance publishes for exactly one other: sealed so that nobody else reads it, nor makes it up. Pure.
+"""Data that one instance publishes for exactly one other, sealed so that no third party can read or forge it. Pure.
 
-The metadata of an engine gives access to its memory. It travels through the registry, where everybody who knows the
-registry's password could read it; so each producer seals it for each consumer. Both know only what is theirs:
+An engine's metadata gives access to its memory. It travels through the registry, where every program with the
+registry's password could read it; so each producer seals it for each consumer. Each instance knows only its own
+secrets:
 
-- A fleet key makes each instance an *identity*: an X25519 key of its own, and a *credential*, which says whose the
-  public half is and is signed by the fleet (Ed25519, a key that follows from the fleet's). Identities are made where
-  the fleet's keys are (`identity_text`), once, by the same who makes ticket keys; nobody needs to be asked later.
-- Two instances that have shown each other their credentials share a secret that no third one has, the registry and
-  other instances included. From it follow the keys of what they seal (AES-256-GCM, one for each direction).
-- What is sealed names sender, receiver and the sender's life: an old one, or one that was put under another's name,
+- A fleet key gives each instance an *identity*: an X25519 key of its own, and a *credential*, which names the owner of
+  the public half and is signed by the fleet (Ed25519, with a key that follows from the fleet's). The operator makes
+  identities once, where the fleet's keys are (`identity_text`), together with the ticket keys; no later request to a
+  central party is needed.
+- Two instances that have exchanged credentials share a secret that no third party has, neither the registry nor another
+  instance. The keys of what they seal follow from it (AES-256-GCM, one for each direction).
+- Sealed data names its sender, its receiver and the sender's life: old data, or data put under another instance's name,
   does not open.
 
-An instance whose identity is stolen can be impersonated, and what was sealed for it read; others stay as they were.
-This module needs `cryptography` and is used by agents: it is never imported inside vLLM's process.
+If an instance's identity is stolen, the thief can impersonate that instance and read what was sealed for it; other
+instances stay safe. This module needs `cryptography` and runs in agents, never inside vLLM's process.
 """
 
 from __future__ import annotations
@@ -45,12 +47,12 @@ _LINE = re.compile(r"(\S{1,16}) ([0-9a-f]{64}) (\S{1,255}) ([0-9a-f]{128}) ([0-9
 
 
 class NotAnIdentity(ValueError):
-    """The text is no identity. The message never shows it: it holds a secret."""
+    """The text is no identity. The message never shows the text, as it holds a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Whose a public key is, by the word of one fleet key. No secret."""
+    """The owner of a public key, signed by one fleet key. Not secret."""
 
     fleet: str
     """The id of the fleet key."""
@@ -67,7 +69,7 @@ class _Own:
 
 
 class Identity:
-    """One instance, as it proves itself; under each of the fleet's keys."""
+    """One instance's proof of itself, under each of the fleet's keys."""
 
     def __init__(self, me: InstanceId, own: Sequence[_Own]) -> None:
         self.me = me
@@ -77,7 +79,7 @@ class Identity:
         return f"Identity({self.me!r})"
 
     def credentials(self) -> bytes:
-        """What others need to know of us."""
+        """What other instances need to know of this one."""
         packer = Packer().byte(VERSION).byte(len(self._own))
         for each in self._own:
             packer.text(each.credential.fleet).text(self.me)
@@ -85,13 +87,13 @@ class Identity:
         return packer.done()
 
     def seal(self, data: bytes, to: InstanceId, theirs: bytes, *, life: str, nonce: bytes) -> bytes | None:
-        """For `to` alone, whose credentials are `theirs`; None where these are not what they should be.
+        """Seal data for `to` alone, whose credentials are `theirs`; None if the credentials are not valid.
 
         Args:
             data: what to seal.
-            to: whom for.
+            to: the receiver.
             theirs: what `to` has published as `credentials`.
-            life: names this life of ours; who opens it must expect the same.
+            life: names the sender's life; the receiver must expect the same.
             nonce: `NONCE_BYTES` random bytes, new each time.
         """
         if len(nonce) != NONCE_BYTES:
@@ -105,7 +107,7 @@ class Identity:
         return head + box.encrypt(nonce, data, head + _names(self.me, to, life))
 
     def unseal(self, sealed: bytes, by: InstanceId, theirs: bytes, *, life: str) -> bytes | None:
-        """What `by` sealed for us in that life; None for anything else. Never raises."""
+        """The data that `by` sealed for this instance in that life; None for anything else. Never raises."""
         if len(sealed) > SEALED_BYTES_MAX + 1024:
             return None
         try:
@@ -127,7 +129,7 @@ class Identity:
             return None
 
     def _pair(self, other: InstanceId, theirs: bytes, fleet: str | None = None) -> tuple[str, bytes] | None:
-        """The secret that we share with `other`, under the first fleet key that both have."""
+        """The secret shared with `other`, under the first fleet key that both have."""
         known = {each.fleet: each for each in _read_credentials(theirs) if each.instance == other}
         if other == self.me:
             return None
@@ -146,7 +148,7 @@ class Identity:
 
 
 def _place(own: _Own, known: dict[str, Credential]) -> int:
-    """Which of the other's keys it is, in the other's order: of two names the smaller one's order counts."""
+    """The position of a shared key in the order of the instance with the smaller name."""
     names = list(known)
     return names.index(own.credential.fleet) if own.credential.fleet in names else len(names)
 
@@ -155,7 +157,7 @@ def identity_text(fleet: Sequence[Key], instance: InstanceId) -> str:
     """The identity file of one instance, made from the fleet's keys: ``ID PRIVATE INSTANCE SIGNATURE FLEET`` a line.
 
     Raises:
-        ValueError: a name that cannot stand in such a file.
+        ValueError: the name cannot stand in such a file.
     """
     if not re.fullmatch(r"[^\s#]{1,255}", instance) or len(instance.encode()) > 255:
         raise ValueError(f"{instance!r} cannot stand in an identity file")
@@ -173,7 +175,7 @@ def read_identity(text: str) -> Identity:
     """The identity in a file.
 
     Raises:
-        NotAnIdentity: there is none, or it does not hold together.
+        NotAnIdentity: the file holds none, or its parts do not match.
     """
     own: list[_Own] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -195,7 +197,7 @@ def read_identity(text: str) -> Identity:
 
 
 def _read_credentials(data: bytes) -> tuple[Credential, ...]:
-    """All of them, unchecked; none where they cannot be read."""
+    """All credentials, unchecked; none if they cannot be read."""
     try:
         packed = Packed(data)
         if packed.byte() != VERSION:

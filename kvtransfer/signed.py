@@ -1,11 +1,11 @@
-"""Requests between the programs of one fleet, signed: a router to an agent, a router to a router. Pure.
+"""Signed requests between the programs of one fleet: from a router to an agent, from a router to a router. Pure.
 
-Programs with the fleet's ticket keys sign (routers, `baton status`, whatever else operates the fleet). An agent checks
-with its instance's key, a router with the fleet's. What is signed: method, path with its query, a digest of the body,
-sender, receiver, the tenant on whose behalf it asks, an expiry and a nonce. So a request is good once, for one
-receiver, for half a minute.
+Programs with the fleet's ticket keys sign (routers, `baton status` and other operator commands). An agent checks with
+its instance's key, a router with the fleet's. The signature covers the method, the path with its query, a digest of the
+body, the sender, the receiver, the tenant on whose behalf the sender asks, an expiry and a nonce. So a request is valid
+once, for one receiver, for half a minute.
 
-The signature is one header, ``1.KEY.EXPIRES.NONCE.MAC``; sender, receiver and tenant are headers beside it.
+The signature is one header, ``1.KEY.EXPIRES.NONCE.MAC``; sender, receiver and tenant stand in headers beside it.
 """
 
 from __future__ import annotations
@@ -17,48 +17,49 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvtransfer.alarms import Memory
 from kvtransfer.packing import Packer
 from kvtransfer.ticket import SKEW_S, Key
+from kvtransfer.timers import Memory
 
 BY: Final = "x-baton-by"
-"""Header: the name of the program that asks."""
+"""Header: the name of the program that sends the request."""
 TO: Final = "x-baton-to"
-"""Header: the name of the instance or router that is asked. A receiver of another name refuses."""
+"""Header: the name of the instance or router that receives the request. A receiver of another name refuses it."""
 READER: Final = "x-baton-reader"
 """Header: the tenant on whose behalf a router asks. Absent: an operator."""
 SIGNATURE: Final = "x-baton-signature"
 
 LIFE_S: Final = 30.0
-"""How long a signature is good. The machines' clocks may be `kvtransfer.ticket.SKEW_S` apart."""
+"""The lifetime of a signature. The machines' clocks may differ by `kvtransfer.ticket.SKEW_S`."""
 
 NONCE_BYTES: Final = 16
 
 SPENT_MAX: Final = 1 << 14
-"""Signatures that a receiver remembers as used; 500 requests a second for their whole life. Then more are refused."""
+"""The number of used signatures that a receiver remembers: 500 requests a second for their whole life. Further ones are
+refused."""
 
 _TEXT: Final = re.compile(r"1\.([A-Za-z0-9_-]{1,16})\.([0-9]{1,15})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 _DOMAIN: Final = b"baton-request\x00"
-"""Keeps a MAC that was made with the same key for another purpose from being a signature."""
+"""Separates request signatures from MACs made with the same key for another purpose."""
 _NAME_BYTES_MAX: Final = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What is signed of one request."""
+    """The signed parts of one request."""
 
     method: str
     path: str
-    """With its query."""
+    """The path with its query."""
     by: str
     to: str
     body: bytes = b""
     reader: str | None = None
-    """The tenant on whose behalf; None: an operator."""
+    """The tenant on whose behalf the sender asks; None: an operator."""
 
 
 def signed_headers(ask: Ask, key: Key | None, *, now: float, nonce: bytes) -> dict[str, str]:
-    """The headers to send with this request. Without a key they name sender and receiver, and prove nothing.
+    """The headers to send with this request. Without a key they name sender and receiver and prove nothing.
 
     Args:
         ask: the request.
@@ -76,7 +77,7 @@ def signed_headers(ask: Ask, key: Key | None, *, now: float, nonce: bytes) -> di
 
 
 def ask_in(headers: Mapping[str, str], method: str, path: str, body: bytes = b"") -> Ask:
-    """The request that these headers are about."""
+    """The request that these headers describe."""
     return Ask(
         method=method,
         path=path,
@@ -88,18 +89,19 @@ def ask_in(headers: Mapping[str, str], method: str, path: str, body: bytes = b""
 
 
 class Judge:
-    """Judges signatures for one receiver, and remembers which it has seen. `now` is Unix time in seconds."""
+    """Judges signatures for one receiver and remembers those it has seen. `now` is Unix time in seconds."""
 
     def __init__(self, me: str, started: float) -> None:
-        """`started`: since when this process remembers."""
+        """`started`: the time since which this process remembers signatures."""
         self.me: Final = me
         self._started: Final = started
         self._spent: Final[Memory[str]] = Memory(SPENT_MAX)
 
     def fault(self, text: str, ask: Ask, keys: Collection[Key], now: float) -> str:
-        """Why this signature is not good for this request, here and now; empty: it is, and it is used up. Never raises.
+        """Why this signature is not valid for this request, here and now. Empty: it is valid, and is now used up. Never
+        raises.
 
-        The text says no more than the sender knew.
+        The text says no more than the sender already knew.
         """
         match = _TEXT.fullmatch(text)
         if match is None:
@@ -133,7 +135,7 @@ class Judge:
 
 
 def _packs(ask: Ask) -> bool:
-    """Whether names are of a length that can be signed. Characters that are no UTF-8 are none of ours."""
+    """Whether the names are short enough to be signed, and UTF-8. Baton sends no others."""
     try:
         sizes = [len(text.encode()) for text in (ask.method, ask.by, ask.to, ask.reader or "")]
         ask.path.encode()

@@ -1,4 +1,4 @@
-"""Which blocks of a hold a consumer pulls: all of them, fewer, or none; its prompt may be longer than what is held."""
+"""The blocks of a hold that a consumer pulls: all, some or none; its prompt may be longer than the tokens held."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """A run of the hold's blocks, and what the prompt has once they are here."""
+    """A run of the hold's blocks, and how much of the prompt is present once they have arrived."""
 
     first: int
-    """Index of the first block to read, in the hold and in the prompt alike."""
+    """Index of the first block to read, the same in the hold and in the prompt."""
     blocks: int
-    """How many blocks to read, and so to allocate."""
+    """The number of blocks to read, and so to allocate."""
     tokens: int
-    """Up to which token the prompt's KV is there afterwards; what follows is computed."""
+    """The prompt's KV is present up to this token afterwards; the engine computes the rest."""
 
 
 def pull_span(*, held_tokens: int, prompt_tokens: int, cached_tokens: int, block_tokens: int) -> Span:
     """The blocks worth reading.
 
     Args:
-        held_tokens: how many of its tokens the producer holds KV for: more than our prompt has, or fewer. (One token
-            fewer, at a block's edge, made stock vLLM ask for a block that nobody held, and took the engine down.)
+        held_tokens: the tokens whose KV the producer holds: more than our prompt has, or fewer. (With one token fewer,
+            at a block's edge, stock vLLM asked for a block that the producer did not hold, and the engine ended.)
         prompt_tokens: the length of our prompt.
         cached_tokens: how many of them this instance has in its own prefix cache; only whole blocks count.
         block_tokens: tokens in a block, the same on both sides (`kvtransfer.layout` translates where they differ).

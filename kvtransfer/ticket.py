@@ -1,20 +1,20 @@
 """Signed permission for one consumer to take over one hold, or to have one pushed to it.
 
-The router signs; the producer checks, and sees to it that each ticket serves once. What is signed: the
-transfer, the tenant, the producer (instance, epoch, host, port), the consumer, the block ids, how many tokens they
-hold, and an expiry. Keys are one per instance that checks (`kvtransfer.keys`), so that it can check what is meant for
-it and sign nothing for another; two at a time while a key is being replaced. They are values here: whoever calls reads
-them from a file.
+The router signs; the producer checks, and takes each ticket only once. The signature covers the transfer, the tenant,
+the producer (instance, epoch, host, port), the consumer, the block ids, the tokens that they hold, and an expiry. Each
+checking instance has its own keys (`kvtransfer.keys`): it can check the tickets meant for it, and sign none for
+another. Two keys are valid while a key is being replaced. Keys are values here; the caller reads them from a file.
 
-A ticket for a guard (`kvtransfer.guard`, in front of an engine with vLLM's own connector) names no blocks: it signs a
-digest of the very fields it travels with, block ids and all, and so stays short. It is good for nothing but them.
+A ticket for a guard (`kvtransfer.guard`, in front of an engine with vLLM's own connector) names no blocks. It signs a
+digest of the transfer fields it travels with, block ids included, and so stays short. It is valid for exactly those
+fields.
 
 `check` is total: it answers any input, of any type and size, with a value and raises nothing. There is one algorithm
-(HMAC-SHA256) and no field that names one; a text that differs in a single character from the one that was signed is
-refused, also where base64 would decode both to the same bytes.
+(HMAC-SHA256) and no field that names one. A text that differs in one character from the signed one is refused, also
+where base64 would decode both to the same bytes.
 
-What a ticket does not do: it cannot keep anybody who has the producer's memory keys from reading memory, since reads
-are one-sided. It keeps the bytes from being *used*: a claim without a good ticket is never confirmed.
+A ticket cannot prevent a program that has the producer's memory keys from reading memory, as reads are one-sided. It
+prevents the *use* of the bytes: a claim without a valid ticket is never confirmed.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ from kvtransfer.packing import Blocks, Malformed, Packed, Packer
 
 VERSION = 1
 SECRET_BYTES_MIN = 32
-"""As long as the MAC: a shorter key would be the easier thing to guess."""
+"""As long as the MAC: a shorter key would be easier to guess than the MAC."""
 TAG_BYTES = 32
 TEXT_CHARS_MAX = 400_000
-"""Enough for `BLOCKS_MAX` scattered blocks; longer texts are refused before they are looked at."""
+"""Enough for `BLOCKS_MAX` scattered blocks; longer texts are refused unread."""
 BLOCKS_MAX = 65_536
 """A million tokens at 16 a block."""
 SKEW_S = 5.0
-"""How far the router's clock and the producer's may be apart: a ticket is good for so much longer than it says."""
+"""The largest difference of the router's and the producer's clocks: a ticket stays valid for so much longer than it
+says."""
 LIFE_S_MAX = 600.0
-"""Tickets that live longer are refused: for so long a spent one must be remembered."""
+"""Tickets with a longer life are refused: a used ticket must be remembered for its whole life."""
 
 _DOMAIN = b"baton-ticket\x00"
-"""Keeps a MAC made with the same key for another purpose from being a ticket."""
+"""Separates tickets from MACs made with the same key for another purpose."""
 _KEY_ID = re.compile(r"[A-Za-z0-9_-]{1,16}")
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One life of an instance."""
+    """One life of an instance: one start of its engine."""
 
     instance: InstanceId
     epoch: int
@@ -59,7 +60,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One signing key of one producer. `id` names it while two are valid, and is no secret."""
+    """One signing key of one producer. `id` names the key while two are valid; it is not secret."""
 
     id: str
     secret: bytes = field(repr=False)
@@ -75,35 +76,35 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """What is signed."""
+    """The signed values."""
 
     id: TransferId
     tenant: str
     producer: InstanceId
     host: str
-    """Where the producer's endpoint listens, and `port`."""
+    """Where the producer's endpoint listens, with `port`."""
     port: int
     consumer: InstanceId
-    """Who may use it: the decode instance; of a guard's ticket whichever instance it is sent to."""
+    """The decode instance that may use the ticket; for a guard's ticket the instance to which it is sent."""
     groups: tuple[Blocks, ...]
-    """The producer's blocks, one tuple for each KV group; none for a push, whose blocks are not known yet."""
+    """The producer's blocks, one tuple for each KV group; empty for a push, whose blocks are not known yet."""
     tokens: int
-    """How many tokens' KV they hold."""
+    """The number of tokens whose KV the blocks hold."""
     expires_ms: int
-    """Unix time."""
+    """Unix time in milliseconds."""
     nonce: int = 0
-    """Tells it from every other ticket of its router, where all else is equal: two releases of one hold, say."""
+    """Distinguishes tickets of one router that are otherwise equal, for example two releases of one hold."""
     fields: str = ""
-    """For a guard: the digest of the transfer fields that it travels with (`cluster.wire.fields_digest`)."""
+    """For a guard: the digest of the transfer fields that the ticket travels with (`cluster.wire.fields_digest`)."""
 
     @property
     def blocks(self) -> frozenset[int]:
-        """All blocks it permits to read."""
+        """All blocks that the ticket permits to read."""
         return frozenset(block for group in self.groups for block in group)
 
 
 class Reason(StrEnum):
-    """Why a ticket is refused: a label of few values for a counter."""
+    """Why a ticket is refused: a counter's label with few values."""
 
     MALFORMED = "malformed"
     UNKNOWN_KEY = "unknown key"
@@ -121,18 +122,18 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A genuine ticket, for here and now."""
+    """A genuine ticket, valid here and now."""
 
     ticket: Ticket
     tag: str
-    """Names this ticket among all others."""
+    """The name of this ticket, different from all others'."""
     left_s: float
-    """How much longer it would be accepted, the allowance for skew included."""
+    """How much longer the ticket will be accepted, in seconds, the allowance for skew included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not to be acted upon. `because` says no more than the sender knew."""
+    """A ticket that must not be acted upon. `because` says no more than the sender already knew."""
 
     reason: Reason
     because: str
@@ -140,26 +141,28 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What the checking side knows by itself. None: it cannot know, and leaves that to whoever can."""
+    """What the checking side knows. None: this side cannot know the value, and another check covers it."""
 
     producer: Peer | None
-    """Which life of which instance it has to be for: the producer's own, or the one a consumer would pull from."""
+    """The instance, and its life, that the ticket must be for: the checking producer, or the one a consumer would pull
+    from."""
     consumer: InstanceId | None
-    """Who presents it, by the connection it came on; or the consumer's own name."""
+    """The consumer that presents the ticket, by its connection; or the checking consumer's own name."""
     id: TransferId | None = None
-    """The transfer of the message that carries it."""
+    """The transfer named by the message that carries the ticket."""
     tenant: str | None = None
     blocks: Blocks | None = None
-    """The blocks that are claimed by it; fewer than it permits are fine."""
+    """The blocks claimed with the ticket; they may be fewer than it permits."""
     fields: str = ""
-    """The digest of the fields it came with; empty where no guard checks, and then a guard's ticket is none."""
+    """The digest of the transfer fields beside the ticket. Empty where no guard checks: then a guard's ticket is
+    refused."""
 
 
 def sign(ticket: Ticket, key: Key) -> str:
-    """The ticket as a text for ``kv_transfer_params``.
+    """The ticket as text for ``kv_transfer_params``.
 
     Raises:
-        ValueError: a field is out of the range of the format; the router made it, so this is a bug of ours.
+        ValueError: a field is out of the format's range. The router made the field, so this is a bug of Baton's.
     """
     payload = Packer().byte(VERSION).text(key.id).raw(_pack(ticket)).done()
     text = _encode(payload + _tag(key, payload))
@@ -169,10 +172,10 @@ def sign(ticket: Ticket, key: Key) -> str:
 
 
 def check(text: object, keys: Collection[Key], now: float, expected: Expected) -> Accepted | Refused:
-    """Whether this text is a ticket for what is expected. Never raises.
+    """Whether this text is a valid ticket for what is expected. Never raises.
 
     Args:
-        text: whatever came.
+        text: any input.
         keys: the producer's valid keys.
         now: Unix time in seconds.
         expected: what the checking side knows.
@@ -241,7 +244,7 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: object) -> bytes | None:
-    """The bytes of a text, if it is the one and only spelling of them."""
+    """The bytes of a text, if the text is their one canonical spelling."""
     if not isinstance(text, str) or not TAG_BYTES < len(text) <= TEXT_CHARS_MAX or not text.isascii():
         return None
     try:

@@ -1,4 +1,4 @@
-"""The former name of `engine.vllm.connector.facade`, for one release: engines that others start may be given it."""
+"""The former name of `engine.vllm.connector.facade`, kept for one release for engines started with it."""
 
 from engine.vllm.connector.facade import BatonConnector
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +18,19 @@ import numpy as np
 BATCH = 256
 """Gaps are drawn in batches of this size: one call of numpy costs as much as a few hundred numbers."""
 
-CV_MAX = 30.0
-"""Beyond this a Weibull's shape lies below 0.14 and a single gap can be longer than any run."""
+CV_MIN = 1e-3
+CV_MAX: Mapping[str, float] = MappingProxyType({"gamma": 1000.0, "weibull": 30.0})
+"""Beyond 30 a Weibull's shape lies below 0.14 and a single gap can be longer than any run; beyond 1,000 nearly all of a
+gamma's gaps are 0."""
+
+
+def cv_fault(process: str, cv: float) -> str:
+    """Why this process cannot have this CV; empty if it can. Processes without a CV of their own take any."""
+    most = CV_MAX.get(process)
+    if most is None or CV_MIN <= cv <= most:
+        return ""
+    more = "; gamma takes more" if most < cv <= CV_MAX["gamma"] else ""
+    return f"{process} takes {CV_MIN:g} to {most:g}{more}"
 
 
 def constant(rate: float) -> Iterator[float]:
@@ -65,7 +77,7 @@ def weibull(rate: float, cv: float, rng: np.random.Generator) -> Iterator[float]
 
 def weibull_shape(cv: float) -> float:
     """The shape k with CV² = Γ(1 + 2/k)/Γ(1 + 1/k)² − 1, by bisection: CV falls as k rises. 0 < cv ≤ 30."""
-    assert 0 < cv <= CV_MAX
+    assert 0 < cv <= CV_MAX["weibull"]
     low, high = 0.1, 1e4
     for _ in range(100):
         middle = math.sqrt(low * high)

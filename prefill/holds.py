@@ -1,8 +1,8 @@
 """Prefill legs and holds of one engine: the scheduler's view (`prefill.table.LEGS`). Pure.
 
-A router may give a hold up before it knows of it: its client left, the leg runs on, and nobody wants what the leg would
-hold. So a name that is given up is remembered, and a hold under that name is never made. An event for a leg that is not
-there changes nothing and is counted.
+A router may give a hold up before the engine has made it: the client has left, the leg runs on, and its hold is not
+wanted. So `Holds` remembers a name that was given up, and never makes a hold under it. An event for an unknown leg
+changes nothing and is counted.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from kvtransfer.alarms import Memory
-from kvtransfer.slots import Slot, Slots
+from kvtransfer.hold_marks import Slot, Slots
+from kvtransfer.timers import Memory
 from prefill.orders import Orders
 from prefill.table import LEGS, Act, Cause, Leg
 
 REMEMBER_S: Final = 600.0
-"""How long a name stays given up: a prompt that is not computed by then never will be."""
+"""How long a name stays given up: a prompt that is not computed by then will never be."""
 REMEMBERED_MAX: Final = 65_536
-"""A hundred abandoned legs a second. When full, the newest are held to the end of their lease: counted."""
+"""A hundred abandoned legs a second. When full, the newest are held to the end of their lease, and counted."""
 
 
 class _Entry:
@@ -31,12 +31,12 @@ class _Entry:
 
 
 class Holds:
-    """By the engine's request ids. `now` and `remember` are in one unit, whatever it is."""
+    """Legs and holds by the engine's request ids. `now` and `remember` are in the same unit of time."""
 
     def __init__(self, slots: Slots, remember: float = REMEMBER_S) -> None:
         self.slots: Final = slots
         self.counts: Final[Counter[str]] = Counter()
-        """Since the start, by what happened."""
+        """Counts since the start, by event."""
         self._remember: Final = remember
         self._legs: Final[dict[str, _Entry]] = {}
         self._named: Final[dict[str, list[str]]] = {}
@@ -44,7 +44,7 @@ class Holds:
         self._orders = Orders()
 
     def begin(self, request: str, name: str | None, now: float) -> Slot | None:
-        """A leg that is to leave a hold has come."""
+        """A leg that is to leave a hold has arrived."""
         if request in self._legs:
             self.counts["opened twice"] += 1
             return self._legs[request].slot
@@ -64,7 +64,9 @@ class Holds:
         return leg is not None and leg.state is Leg.COMPUTING
 
     def filled(self, request: str) -> Slot | None:
-        """A leg that is `wanted` has ended well: its blocks are held from now on, and this is what vouches for them."""
+        """A leg that is `wanted` has ended well: its blocks are held from now on. Returns the slot that confirms the
+        hold.
+        """
         leg = self._legs[request]
         assert leg.state is Leg.COMPUTING, f"{request} is {leg.state}"
         self.counts["held"] += 1
@@ -72,17 +74,17 @@ class Holds:
         return leg.slot
 
     def dropped(self, request: str) -> None:
-        """The leg has ended and leaves nothing: it was aborted, or is not wanted."""
+        """The leg has ended without a hold: it was aborted, or is not wanted."""
         leg = self._legs.get(request)
         self.counts["given up before held"] += leg is not None and leg.state is Leg.UNWANTED
         self._tell(request, Cause.DROPPED)
 
     def reported(self, request: str) -> None:
-        """Every rank has ended the hold: its blocks are freed after this."""
+        """Every rank has ended the hold: the engine frees its blocks after this."""
         self._tell(request, Cause.REPORTED)
 
     def release(self, name: str, now: float) -> None:
-        """A router gives up what is held under a name, now or later."""
+        """A router gives up the hold under this name, now or in advance."""
         requests = self._named.get(name, ())
         early = not requests
         for request in sorted(requests):
@@ -96,23 +98,23 @@ class Holds:
             self.counts["could not be remembered"] += 1
 
     def take_orders(self) -> Orders:
-        """What the ranks are to be told, once."""
+        """The orders for the ranks, once."""
         orders, self._orders = self._orders, Orders()
         return orders
 
     @property
     def has_orders(self) -> bool:
-        """Whether the ranks are to be told something."""
+        """Whether there are orders for the ranks."""
         return bool(self._orders)
 
     @property
     def open_legs(self) -> int:
-        """Legs that still run."""
+        """The number of legs that still run."""
         return sum(leg.state in {Leg.COMPUTING, Leg.UNWANTED} for leg in list(self._legs.values()))
 
     @property
     def held(self) -> int:
-        """Holds whose end not every rank has reported."""
+        """The number of holds whose end not every rank has reported."""
         return sum(leg.state in {Leg.HELD, Leg.RELEASED} for leg in list(self._legs.values()))
 
     def _tell(self, request: str, cause: Cause) -> None:
@@ -134,7 +136,7 @@ class Holds:
             elif act is Act.RELEASE:
                 self._orders.released.append(request)
             elif act is Act.DROP:
-                if request in self._orders.opened:  # the ranks have not heard of it yet
+                if request in self._orders.opened:  # the ranks have not been told of it yet
                     del self._orders.opened[request]
                 else:
                     self._orders.dropped.append(request)

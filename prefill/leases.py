@@ -1,4 +1,5 @@
-"""Holds as one rank keeps them: marks in its memory, leases, and who has read (`prefill.table.LEASES`). Pure.
+"""The leases of holds at one rank: the marks in its memory, the lease times, and the readers so far
+(`prefill.table.LEASES`). Pure.
 
 A rank clears a hold's slot before it reports the hold's end, and the engine frees blocks only when every rank has
 reported: no block is another request's while a mark stands for it.
@@ -11,29 +12,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvtransfer.alarms import Alarms
+from kvtransfer.hold_marks import CLEAR, Slot
 from kvtransfer.notes import Beat, Read
-from kvtransfer.slots import CLEAR, Slot
+from kvtransfer.timers import Alarms
 from prefill.orders import Orders
 from prefill.table import LEASES, Act, Cause, Lease
 
 HOLD_S_MAX: Final = 300.0
-"""Heartbeats keep no hold longer than this: a consumer that is stuck must not starve a producer."""
+"""Heartbeats keep no hold longer than this: a stuck consumer must not starve a producer."""
 
 
 class Terms(NamedTuple):
     """How long blocks are held, in the unit of the caller's clock."""
 
     lease: float
-    """If no consumer says anything. vLLM's ``kv_lease_duration``."""
+    """Without any notice from a consumer. vLLM's ``kv_lease_duration``."""
     extension: float
-    """From a heartbeat on."""
+    """From each heartbeat on."""
     longest: float
-    """Whatever consumers say."""
+    """The limit, whatever notices consumers send."""
 
 
 def terms(lease_s: float, unit: float = 1.0) -> Terms:
-    """vLLM's: a heartbeat extends a lease by two thirds of it. `unit`: ticks of the caller's clock in a second."""
+    """vLLM's terms: a heartbeat extends a lease by two thirds of it. `unit`: ticks of the caller's clock in a
+    second.
+    """
     return Terms(lease_s * unit, lease_s * 2 / 3 * unit, max(HOLD_S_MAX, lease_s) * unit)
 
 
@@ -44,16 +47,16 @@ class _Kept:
     until: float = 0.0
     latest: float = 0.0
     readers: tuple[str, ...] = ()
-    """Ranks of the consumer that have read."""
+    """The ranks of the consumer that have read."""
 
 
 class Leases:
-    """By the engine's request ids, at one rank."""
+    """The holds of one rank, by the engine's request ids."""
 
     def __init__(self, of: Terms, write: Callable[[int, bytes], None]) -> None:
         """`write` puts 16 bytes into a slot of the memory that consumers read."""
         self.counts: Final[Counter[str]] = Counter()
-        """Since they were last taken."""
+        """Counts since they were last taken."""
         self._terms: Final = of
         self._write: Final = write
         self._kept: Final[dict[str, _Kept]] = {}
@@ -64,7 +67,7 @@ class Leases:
         return len(self._kept)
 
     def step(self, orders: Orders, now: float) -> None:
-        """What the engine has decided, before its step computes anything."""
+        """Apply the engine's decisions, before its step computes anything."""
         for request in orders.dropped:
             self._tell(request, Cause.DROPPED, now)
         for request, slot in orders.opened.items():
@@ -77,7 +80,7 @@ class Leases:
             self.counts["released" if self._tell(request, Cause.GIVEN_UP, now) else "released too late"] += 1
 
     def heard(self, reader: str, note: Read | Beat | None, now: float) -> None:
-        """A consumer's rank says something. None: nothing that can be read."""
+        """Take a notice from a consumer's rank. None: an unreadable notice."""
         if isinstance(note, Beat):
             for request in note.requests:
                 self._tell(request, Cause.WANTED, now)
@@ -85,8 +88,9 @@ class Leases:
             self.counts["notices ignored"] += 1
 
     def _count(self, reader: str, note: Read, now: float) -> bool:
-        """Whether it is about a hold, from a consumer that was told of it: a leg that still runs has told its mark to
-        nobody. (Of a leg that has ended, a rank may hear from its reader before it hears from its own engine.)
+        """Whether the notice is about a hold, from a consumer that was told of it. The mark of a leg that still runs is
+        not in any answer yet. (After the leg's end, a rank may receive the reader's notice before its own engine's
+        orders.)
         """
         kept = self._kept.get(note.request)
         if kept is None or kept.slot is None or note.mark != kept.slot.mark:
@@ -100,7 +104,7 @@ class Leases:
         return True
 
     def expire(self, now: float) -> list[str]:
-        """End the leases whose time is up. Returns them."""
+        """End the leases whose time is up, and return them."""
         ended = []
         while (request := self._alarms.pop(now)) is not None:
             self._move(request, self._kept[request], Cause.TIME_UP, now)
@@ -108,11 +112,11 @@ class Leases:
         return ended
 
     def next_wakeup(self) -> float | None:
-        """When the first lease ends."""
+        """The time at which the first lease ends."""
         return self._alarms.next()
 
     def take_reports(self) -> list[str]:
-        """Holds that have ended since the last time: their slots are clear."""
+        """The holds that have ended since the last call: their slots are clear."""
         reports, self._reports = self._reports, []
         return reports
 

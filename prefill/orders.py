@@ -1,20 +1,22 @@
-"""What a producer's scheduler tells its ranks with each step. Pure data: it travels between processes (pickled)."""
+"""Orders of a producer's scheduler for its ranks, sent with each step. Pure data: it travels between processes
+(pickled).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtransfer.slots import Slot
+from kvtransfer.hold_marks import Slot
 
 
 @dataclass(slots=True)
 class Orders:
-    """What the ranks are told with the engine's next step, in this order."""
+    """The orders for the engine's next step; the ranks apply them in this order."""
 
     dropped: list[str] = field(default_factory=list)
-    """Legs that leave nothing: first, as their slots may be others' in the same step."""
+    """Legs that leave no hold: applied first, as another leg may take their slots in the same step."""
     opened: dict[str, Slot | None] = field(default_factory=dict)
-    """New legs: their marks are written before anything of them is computed. None: no slot was free."""
+    """New legs: their marks are written before any of their tokens is computed. None: no slot was free."""
     held: list[str] = field(default_factory=list)
     """Legs that have ended with a hold: the lease starts."""
     released: list[str] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""The producer's half of a push: what is written, and when its blocks are free. Pure; see `kvtransfer.push`.
+"""The producer's half of a push: which blocks it writes, and when they are free. Pure; see `kvtransfer.push`.
 
-It frees blocks that are being written *from* only when its own writes have ended or the link was cut: what is posted
-cannot be taken back. And it says "nothing of mine writes" only where a registration that this overtook will be refused.
+The producer frees blocks that are being written *from* only once its own writes have ended or the link was cut: a
+posted write cannot be taken back. And it says "no more writes of mine" only where a late registration will be refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import Any, Final
 
 from cluster.ids import InstanceId, TransferId
-from kvtransfer.alarms import Memory
 from kvtransfer.packing import Blocks
 from kvtransfer.push import (
     LATE,
@@ -41,10 +40,11 @@ from kvtransfer.push import (
 )
 from kvtransfer.rows import Row, Table
 from kvtransfer.ticket import Peer
+from kvtransfer.timers import Memory
 
 
 class State(StrEnum):
-    """Where a prompt that may be pushed is."""
+    """The state of a prompt that may be pushed."""
 
     COMPUTING = "computing"
     """The engine owns the blocks; no consumer has registered."""
@@ -57,12 +57,13 @@ class State(StrEnum):
     WRITTEN = "written"
     """All writes ended well before the engine reported the prompt as computed."""
     DRAINING = "draining"
-    """No one wants it any more: writes under way cannot be undone, so neither side may free yet."""
+    """No consumer wants the push any more, but writes under way cannot be undone, so neither side may free its blocks
+    yet."""
     RELEASED = "released"
 
 
 class Cause(StrEnum):
-    """What moves it on."""
+    """What moves a prompt to another state."""
 
     FILLED = "filled"
     WRITES_ENDED = "writes ended"
@@ -77,7 +78,7 @@ class Cause(StrEnum):
 
 
 class Act(StrEnum):
-    """What is done on the way. Blocks leave where `RELEASED` is entered, and nowhere else."""
+    """The acts on the way. Blocks leave where `RELEASED` is entered, and only there."""
 
     OFFER = "offer"
     POST_WRITE = "post write"
@@ -137,15 +138,15 @@ ROWS: Table[State, Cause, Act] = {
         Cause.TIME_UP: Row(State.DRAINING, (Act.CUT_LINK, Act.REPORT)),
     },
 }
-"""Every move there is."""
+"""All moves."""
 
 OWN_CAUSES: Final = frozenset({Cause.FILLED, Cause.WRITES_ENDED, Cause.WRITES_FAILED})
-"""Said by our own process. Where they have no row they are a bug of ours."""
+"""Causes from our own process. Without a row they are a bug of Baton's."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenHold:
-    """Leg 1 is here."""
+    """Leg 1 has arrived."""
 
     id: TransferId
     tenant: str
@@ -153,7 +154,7 @@ class OpenHold:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The prompt is computed: its blocks are this half's from here. Comes once, also for an aborted one."""
+    """The prompt is computed: from here this half owns its blocks. Comes once, also for an aborted prompt."""
 
     id: TransferId
     blocks: Blocks
@@ -162,7 +163,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class WritesEnded:
-    """Every write that `PostWrite` led to has ended, at the far side's memory. `ok`: all of them well."""
+    """Every write that `PostWrite` led to has ended, at the consumer's memory. `ok`: all of them succeeded."""
 
     id: TransferId
     ok: bool
@@ -170,7 +171,7 @@ class WritesEnded:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A `Register` came, with a ticket that is genuine, unexpired, for this producer and this consumer."""
+    """A `Register` has arrived, with a genuine, unexpired ticket for this producer and this consumer."""
 
     by: Peer
     register: Register
@@ -188,9 +189,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class PostWrite:
-    """Write the prompt's blocks from `first` on into `remote` of `consumer`, as they are computed, by `link`'s keys.
+    """Write the prompt's blocks from `first` on into `remote` of `consumer` as they are computed, with the keys of
+    `link`.
 
-    Answer with `WritesEnded`. A hold that is not filled yet has no `local`: its blocks are still the engine's.
+    Answer with `WritesEnded`. A hold that is not filled yet has no `local`: the engine still owns its blocks.
     """
 
     id: TransferId
@@ -212,7 +214,9 @@ class _Hold(Entry[State]):
 
 
 class Pushes:
-    """Of one life of one producer. `epoch` counts its starts and is part of every id it holds under."""
+    """The pushes of one life of one producer. `epoch` counts the producer's starts and is part of every id it holds
+    under.
+    """
 
     def __init__(self, epoch: int, terms: Terms | None = None) -> None:
         self.epoch: Final = epoch
@@ -221,19 +225,19 @@ class Pushes:
             ROWS, OWN_CAUSES, self._act, self._limits, self._end, (Cause.TIME_UP, Cause.AGAIN)
         )
         self._over: Final[Memory[TransferId]] = Memory(self.terms.remembered_max)
-        """Transfers that are over: no second hold under their id."""
+        """Transfers that are over: no second hold is made under their ids."""
         self._spent: Final[Memory[str]] = Memory(self.terms.remembered_max)
         self._now = 0.0
 
     def next_wakeup(self) -> float | None:
-        """When the next limit is due."""
+        """The time of the next limit."""
         return self.book.next_wakeup()
 
     def handle(self, event: Event, now: float) -> list[Any]:
-        """Fold one event in, after what time has brought about by `now`.
+        """Apply one event, after the effects of time up to `now`.
 
         Raises:
-            ImpossibleMove: our own engine reported what cannot be.
+            ImpossibleMove: our own engine reported an impossible event.
         """
         self._now = now
         self.book.ring(now)
@@ -289,10 +293,10 @@ class Pushes:
 
     def _filled(self, event: Filled, now: float) -> list[Any]:
         hold = self.book.entries.get(event.id)
-        if hold is None:  # given up while its last step ran
+        if hold is None:  # given up during its last step
             self.book.ignore(LATE)
             return [FreeBlocks(event.id, event.blocks, "given up before it was computed")]
-        self.book.allows(hold, Cause.FILLED)  # raises before anything has changed
+        self.book.allows(hold, Cause.FILLED)  # raises before any change
         if hold.blocks or not event.blocks:
             raise ImpossibleMove(f"{event.id}: blocks are given once, and at least one")
         hold.blocks, hold.tokens = event.blocks, event.tokens
@@ -303,7 +307,7 @@ class Pushes:
         return self.book.ignore(LATE) if hold is None else self.book.move(hold, cause, now, because)
 
     def _give_up_early(self, id_: TransferId, now: float) -> bool:
-        """A transfer is over that we hold nothing for. False: we cannot see to it that it stays so."""
+        """A transfer is over before this half has a hold for it. False: there is no room to remember that."""
         if id_.producer_epoch != self.epoch:
             return False
         if not self._over.knows(id_, now) and self._over.room(now) <= len(self.book.entries):
@@ -317,12 +321,13 @@ class Pushes:
         hold = self.book.entries.get(register.id)
         if hold is None:
             self.book.ignore(LATE)
-            over = self._over.knows(register.id, now)  # else leg 1 may still be on its way: they will ask again
+            over = self._over.knows(register.id, now)  # else leg 1 may still be on its way: the consumer will ask again
             return [_nothing_written(by, register.id, register.serial, "it is over")] if over else []
         if (hold.peer, hold.serial) == (by, register.serial):
             return self.book.ignore(REPEATED)
         because = self._cannot_serve(hold, event.proof, now)
-        # The consumer frees its blocks on a refusal, so it must last: the ticket is spent, or nothing is said.
+        # The consumer frees its blocks on a refusal, so the refusal must last: the ticket is spent, or no answer is
+        # sent.
         spent = self._spent.remember(event.proof.tag, now + event.proof.left_s, now)
         if because is not None:
             self.book.ignore(f"registration refused: {because}")
@@ -344,7 +349,7 @@ class Pushes:
         hold = self.book.entries.get(message.id)
         if hold is None:
             self.book.ignore(LATE)
-            # "Nothing of mine writes" must last: a registration that this overtook has to find the transfer over.
+            # "No more writes of mine" must last: a late registration has to find the transfer over.
             over = self._give_up_early(message.id, now)
             return [_nothing_written(by, message.id, message.serial, "it is over")] if over else []
         if hold.peer is not None and (hold.peer.instance != by.instance or message.serial < hold.serial):
@@ -360,7 +365,7 @@ class Pushes:
         if act is Act.REPORT:
             return [Report(hold.id, because)]
         peer, serial = hold.peer, hold.serial
-        assert peer is not None, "it is written to somebody"
+        assert peer is not None, "a push has a consumer"
         if act is Act.POST_WRITE:
             return [PostWrite(hold.id, serial, peer.instance, hold.first, hold.blocks, hold.place, hold.link)]
         if act is Act.CUT_LINK:
@@ -384,7 +389,7 @@ class Pushes:
         return seconds.get(state), None
 
     def _end(self, hold: _Hold, because: str) -> list[Any]:
-        """The one place where blocks leave. `_cannot_open` has kept room to remember the hold."""
+        """The only place where blocks leave. `_cannot_open` has kept room to remember the hold."""
         self._over.remember(hold.id, self._now + self.terms.remember_s, self._now)
         return [FreeBlocks(hold.id, hold.blocks, because)] if hold.blocks else []
 

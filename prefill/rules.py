@@ -1,4 +1,4 @@
-"""Prefill: a leg is short, and what it leaves behind is a hold until a decode instance has pulled it."""
+"""Prefill: a leg is short, and leaves a hold that lasts until a decode instance has pulled it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ LEGS_MAX = 64
 where no router can reorder or move them any more."""
 
 HOLDS_HIGH = 0.8
-"""Share of KV in use from which fewer legs are let in: the rest of the memory is for prompts already on their way."""
+"""From this share of KV in use on, fewer legs are admitted: the rest of the memory is for prompts already on
+their way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +22,12 @@ class PrefillRules:
     legs_max: int = LEGS_MAX
 
     def credits(self, load: Load) -> int:
-        """All of them up to `HOLDS_HIGH`, then fewer and fewer, one at a full cache."""
+        """All credits up to `HOLDS_HIGH`, then fewer and fewer, one at a full cache."""
         free = min(1.0, (1.0 - load.kv_usage) / (1.0 - HOLDS_HIGH))
         return max(1, int(self.legs_max * free))
 
     def unfinished(self, load: Load) -> str | None:
-        """Legs that run or wait, and blocks held although nothing runs: somebody still has to pull those."""
+        """Legs that run or wait, and blocks held although no leg runs: consumers still have to pull those blocks."""
         if load.running or load.waiting:
             return f"{load.running + load.waiting} prefill legs and {load.kv_usage:.1%} of the KV cache"
         return f"holds of {load.kv_usage:.1%} of the KV cache" if load.kv_usage > 0 else None

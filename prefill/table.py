@@ -1,16 +1,17 @@
-"""The rules of a hold: who may end it, and in which order its blocks become somebody else's. Pure data.
+"""The rules of a hold: what may end it, and the order in which its blocks become free for other requests. Pure data.
 
-A hold has two views. The engine's scheduler has one `Leg` for each prefill request that is to leave a hold; it owns the
-blocks and frees them. Each rank has one `Lease` for it: the mark in its memory that a consumer reads, the lease, and
-whoever has read. The two are told of each other once a step: the engine sends orders, the ranks send reports.
+A hold has two views. The engine's scheduler has one `Leg` for each prefill request that is to leave a hold; the
+scheduler owns the blocks and frees them. Each rank has one `Lease` for the hold: the mark in its memory that a consumer
+reads, the lease time, and the readers so far. Once a step the engine sends orders to the ranks, and the ranks send
+reports.
 
-Why it is safe. A consumer reads the blocks, and then the mark; it uses the blocks only where the mark still stood
-(`decode.table`). So blocks may belong to another request only after the mark is gone on every rank. Hence:
+Why it is safe. A consumer reads the blocks, and then the mark; it uses the blocks only if the mark still stood
+(`decode.table`). So blocks may belong to another request only once the mark is gone on every rank. Hence:
 
 1. every row that ends a lease does `CLEAR` before `REPORT`;
-2. the engine frees a held leg's blocks in `Leg.OVER` alone, and a held leg gets there by `REPORTED` alone, which is
-   said once every rank has reported;
-3. a leg that is not held has told nobody its mark, so its blocks are free at once.
+2. the engine frees a held leg's blocks in `Leg.OVER` alone, and a held leg gets there by `REPORTED` alone, which comes
+   once every rank has reported;
+3. the mark of a leg that is not held was never sent to a consumer, so the leg's blocks are free at once.
 
 A pair without a row changes nothing and is counted. docs/handoff.md draws these tables.
 """
@@ -23,68 +24,68 @@ from kvtransfer.rows import Row, Table
 
 
 class Leg(StrEnum):
-    """Where a prefill leg is, as its engine's scheduler sees it."""
+    """The state of a prefill leg, as its engine's scheduler sees it."""
 
     COMPUTING = "computing"
-    """The prompt waits or runs; its blocks are the engine's."""
+    """The prompt waits or runs; the engine owns its blocks."""
     UNWANTED = "unwanted"
-    """A router gave its name up; the leg runs on and leaves nothing."""
+    """A router gave up the hold's name; the leg runs on and leaves no hold."""
     HELD = "held"
     """The prompt is computed, its answer names the hold, and the blocks are kept."""
     RELEASED = "released"
-    """A router gave it up; the ranks are told and have not all reported yet."""
+    """A router gave the hold up; the ranks are told and have not all reported yet."""
     OVER = "over"
-    """Blocks and slot are the engine's again."""
+    """The engine has blocks and slot back."""
 
 
 class Lease(StrEnum):
-    """Where the same hold is, as one rank sees it."""
+    """The state of the same hold, as one rank sees it."""
 
     MARKED = "marked"
-    """The mark stands; the rank has not heard that the leg has ended."""
+    """The mark stands; the rank has not been told that the leg has ended."""
     KEPT = "kept"
     """The blocks are held and the lease runs."""
     READ_EARLY = "read early"
-    """The consumer was faster than the engine's own word that the blocks are held: reported, and never leased."""
+    """The consumer has read before the rank was told that the blocks are held: reported, and never leased."""
     OVER = "over"
-    """The slot is clear; if it was held, that is reported."""
+    """The slot is clear; if the leg was held, that is reported."""
 
 
 class Cause(StrEnum):
-    """What moves a leg or a lease on."""
+    """What moves a leg or a lease to another state."""
 
-    # the engine says
+    # from the engine
     FILLED = "filled"
-    """The prompt is computed, and the answer is about to be given."""
+    """The prompt is computed, and the answer is about to be sent."""
     DROPPED = "dropped"
-    """The leg has ended and leaves nothing: aborted, given up, or without blocks."""
-    # a router says, by the hold's name
+    """The leg has ended without a hold: aborted, given up, or without blocks."""
+    # from a router, by the hold's name
     GIVEN_UP = "given up"
-    # the ranks say
+    # from the ranks
     REPORTED = "reported"
-    """Every rank has ended it."""
-    # consumers say, with the mark as proof
+    """Every rank has ended the hold."""
+    # from consumers, with the mark as proof
     READ = "read"
-    """All who were to read have read, or do not want it."""
+    """All ranks that were to read have read, or do not want the blocks."""
     WANTED = "wanted"
     """A heartbeat: a consumer still waits for room."""
-    # the clock says
+    # from the clock
     TIME_UP = "time up"
     """The lease has ended."""
 
 
 class Act(StrEnum):
-    """What is done on the way."""
+    """The acts on the way."""
 
     # at the engine
     OFFER = "offer"
-    """The answer names the hold, its slot and its mark; the ranks are told that it is held."""
+    """The answer names the hold, its slot and its mark; the ranks are told that the leg is held."""
     DROP = "drop"
-    """The ranks are told that nothing is held."""
+    """The ranks are told that the leg leaves no hold."""
     RELEASE = "release"
-    """The ranks are told to end it."""
+    """The ranks are told to end the hold."""
     FREE = "free"
-    """Blocks and slot go back."""
+    """The engine gets blocks and slot back."""
     # at a rank
     START_LEASE = "start lease"
     EXTEND_LEASE = "extend lease"
@@ -109,7 +110,7 @@ LEGS: Table[Leg, Cause, Act] = {
         Cause.REPORTED: Row(Leg.OVER, (Act.FREE,)),
     },
 }
-"""At the engine."""
+"""The rows at the engine."""
 
 LEASES: Table[Lease, Cause, Act] = {
     Lease.MARKED: {
@@ -128,4 +129,4 @@ LEASES: Table[Lease, Cause, Act] = {
         Cause.DROPPED: Row(Lease.OVER),
     },
 }
-"""At each rank."""
+"""The rows at each rank."""

@@ -1,10 +1,10 @@
 """A whole cluster on virtual time, made of the product's own parts (law 3). Pure: no clock, no chance, no files.
 
-What runs here is imported, never written anew: `router.core.journey.Journey`, `router.fleet.snapshot.View`,
-`router.policy.POLICIES`, `router.scheduler.scheduler.Desk` (places and the waiting line),
-`engine.agent.machine.AgentMachine` with the rules of `prefill` and `decode`, `engine.twin.Twin` with their rules of
-holds and pulls inside it, `costs` for steps and transfers, `loadgen` for arrivals and reports. This package carries out
-what they want done: it is to them what sockets, clocks and processes are live.
+Everything that runs here is imported, never rewritten: `router.core.journey.Journey`, `router.fleet.view.FleetView`,
+`router.scheduler.scoring.policies.POLICIES`, `router.scheduler.scheduler.Scheduler` (places and the flow-control
+queue), `engine.agent.machine.AgentMachine` with the rules of `prefill` and `decode`, `engine.twin.Twin` with their
+rules of holds and pulls inside it, `costs` for steps and transfers, `loadgen` for arrivals and reports. This package
+carries out their effects, as sockets, clocks and processes do live.
 
     from sim.fleet import member                # one instance: name, role, twin's Config, costs
     from sim.settings import Settings
@@ -31,5 +31,5 @@ what they want done: it is to them what sockets, clocks and processes are live.
 | `trace_view` | a window of a run for chrome://tracing and Perfetto |
 | `replay` | a router's decision log, decided again |
 
-Policies are those of the router: `(Fleet, Wanted) -> Chosen`. The same seed, arrivals and members: the same bytes out.
+Policies are the router's: `(FleetSnapshot, Wanted) -> Chosen`. Equal seed, arrivals and members give equal bytes.
 """

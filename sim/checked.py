@@ -1,8 +1,8 @@
-"""Whether a fleet would do, by a simulation of a load as it is now: what a controller asks before an instance leaves.
+"""Whether a fleet would suffice, by a simulation of the current load: a controller asks before an instance leaves.
 
-Requests are drawn from the distributions that routers have published, at the rate that capacity is kept for, with the
-burstiness that was measured; the same `Check` draws the same ones. Their number bounds the time: `REQUESTS` of them are
-one CPU second on the interpreter, or two where answers are very long.
+Requests are drawn from the distributions that routers have published, at the rate for which capacity is kept, with the
+measured burstiness; the same `Check` draws the same requests. Their number bounds the time: `REQUESTS` of them take one
+CPU second on the interpreter, or two with very long answers.
 """
 
 from __future__ import annotations

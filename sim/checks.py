@@ -62,7 +62,7 @@ class Checks:
         world = self._world
         self.places()
         law(not world.front.open, f"{len(world.front.open)} requests never ended")
-        law(len(world.front.scheduler.line) == 0, "somebody still stands in line")
+        law(len(world.front.scheduler.line) == 0, "a request is still queued")
         for at in world.instances:
             law(not at.legs and not at.awaited and not at.pulling, f"{at.name} still has legs")
             law(not at.nic.sending and not at.nic.receiving, f"{at.name} still has flows")

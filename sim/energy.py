@@ -1,8 +1,8 @@
-"""What a run's engines draw: watts of each step, by what it computes and reads (`costs.power`). Pure.
+"""The power that a run's engines draw: watts of each step, by what it computes and reads (`costs.power`). Pure.
 
 Steps that do the same for the same requests are one sum: their contexts grow evenly, and power is linear in what is
-read, so that the middle of a run stands for all of it. Between steps a GPU draws what it draws idle. An engine whose
-costs are not the cost model's has no known power and counts nothing.
+read, so the middle of a run represents all of it. Between steps a GPU draws its idle power. An engine whose costs are
+not the cost model's has no known power and counts as nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Meter:
-    """One instance's."""
+    """The meter of one instance."""
 
     __slots__ = ("busy_ns", "joules", "run", "steps")
 
@@ -28,12 +28,12 @@ class _Meter:
         self.joules = 0.0
         self.busy_ns = 0
         self.run: ev.Run | None = None
-        """Under way: how many steps it has is known when the next one begins, or it is cut."""
+        """The run under way: its number of steps is known when the next one begins, or when it is cut."""
         self.steps = 0
 
 
 class Energy:
-    """Of one world."""
+    """The energy of one world."""
 
     def __init__(self) -> None:
         self._meters: Final[dict[SimInstance, _Meter]] = {}
@@ -47,11 +47,11 @@ class Energy:
         meter.run, meter.steps = run, run.steps
 
     def cut(self, at: SimInstance, cut: ev.Cut) -> None:
-        """They are fewer."""
+        """A run has fewer steps."""
         self._meters[at].steps = cut.steps
 
     def died(self, at: SimInstance) -> None:
-        """The step that was under way counts whole: at most one in a life."""
+        """The step under way counts as a whole: at most one in a life."""
         if at in self._meters:
             self._close(at, self._meters[at])
 
@@ -76,22 +76,22 @@ class Energy:
         meter.joules += costs.power_w(work) * took_ns / NS
 
     def busy_s(self, at: SimInstance) -> float:
-        """Seconds in which its engine computed."""
+        """The seconds in which its engine computed."""
         meter = self._meters.get(at)
         return 0.0 if meter is None else meter.busy_ns / NS
 
     def joules(self, at: SimInstance, there_s: float) -> float:
-        """What all its GPUs drew in `there_s` seconds: of those that it did not compute, what they draw idle."""
+        """The energy of all its GPUs over `there_s` seconds; without computing they draw their idle power."""
         costs = at.member.costs
         if not isinstance(costs, Costs):
             return 0.0
-        self.died(at)  # nothing follows the last run
+        self.died(at)  # no run follows the last one
         meter = self._meters.get(at, _Meter())
         idle_s = max(0.0, there_s - meter.busy_ns / NS)
         return meter.joules + idle_s * costs.gpu.idle_w * at.member.gpus
 
 
 def _area(costs: Costs, work: Work, step_ms: float) -> int:
-    """Σ(L² − p²) of a step whose time is known: a run says how many tokens it computes, not after how many."""
+    """Σ(L² − p²) of a step from its known time: a run reports how many tokens it computes, not after how many."""
     per_area = costs.now.of(kind_of(work)).area_ms
     return max(0, round((step_ms - costs.step_ms(work)) / per_area)) if per_area > 0 else 0

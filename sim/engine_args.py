@@ -1,6 +1,6 @@
 """What vLLM's flags mean to a simulated instance: from the words a pool gives its engines to the twin's settings. Pure.
 
-Flags that change what is simulated are read, all others are named by `unread`, so that nobody believes they counted.
+Flags that change what is simulated are read, all others are named by `unread`, so that no user believes they counted.
 Defaults are vLLM 0.32's for its server on that GPU.
 """
 

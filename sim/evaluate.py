@@ -1,12 +1,12 @@
-"""One fleet on one load: does it keep its promises, how surely, what binds, what does it draw. For plans. Pure.
+"""One fleet on one load: whether it keeps its promises, how certain that is, what binds, what it draws. For plans.
+Pure.
 
-Router, policy and admission are the product's own, set up as a cluster file with these classes sets them up. Every
-arrival counts: a request that was refused or failed has missed. Fleets that are compared get the same arrivals (common
-random numbers).
+Router, policy and admission are the product's own, set up as from a cluster file with these classes. Every arrival
+counts: a request that was refused or failed has missed. Compared fleets get the same arrivals (common random numbers).
 
-The interval is of batch means: the load is cut into `BATCHES` stretches of equally many arrivals, whose attainments
-are taken as independent draws (Student's t). Queues that outlive a stretch make it too narrow: it is of this load, and
-says how much another stretch of the same kind may differ.
+The interval uses batch means: the load is cut into `BATCHES` stretches of equally many arrivals, whose attainments are
+treated as independent draws (Student's t). Queues that outlive a stretch make the interval too narrow. It is about this
+load, and says how much another stretch of the same kind may differ.
 """
 
 from __future__ import annotations
@@ -38,57 +38,58 @@ Z_95: Final = 1.96
 """The normal distribution's, 95 % on both sides."""
 
 LOOK_EVERY: Final = 10
-"""Readings of the registry (half seconds of the world) between two looks at whether the verdict is certain."""
+"""The number of the registry's readings (half seconds of the world) between two checks whether the verdict is
+certain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What one class is promised."""
+    """One class's promise."""
 
     targets: Targets
     attainment: float
     promise: Promise
-    """As the router admits by it."""
+    """The promise by which the router admits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attained:
-    """What became of one class."""
+    """One class's result."""
 
     share: float
-    """Of all its arrivals, those that met every target."""
+    """The share of all its arrivals that met every target."""
     low: float
     high: float
     requests: int
     missed: Mapping[str, int]
-    """By target (or `served`: refused or failed), how many missed it."""
+    """By target (or `served`: refused or failed), the number of requests that missed it."""
     keeps: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What came of one run."""
+    """The result of one run."""
 
     classes: Mapping[str, Attained]
     seconds: float
-    """From the first arrival to the end of the last answer."""
+    """The time from the first arrival to the end of the last answer."""
     gpu_seconds: Mapping[str, float]
     energy_j: float
     output_tokens: int
     prompt_tokens: int
     ttft_p95_ms: float | None = None
-    """Of all requests that were served."""
+    """Over all requests that were served."""
     busy: Mapping[str, float] = field(default_factory=dict)
-    """By kind of instance (what its name is before the number): share of the time in which its engines computed."""
+    """By kind of instance (its name without the number): the share of time in which the engines computed."""
 
     @property
     def holds(self) -> bool:
-        """Whether every class attains what it was promised."""
+        """Whether every class attains its promise."""
         return all(each.keeps for each in self.classes.values())
 
     @property
     def binds(self) -> str:
-        """The class and target that come nearest to breaking, or are broken most: `interactive TTFT`."""
+        """The class and target nearest to breaking, or broken most: `interactive TTFT`."""
         worst = min(self.classes, key=lambda name: self.classes[name].low, default="")
         missed = self.classes[worst].missed if worst in self.classes else {}
         target = max(missed, key=lambda name: missed[name], default="")
@@ -97,24 +98,24 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What a run showed that ends as soon as a promise is certainly broken."""
+    """The result of a run that ends as soon as a promise is certainly broken."""
 
     holds: bool
     spent: int
-    """Requests that had arrived when it ended."""
+    """The number of requests that had arrived when it ended."""
     attained_at_most: float
-    """Attainment of the class that is worst off: of all its arrivals, those that had not missed yet."""
+    """The attainment of the worst class: the share of all its arrivals that had not missed yet."""
     seen: Evaluation | None = None
-    """Of a run that went to its end."""
+    """The evaluation of a run that went to its end."""
 
 
 class Certain(Exception):
-    """A promise is broken, whatever is still to come."""
+    """A promise is broken, whatever still happens."""
 
     def __init__(self, share: float) -> None:
         super().__init__(f"{share:.1%} at most")
         self.share: Final = share
-        """What the class can attain at most."""
+        """The highest attainment that the class can still reach."""
 
 
 def evaluate(
@@ -134,12 +135,12 @@ def evaluate(
 
 
 def holds(members: Sequence[Member], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str) -> bool:
-    """Whether the fleet keeps all promises; ends as soon as it is certain that it does not."""
+    """Whether the fleet keeps all promises; ends as soon as it certainly does not."""
     return tried(members, arrivals, goals, usual).holds
 
 
 def tried(members: Sequence[Member], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str) -> Tried:
-    """The same, with what was seen until then."""
+    """The same, with the observations until then."""
     world = _world(members, goals, usual)
     named = _named(arrivals, goals, usual)
     counts = {name: sum(each.slo_class == name for each in named) for name in goals}
@@ -161,7 +162,7 @@ def _world(members: Sequence[Member], goals: Mapping[str, Goal], usual: str) -> 
 
 PATIENCE: Final = 10.0
 PATIENCE_S: Final = 30.0
-"""A request without a first token after so many times the longest promise, and so long, is given up: it has missed, and
+"""A request without a first token after so many times the longest promise, plus this, is given up: it has missed, and
 an overload ends."""
 
 
@@ -200,7 +201,7 @@ class _Watch:
                 raise Certain(1 - missed / self._counts[name])
 
     def _late(self, world: World) -> dict[str, int]:
-        """Requests that have no first token yet, and cannot have one in time any more."""
+        """The number of requests without a first token that cannot have one in time any more."""
         found: dict[str, int] = {}
         for passage in world.front.open.values():
             name = passage.arrival.slo_class or ""
@@ -264,7 +265,7 @@ def interval(met: NDArray[np.bool_]) -> tuple[float, float]:
     """95 % interval of the share of requests that met their targets.
 
     Args:
-        met: of each request in the order of arrival; at least one.
+        met: whether each request met its targets, in the order of arrival; at least one.
     """
     share, half = float(met.mean()), _half_width(met)
     low, high = _wilson(share, len(met))

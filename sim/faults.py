@@ -1,6 +1,6 @@
-"""What goes wrong and when: values, made from a seed or read from a file. Pure; the world carries them out.
+"""Faults and their times: values, made from a seed or read from a file. Pure; the world carries them out.
 
-Each kind draws from a stream of its own, so that more of one changes nothing of the others.
+Each kind draws from a stream of its own, so more faults of one kind change nothing of the others.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ KINDS: Final[Mapping[str, str]] = {
     "corrupt": "`share` of the pulls from it read something else for `duration_s`",
     "leave": "`share` of the requests that are open then lose their client",
 }
-"""What each kind means."""
+"""The meaning of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One fault."""
 
     at_s: float
     kind: str
     instance: InstanceId | None = None
-    """Where; None: everywhere (`leave`)."""
+    """The instance; None: all of them (`leave`)."""
     duration_s: float = 10.0
     factor: int = 4
     share: float = 1.0
@@ -61,7 +61,7 @@ def read_faults(text: str, names: Sequence[InstanceId]) -> tuple[Fault, ...]:
     """Faults as a JSON list of objects, or one object a line.
 
     Raises:
-        UsageError: something in it is no fault; says which one and why.
+        UsageError: an entry is not a fault; names it and the reason.
     """
     try:
         listed = json.loads(text) if text.lstrip().startswith("[") else [json.loads(each) for each in text.splitlines()]
@@ -88,13 +88,13 @@ PRESETS: Final[Mapping[str, tuple[str, ...]]] = {
     "clients": ("leave",),
     "chaos": ("kill", "slow", "link", "partition", "notices", "leave"),
 }
-"""Kinds by name; `chaos` is everything but wrong memory, which nothing that is built protects from."""
+"""Kinds by name; `chaos` is every kind except wrong memory, which no part of Baton protects from."""
 
 
 def preset(
     name: str, seed: int, names: Sequence[InstanceId], span_s: float, every_s: float | None = None
 ) -> tuple[Fault, ...]:
-    """Faults of a preset, each kind on average every `every_s` seconds (None: six times in the run)."""
+    """The faults of a preset, each kind on average every `every_s` seconds (None: six times in the run)."""
     every_s = every_s or max(span_s / 6, 1e-3)
     found = [fault for kind in PRESETS[name] for fault in _stream(kind, seed, names, span_s, every_s)]
     return tuple(sorted(found, key=lambda each: (each.at_s, each.kind)))
@@ -118,12 +118,12 @@ def _stream(kind: str, seed: int, names: Sequence[InstanceId], span_s: float, ev
 
 
 def as_json(faults: Sequence[Fault]) -> list[dict[str, Any]]:
-    """As `read_faults` takes them."""
+    """The faults in the form that `read_faults` reads."""
     return [asdict(each) for each in faults]
 
 
 class Faults:
-    """Faults on their way into one world. Chance (which notice, which pull) follows from the seed and their names."""
+    """The faults of one world. Randomness (which notice, which pull) follows from the seed and the names."""
 
     def __init__(self, world: World, faults: Sequence[Fault], seed: int) -> None:
         self._world: Final = world
@@ -147,7 +147,7 @@ class Faults:
         world.pulls.spoil = self._spoil
 
     def _begin(self, word: tuple[Callable[[Fault, SimInstance], None], Fault]) -> None:
-        """A fault of an instance that has not come yet, or has left, does nothing."""
+        """Begin a fault. If its instance has not come yet, or has left, nothing happens."""
         begin, fault = word
         assert fault.instance is not None
         at = self._world.by_name.get(fault.instance)
@@ -196,7 +196,7 @@ class Faults:
         return (*read[:-1], read[-1] ^ 1)
 
     def _leave(self, fault: Fault) -> None:
-        """Clients lose patience all at once, as when a front end restarts."""
+        """Clients leave all at once, as when a front end restarts."""
         listed: list[Passage] = list(self._world.front.open.values())
         for passage in listed:
             if mix(self._seed, passage.number, 3) % 1_000_000 < fault.share * 1_000_000:
@@ -205,5 +205,5 @@ class Faults:
 
 
 def _number(transfer: TransferId) -> int:
-    """A number that is the same in every run: requests are named by theirs."""
+    """A number that is the same in every run: it follows from the request's name."""
     return int(transfer.request) * 64 + transfer.attempt

@@ -1,4 +1,4 @@
-"""One member of the simulated fleet: everything that distinguishes it. Pure."""
+"""One member of the simulated fleet, with everything that distinguishes it. Pure."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ class Member:
     name: InstanceId
     role: Role
     model: str
-    """Name in the API."""
+    """The model's name in the API."""
     config: Config
     costs: StepCosts
     prompt_front_ns: int = 0
-    """What a prompt waits for before its steps (`costs.cost.Costs.first_token_ms`: CPU time beside the GPU)."""
+    """The wait of a prompt before its steps (`costs.cost.Costs.first_token_ms`: CPU time beside the GPU)."""
     block_bytes: int = 0
-    """KV of one block, held once; 0: pulls take the latency alone."""
+    """The KV bytes of one block, held once; 0: pulls take the latency alone."""
     nic_gb_s: float = math.inf
-    """Of all its GPUs together, as reached, each way."""
+    """The reached rate of all its GPUs together, each way."""
     latency_ns: int = 0
-    """Of one message between two nodes."""
+    """The latency of one message between two nodes."""
     start_up_ns: int = 60 * NS
-    """From the start of the process until it takes requests. 60 s: about what an 8B model takes from a local disk with
-    compiled graphs cached; larger models take minutes. A parameter, not a measurement."""
+    """The time from the process's start until it takes requests. 60 s is about what an 8B model takes from a local disk
+    with compiled graphs cached; larger models take minutes. A parameter, not a measurement."""
     shape: Shape = ONE_GPU
     sizes: ModelShape | None = None
-    """The model's; None: every byte is held once and one path is as wide as the NIC."""
+    """The model's sizes; None: every byte is held once and one path is as wide as the NIC."""
     gpus: int = 1
     gpu: str = ""
-    """Type of its GPUs."""
+    """The type of its GPUs."""
     price_per_hour: float = 0.0
-    """Of one of them."""
+    """The price of one of its GPUs."""
     power_w: float = 0.0
-    """Most that one of them draws."""
+    """The most that one of its GPUs draws."""
     flips: bool = False
-    """Whether it may take another role while it runs."""
+    """Whether it may change its role during the run."""
     startup: StartUp | None = None
-    """How long a start takes, as a distribution; None: always `start_up_ns`."""
+    """The distribution of its start's duration; None: always `start_up_ns`."""
 
     @property
     def footprint(self) -> Footprint:
-        """What it uses while it exists."""
+        """The resources that it uses while it exists."""
         return Footprint(
             gpu=self.gpu,
             gpus=self.gpus,
@@ -93,13 +93,13 @@ def member(name: str, role: Role, model: str, costs: Costs, config: Config, *, s
 
 
 def pull_bytes(target: Member, blocks: int) -> int:
-    """Bytes that `target` reads for so many blocks."""
+    """The bytes that `target` reads for `blocks` blocks."""
     times = 1 if target.sizes is None else copies(target.sizes, target.shape)
     return target.block_bytes * blocks * times
 
 
 def pull_limit_gb_s(source: Member, target: Member) -> float:
-    """The most that one pull between them can use: the GPUs that move data at once."""
+    """The highest rate of one pull between them: that of the GPUs that move data at once."""
     if source.sizes is None or math.isinf(source.nic_gb_s) or math.isinf(target.nic_gb_s):
         return math.inf
     each = min(source.nic_gb_s / source.gpus, target.nic_gb_s / target.gpus)
@@ -107,7 +107,7 @@ def pull_limit_gb_s(source: Member, target: Member) -> float:
 
 
 def check_members(members: Iterable[Member]) -> None:
-    """Names are unique; blocks that go from one to another are of one size.
+    """Check that names are unique, and that blocks which move between members have one size.
 
     Raises:
         ValueError: they are not.
@@ -121,7 +121,7 @@ def check_members(members: Iterable[Member]) -> None:
 
 
 def make_of_member(member: Member) -> Make | None:
-    """What the router knows of it; None where its costs are not the cost model's."""
+    """What the router knows about its speed; None if its costs are not the cost model's."""
     if not isinstance(member.costs, Costs):
         return None
     config = member.config

@@ -1,4 +1,4 @@
-"""The simulated router: its scheduler, its open requests, their deadlines and what becomes of them (`sim.passage`)."""
+"""The simulated router: its scheduler, its open requests and their deadlines (`sim.passage` has one request)."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Front:
         self.settings: Final = world.settings
         self.scheduler: Final = scheduler
         self.scheduling: Final = scheduling
-        """The same as a machine."""
+        """The scheduler as a machine."""
         self.model: Final = model
         self.promises: Mapping[str, Promise] = {}
-        """Of SLO classes by name; that of requests which name none is under the empty one."""
+        """Promises of SLO classes by name; the empty name has the promise of requests without a class."""
         self.open: Final[dict[int, Passage]] = {}
         """Requests that are not over."""
         self.prefilling: Final[dict[Leg, None]] = {}
@@ -63,18 +63,18 @@ class Front:
         return found
 
     def arrive(self, arrival: Arrival) -> None:
-        """A client sends now. Its request is chosen for once the router has read it."""
+        """A client sends now. The router chooses once it has read the request."""
         number = self.rows.add()
         passage = self.open[number] = Passage(self, number, arrival, self.model)
         self.kernel.at(self.kernel.now_ns + self.lead_ns, passage.begin)
         self.arm(passage.journey.deadline, number)
 
     def tell(self, event: d.SchedulerEvent) -> None:
-        """The scheduler hears of it; requests that may find a place now ask again."""
+        """Send an event to the scheduler; requests that may find a place now ask again."""
         self.call(self.scheduling.handle(event, self.kernel.now_s))
 
     def call(self, whom: tuple[Any, ...]) -> None:
-        """These ask again, after what is under way now."""
+        """These requests ask again, after the present event."""
         for passage in whom:
             self.kernel.at(self.kernel.now_ns, passage.called)
         wakeup_s = self.scheduler.wakeup_s
@@ -83,7 +83,7 @@ class Front:
             self.kernel.at(max(self.kernel.now_ns, _ns_at(wakeup_s)), self._look, wakeup_s)
 
     def _look(self, wakeup_s: float) -> None:
-        """There may be room in the fleet, if nothing has happened since."""
+        """The fleet may have room now, if no event has come since."""
         if wakeup_s == self._looks_s:
             self._looks_s = -1.0
             self.tell(d.Looked(self.kernel.now_s))
@@ -96,24 +96,28 @@ class Front:
             self.tell(d.LegEnded(leg.at.name))
 
     def outlast(self, leg: Leg) -> None:
-        """Its request goes on without it: it may end by itself, is aborted after a while, and given up at last."""
+        """Its request goes on without this leg: it may end by itself, is aborted after a while, and given up at
+        last.
+        """
         leg.outlasted = True
         self.kernel.at(self.kernel.now_ns + round(j.PATIENCE_S * NS), self.world.abort, leg)
         self.kernel.at(self.kernel.now_ns + round((j.PATIENCE_S + j.CANCEL_WAIT_S) * NS), self.leg_over, leg)
 
     def release_elsewhere(self, leg: Leg, transfer: Transfer | None) -> None:
-        """Have what an outlasted leg holds freed."""
+        """Release the hold of an outlasted leg."""
         if transfer is not None:
             self.release(leg.passage, self.scheduler.speaks_for(leg.at.name), transfer, waits=False)
 
     def met(self, leg: Leg) -> None:
-        """A pull has worked: the two engines know each other."""
+        """A pull has worked: the two engines have shaken hands."""
         source = leg.request.pull
         if source is not None:
             self.scheduler.view.pair_met(f"{source.producer}@{source.transfer.producer_epoch}", leg.at.name)
 
     def release(self, passage: Passage, via: InstanceId | None, transfer: Transfer, *, waits: bool) -> None:
-        """Give a hold up by its name at its producer; where that is out of reach, have `via` reject a leg for it."""
+        """Give a hold up by its name at its producer; if the producer is out of reach, make `via` reject a leg
+        for it.
+        """
         source: Source = transfer.fields["source"]
         holder, wait_ns = self.world.by_name[source.producer], self.world.hop_ns * 2
         ok = holder.ready and not holder.cut_off
@@ -125,7 +129,9 @@ class Front:
             self.kernel.at(self.kernel.now_ns + wait_ns, passage.feed, j.Released(ok))
 
     def _reject(self, at: SimInstance, transfer: Transfer) -> bool:
-        """Whether it hears the leg; to a producer it has never met the first word is only a handshake."""
+        """Whether the producer gets the leg's rejection; to a producer it has never met the first message is only a
+        handshake.
+        """
         if not at.ready or at.cut_off:
             return False
         warm = self.scheduler.view.pair_warm(transfer.producer, at.name)
@@ -134,7 +140,7 @@ class Front:
         return True
 
     def announce_lost(self, instance: InstanceId, legs: list[Leg]) -> None:
-        """An instance is gone, down, or started anew: whoever waits for a first word from it hears now."""
+        """An instance is gone, down, or restarted: tell the requests that wait for a first answer from it."""
         for leg in legs:
             state = leg.passage.journey.state
             waits = leg.prefill or state is j.State.OPENING
@@ -143,7 +149,7 @@ class Front:
                 self.world.abort(leg)
 
     def unreachable(self, instance: InstanceId) -> bool:
-        """A leg could not connect. Whether the instance went down by it."""
+        """A leg could not connect. Returns whether the instance went down by it."""
         if not self.scheduler.view.knows(instance):
             return False
         return bool(self.world.fleet.handle(d.Unreachable(instance), self.kernel.now_s))
@@ -158,7 +164,7 @@ class Front:
             passage.keep_second(leg)
             last_ns = self._seen(leg.last_ns)
         del self.open[passage.number]
-        passage.answer, passage.prefill_legs = None, ()  # legs name their passage: no cycles are left for the collector
+        passage.answer, passage.prefill_legs = None, ()  # legs refer to their passage: leave no cycle
         self.ended_ns = self.kernel.now_ns
         self.rows.write(
             passage.number,
@@ -186,7 +192,7 @@ class Front:
     # --- deadlines: one timer for all of them -------------------------------------------------------------------------
 
     def arm(self, wakeup_s: float, number: int) -> None:
-        """Wake a journey when it asks for it. Never unsaid: who has moved on since does nothing then."""
+        """Wake a journey at its time. Never cancelled: a journey that has moved on does nothing then."""
         heappush(self._deadlines, (max(self.kernel.now_ns, _ns_at(wakeup_s)), number))
         self._wind()
 

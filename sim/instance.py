@@ -1,7 +1,7 @@
-"""One instance: a twin, the agent beside it, and what the world keeps about both. Effects are the world's to carry out.
+"""One instance: a twin, the agent beside it, and the world's state of both. The world carries out their effects.
 
-The twin keeps its own time, which runs slower than the world's while a fault has the whole process starve (`Slow`); all
-else of this module is in the world's. An engine that dies is started anew by its agent, under the next epoch.
+The twin keeps its own time, which runs slower than the world's during a fault that starves the whole process (`Slow`);
+all other times in this module are the world's. If the engine dies, its agent restarts it under the next epoch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def rules_of(member: Member, role: Role | None = None) -> Rules:
-    """What its agent keeps to, as `baton engine` tells it: credits for as many streams as its engine runs at once.
+    """The rules of its agent, as `baton engine` sets them: credits for as many streams as its engine runs at once.
 
-    `role`: where it has taken another one than it was started for; its engine's settings stay.
+    `role`: a role taken later than the start; the engine's settings stay.
     """
     if (role or member.role) is Role.PREFILL:
         return PrefillRules()
@@ -61,23 +61,23 @@ class Leg:
         self.at = at
         self.request = request
         self.number = number
-        """Which leg of its request."""
+        """The leg's number within its request."""
         self.prefill = prefill
         self.first_ns = self.second_ns = self.last_ns = -1
-        """When the engine had these tokens."""
+        """The times at which the engine had these tokens."""
         self.local_ns = (-1, -1)
-        """First and second token on the twin's own clock: where they are in the world's may still change with it."""
+        """First and second token on the twin's own clock: their times in the world may still change with it."""
         self.outputs = 0
         self.over = False
         """Its engine has answered, refused, or lost it."""
         self.detached = False
-        """The router does not listen any more."""
+        """The router has stopped reading the leg."""
         self.outlasted = False
-        """Of a prefill leg: its request goes on without it; only what it holds is still to be released."""
+        """Of a prefill leg: its request goes on without it; only its hold is still to be released."""
 
 
 class Slowness:
-    """The twin's clock where it is not the world's: from `begun_ns` on it runs at `rate[0] / rate[1]`."""
+    """The twin's clock while it differs from the world's: from `begun_ns` on it runs at `rate[0] / rate[1]`."""
 
     __slots__ = ("begun_ns", "local_ns", "rate")
 
@@ -89,7 +89,7 @@ class Slowness:
         return self.local_ns + (now_ns - self.begun_ns) * self.rate[0] // self.rate[1]
 
     def world(self, local_ns: int) -> int:
-        """The first time of the world at which the twin's clock has come so far."""
+        """The first time of the world at which the twin's clock has reached `local_ns`."""
         return self.begun_ns + -(-(local_ns - self.local_ns) * self.rate[1] // self.rate[0])
 
 
@@ -104,33 +104,33 @@ class SimInstance:
         flips = {role: rules_of(member, role) for role in Role} if member.flips else {}
         self.agent: Final = AgentMachine(name=member.name, rules=rules_of(member), role=member.role, flips=flips)
         self.engine: Final = Supervisor(supervise.Rules())
-        """Starts its engine, starts it anew after it has died, and gives it up: as an agent's child does."""
+        """Starts its engine, restarts it after a death, and gives it up, as an agent's child does."""
         self.nic: Final = Nic(member.nic_gb_s)
         self.epoch = 0
         self.ready = False
         self.gone = False
-        """Its agent has left: nothing of it is there any more."""
+        """The agent has left: the instance no longer exists."""
         self.rung_ns = -1
-        """When its agent or its supervisor will be woken next; -1: they will not."""
+        """The next wake-up of its agent or its supervisor; -1: none."""
         self.armed_ns = -1
-        """When the kernel will wake the twin next; -1: it will not."""
+        """The next wake-up of the twin; -1: none."""
         self.clock: Slowness | None = None
         self.legs: Final[dict[RequestId, Leg]] = {}
-        """What its engine has, or has been sent."""
+        """The legs that its engine has, or that were sent to it."""
         self.awaited: Final[dict[RequestId, Leg]] = {}
         """Legs whose first token has not been seen yet."""
         self.young: Final[list[Leg]] = []
         """Legs that got their first token in the run under way: it may be cut before the second."""
         self.run_steps = 0
-        """Of the run under way, cuts counted."""
+        """The steps of the run under way, cuts counted."""
         self.pulling: Final[dict[RequestId, Any]] = {}
-        """Pulls that were ordered, or will be: since when a heartbeat keeps their holds alive."""
+        """Pulls that were ordered, or will be, with the time since which a heartbeat keeps their holds alive."""
         self.cut_off = False
         """No message gets in or out."""
         self.held: Final[list[tuple[Any, Any]]] = []
-        """Messages that wait for the end of that."""
+        """Messages that wait while the instance is cut off."""
         self.heard_ns = 0
-        """When the registry last had a word of its agent's."""
+        """The time of the registry's last report from its agent."""
         self.models: Final[tuple[dict[str, object], ...]] = ({"id": member.model},)
         self.reported = self._reported(0)
         self.load_said = self.agent.load
@@ -139,11 +139,11 @@ class SimInstance:
 
     @property
     def instance(self) -> Instance:
-        """As the fleet addresses it."""
+        """The instance as the fleet addresses it."""
         return Instance(id=self.name, role=self.agent.role, url=f"http://{self.name}", epoch=self.epoch, pins=True)
 
     def handle(self, event: ev.Event, now_ns: int) -> tuple[ev.Effect, ...]:
-        """The twin's, on its own clock."""
+        """Send an event to the twin, on its own clock."""
         return self.twin.handle(event, now_ns if self.clock is None else self.clock.local(now_ns))
 
     def wakeup_ns(self) -> int | None:
@@ -152,16 +152,16 @@ class SimInstance:
         return due_ns if due_ns is None or self.clock is None else self.clock.world(due_ns)
 
     def world_ns(self, local_ns: int) -> int:
-        """A time of the twin's."""
+        """A time of the twin's in the world's time."""
         return local_ns if self.clock is None else self.clock.world(local_ns)
 
     def slow(self, now_ns: int, rate: tuple[int, int]) -> None:
-        """Its clock runs at another rate from now on."""
+        """The twin's clock runs at another rate from now on."""
         local_ns = now_ns if self.clock is None else self.clock.local(now_ns)
         self.clock = Slowness(now_ns, local_ns, rate)
 
     def load_read(self, load: Load, now_s: float) -> tuple[Effect, ...]:
-        """The agent has looked. What it wants done about what it has seen."""
+        """The agent has read the engine's load; returns the agent's effects."""
         return self.agent.handle(LoadRead(self.agent.load if load == self.agent.load else load), now_s)
 
     def next_wakeup(self) -> float | None:
@@ -174,7 +174,7 @@ class SimInstance:
         return tuple(map(InstanceId, self.twin.shunned(local_ns)))
 
     def report(self, now_ns: int) -> None:
-        """The agent's heartbeat: what it says of itself now."""
+        """The agent's heartbeat with its current state."""
         agent, last = self.agent, self.reported
         same = last.instance.epoch == self.epoch and last.state == agent.state.value and last.load is agent.load
         same = same and last.shuns == self._shuns(now_ns)

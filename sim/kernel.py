@@ -1,7 +1,8 @@
-"""Virtual time: a heap of (time, sequence, call), in whole nanoseconds; equal times run in the order they came.
+"""Virtual time: a heap of (time, sequence, call), in whole nanoseconds; calls at equal times run in the order in which
+they came.
 
-It knows nothing of what it calls. Nothing is ever taken out of the heap: whoever has changed its mind finds out when it
-is called.
+The kernel knows nothing about its calls. Nothing is ever removed from the heap: a call that is obsolete does nothing
+when its time comes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Kernel:
     def __init__(self) -> None:
         self.now_ns = 0
         self.events = 0
-        """Calls made so far."""
+        """The number of calls so far."""
         self._heap: Final[list[tuple[int, int, Call, Any]]] = []
         self._sequence = 0
 
@@ -32,13 +33,13 @@ class Kernel:
         return self.now_ns / NS
 
     def at(self, when_ns: int, call: Call, argument: Any = None) -> None:
-        """Call it then."""
+        """Call `call(argument)` at `when_ns`."""
         assert when_ns >= self.now_ns, "nothing happens in the past"
         self._sequence += 1
         heappush(self._heap, (when_ns, self._sequence, call, argument))
 
     def run(self, after: Callable[[], None] | None = None) -> None:
-        """Until nothing is left to do; `after` is called after every call."""
+        """Run until no call is left; `after` is called after every call."""
         heap = self._heap
         while heap:
             self.now_ns, _, call, argument = heappop(heap)

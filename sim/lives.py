@@ -1,7 +1,7 @@
-"""The lives of engines, and who hears of them: agents, heartbeats, the registry as the router reads it, its prober.
+"""The lives of engines: agents, heartbeats, the registry as the router reads it, the router's prober.
 
-What a state means and how many credits it brings is the agent's machine's business; when an engine is started anew or
-given up is its supervisor's (`engine.vllm.supervise`); what a reading changes is the view's.
+The agent's machine decides what a state means and how many credits it brings; the supervisor (`engine.vllm.supervise`)
+decides when an engine is restarted or given up; the view decides what a reading changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lives:
         self._exit_ns: Final = round(settings.exit_s * NS)
 
     def begin(self) -> None:
-        """Heartbeats, one after the other, and readings."""
+        """Start heartbeats, one after the other, and readings."""
         self._read(None)
         self._kernel.at(self._read_ns, self._read_again)
         for at in self._world.instances:
@@ -47,21 +47,21 @@ class Lives:
     # --- engines and agents -------------------------------------------------------------------------------------------
 
     def start(self, at: SimInstance) -> None:
-        """Its agent begins, and starts its engine."""
+        """The instance's agent begins, and starts its engine."""
         self._engine(at, supervise.Begin())
 
     def join(self, at: SimInstance) -> None:
-        """The same while the run is under way: it announces itself from now on."""
+        """The same during the run: the instance announces itself from now on."""
         self.start(at)
         self._beat(at)
 
     def ask(self, at: SimInstance, event: agents.Event) -> None:
-        """Somebody asks its agent for something, by HTTP."""
+        """A request over HTTP to the instance's agent."""
         if not at.gone:
             self._agent(at, at.agent.handle(event, self._kernel.now_s))
 
     def _agent(self, at: SimInstance, effects: tuple[agents.Effect, ...]) -> None:
-        """Carry out what its agent wants."""
+        """Carry out the agent's effects."""
         for effect in effects:
             if isinstance(effect, StopEngine):
                 self._engine(at, StopAsked(at_once=True))
@@ -72,7 +72,7 @@ class Lives:
         self._wind(at)
 
     def _engine(self, at: SimInstance, event: supervise.Event) -> None:
-        """Something happens to its process; carry out what its supervisor wants."""
+        """An event of the engine's process; carry out the supervisor's effects."""
         for effect in at.engine.handle(event, self._kernel.now_s):
             if isinstance(effect, StartChild):
                 self._spawn(at)
@@ -84,13 +84,13 @@ class Lives:
 
     def _announce(self, at: SimInstance, said: Announce) -> None:
         if said.state is supervise.State.STOPPING:
-            return  # the agent's own doing
+            return  # the agent caused it
         at.epoch = at.engine.epoch
         self._world.provisioning.noted(at, said.state.value, said.because)
         self._agent(at, at.agent.handle(EngineIs(said.state.value, said.because, at.epoch), self._kernel.now_s))
 
     def _wind(self, at: SimInstance) -> None:
-        """Wake its agent and its supervisor when they ask for it."""
+        """Set the timer that wakes its agent and its supervisor."""
         due_s = at.next_wakeup()
         if due_s is None or at.gone:
             return
@@ -138,18 +138,18 @@ class Lives:
             self._engine(at, ChildExited(epoch, 1))
 
     def ready(self, at: SimInstance, _: ev.Ready) -> None:
-        """Its engine has made a token."""
+        """The engine has made a token."""
         at.ready = True
         self._engine(at, Healthy(at.epoch))
 
     def kill(self, at: SimInstance) -> None:
-        """Its process is gone; its agent sees that at once, and starts another."""
+        """The process is killed; its agent sees that at once, and starts another."""
         if at.ready or at.engine.state is supervise.State.STARTING:
             self._world.counts["killed"] += 1
             self._exit((at, at.epoch))
 
     def _exit(self, word: tuple[SimInstance, int]) -> None:
-        """Its process ends, and everything in it is lost."""
+        """The process ends, with everything in it."""
         at, epoch = word
         if at.epoch != epoch or at.gone:
             return
@@ -161,14 +161,14 @@ class Lives:
         self._engine(at, ChildExited(epoch, KILLED))
 
     def _leave(self, at: SimInstance, code: int) -> None:
-        """Its agent leaves the registry and ends."""
+        """The agent leaves the registry and ends."""
         self._publish(at)
         at.gone = True
         del self._world.living[at]
         self._world.provisioning.left(at, code)
 
     def slow(self, at: SimInstance, rate: tuple[int, int]) -> None:
-        """Its process runs at another rate from now on."""
+        """The process runs at another rate from now on."""
         at.slow(self._kernel.now_ns, rate)
         self._world.counts["slowed"] += rate[0] < rate[1]
         for leg in at.young:
@@ -186,7 +186,7 @@ class Lives:
             self._kernel.at(stalled_ns, self._stalled, leg)
 
     def heal(self, at: SimInstance) -> None:
-        """It can be reached again: what was held back comes now."""
+        """The instance can be reached again: waiting messages arrive now."""
         at.cut_off = False
         for call, word in at.held:
             self._kernel.at(self._kernel.now_ns + self._world.hop_ns, call, word)
@@ -197,7 +197,7 @@ class Lives:
             leg.passage.lost(leg, f"nothing for {self._world.settings.stall_s:g} s")
 
     def _beat(self, at: SimInstance) -> None:
-        """An agent looks at its engine and says how it is; the router's prober knocks."""
+        """An agent reads its engine and reports; the router's prober probes."""
         if at.gone:
             return
         if at.ready:
@@ -215,7 +215,7 @@ class Lives:
             self._kernel.at(self._kernel.now_ns + self._beat_ns, self._beat, at)
 
     def _tell(self, event: d.FleetEvent) -> tuple[d.InstanceLost, ...]:
-        """The router's view hears of it."""
+        """Tell the router's view."""
         return self._world.fleet.handle(event, self._kernel.now_ns / NS)
 
     def _probe(self, at: SimInstance) -> None:
@@ -230,7 +230,7 @@ class Lives:
             self._world.front.announce_lost(at.name, list(at.legs.values()))
 
     def _publish(self, at: SimInstance) -> None:
-        """Word that does not wait for the next heartbeat; the registry wakes the router."""
+        """Publish a report that does not wait for the next heartbeat; the registry wakes the router."""
         if at.cut_off:
             return
         at.report(self._kernel.now_ns)

@@ -1,7 +1,7 @@
-"""What a simulated router publishes, and what rivals read of it: counters, latencies, queues. Pure.
+"""The simulated router's published figures, and those that rival controllers read: counters, latencies, queues. Pure.
 
-Requests count at the door when they come; answers when they end. `Meters.counts` is what `goodput.observation` asks of
-a live router, nothing more.
+Requests count on arrival, answers at their end. `Meters.counts` gives what `goodput.observation` reads from a live
+router, and nothing more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sim.world import World
 
 KEPT_S: Final = 600.0
-"""Single requests are remembered so long."""
+"""How long single requests are remembered."""
 
 
 class Ended(NamedTuple):
@@ -31,9 +31,9 @@ class Ended(NamedTuple):
 
     at_s: float
     ttft_ms: float
-    """Infinite where there was no first token."""
+    """Infinite without a first token."""
     tpot_ms: float
-    """0 where there was no second token."""
+    """0 without a second token."""
     input_tokens: int
     made_tokens: int
     served: bool
@@ -61,7 +61,7 @@ class _Class:
 
 
 class Meters:
-    """Of one world."""
+    """The meters of one world."""
 
     def __init__(self, world: World, targets: Mapping[str, Targets], usual: str = "") -> None:
         self._world: Final = world
@@ -69,16 +69,16 @@ class Meters:
         self._usual: Final = usual
         self._classes: Final[dict[str, _Class]] = {}
         self._coming: Final[deque[Arrival]] = deque()
-        """Given to the world, and still in the future: a world asks for one ahead."""
+        """Arrivals that the world has taken and that are still in the future: a world takes one ahead."""
         self.ended: Final[deque[Ended]] = deque()
         self.arrived: Final[deque[Arrival]] = deque()
         self._rows = 0
-        """Requests that have come, as rows."""
+        """The number of arrived requests, as rows."""
         self._open: list[int] = []
         """Those of them that were open at the last look."""
 
     def through(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-        """The same arrivals, which are noted as they pass."""
+        """The same arrivals, recorded as they pass."""
         for each in arrivals:
             self._coming.append(each)
             yield each
@@ -132,7 +132,7 @@ class Meters:
             counted.computed += max(0, prompt - cached)
 
     def counts(self) -> RouterCounts:
-        """What the router publishes now."""
+        """The router's current figures."""
         now_s = self._world.kernel.now_s
         self._pass(now_s)
         waits = [each.arrival.at_s for each in self._world.front.open.values() if each.first_ns < 0]

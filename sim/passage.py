@@ -1,7 +1,7 @@
 """One request on its way through the simulated fleet: carries out its journey's effects (live:
 `router.request.driver`).
 
-Nothing is decided here. What a leg is answered with comes from the world, choices come from the router's scheduler.
+Nothing is decided here. The world supplies the answers of legs; the router's scheduler makes the choices.
 """
 
 from __future__ import annotations

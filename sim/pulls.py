@@ -1,8 +1,8 @@
-"""KV on its way from P to D: handshakes, flows over the NICs, what was read, and the notices that end a hold.
+"""KV on its way from P to D: handshakes, flows over the NICs, the contents read, and the notices that end a hold.
 
-A pull that ends reads the producer's blocks as they are at that moment, whoever they belong to by then, and then the
-hold's slot: safety is the twins' business (`prefill`, `decode`), not this module's. A producer that died fails its
-pulls; one that cannot be reached fails them after a timeout.
+A pull that ends reads the producer's blocks as they are at that moment, whichever request owns them, and then the
+hold's slot: safety is the twins' task (`prefill`, `decode`), not this module's. A producer that died fails its pulls;
+one that cannot be reached fails them after a timeout.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Pull:
     def __init__(self, by: SimInstance, effect: ev.Pull, producer: SimInstance) -> None:
         self.by, self.effect, self.producer = by, effect, producer
         self.epoch = by.epoch
-        """D's life that reads."""
+        """The life of D that reads."""
 
     @property
     def stands(self) -> bool:
-        """Whether the producer still lives the life that offered the hold."""
+        """Whether the producer still has the life that offered the hold."""
         producer = self.producer
         return producer.ready and producer.epoch == self.effect.source.transfer.producer_epoch
 
 
 class Pulls:
-    """Everything that is read between instances."""
+    """All pulls between instances."""
 
     def __init__(self, world: World) -> None:
         self._world: Final = world
@@ -56,14 +56,14 @@ class Pulls:
         self.ended = self.failed = 0
         self.bytes_moved = 0
         self.spoil: Callable[[Pull, tuple[int, ...]], tuple[int, ...]] | None = None
-        """A fault: what is read instead."""
+        """A fault: replaces what is read."""
         self._vouched: dict[TransferId, dict[int, int]] = {}
-        """With digests: what is in each hold's blocks."""
+        """With digests: the contents of each hold's blocks."""
         self.loses_notice: Callable[[InstanceId, TransferId], bool] | None = None
         """A fault: whether a notice gets lost."""
 
     def order(self, by: SimInstance, effect: ev.Pull) -> None:
-        """D's scheduler has room for it."""
+        """D's scheduler has room for the pull."""
         pull = Pull(by, effect, self._world.by_name[effect.source.producer])
         now_ns = self._kernel.now_ns
         if pull.producer.cut_off or by.cut_off:
@@ -104,7 +104,7 @@ class Pulls:
         self._landed(flow.payload)
 
     def _landed(self, pull: Pull) -> None:
-        """The last byte is there."""
+        """The last byte has arrived."""
         by = pull.by
         if by.epoch != pull.epoch or not by.ready:
             return
@@ -128,7 +128,7 @@ class Pulls:
         self._world.counts["pulls_unconfirmed"] += effect.because == BECAUSE[Reading.GONE]
 
     def _read(self, pull: Pull) -> tuple[int, ...] | None:
-        """What P's memory contains there now; None: it cannot be read. Where nobody keeps contents, the right thing."""
+        """The current contents of P's memory; None: it cannot be read. If contents are not kept, the right ones."""
         producer, remote = pull.producer, pull.effect.remote
         if not self._world.keeps_contents:
             return remote
@@ -143,7 +143,7 @@ class Pulls:
         return all(held.get(block) == content for block, content in zip(pull.effect.remote, read, strict=True))
 
     def vouch(self, word: tuple[SimInstance, ev.Hold]) -> None:
-        """With digests: P notes what it holds, when it begins to hold it."""
+        """With digests: P records what it holds, when the hold begins."""
         producer, hold = word
         if not (self._world.keeps_contents and producer.ready and producer.epoch == hold.transfer.producer_epoch):
             return
@@ -160,19 +160,19 @@ class Pulls:
         self._world.tell(by, ev.KvFailed(pull.effect.request))
 
     def break_off(self, at: SimInstance, *, wait_ns: int) -> None:
-        """Nothing flows to or from there any more; who was reading hears after `wait_ns`."""
+        """Break off all flows to or from this instance; their readers are told after `wait_ns`."""
         for flow in [*at.nic.sending, *at.nic.receiving]:
             self._schedule(link.leave(flow, self._kernel.now_ns))
             self._kernel.at(self._kernel.now_ns + wait_ns, self._fail, flow.payload)
 
     def slow(self, at: SimInstance, gb_s: float) -> None:
-        """Its NIC runs at another speed."""
+        """The instance's NIC has another speed from now on."""
         self._schedule(link.slowed(at.nic, gb_s, self._kernel.now_ns))
 
-    # --- what consumers say to producers ------------------------------------------------------------------------------
+    # --- notices from consumers to producers --------------------------------------------------------------------------
 
     def give_back(self, by: SimInstance, source: Source) -> None:
-        """D has read it, or will not: P's blocks are not needed any more."""
+        """D has read the hold, or will not: P's blocks are not needed any more."""
         lost = self.loses_notice is not None and self.loses_notice(source.producer, source.transfer)
         if lost or by.cut_off or self._world.by_name[source.producer].cut_off:
             return

@@ -21,33 +21,32 @@ from router.scheduler.scoring.policies import POLICIES, Policy
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that came out otherwise."""
+    """An entry that the replay makes differently."""
 
     entry: int
-    """Which entry of the log, from 0."""
+    """The number of the log's entry, from 0."""
     logged: d.Outcome | None
     here: d.Outcome | None
-    """None: nothing was said there, or here."""
+    """None: no reply in the log, or here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a log came to."""
+    """The result of a replay."""
 
     entries: int
     choices: int
     differences: tuple[Difference, ...]
     missing: int = 0
-    """Entries that the log says are missing after the last of `entries`: nothing after them is made again."""
+    """Entries that the log reports missing after the last of `entries`: nothing after them is replayed."""
 
 
 def replay(entries: Iterable[d.Entry], policies: Mapping[str, Policy] | None = None) -> Replayed:
-    """Feed the log to a scheduler of our own, make each choice again, and compare, its `because` included.
+    """Feed the log to a new scheduler, make each choice again, and compare, its `because` included.
 
-    Where a choice comes out otherwise, the logged one is taken: each is made where the router stood, and one difference
-    does not make all that follow differ. A policy that keeps something between choices starts anew here, as the
-    router's did where the log begins. A gap in the log ends the replay: what came in it is not known, so that every
-    choice after it might differ.
+    Where a choice differs, the logged one is taken: each choice is made in the router's state, and one difference does
+    not make all later ones differ. A policy that keeps state between choices starts new here, as the router's did where
+    the log begins. A gap in the log ends the replay: its events are unknown, so every choice after it might differ.
 
     Args:
         entries: from the router's start.
@@ -76,7 +75,7 @@ class _Again:
         self.differences: list[Difference] = []
 
     def run(self) -> None:
-        """To the log's end, or its first gap."""
+        """Replay to the log's end, or its first gap."""
         while self._next is not None:
             if isinstance(self._next, d.Missing):
                 self.missing = self._next.entries
@@ -97,35 +96,37 @@ class _Again:
 
     @property
     def _at_gap(self) -> bool:
-        """What came of the last event may not be here: lost, or not written yet, as a log is written in batches."""
+        """Whether the results of the last event may be missing: lost, or not written yet, as a log is written in
+        batches.
+        """
         return self._next is None or isinstance(self._next, d.Missing)
 
-    # --- what was said ------------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------------
 
     def _compare(self, here: d.Came | None) -> None:
-        """With the entry that comes now, if it is one of what the scheduler said."""
+        """Compare with the next entry, if it is one of the scheduler's results."""
         logged = self._take() if isinstance(self._next, d.Came) else None
         if logged != here and not (logged is None and self._at_gap):
             assert logged is None or isinstance(logged, d.Came)
             self.differences.append(Difference(self.count - 1, logged, here))
 
     def _decide(self, name: str, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
-        """The policy again: what it says is held against the log, what the log says is done."""
+        """Ask the policy again: compare its choice with the log's, and take the log's."""
         chosen = self._policies[name](fleet, wanted)
         here = d.Decided(name, nameless(wanted), chosen)
         logged = self._take() if isinstance(self._next, d.Decided) else None
         assert logged is None or isinstance(logged, d.Decided)
-        if logged is None and self._at_gap:  # what the log said may be in it
+        if logged is None and self._at_gap:  # the log's choice may be in it
             return chosen
         self.choices += 1
         if logged != here:
             self.differences.append(Difference(self.count - 1, logged, here))
         return chosen if logged is None else logged.chosen
 
-    # --- what happened ------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def _tell(self, entry: d.Entry) -> d.Came | None:
-        """Fold an event in, or note what is known beforehand; what came of it, where anything did."""
+        """Apply an event, or record what is known beforehand; returns the results, if any."""
         match entry:
             case d.Made(instance, make):
                 self._makes[instance] = make

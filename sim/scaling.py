@@ -179,7 +179,7 @@ class Scaled:
 
         Args:
             world: not run yet.
-            scaler: who resizes it.
+            scaler: resizes it.
             targets: by class, for what counts as met in published counts.
             pools: of the instances that are there as it begins.
             usual: the class of requests that name none.

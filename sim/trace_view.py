@@ -14,13 +14,13 @@ from sim.result import Result
 from sim.world import World
 
 EVENTS_MAX: Final = 500_000
-"""About 100 MB of JSON, and more than a browser likes: the rest of the window is left out, and that is said."""
+"""About 100 MB of JSON, more than a browser handles well: the rest of the window is left out, and the file says so."""
 
 _ROUTER = 0
 
 
 class TraceView:
-    """Collects while a world runs."""
+    """Collects events while a world runs."""
 
     def __init__(self, world: World, from_ns: int, until_ns: int) -> None:
         self._from_ns, self._until_ns = from_ns, until_ns

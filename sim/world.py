@@ -1,7 +1,7 @@
 """A cluster on virtual time: instances, agents, registry, router and load, wired together for one run.
 
-What is simulated here is only what lies between the product's machines: messages take `hop_us`, engines die and come
-back, heartbeats are read. Every decision is made by an imported object.
+The simulation adds only what lies between the product's machines: messages take `hop_us`, engines die and restart,
+heartbeats are read. An imported object makes every decision.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _TICK: Final = ev.Tick()
 class World:
     """One cluster, for one run.
 
-    Long, as it carries each message between the product's machines: one short method for each kind of message, and no
-    rule of its own.
+    The class is long because it carries each message between the product's machines: one short method for each kind of
+    message, and no rule of its own.
     """
 
     def __init__(
@@ -62,18 +62,19 @@ class World:
         Args:
             members: its instances.
             settings: None: the defaults.
-            policy: who chooses.
-            model: what requests name; None: the first instance's.
-            view: the router's, where its caller wants it; None: one of its own.
-            promises: what SLO classes are promised; with them it admits (`router.scheduler.flow_control`).
-            log: gets what choices depend on, as a live router's decision log does. A `view` is to be logged there, too.
-            site: what instances may be started while it runs, and the budget; None: the fleet stays as it is.
+            policy: makes the choices.
+            model: the model that requests name; None: the first instance's.
+            view: the router's view, if the caller wants to share it; None: one of its own.
+            promises: the promises of SLO classes; with them the router admits (`router.scheduler.flow_control`).
+            log: takes what choices depend on, as a live router's decision log does. A given `view` must be logged
+                there, too.
+            site: the instances that may be started during the run, and the budget; None: the fleet stays as it is.
         """
         check_members(everybody := [*members, *_one_more(site)])
         self.settings: Final = settings or Settings()
         self.kernel: Final = Kernel()
         self.instances: Final = [SimInstance(each, index) for index, each in enumerate(members)]
-        """All that ever were."""
+        """All instances that ever existed."""
         self.by_name: Final = {each.name: each for each in self.instances}
         self.living: Final = dict.fromkeys(self.instances)  # their agents have not left
         self.hop_ns: Final = round(self.settings.hop_us * 1000)
@@ -94,11 +95,11 @@ class World:
         self.provisioning: Final = Provisioning(self, site or Site())
         self.energy: Final = Energy()
         self.on_effect: Callable[[SimInstance, ev.Effect], None] | None = None
-        """Sees every effect of every twin."""
+        """Called with every effect of every twin."""
         self.on_progress: Callable[[World], None] | None = None
         """Called at each of the router's readings of the registry, twice a second of the world's time."""
         self.touched: Final[dict[SimInstance, None]] = {}
-        """Instances that something happened to since the last check."""
+        """Instances with an event since the last check."""
         self._pull_front_ns: Final = round(self.settings.pull_front_ms * 1e6)
         self._arrivals: Any = iter(())
         self._arriving = True
@@ -108,7 +109,7 @@ class World:
             self.lives.start(each)
 
     def _carriers(self) -> dict[type, Callable[[SimInstance, Any], None]]:
-        """What carries out each kind of effect of a twin's."""
+        """The method that carries out each kind of a twin's effects."""
         return {
             ev.Run: self._run,
             ev.Cut: self._cut,
@@ -126,7 +127,7 @@ class World:
         }
 
     def add(self, member: Member) -> None:
-        """One more instance; it starts now."""
+        """Add an instance, which starts now."""
         at = SimInstance(member, len(self.instances))
         self.instances.append(at)
         self.by_name[at.name] = at
@@ -136,7 +137,7 @@ class World:
     # --- one run ------------------------------------------------------------------------------------------------------
 
     def run(self, arrivals: Iterable[Arrival]) -> Result:
-        """To the end: until every request is over, and every hold with it."""
+        """Run to the end: until every request is over, and every hold."""
         self._arrivals = iter(arrivals)
         self._arrive(None)
         self.lives.begin()
@@ -147,7 +148,7 @@ class World:
         return self.result()
 
     def result(self) -> Result:
-        """What came of it so far."""
+        """The result so far."""
         front = self.front
         counts = {
             "pulls": self.pulls.ended,
@@ -174,7 +175,7 @@ class World:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is still to be served."""
+        """Whether requests are left to serve."""
         return self._arriving or bool(self.front.open) or self.provisioning.busy
 
     def _arrive(self, arrival: Arrival | None) -> None:
@@ -189,7 +190,7 @@ class World:
     # --- twins --------------------------------------------------------------------------------------------------------
 
     def tell(self, at: SimInstance, event: ev.Event) -> None:
-        """Something happens to an instance's engine."""
+        """Send an event to an instance's engine."""
         effects = at.handle(event, self.kernel.now_ns)
         carry = self._carry
         for effect in effects:
@@ -203,14 +204,14 @@ class World:
         self.touched[at] = None
 
     def arm(self, at: SimInstance) -> None:
-        """Wake its twin when that asks for it."""
+        """Set the timer that wakes its twin."""
         due_ns = at.wakeup_ns()
         if due_ns is not None and due_ns != at.armed_ns:
             at.armed_ns = due_ns
             self.kernel.at(due_ns, self._wake, at)
 
     def kv_usage(self, at: SimInstance) -> float:
-        """Share of its blocks that are in use now."""
+        """The share of its blocks in use now."""
         self.tell(at, ev.ReadLoad())
         return at.load_said.kv_usage
 
@@ -220,14 +221,16 @@ class World:
             self.tell(at, _TICK)
 
     def _run(self, at: SimInstance, run: ev.Run) -> None:
-        """Note when first and second tokens are there: at the ends of the run's first two steps, or the next run's."""
+        """Record when first and second tokens are made: at the ends of the run's first two steps, or of the
+        next run's.
+        """
         self.energy.ran(at, run)
         former, at.run_steps = at.run_steps, run.steps
         if not at.young and not at.awaited:
             return
         local_ns = run.end_ns if run.steps == 1 else self._step_end(at, run, 1)
         for leg in at.young:
-            if former < 2 and not leg.over:  # the run that brought the first token was cut after it
+            if former < 2 and not leg.over:  # the run with the first token was cut after it
                 leg.second_ns = at.world_ns(local_ns)
         at.young.clear()
         for share in run.shares if at.awaited else ():
@@ -240,7 +243,7 @@ class World:
                 self.announce(at, begun)
 
     def announce(self, at: SimInstance, leg: Leg) -> None:
-        """Its first token will be at the router."""
+        """Schedule the first token's arrival at the router."""
         first_ns, second_ns = leg.local_ns
         leg.first_ns = at.world_ns(first_ns)
         leg.second_ns = at.world_ns(second_ns) if second_ns >= 0 else -1
@@ -251,7 +254,7 @@ class World:
             leg.passage.opened(leg)
 
     def _read_token(self, leg: Leg, share: ev.Share) -> None:
-        """Whether the text is the model's: a wrong block read shows in everything that follows."""
+        """Check whether the text is the model's: a wrong block shows in everything that follows."""
         if share.key != answer_key(leg.request.prompt, leg.request.seed):
             leg.passage.flags |= rows.WRONG
             self.counts["wrong_text"] += 1
@@ -286,7 +289,7 @@ class World:
         leg.passage.answered(leg, effect)
 
     def _refused(self, at: SimInstance, effect: ev.Refused) -> None:
-        """A status of the engine's own: 400, as vLLM answers what does not fit."""
+        """The engine's own status: 400, as vLLM answers a request that does not fit."""
         leg = self._forget(at, effect.request)
         if leg is not None:
             self.deliver(at, self.kernel.now_ns, self._turned_down, (leg, effect.because))
@@ -308,7 +311,7 @@ class World:
         self.counts["preempted"] += 1
         leg = at.legs.get(effect.request)
         if leg in at.young and at.run_steps < 2:
-            at.young.remove(leg)  # its second token comes after it was computed anew: not followed
+            at.young.remove(leg)  # its second token comes after a new computation: not followed
 
     def _forget(self, at: SimInstance, request: Any) -> Leg | None:
         at.awaited.pop(request, None)
@@ -321,7 +324,7 @@ class World:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def deliver(self, at: SimInstance, when_ns: int, call: Callable[[Any], None], word: Any) -> None:
-        """An instance says something to the router; while it is cut off, its words wait."""
+        """An instance sends a message to the router; while it is cut off, its messages wait."""
         if at.cut_off:
             at.held.append((call, word))
         else:
@@ -339,7 +342,7 @@ class World:
 
     def _submit(self, leg: Leg) -> None:
         at = leg.at
-        if leg.detached:  # the connection was closed before the engine had read it
+        if leg.detached:  # the connection was closed before the engine had read the request
             at.legs.pop(leg.request.id, None)
             self._unread(leg)
         elif not at.ready:
@@ -357,7 +360,7 @@ class World:
             self.pulls.give_back(leg.at, leg.request.pull)
 
     def _no_connection(self, leg: Leg) -> None:
-        """Nobody accepts it there: nobody else's leg will do better."""
+        """The instance accepts no connection, so all other legs to it will fail, too."""
         self._forget(leg.at, leg.request.id)
         if self.front.unreachable(leg.at.name):
             self.front.announce_lost(leg.at.name, list(leg.at.legs.values()))
@@ -374,10 +377,10 @@ class World:
             self.tell(leg.at, ev.Abort(leg.request.id))
 
     def give_back(self, word: tuple[Source, SimInstance]) -> None:
-        """A notice is at the producer."""
+        """A notice has arrived at the producer."""
         source, by = word
         producer = self.by_name[source.producer]
-        if producer.ready:  # in whichever life: a former one's mark ends nothing
+        if producer.ready:  # in any life: a former life's mark ends nothing
             self.tell(producer, ev.released(source, by.name))
 
     def give_up(self, source: Source) -> None:
@@ -393,7 +396,7 @@ class World:
 
 
 def _one_more(site: Site | None) -> list[Member]:
-    """Of each pool one instance more, under a name that nobody has: what may come fits what is there."""
+    """For each pool one more instance, with an unused name, to check that new instances fit the present ones."""
     pools = {} if site is None else site.pools
     return [replace(each, name=InstanceId(f"{pool}+")) for pool, each in pools.items()]
 

@@ -3,22 +3,28 @@
 mypyc makes C of them, as strictly typed as they are, and the C compiler makes build/compiled/ of that, which `baton`
 and benchmarks take (`baton.compiled`). Does nothing where all that is there is of these sources: docs/compiled.md.
 Object files are kept by what they were made from (build/objects/), so that an edit compiles only the C that it changed.
+With ``--beside`` it runs behind another program at the lowest priority, and ends with it: `make serve` does that.
 """
 
 from __future__ import annotations
 
+import argparse
+import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import version
 from pathlib import Path
@@ -38,18 +44,74 @@ OBJECTS = compiled.ROOT / "build" / "objects"
 """Object files by the digest of all that went into each; those that the last run did not use are removed."""
 
 
+LOG = compiled.ROOT / "build" / "compile.log"
+"""What a run behind another program prints."""
+
+DRAFT = "compiling-"
+"""How folders begin that are not done."""
+
+PR_SET_PDEATHSIG = 1
+"""`prctl(2)`: the signal that a process gets when the one that started it ends."""
+
+
 def main() -> None:
     """Compile, unless it is done."""
-    began = time.monotonic()
+    parser = argparse.ArgumentParser(prog="compile", description=__doc__)
+    parser.add_argument("--beside", action="store_true", help="behind the program that this process is to become")
+    beside: bool = parser.parse_args().beside
     os.chdir(compiled.ROOT)
     if up_to_date():
         return
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if shutil.which(compiler[0]) is None:
-        sys.exit(f"compile: no C compiler ({compiler[0]}): apt install gcc, or CC=clang. Without, Baton is only slower")
-    print(f"compile: {len(MODULES)} modules, about two minutes the first time", flush=True)
+        because = f"compile: no C compiler ({compiler[0]}): apt install gcc, or CC=clang. Without, Baton is only slower"
+        if not beside:
+            sys.exit(because)
+        print(because, flush=True)
+        return
     compiled.FOLDER.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=compiled.FOLDER.parent) as temporary:
+    if beside:
+        _go_behind()
+    with _alone(waits=not beside) as mine:
+        if mine and not up_to_date():
+            compile_to(compiler)
+
+
+def _go_behind() -> None:
+    """Compute only when no other process wants to, print to a file, and end with the process that started this one.
+    Object files are kept, so that the next run goes on where this one ends.
+    """
+    print(
+        "compile: in the background, for the next start to be faster (build/compile.log; docs/compiled.md)", flush=True
+    )
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.setpgid(0, 0)  # Ctrl-C is for the program in front
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    out = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+
+
+@contextmanager
+def _alone(*, waits: bool) -> Iterator[bool]:
+    """One run at a time; whether this is the one."""
+    with (compiled.FOLDER.parent / "compile.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
+def compile_to(compiler: list[str]) -> None:
+    """Compile all, and put it where it is taken from."""
+    began = time.monotonic()
+    print(f"compile: {len(MODULES)} modules, about two minutes the first time", flush=True)
+    for old in compiled.FOLDER.parent.glob(f"{DRAFT}*"):  # of a run that was killed
+        shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=compiled.FOLDER.parent, prefix=DRAFT) as temporary:
         folder = Path(temporary) / "compiled"
         build(folder, Path(temporary), compiler)
         shutil.rmtree(compiled.FOLDER, ignore_errors=True)
@@ -80,6 +142,8 @@ def build(folder: Path, temporary: Path, compiler: list[str]) -> None:
         multi_file=True,  # else one source of 20 MB, and one compiler at work on it
         target_dir=str(temporary / "c"),
     )
+    if sources() != made_from:
+        sys.exit("compile: a source was edited meanwhile; run it again")
     compile_all(extensions, folder, temporary, compiler)
     shared = next(each.name for each in extensions if each.name.endswith("__mypyc"))
     manifest = compiled.Manifest(python=EXTENSION_SUFFIXES[0], sources=made_from, shared=shared)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 MODULES = (
+    "cluster.http.answers",
     "cluster.http.framing",
     "cluster.http.headers",
     "cluster.http.heads",
+    "cluster.http.pool",
     "cluster.ids",
     "cluster.keys",
     "cluster.wire",
@@ -37,7 +39,7 @@ MODULES = (
     "engine.twin.runs",
     "engine.twin.schedule",
     "engine.twin.tokens",
-    "kvtransfer.alarms",
+    "kvtransfer.timers",
     "loadgen.lengths",
     "loadgen.made",
     "prefill.holds",
@@ -66,6 +68,7 @@ MODULES = (
     "router.predict.chunks",
     "router.predict.fitted",
     "router.predict.inflight_load",
+    "router.predict.margins",
     "router.predict.predictors",
     "router.predict.prefix_cache",
     "router.predict.prompt_tokens",
@@ -92,6 +95,7 @@ MODULES = (
     "router.scheduler.dispatch",
     "router.scheduler.flow_control.queue",
     "router.scheduler.flow_control.saturation",
+    "router.scheduler.flow_control.sizes",
     "router.scheduler.flow_control.waiters",
     "router.scheduler.placements",
     "router.scheduler.scheduler",

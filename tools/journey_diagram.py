@@ -24,7 +24,7 @@ EVENTS: dict[str, j.Event] = {
     "two others chosen": j.Chosen(NAMES[1], NAMES[4], ""),
     "one chosen": j.Chosen(None, NAMES[3], ""),
     "all full": j.Chosen(None, None, "", wait=True),
-    "nobody": j.Chosen(None, None, ""),
+    "no instance": j.Chosen(None, None, ""),
     "fleet changed": j.FleetChanged(),
     "first token": j.PrefillAnswered("length", HOLD),
     "first token, seed allowed": j.PrefillAnswered("length", HOLD, first_token=1),

@@ -81,6 +81,9 @@ def install(device: str) -> None:
     pip("baton", "--no-build-isolation", "--editable", str(ROOT), count=1)
     STAMP.write_text(f"{device} {key(device)}\n")
     print(f"setup: done in {time.monotonic() - began:.0f} s (device: {device})", flush=True)
+    print(
+        "setup: `make compile` (two minutes, a C compiler) makes routers take half the CPU; `make serve` does it beside"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -149,6 +149,13 @@ def _add_agent_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time for what runs after SIGTERM (default %(default)s)",
     )
+    add(
+        "--linger-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="before that, take work for so long after SIGTERM: where routers are told to end with it (default 0)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -215,6 +222,7 @@ class _Instance:
             host=agent_host(args.agent_host, spec.host, guarded=(ticket_keys or admin_keys) is not None),
             port=args.agent_port,
             drain_s=args.drain_s,
+            linger_s=args.linger_s,
             weights=partial(_weights, args.weights, spec),
             adapter=adapter_of,
             adapter_marks=adapter_marks,

@@ -24,6 +24,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+from itertools import combinations
 from typing import Any
 
 from baton import load_goodput, load_sessions
@@ -83,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     for flag, path in (("--plot", args.plot), ("--html", args.html)):
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
-    pool = Pool(args.url) if args.url else None
+    pool = None if args.url is None else Pool(args.url)
+    _apart(args)
     if args.out is not None and args.trace is not None and args.out.exists() and args.out.samefile(args.trace):
         raise UsageError(f"--out {args.out} is the --trace itself, and would be overwritten")
     if args.find_goodput:
@@ -96,6 +98,14 @@ def run(args: argparse.Namespace) -> int:
     if pool is None or args.dry_run:
         return _dry_run(args, load)
     return _send(args, pool.url, load, faults)
+
+
+def _apart(args: argparse.Namespace) -> None:
+    """Refuse two results in one file."""
+    named = [(flag, path.absolute()) for flag in ("--out", "--html", "--plot") if (path := getattr(args, flag[2:]))]
+    for (flag, path), (other, same) in combinations(named, 2):
+        if path == same:
+            raise UsageError(f"{flag} and {other} name one file: {path}")
 
 
 def _dry_run(args: argparse.Namespace, load: Planned) -> int:

@@ -23,6 +23,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +126,13 @@ def run(args: argparse.Namespace) -> int:
     began_s = time.monotonic()
     outcome, steps = _planned(args, task)
     took_s = time.monotonic() - began_s
-    _write(args, task, outcome, steps, took_s)
-    if args.json:
-        emit({**as_json(outcome, steps, task, took_s), "bad_rows": list(load.bad)})
-    else:
-        show(outcome, steps, task, took_s)
+    try:
+        _write(args, task, outcome, steps, took_s)
+    finally:  # a file that cannot be written must not cost the answer
+        if args.json:
+            emit({**as_json(outcome, steps, task, took_s), "bad_rows": list(load.bad)})
+        else:
+            show(outcome, steps, task, took_s)
     for line in (*load.notes, *load.left_out()):
         say(line)
     return 0 if outcome.best is not None else 1
@@ -141,18 +144,32 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("`baton plan` takes no vLLM flags: give them to the file's pools (`engine_args`)")
     if args.processes is not None and args.processes < 1:
         raise UsageError(f"--processes {args.processes}: give 1 or more")
-    written = [("--out", args.out), ("--html", args.html), ("--plot", args.plot)]
+    if args.dry_run:
+        raise UsageError("--dry-run is `baton load`'s: a plan sends nothing")
+    written = [(flag, path) for flag in ("--out", "--html", "--plot") if (path := getattr(args, flag[2:])) is not None]
     for flag, path in written:
-        if path is not None and path.exists():
-            raise UsageError(f"{flag} {path}: there is such a file; name another")
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
+        _free(flag, path)
+    for (flag, path), (other, same) in combinations(written, 2):
+        if path.absolute() == same.absolute():
+            raise UsageError(f"{flag} and {other} name one file: {path}")
     if args.plot is not None and args.plot.suffix not in PICTURES:
         raise UsageError(f"--plot {args.plot}: name it {', '.join(PICTURES)}")
     if args.html is not None or args.plot is not None:
         from baton.load_plots import need_matplotlib
 
         need_matplotlib("--html" if args.html is not None else "--plot")
+
+
+def _free(flag: str, path: Path) -> None:
+    """Refuse the path of a file to write that is taken, or cannot be written."""
+    try:
+        taken, folder = path.exists(), path.absolute().parent.is_dir()
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror or error}") from None
+    if taken:
+        raise UsageError(f"{flag} {path}: there is such a file; name another")
+    if not folder:
+        raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
 
 
 def _decide_again(args: argparse.Namespace) -> int:
@@ -173,6 +190,17 @@ def _decide_again(args: argparse.Namespace) -> int:
 PICTURES = (".png", ".svg", ".pdf")
 
 
+UNUSED_BY_WORKLOADS: Mapping[str, float | None] = {
+    **dict.fromkeys(("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "requests"), None),
+    **dict.fromkeys(("duration_s", "format", "tick_ms"), None),
+    "prefix_groups": 1,
+    "speed": 1.0,
+    "rate_scale": 1.0,
+    "from_s": 0.0,
+}
+"""Flags of other loads, and their values where they are not given: a workload file would silently ignore them."""
+
+
 def _parsed(name: str) -> Parsed:
     parsed = clusterfile.read(name)
     if parsed.spec is None or parsed.errors:
@@ -189,8 +217,9 @@ def _load(args: argparse.Namespace) -> Planned:
     if args.workload is not None and Path(args.workload).is_dir():
         args.trace = args.workload
     elif args.workload is not None:
-        if args.rate is not None or args.input_tokens is not None or args.output_tokens is not None:
-            raise UsageError("--rate and lengths beside --workload: say them in the workload file")
+        for name, usual in UNUSED_BY_WORKLOADS.items():
+            if getattr(args, name) != usual:
+                raise UsageError(f"--{name.replace('_', '-')} beside --workload: say it in the workload file")
         return _some(Planned(workload(Path(args.workload), args.seed)))
     if args.trace is None and args.rate is None:
         raise UsageError("no load to plan for: give --trace FILE, --workload FILE, or --rate with lengths")
@@ -260,7 +289,9 @@ def _model(spec: Spec, wanted: str | None, file: str) -> Model:
 
 def _gpus(args: argparse.Namespace, spec: Spec) -> tuple[tuple[Gpu, int | None], ...]:
     counts: Mapping[str, int | None] = (
-        read_gpus(args.gpus, "--gpus") if args.gpus else {name: each.count for name, each in spec.hardware.items()}
+        read_gpus(args.gpus, "--gpus")
+        if args.gpus is not None
+        else {name: each.count for name, each in spec.hardware.items()}
     )
     if not counts:
         raise UsageError(f"{args.file} names no GPU under `hardware`: add them there, or give --gpus H100-SXM=16")

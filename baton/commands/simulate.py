@@ -238,7 +238,7 @@ def _policy(name: str) -> Policy:
 def _site(args: argparse.Namespace, fleet: Planned) -> tuple[Site, tuple[Timed, ...]]:
     """The instances that may be started, the GPUs, and the changes with their times."""
     pools = {each.role.value: each for each in fleet.members}
-    site = Site(pools=pools, gpus=read_gpus(args.gpus, "--gpus") if args.gpus else {})
+    site = Site(pools=pools, gpus=read_gpus(args.gpus, "--gpus") if args.gpus is not None else {})
     if args.changes is None:
         return site, ()
     try:

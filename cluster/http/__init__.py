@@ -1,4 +1,6 @@
-"""HTTP/1.1: how messages are read and written by whatever of Baton speaks it, each within bounds.
+"""HTTP/1.1 on httptools, read within bounds: shared by the router, the load generator and the mock.
 
-Heads of requests (`heads`), bodies in chunks (`framing`), lines of heads (`headers`).
+`heads` reads heads of requests, `framing` bodies in chunks, `requests` whole requests, `answers` answers; `headers`
+finds and writes lines of heads; `pool` keeps connections to one endpoint. No other package of the product imports
+httptools (tests/unit/test_layers.py).
 """

@@ -1,9 +1,9 @@
-"""Bodies in chunks: taken apart as they come, each part of them within bounds. Pure.
+"""Bodies in chunks: each piece is read as it comes, within bounds. Pure.
 
-httptools reads chunks as well, but keeps trailers of any length and tells nothing of extensions. A client that sends a
-body may send both, so they are counted here: what is not the body is never more than a few kilobytes, and is forgotten.
-Everything is read by the letter of RFC 9112 (7.1): a line ends with CR LF, a size is hexadecimal digits, nothing else.
-The rest is refused, because another reader of the same bytes might find another request in them.
+httptools reads chunks as well, but keeps trailers of any length and reports no extensions. A client may send both with
+a body, so this module counts them: they are limited to a few kilobytes, and dropped. It follows RFC 9112 (7.1) to the
+letter: a line ends with CR LF, a size is hexadecimal digits. It refuses everything else, because another reader of the
+same bytes might find another request in them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ LINE_BYTES_MAX: Final = 1024
 """A chunk's first line: its size and its extensions (signatures of uploads are some 90 bytes)."""
 
 EXTENSION_BYTES_MAX: Final = 1 << 16
-"""Extensions of one body, all together."""
+"""All extensions of one body."""
 
 TRAILER_BYTES_MAX: Final = 1 << 13
-"""Trailers of one body, all together. Nothing here reads them."""
+"""All trailers of one body. Baton does not read them."""
 
 CRUMBS_MAX: Final = 8192
 CRUMB_BYTES: Final = 64
-"""A body may have so many chunks, and one more for each so many bytes: a chunk costs a microsecond, however small."""
+"""A body may have `CRUMBS_MAX` chunks, and one more for every `CRUMB_BYTES` bytes: even the smallest chunk costs a
+microsecond."""
 
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})([ \t]*;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
@@ -34,39 +35,39 @@ _LINE, _BYTES, _END, _TRAILERS, _DONE = range(5)
 
 
 class Chunks:
-    """One body in chunks. `feed` until `done`."""
+    """Reads one body in chunks: `feed` until `done`."""
 
     __slots__ = ("_bytes_max", "_chunks", "_keeps", "_left", "_rest", "_spare", "_state", "body", "size")
 
     def __init__(self, bytes_max: int, *, keeps: bool = True) -> None:
-        """A body that is to come.
+        """Start before the body's first byte.
 
         Args:
-            bytes_max: its largest size.
-            keeps: put it together in `body`; else its end is looked for, and no more.
+            bytes_max: limit of the body's size.
+            keeps: collect the body in `body`; False: only find its end.
         """
-        self.body = BytesIO()  # whose value is what was written, and no copy of it
+        self.body = BytesIO()  # `getvalue` of a BytesIO makes no copy
         self.size = 0
         self._bytes_max: Final = bytes_max
         self._keeps: Final = keeps
         self._state = _LINE
         self._left = 0
         self._rest = b""
-        """The beginning of a line whose end has not come."""
+        """The beginning of a line whose end has not come yet."""
         self._chunks = 0
         self._spare = EXTENSION_BYTES_MAX
-        """Bytes that lines may still have beyond their sizes: of extensions, then of trailers."""
+        """Bytes that extensions may still take; after the last chunk, bytes that trailers may still take."""
 
     @property
     def done(self) -> bool:
-        """Its end has come."""
+        """The body's end has come."""
         return self._state == _DONE
 
     def feed(self, data: bytes) -> int:
-        """Take what came. Returns how much of it is this body's: all of it until `done`.
+        """Read the next bytes. Returns how many of them belong to this body: all of them until `done`.
 
         Raises:
-            ApiError: 400 for what is no chunk, 413 for a body that is too large, 431 for its trailers.
+            ApiError: 400: not a chunk; 413: the body is too large; 431: its trailers are too long.
         """
         at, before = 0, len(self._rest)
         if before:
@@ -91,7 +92,7 @@ class Chunks:
         return at - before
 
     def _line(self, data: bytes, at: int) -> int:
-        """Read one line. Returns where it ends, or -1: it has not all come."""
+        """Read one line. Returns where it ends, or -1: its end has not come yet."""
         if self._state == _LINE:
             return self._size(data, at)
         if self._state == _TRAILERS:

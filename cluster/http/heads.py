@@ -1,8 +1,7 @@
-"""Heads of clients' requests: read once, within bounds, by httptools. Pure.
+"""Heads of requests: read once, within bounds, by httptools. Pure.
 
-A head is read in one call, from its first byte to its last. The parser lives no longer than that call: parser and
-callbacks know each other, and such a cycle, left over, would keep whatever hangs on it until the garbage collector
-runs.
+One call reads one whole head. The parser is dropped at the end of that call: parser and callbacks refer to each other,
+and such a cycle would keep its objects alive until the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -15,37 +14,40 @@ from cluster.errors import ApiError, bad_request
 from cluster.http.headers import Headers
 
 LINE_BYTES_MAX: Final = 16384
-"""Longest request line and longest header: room for long tokens and trace states, none for abuse."""
+"""Limit for the request line and for each header: enough for long tokens and trace states."""
 
 HEAD_BYTES_MAX: Final = 4 * LINE_BYTES_MAX
-"""And all of a head."""
+"""Limit for a whole head."""
 
 HEADERS_MAX: Final = 128
-"""Headers of a request: as many as aiohttp takes. 16,000 empty ones fit into a head, and cost 12 ms to read."""
-
+"""Limit for the number of headers, the same as aiohttp's. 16,000 empty ones fit into a head and take 12 ms to read."""
 
 _VERSIONS: Final = ("1.1", "1.0")
 
 
 class Head:
-    """One request's, as it was read."""
+    """The head of one request."""
 
-    __slots__ = ("chunks", "headers", "keep")
+    __slots__ = ("chunks", "headers", "keep", "method", "target")
 
-    def __init__(self, headers: Headers, *, keep: bool, chunks: bool) -> None:
-        """What was read.
+    def __init__(self, method: bytes, target: bytes, headers: Headers, *, keep: bool, chunks: bool) -> None:
+        """A head with these parts.
 
         Args:
-            headers: all of them.
-            keep: the connection may go on after this request.
-            chunks: the client knows chunks (HTTP/1.1).
+            method: in capital letters.
+            target: path and query, as the client wrote them.
+            headers: all headers.
+            keep: the connection stays open after this request.
+            chunks: the client can read an answer in chunks (HTTP/1.1).
         """
+        self.method: Final = method
+        self.target: Final = target
         self.headers: Final = headers
         self.keep: Final = keep
         self.chunks: Final = chunks
 
     def length(self) -> int:
-        """Bytes of its body, where that does not come in chunks. Raises ApiError."""
+        """Length of the body in bytes, for a body that is not in chunks. Raises ApiError."""
         said = self.headers.get("content-length")
         if said is None:
             return 0
@@ -54,7 +56,7 @@ class Head:
         return int(said)
 
     def comes_in_chunks(self) -> bool:
-        """How its body's end is told. Raises ApiError for any way that two readers could understand differently."""
+        """Whether the body is in chunks. Raises ApiError where two readers could find different ends of the body."""
         said = self.headers.get("transfer-encoding")
         if said is None:
             return False
@@ -64,35 +66,38 @@ class Head:
 
 
 class _Reading:
-    """What a parser says while it reads."""
+    """The parser's callbacks."""
 
-    __slots__ = ("headers", "keep", "longest", "parser", "version")
+    __slots__ = ("headers", "keep", "longest", "method", "parser", "target", "version")
 
     def __init__(self) -> None:
         self.headers = Headers()
         self.keep = False
+        self.method = self.target = b""
         self.version = ""
         self.longest = 0
         self.parser: httptools.HttpRequestParser | None = None
 
     def on_url(self, url: bytes) -> None:
-        self.longest = max(self.longest, len(url))
+        self.target += url
+        self.longest = max(self.longest, len(self.target))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.longest = max(self.longest, len(name) + len(value))
         self.headers.add(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.parser is not None:  # only here it is known: the parser forgets it with the message's end
+        if self.parser is not None:  # the parser forgets all this at the end of the message
             self.keep = self.parser.should_keep_alive()
+            self.method = self.parser.get_method()
             self.version = self.parser.get_http_version()
 
 
 def read_head(data: bytes, end: int) -> Head:
-    """The head that is ``data[:end]``, up to and with its empty line.
+    """Read the head ``data[:end]``; its empty line is included.
 
     Raises:
-        ApiError: 400 for what is no HTTP, 431 for a head that is too large.
+        ApiError: 400: not HTTP; 431: the head is too large.
     """
     if data.count(b"\n", 0, end) > HEADERS_MAX + 2:
         raise ApiError(431, "BadRequestError", f"The request has more than {HEADERS_MAX} headers.")
@@ -102,7 +107,7 @@ def read_head(data: bytes, end: int) -> Head:
     try:
         parser.feed_data(data[:end])
     except httptools.HttpParserUpgrade:
-        pass  # offers of other protocols are not taken up
+        pass  # this server speaks no other protocol
     except httptools.HttpParserError as error:
         raise bad_request(f"This is not a request of HTTP/1.1: {error}") from None
     finally:
@@ -111,15 +116,16 @@ def read_head(data: bytes, end: int) -> Head:
         raise too_long()
     if reading.version not in _VERSIONS:
         raise bad_request(f"HTTP/{reading.version or '?'} is not understood here; use HTTP/1.1.")
-    return Head(reading.headers, keep=reading.keep, chunks=reading.version == "1.1")
+    chunks = reading.version == "1.1"
+    return Head(reading.method, reading.target, reading.headers, keep=reading.keep, chunks=chunks)
 
 
 def too_long() -> ApiError:
-    """431: a head, or a line of it, is longer than it may be."""
+    """431: a head or one of its lines is too long."""
     return ApiError(431, "BadRequestError", f"A header, or the request line, is longer than {LINE_BYTES_MAX} bytes.")
 
 
 def check_expectation(expectation: str) -> None:
-    """Of a head's ``Expect``. Raises ApiError: 417."""
+    """Check the value of an ``Expect`` header. Raises ApiError (417) unless it is ``100-continue``."""
     if expectation.lower() != "100-continue":
         raise ApiError(417, "BadRequestError", f"`Expect: {expectation[:80]}` is not understood here.")

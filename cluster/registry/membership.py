@@ -216,7 +216,7 @@ def encode(beat: Heartbeat) -> bytes:
     payload = msgspec.json.encode(beat)
     _, fault = decode(payload)
     if fault:
-        raise ValueError(f"a heartbeat of {beat.id!r} that nobody would read: {fault}")
+        raise ValueError(f"a heartbeat of {beat.id!r} that no reader would take: {fault}")
     return payload
 
 

@@ -44,7 +44,7 @@ models:
           power_cap_w: 500
 slo:
   interactive: {ttft_ms: 500, tt2t_ms: 120, tpot_ms: 40, attainment: 0.95, when_missed: degrade, degrade_to: batch}
-  batch: {ttft_ms: 20000, tpot_ms: 200, e2e_ms: 600000, attainment: 0.9, when_missed: queue}
+  batch: {ttft_ms: 20000, tpot_ms: 200, e2e_ms: 600000, attainment: 0.9, when_missed: queue, lengths_within: 0.2}
 tenants:
   acme:
     key_file: keys/acme

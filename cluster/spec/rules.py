@@ -1,4 +1,4 @@
-"""What the settings of a file must be to each other: contradictions, promises nobody can keep, secrets. Pure.
+"""What the settings of a file must be to each other: contradictions, promises that cannot be kept, secrets. Pure.
 
 Each rule is a function from the whole file to findings. A finding that touches a value which could not be read is
 dropped (`uses`): the mistake behind it is already told.
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """The least that a model can reach on the hardware of its pools, with nobody else there."""
+    """The least that a model can reach on the hardware of its pools, without other requests."""
 
     because: str
     targets: Mapping[str, float] = field(default_factory=dict)
@@ -130,7 +130,7 @@ def _legs(spec: Spec) -> Iterator[Finding]:
         pools = model.pools.named()
         warning = Severity.WARNING
         if pools and not any(pool.at_start for pool in pools.values()):
-            message = "no pool has an instance at the start: the first request finds nobody"
+            message = "no pool has an instance at the start: the first request finds no instance"
             yield Finding(path=path, message=message, fix="write `start: 1`", severity=warning)
         if set(pools) in ({Role.PREFILL}, {Role.DECODE}):
             role = next(iter(pools))
@@ -481,7 +481,7 @@ def _models_of_tenants(spec: Spec) -> Iterator[Finding]:
                 known = f"use one of {quoted(spec.tenants)}" if spec.tenants else "add it under `tenants`"
                 fix = f"did you mean `{near}`?" if near else known
                 path: FieldPath = ("models", at, "tenants", number)
-                yield Finding(path=path, message="is nobody under `tenants`", fix=fix, uses=(("tenants", name),))
+                yield Finding(path=path, message="is not under `tenants`", fix=fix, uses=(("tenants", name),))
         if len(model.tenants) > TENANTS_MAX:
             message = f"{len(model.tenants)} tenants: an instance is kept for at most {TENANTS_MAX}"
             yield Finding(path=("models", at, "tenants"), message=message, fix="leave it out: then all are served")
@@ -551,12 +551,12 @@ def _router(spec: Spec) -> Iterator[Finding]:
         yield Finding(path=("router", "tls_key_file"), message=message, fix=fix, uses=(("router", "tls_cert_file"),))
     if router.admin_host not in LOOPBACK and router.admin_key_file is None:
         message = (
-            "asked from other machines, the admin side refuses everybody but tenants: it asks for an operator's key"
+            "asked from other machines, the admin side refuses all callers but tenants: it asks for an operator's key"
         )
         fix = "name an `admin_key_file`, or keep 127.0.0.1"
         yield Finding(path=("router", "admin_host"), message=message, fix=fix, severity=Severity.WARNING)
     if router.host not in LOOPBACK and not spec.tenants:
-        message = "anybody who reaches this address may use it"
+        message = "every client that reaches this address may use it"
         fix = "name `tenants`, or keep 127.0.0.1 and put a gateway in front"
         yield Finding(path=("router", "host"), message=message, fix=fix, severity=Severity.WARNING)
 

@@ -308,7 +308,7 @@ class Model:
             text="Names under `tenants` whose requests alone its instances serve, under this name and those of its "
             "adapters; to others there is no such model. Left out: all tenants.",
             why="GPUs that several share are idle less",
-            not_empty="leave it out to serve everybody, or name somebody",
+            not_empty="leave it out to serve every tenant, or name one",
             aka=("only_for", "reserved_for", "allowed_tenants", "tenant"),
         ),
     )
@@ -363,6 +363,16 @@ class SloClass:
             above=0,
             at_most=1,
             aka=("percentile", "target", "goal", "p", "quantile"),
+        ),
+    )
+    lengths_within: float = field(
+        default=1.0,
+        metadata=about(
+            text="How much more often prompts of one length may be given up than all together, 0 to 1; 1: no bound.",
+            why="fewest requests are late if the longest prompts are given up first; a bound makes more of them late",
+            above=0,
+            at_most=1,
+            aka=("fairness", "length_fairness", "lengths_apart"),
         ),
     )
     when_missed: WhenMissed = field(
@@ -601,7 +611,7 @@ class Limits:
         default=60.0,
         metadata=about(
             text="Longest time a client may take nothing of what was sent to it.",
-            why="an answer that nobody reads holds an engine's place until then",
+            why="an answer that its client does not read holds an engine's place until then",
             above=0,
             at_most=86400,
             aka=("write_timeout_s", "send_timeout_s"),
@@ -677,7 +687,7 @@ class Router:
         default="127.0.0.1",
         metadata=about(
             text="Address it listens on.",
-            why="nobody outside this machine gets in before you say so",
+            why="no other machine gets in before you say so",
             aka=("address", "bind", "listen"),
         ),
     )
@@ -717,7 +727,7 @@ class Router:
         default=None,
         metadata=about(
             text="Certificate chain (PEM) for the clients' port. Left out: plain HTTP.",
-            why="on this machine nobody listens in; elsewhere a gateway often ends TLS",
+            why="on this machine the network cannot be tapped; elsewhere a gateway often ends TLS",
             aka=("tls_cert", "ssl_certfile", "ssl_cert", "cert_file", "certificate", "tls"),
         ),
     )
@@ -783,7 +793,7 @@ class Spec:
         default_factory=dict,
         metadata=about(
             text="Clients that may use the cluster, by name.",
-            why="no keys: everybody who reaches the router may use it, and all are one tenant",
+            why="no keys: every client that reaches the router may use it, and all are one tenant",
             keys=NAME,
             aka=("tenant", "users", "clients", "customers", "keys"),
         ),

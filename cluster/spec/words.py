@@ -153,7 +153,7 @@ def _degraded(each: SloClass) -> str:
 
 def _tenants(spec: Spec) -> Part:
     if not spec.tenants:
-        return Part("tenants", ("None named: no keys. Everybody who reaches the router may use it.",))
+        return Part("tenants", ("None named: no keys. Every client that reaches the router may use it.",))
     total = sum(tenant.share for tenant in spec.tenants.values())
     lines = []
     for name, tenant in spec.tenants.items():
@@ -190,7 +190,7 @@ def _transfer(spec: Spec) -> Part:
     lease = spec.transfer.lease_s
     kept = f"for {lease} s" if lease else "for 30 s (120 s on CPU)"
     lines = (
-        f"{mover} Blocks that nobody pulls are kept {kept}, then freed.",
+        f"{mover} Blocks that are not pulled are kept {kept}, then freed.",
         *(("Every block that was pulled is compared with what was held.",) if spec.transfer.digests else ()),
         "A handoff that fails costs time, never the answer: decode computes the prompt again.",
     )

@@ -80,6 +80,8 @@ class AgentConfig:
     """Port of the agent's own HTTP; 0 = a free one."""
     drain_s: float = 30.0
     """Longest drain after SIGTERM."""
+    linger_s: float = 0.0
+    """How long an instance that is ready takes work after SIGTERM, before it drains."""
     revision: str = ""
     weights: Callable[[], str] = str
     """Identifies the weights that the engine serves (`engine.vllm.weights`); may read files. Empty: unknown."""
@@ -224,7 +226,7 @@ class Agent:
 
     def ask_leave(self) -> None:
         """Handle SIGTERM: drain and end; on a second one, end at once."""
-        self._feed(DrainAsked(self.config.drain_s, leave=True))
+        self._feed(DrainAsked(self.config.drain_s, leave=True, linger_s=self.config.linger_s))
 
     def ask_drain(self, deadline_s: float) -> None:
         """Take no new work, keep running."""

@@ -49,7 +49,7 @@ async def follow(path: Path, heard: Evictions) -> None:
             except msgspec.DecodeError as error:
                 if not told:
                     told = True
-                    logger.warning("KV events that nobody here can read are left out: %s", error)
+                    logger.warning("unreadable KV events are left out: %s", error)
     finally:
         socket.close(0)
         context.term()

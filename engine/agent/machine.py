@@ -4,6 +4,9 @@ An instance is *ready* when its engine is. It is *draining* from a drain request
 for `QUIET_S` on end: routers must have heard of the drain before the last look counts. If it is to leave, the agent
 then stops the engine, and leaves the registry last. Work that is still unfinished at the deadline is cut, and reported.
 
+A request to leave may ask it to *linger*: it takes work for a while longer and drains then. Where routers and instances
+are told to end at the same time, requests that routers have admitted still find it.
+
 An instance that was started with the flag for it takes another *role* on request. Its engine can do both, so work under
 way goes on (holds are pulled, streams end), and only new work is of the new role. Routers learn it with the next
 heartbeat.
@@ -61,10 +64,14 @@ class RoutersHeard:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Take no new work. With `leave`, end when no work is unfinished, or at the deadline."""
+    """Take no new work. With `leave`, end when no work is unfinished, or at the deadline.
+
+    `linger_s`: an instance that is ready and is to leave takes work for so long before it drains.
+    """
 
     deadline_s: float
     leave: bool
+    linger_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,8 @@ class AgentMachine:
     leaving: bool = False
     deadline: float = math.inf
     drain_s: float = 0.0
+    leave_at: float = math.inf
+    """When an instance that lingers drains."""
     idle_since: float | None = None
     gone: bool = False
     shared: Grants = field(init=False)
@@ -155,9 +164,9 @@ class AgentMachine:
         return self.shared.issue(order, self.credits)
 
     def next_wakeup(self) -> float | None:
-        """The end of the quiet time, or the drain's deadline."""
+        """The end of the lingering, of the quiet time, or the drain's deadline."""
         if self.state is not State.DRAINING:
-            return None
+            return None if self.gone or self.leave_at == math.inf else self.leave_at
         quiet = math.inf if self.idle_since is None or self.drained else self.idle_since + QUIET_S
         due = min(quiet, self.deadline)
         return None if due == math.inf else due
@@ -223,6 +232,9 @@ class AgentMachine:
             return self._stop("stopped before it was ready")
         if event.leave and self.leaving:
             return self._stop("told a second time to stop")
+        if event.linger_s and event.leave and self.state is State.READY:
+            return self._linger(event, now)
+        self.leave_at = math.inf
         self.leaving = self.leaving or event.leave
         self.drain_s = event.deadline_s
         self.deadline = now + event.deadline_s
@@ -233,6 +245,10 @@ class AgentMachine:
             return self._stop("drained")
         self.detail = self.rules.unfinished(self.load) or "nothing left"
         return (Publish(), Say(f"{self.name} drains: {self.detail}"))
+
+    def _linger(self, event: DrainAsked, now: float) -> tuple[Effect, ...]:
+        self.leaving, self.drain_s, self.leave_at = True, event.deadline_s, now + event.linger_s
+        return (Say(f"{self.name} drains in {event.linger_s:g} s, and takes work until then"),)
 
     def _load_read(self, load: Load, now: float) -> tuple[Effect, ...]:
         self.load = load
@@ -249,6 +265,9 @@ class AgentMachine:
         return self._tick(now)
 
     def _tick(self, now: float) -> tuple[Effect, ...]:
+        if now >= self.leave_at:
+            self.leave_at, self.leaving = math.inf, False
+            return self._drain(DrainAsked(self.drain_s, leave=True), now)
         if self.state is not State.DRAINING:
             return ()
         if self.idle_since is not None and now - self.idle_since >= QUIET_S and not self.drained:

@@ -41,7 +41,7 @@ MEANS: Final[Mapping[Kind, str]] = {
     Kind.ERROR: "ends the stream with an error event after `after_tokens`; HTTP 500 where it is not streamed",
     Kind.SLOW: "the whole engine takes `factor` times as long",
     Kind.UNWELL: "`/health` answers 503",
-    Kind.CLOSE: "nobody listens on its port, open connections go on",
+    Kind.CLOSE: "nothing listens on its port, open connections go on",
     Kind.DIE: "the engine dies with all it has; it comes back after `seconds` under a new epoch, or never",
     Kind.CORRUPT: "a pulled block is not what was sent",
     Kind.STALE: "a pulled block is another prompt's",

@@ -1,9 +1,9 @@
-"""Both sides of hand-overs between mocks: what is pulled from others, what is held for them. A shell: timers, peers.
+"""Both sides of hand-overs between mocks: pulls from others, and holds for them. A shell: timers, peers.
 
-The consumer reads the producer's blocks when the transfer's time is over, whatever is in them by then, and then the
-hold's slot; until then it says every few seconds that it still wants the hold. What may be used, who is told, and when
-a hold ends, the two twins decide by the rules of engines with Baton's connector (`prefill`, `decode`). With digests the
-consumer also reads what the producer vouches for.
+The consumer reads the producer's blocks when the transfer's time is over, whatever their content by then, and after
+them the hold's slot; until then it sends a heartbeat every few seconds. The two twins decide what may be used, what the
+producer is told, and when a hold ends, by the rules of engines with Baton's connector (`prefill`, `decode`). With
+digests, the consumer also reads the producer's digests.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ from engine.twin.events import (
 )
 from engine.twin.holds import TIME_UP
 from engine.twin.request import Source
+from kvtransfer.hold_marks import mark_of
 from kvtransfer.notes import Beat
 from kvtransfer.notes import Read as HasRead
-from kvtransfer.slots import mark_of
 
 PRODUCERS_MAX = 4096
-"""Addresses that are remembered."""
+"""The number of addresses that are remembered."""
 
 CONSUMER = InstanceId("consumer")
-"""Who speaks about a hold: a notice is known by the hold's mark, not by its sender."""
+"""The sender in notices about holds: a notice is recognised by the hold's mark, not by its sender."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What came of reading blocks, one number for the content of each."""
+    """The result of reading blocks: one number for the content of each."""
 
     contents: tuple[int, ...]
     vouched: tuple[int, ...] | None
-    """What the producer held there; None: it does not vouch for that, or not any more."""
+    """What the producer held there by its digests; None: it has no digests of that, or not any more."""
     said: bytes | None
-    """What stood in the hold's slot after that; None: it could not be read."""
+    """The content of the hold's slot after that; None: it could not be read."""
 
 
 class Peers(Protocol):
-    """Other mocks, in this process or elsewhere. What cannot be reached answers None or False."""
+    """Other mocks, in this process or elsewhere. Unreachable ones answer None or False."""
 
     async def read(self, producer: Producer, source: Source, blocks: tuple[int, ...]) -> Read | None:
-        """What its blocks contain, what it vouches for under this hold, and what then stood in its slot."""
+        """The contents of its blocks, its digests under this hold, and the content of its slot after that."""
 
     async def notify(self, producer: Producer, what: str, words: list[str]) -> bool:
         """`what` is ``release`` (a request and its mark) or ``heartbeat`` (requests)."""
 
     def near(self, producer: Producer) -> Handoffs | None:
-        """The producer itself where it runs in this process."""
+        """The producer itself, if it runs in this process."""
 
 
 class Handoffs:
-    """One instance's."""
+    """The hand-overs of one instance."""
 
     def __init__(
         self, settings: Settings, clock: Clock, faults: Faults, metrics: Metrics, peers: Peers, spawn: Spawn
@@ -91,16 +91,16 @@ class Handoffs:
         self._loop = asyncio.get_running_loop()
         self._producers: OrderedDict[str, Producer] = OrderedDict()
         self._wanted: dict[TransferId, Producer] = {}
-        """Holds of others that requests here wait for."""
+        """Other instances' holds that requests here wait for."""
         self._beating: asyncio.TimerHandle | None = None
         self._under_way = 0
         self._last: tuple[int, ...] = ()
-        """Contents of the last pull."""
+        """The contents of the last pull."""
         self._holds: dict[str, dict[int, int]] = {}
-        """Ours, and with digests what was in each one's blocks when it began."""
+        """This instance's holds, and with digests the contents of each one's blocks when it began."""
 
     def begin_life(self, epoch: int, engine_id: str) -> None:
-        """The engine is started: nothing of a former life counts."""
+        """The engine has started: drop everything from a former life."""
         self.epoch, self.engine_id = epoch, engine_id
         self._wanted.clear()
         self._holds.clear()
@@ -108,7 +108,7 @@ class Handoffs:
     # -- as a consumer --
 
     def want(self, reference: Reference) -> None:
-        """A request has come that is to pull this."""
+        """A request has arrived that will pull this hold."""
         producer = reference.producer
         self._producers[producer.engine_id] = producer
         self._producers.move_to_end(producer.engine_id)
@@ -118,7 +118,7 @@ class Handoffs:
         self._keep_beating()
 
     def pull(self, order: Pull) -> None:
-        """The engine wants these blocks read."""
+        """The engine orders the read of these blocks."""
         bytes_ = len(order.remote) * self._settings.config.block_size * self._settings.kv_bytes_per_token
         self._under_way += 1
         delay_s = self._clock.real_s(self._settings.transfer_ms(bytes_, self._under_way))
@@ -188,26 +188,26 @@ class Handoffs:
         self._keep_beating()
 
     def stop(self) -> None:
-        """No more heartbeats."""
+        """Send no more heartbeats."""
         if self._beating is not None:
             self._beating.cancel()
             self._beating = None
 
     def forget(self, source: Source) -> None:
-        """The request is over; nobody waits for this any more."""
+        """The request is over; its hold is not wanted any more."""
         self._wanted.pop(source.transfer, None)
 
     # -- as a producer --
 
     def hold_id(self, request: RequestId) -> TransferId:
-        """Under which id a request's blocks are kept."""
+        """The id under which a request's blocks are held."""
         return TransferId(request, ATTEMPT, self.epoch)
 
     def held(self, hold: Hold) -> None:
-        """Blocks are kept."""
+        """Blocks are held from now on."""
         self._holds[hold.request] = {}
         if self._settings.digests:
-            self._loop.call_soon(self._vouch, hold)  # the twin is still speaking; no reader knows of the hold yet
+            self._loop.call_soon(self._vouch, hold)  # after the twin's effects; no reader knows it yet
 
     def _vouch(self, hold: Hold) -> None:
         if hold.request not in self._holds:
@@ -217,12 +217,12 @@ class Handoffs:
             self._holds[hold.request] = dict(zip(hold.blocks, contents, strict=True))
 
     def ended(self, effect: HoldEnded) -> None:
-        """A hold of ours has ended."""
+        """A hold of this instance has ended."""
         self._holds.pop(effect.request, None)
         self.metrics.counts["nixl_num_kv_expired_reqs"] += effect.because == TIME_UP
 
     def holds(self) -> int:
-        """How many there are."""
+        """The number of holds."""
         return len(self._holds)
 
     def read(self, engine_id: str, source: Source, blocks: tuple[int, ...]) -> Read | None:
@@ -236,14 +236,14 @@ class Handoffs:
         return Read(contents, vouched, said.said if isinstance(said, SlotSays) else None)
 
     def contents(self, engine_id: str, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
-        """What is in these blocks now; None under the name of a former life."""
+        """The contents of these blocks now; None under the name of a former life."""
         if engine_id != self.engine_id:
             return None
         answer = self._clock.read(ReadBlocks(blocks))
         return answer.contents if isinstance(answer, Contents) else None
 
     def heard(self, what: str, engine_id: str, words: Sequence[str]) -> bool:
-        """A consumer says something about holds. False: it means a former life."""
+        """A consumer's notice about holds. False: it is for a former life."""
         if engine_id != self.engine_id:
             return False
         if what == "heartbeat":

@@ -1,4 +1,4 @@
-"""The mock's HTTP/1.1: one connection as an asyncio protocol on httptools, with what engines' clients use. A shell.
+"""The mock's HTTP/1.1: one connection as an asyncio protocol, with what engines' clients use. A shell.
 
 It is made for thousands of open streams on one core: a token costs one `write` of bytes that are ready. Requests of one
 connection are answered one after the other. An idle connection is closed after `IDLE_S`, as in vLLM's own server.
@@ -10,12 +10,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol, cast
 
-import httptools
-
+from cluster.errors import ApiError
+from cluster.http.requests import Request, RequestReader
 from engine.mock.answers import LAST_CHUNK, encode
 
 logger = logging.getLogger("baton.mock")
@@ -24,25 +23,11 @@ IDLE_S = 5.0
 """A connection without a request is closed after this (uvicorn's ``timeout_keep_alive``, which vLLM leaves at 5 s)."""
 
 BODY_BYTES_MAX = 256 << 20
-HEAD_BYTES_MAX = 64 << 10
 
 _STREAM = (
     b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
-
-
-@dataclass(slots=True)
-class Request:
-    """One request, complete."""
-
-    method: str = ""
-    path: str = ""
-    """Without the query."""
-    headers: dict[str, str] = field(default_factory=dict)
-    """By lower-case name."""
-    body: bytes = b""
-    keep_alive: bool = True
 
 
 class Handler(Protocol):
@@ -117,11 +102,7 @@ class Connection(asyncio.Protocol):
         self._handler = handler
         self._open = open_ones
         self._too_late = too_late
-        self._parser = httptools.HttpRequestParser(self)
-        self._request = Request()
-        self._target = b""
-        self._body: list[bytes] = []
-        self._bytes = 0
+        self._reader = RequestReader(BODY_BYTES_MAX)
         self._waiting: deque[Request] = deque()
         self._exchange: Exchange | None = None
         self._transport: asyncio.Transport | None = None
@@ -146,51 +127,15 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.abort()
-        except httptools.HttpParserError as error:
-            cause = error.__context__  # httptools wraps what its callbacks raise
-            status, said = (413, str(cause)) if isinstance(cause, _TooMuch) else (400, str(error))
-            body = {"error": {"message": said, "type": _phrase(status), "param": None, "code": status}}
-            Exchange(self, keep_alive=False).respond(status, encode(body))
-
-    # -- httptools --
-
-    def on_message_begin(self) -> None:
-        self._request, self._target, self._body, self._bytes = Request(), b"", [], 0
-
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-        self._count(len(url), HEAD_BYTES_MAX)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._request.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-        self._count(len(name) + len(value), HEAD_BYTES_MAX)
-
-    def on_headers_complete(self) -> None:
-        self._bytes = 0
-        if self._request.headers.get("expect", "").lower() == "100-continue":
+            found = self._reader.feed(data)
+        except ApiError as problem:
+            Exchange(self, keep_alive=False).respond(problem.status, encode(problem.body()))
+            return
+        self._waiting.extend(found)
+        if self._reader.asked_to_go_on():
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-        self._count(len(body), BODY_BYTES_MAX)
-
-    def on_message_complete(self) -> None:
-        request = self._request
-        request.method = self._parser.get_method().decode("latin-1")
-        request.path = self._target.partition(b"?")[0].decode("latin-1")
-        request.keep_alive = self._parser.should_keep_alive()
-        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._waiting.append(request)
         if self._exchange is None:
             self._next()
-
-    def _count(self, size: int, most: int) -> None:
-        self._bytes += size
-        if self._bytes > most:
-            raise _TooMuch(f"more than {most} bytes")
 
     # -- exchanges --
 
@@ -232,10 +177,6 @@ class Connection(asyncio.Protocol):
         """At once."""
         if self._transport is not None:
             self._transport.abort()
-
-
-class _TooMuch(Exception):
-    """A head or a body is over its limit."""
 
 
 def _phrase(status: int) -> str:

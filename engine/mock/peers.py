@@ -13,7 +13,7 @@ import aiohttp
 from engine.mock.handoffs import Handoffs, Read
 from engine.mock.transfer import Producer
 from engine.twin.request import Source
-from kvtransfer.slots import CLEAR, FIELD, mark_of
+from kvtransfer.hold_marks import CLEAR, FIELD, mark_of
 
 ANSWER_S = 5.0
 """A producer that has not answered by then counts as gone."""
@@ -27,11 +27,11 @@ class HttpPeers:
         self._session: aiohttp.ClientSession | None = None
 
     def add(self, host: str, port: int, handoffs: Handoffs) -> None:
-        """An instance of this process, and where it listens."""
+        """Add an instance of this process, with its address."""
         self._near[host, port] = handoffs
 
     def remove(self, host: str, port: int) -> None:
-        """It listens no more."""
+        """The instance listens no more."""
         self._near.pop((host, port), None)
 
     def near(self, producer: Producer) -> Handoffs | None:
@@ -44,7 +44,7 @@ class HttpPeers:
             await self._session.close()
 
     async def read(self, producer: Producer, source: Source, blocks: tuple[int, ...]) -> Read | None:
-        """What its blocks contain; None where nobody answers, or not in that life of it."""
+        """The contents of its blocks; None if it does not answer, or has another life now."""
         slot = None if source.slot is None else source.slot.field()
         answer = await self._ask(producer, "read", {"request_id": source.request, "blocks": blocks, FIELD: slot}) or {}
         contents, vouched, said = answer.get("contents"), answer.get("vouched"), answer.get("said")
@@ -54,7 +54,7 @@ class HttpPeers:
         return Read(tuple(contents), told, mark_of(said) or CLEAR if isinstance(said, str) else None)
 
     async def notify(self, producer: Producer, what: str, words: list[str]) -> bool:
-        """Say something about holds; whether it was heard."""
+        """Send a notice about holds; returns whether it arrived."""
         return await self._ask(producer, what, {"request_ids": words}) is not None
 
     async def _ask(self, producer: Producer, what: str, body: dict[str, Any]) -> dict[str, Any] | None:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ApiError, bad_request
+from cluster.http.requests import Request
 from cluster.ids import RequestId
 from cluster.wire import RELEASE_PATH
 from engine.mock.answers import VERSION, encode
 from engine.mock.asked import CHAT, COMPLETIONS, chat_pieces, read_body
 from engine.mock.faults import Kind
-from engine.mock.http import Exchange, Request
+from engine.mock.http import Exchange
 from engine.mock.metrics import CONTENT_TYPE
 from engine.mock.transfer import hold_of
 from engine.mock.words import text_of, tokenize

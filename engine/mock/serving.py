@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.errors import ApiError, bad_request
+from cluster.http.requests import Request
 from cluster.ids import RequestId
 from cluster.wire import RELEASE_MODEL
 from engine.mock.answers import DONE, Choice, Events, Head, encode, event
@@ -20,7 +21,7 @@ from engine.mock.asked import Asked, Limits, UnknownToken, read_asked, read_body
 from engine.mock.clock import Clock
 from engine.mock.faults import ON_REQUESTS, ON_TOKENS, Fault, Faults, Kind, Leg, injected
 from engine.mock.handoffs import Handoffs
-from engine.mock.http import Exchange, Request
+from engine.mock.http import Exchange
 from engine.mock.metrics import Metrics
 from engine.mock.prompts import Prompted, said_tokens
 from engine.mock.replies import Answer, Part, Replies
@@ -68,7 +69,7 @@ class Serving:
         body: dict[str, Any] = {}
         base = request.headers.get("x-request-id") or uuid.uuid4().hex
         try:
-            body = read_body(request.body, request.headers.get("content-type", ""))
+            body = read_body(request.body, request.headers.get("content-type") or "")
             sent = body.get("kv_transfer_params")
             fields = sent if isinstance(sent, dict) else {}
             fault = self._faults.strike(ON_REQUESTS, leg_of(body, fields), base)
@@ -88,7 +89,7 @@ class Serving:
 
     def strikes_release(self, request: Request, exchange: Exchange) -> bool:
         """Whether a fault keeps a hold from being given up by its name."""
-        fault = self._faults.strike(ON_REQUESTS, Leg.RELEASE, request.headers.get("x-request-id", ""))
+        fault = self._faults.strike(ON_REQUESTS, Leg.RELEASE, request.headers.get("x-request-id") or "")
         return fault is not None and self._strikes_at_once(fault, exchange)
 
     def _strikes_at_once(self, fault: Fault, exchange: Exchange) -> bool:

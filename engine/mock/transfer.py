@@ -18,7 +18,7 @@ from engine.mock.asked import invalid
 from engine.twin.events import Hold
 from engine.twin.request import Source
 from engine.twin.tokens import VOCABULARY
-from kvtransfer.slots import FIELD, slot_in
+from kvtransfer.hold_marks import FIELD, slot_in
 
 ATTEMPT: Final = 1
 """vLLM names a hold by its own id of the request, which it never has twice."""

@@ -1,7 +1,7 @@
-"""Who waits, in which order, and who of them starts: the second half of vLLM's `Scheduler.schedule` (:900-1400).
+"""The waiting requests, their order, and the admission: the second half of vLLM's `Scheduler.schedule` (:900-1400).
 
-Requests that hold blocks already (their KV was pulled) go before all others. The first that does not fit ends the
-admission: nobody overtakes it. One whose KV is still under way is passed over.
+Requests that hold blocks already (their KV was pulled) go before all others. The first request that does not fit ends
+the admission: no later one overtakes it. A request whose KV is still under way is passed over.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class Admission:
         self._pulls: Final = pulls
         self.waiting: list[Sequence] = []
         self.holding: list[Sequence] = []
-        """Those with blocks: pulling, or pulled."""
+        """Requests with blocks: pulling, or pulled."""
         self._passed: list[Sequence] = []
-        """Of `holding`, those that this admission has passed over."""
+        """Those of `holding` that this admission has passed over."""
         self._places = 0
 
     def add(self, sequence: Sequence) -> None:
-        """A new request, at the end of the line, or of those of its priority."""
+        """A new request, at the end of the queue, or of the requests of its priority."""
         self._insert(self.waiting, sequence, first=False)
 
     def put_back(self, sequence: Sequence) -> None:
-        """A preempted one, at the head of the line, or by its priority and arrival."""
+        """A preempted request, at the head of the queue, or by its priority and arrival."""
         self._insert(self.waiting, sequence, first=True)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget one."""
+        """Forget a request."""
         for queue in (self.waiting, self.holding):
             if sequence in queue:
                 queue.remove(sequence)
@@ -54,7 +54,7 @@ class Admission:
             queue.insert(0 if first else len(queue), sequence)
 
     def admit(self, batch: Batch) -> None:
-        """Start whom there is room for."""
+        """Start the requests for which there is room."""
         if not (self.holding or self.waiting):
             return
         while batch.left > 0 and len(self._running) < self._config.max_num_seqs:
@@ -83,7 +83,7 @@ class Admission:
         self._passed.clear()
 
     def _promote(self, sequence: Sequence) -> None:
-        """The pulled KV is here (:3123). The last token is computed anew where nothing else is left to compute."""
+        """The pulled KV has arrived (:3123). The last token is computed again if no other token is left to compute."""
         sequence.status = Status.PREEMPTED if sequence.preemptions else Status.WAITING
         if sequence.lost_pull:
             blocks, sequence.blocks, sequence.cached_blocks = sequence.blocks, [], 0
@@ -96,7 +96,7 @@ class Admission:
             sequence.computed -= 1
 
     def _start(self, sequence: Sequence, batch: Batch) -> bool:
-        """Give it blocks and work, or order its pull. False: there is no room, or the step is full."""
+        """Give the request blocks and work, or order its pull. False: there is no room, or the step is full."""
         hits, remote = [], 0
         if sequence.computed == 0:
             if self._config.prefix_caching:  # the last token is always computed: its successor follows from it
@@ -120,7 +120,7 @@ class Admission:
         return True
 
     def _count_first(self, sequence: Sequence, hits: list[int], remote: int) -> None:
-        """What a request had of its prompt when it was first admitted."""
+        """Record how much of its prompt a request had when it was first admitted."""
         if sequence.computed == 0 and not sequence.preemptions and not sequence.pulled:
             sequence.local_tokens, sequence.remote_tokens = len(hits) * self._config.block_size, remote
 
@@ -144,7 +144,7 @@ class Admission:
         self.put_into(batch, sequence, count)
 
     def put_into(self, batch: Batch, sequence: Sequence, count: int) -> None:
-        """Its part in a batch: its own, or the same as that of all who decode."""
+        """Put the request into a batch: by itself, or with all requests that decode."""
         decodes = count == 1 and sequence.computed + 1 == sequence.known + sequence.sampling
         if decodes and not self._config.contents:
             self._crew.join(sequence, batch.number)
@@ -155,25 +155,25 @@ class Admission:
             )
 
     def _room(self, sequence: Sequence, hits: list[int], tokens: int, *, pulls: bool) -> bool:
-        """Whether there are blocks for its first step; and for all of it, where that is reserved (kv_cache_manager)."""
+        """Whether there are blocks for its first step; or for all of it, if those are reserved (kv_cache_manager)."""
         blocks_for, free = self._config.blocks_for, self._pool.free_blocks
         here = len(sequence.blocks) + len(hits) - self._pool.unused(hits)
         spare = self._config.watermark_blocks if self._running else 0
         if self._config.version.reserve_full_prompt and blocks_for(sequence.known) - here + spare > free:
             return False
-        # A pull holds its blocks without making progress: it must not take those that a started prompt counts on.
+        # A pull holds its blocks without making progress: it must not take those that a started prompt needs.
         kept = self._promised() if pulls else 0
         return blocks_for(tokens) - here + spare <= free - kept
 
     def _promised(self) -> int:
-        """Blocks that started prompts still lack (:3088)."""
+        """The blocks that started prompts still lack (:3088)."""
         begun = [*self.holding, *self._passed]
-        if self._crew.size < len(self._running):  # who decodes has all blocks for what is known
+        if self._crew.size < len(self._running):  # decoding requests have all blocks for the known tokens
             begun += [one for one in self._running if not one.together and one.computed < one.known + one.sampling]
         return sum(max(0, self._config.blocks_for(one.known) - len(one.blocks)) for one in begun)
 
     def cache_to(self, sequence: Sequence, tokens: int) -> None:
-        """Let the blocks that are full with a request's first tokens be found."""
+        """Put the full blocks of a request's first `tokens` tokens into the prefix cache."""
         if not self._config.prefix_caching:
             return
         full, cached = tokens // self._config.block_size, sequence.cached_blocks

@@ -1,4 +1,4 @@
-"""One step of the engine, as its scheduler decided it."""
+"""One step of the engine, as the engine's scheduler decided it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from engine.twin.request import Request, Sequence, Source, Status
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """What one step does for one request: compute the tokens from `start` on."""
+    """One step's work for one request: compute the tokens from `start` on."""
 
     sequence: Sequence
     start: int
     count: int
     table: list[int]
-    """Its blocks; the same list as the request has, as long as it has them."""
+    """The request's blocks; the same list as the request's own, as long as it has them."""
     life: int
-    """Its preemptions so far: what a step brings that was decided before another one is stale."""
+    """The request's preemptions so far: the result of a step decided before a later preemption is stale."""
     place: int
-    """Where it stands among the entries."""
+    """The entry's position."""
     samples: bool = False
-    """Whether the step makes a token for it: it computes the last one there is."""
+    """Whether the step makes a token for it: the step computes its last known token."""
 
     @property
     def stale(self) -> bool:
-        """Its request has lost its blocks since."""
+        """Whether its request has lost its blocks since."""
         return self.life != self.sequence.preemptions
 
     @property
     def dead(self) -> bool:
-        """Nobody will see what it makes."""
+        """Whether its result is not needed any more."""
         return self.sequence.status is Status.OVER
 
 
@@ -41,7 +41,7 @@ class PullOrder:
     request: Request
     source: Source
     first: int
-    """Which block of the prompt is the first to be pulled."""
+    """The index of the first block of the prompt to pull."""
     blocks: tuple[int, ...]
 
 
@@ -51,47 +51,47 @@ class Batch:
 
     number: int
     left: int
-    """Tokens of the budget that nobody has yet."""
+    """The unused tokens of the budget."""
     entries: dict[Sequence, Entry] = field(default_factory=dict)
-    """What it does for each request by itself; what it does for those who decode together is counted below."""
+    """The work for each request by itself; the work for those that decode together is counted below."""
     joined: tuple[Sequence, ...] = ()
-    """Who decodes together with the others from this batch on."""
+    """Requests that decode together with the others from this batch on."""
     changes: int = 0
-    """The crew's count when it was decided: the same count, the same members."""
+    """The crew's `changes` at the decision: the same count means the same members."""
     decodes: int = 0
     """Requests that get a token and compute one, by themselves or together."""
     sum_context: int = 0
-    """Tokens that they read."""
+    """The context tokens that they read."""
     new_tokens: int = 0
-    """Of prompts."""
+    """Computed tokens of prompts."""
     area: int = 0
     """Token pairs of prompts (`costs.step.Work`)."""
     pulls: tuple[PullOrder, ...] = ()
     full_hits: tuple[Source, ...] = ()
-    """Holds that need not be pulled: all of it is here."""
+    """Holds that need not be pulled: this engine has all of their tokens."""
     preempted: tuple[Sequence, ...] = ()
     short: Sequence | None = None
-    """The request that could not be admitted for want of blocks."""
+    """The request that could not be admitted for lack of blocks."""
 
     @property
     def empty(self) -> bool:
-        """It computes nothing."""
+        """Whether it computes nothing."""
         return not (self.decodes or self.new_tokens)
 
     @property
     def plain(self) -> bool:
-        """Nothing but entries and members."""
+        """Whether it has only entries and members."""
         return not (self.pulls or self.full_hits or self.preempted)
 
     @property
     def decodes_only(self) -> bool:
-        """One token in, one token out, for everyone who has an entry."""
+        """Whether every entry takes one token in and one token out."""
         if self.new_tokens:
             return False
         return all(entry.samples and not entry.stale and not entry.dead for entry in self.entries.values())
 
     def decide(self, crew_size: int, crew_context: int, changes: int) -> None:
-        """It is complete: sum its work up."""
+        """The batch is complete: sum up its work."""
         decodes, context, new, area = crew_size, crew_context, 0, 0
         for entry in self.entries.values():
             start, count = entry.start, entry.count

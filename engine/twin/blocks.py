@@ -1,13 +1,13 @@
-"""The paged KV cache: which blocks are free, who uses the others, what is cached, and what each block contains.
+"""The paged KV cache: free blocks, users of the others, the prefix cache, and each block's content.
 
-As vLLM's `BlockPool`: free blocks stand in a queue; cached ones join it at the end and leave it from the front (LRU),
-uncached ones are reused first. A free block that is cached can be had back until it is given out anew. Two blocks may
-hold the same content; the one cached first is found.
+As in vLLM's `BlockPool`, free blocks stand in a queue: cached ones join it at the end and leave it from the front
+(LRU), uncached ones are reused first. A free cached block can be taken back until it is given out again. Two blocks may
+have the same content; the one cached first is found.
 
-The queue has three parts: uncached blocks that came back (a stack), blocks that nobody has had yet (a count), cached
-ones. Each is handed out in slices, and nothing is kept for a block that nobody has had.
+The queue has three parts: uncached blocks that were returned (a stack), blocks that were never used (a count), cached
+blocks. Each is handed out in slices, and nothing is stored for a block that was never used.
 
-What always holds: a block is either free or used by somebody, and the counts say by how many.
+Invariant: a block is either free or has users, and the counts say how many.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ def _ids(num_blocks: int) -> tuple[int, ...]:
 
 
 class Pool:
-    """All blocks of one life of an engine. `life` makes what lies in fresh memory different in each."""
+    """All blocks of one life of an engine. `life` makes the content of fresh memory different in each life."""
 
     def __init__(self, num_blocks: int, life: int) -> None:
         self.num_blocks: Final = num_blocks
         self.free_blocks = num_blocks
-        """Blocks that can be given out."""
+        """The number of blocks that can be given out."""
         self._life: Final = life
         self._front: list[int] = []
-        """Uncached ones; the last is the first to go."""
+        """Uncached blocks; the last is reused first."""
         self._fresh = 0
-        """This one and those after it were never given out; they go after `_front`."""
+        """This block and those after it were never given out; they go after `_front`."""
         self._tail: deque[int] = deque()
-        """Cached ones, and places that blocks had which were had back (`_stale`)."""
+        """Cached blocks, and stale places of blocks that were taken back (`_stale`)."""
         self._stale: dict[int, int] = {}
-        """How many of a block's places in `_tail`, the first ones, are not its own any more."""
+        """How many of a block's places in `_tail`, the first ones, are stale."""
         self._extra: dict[int, int] = {}
-        """Users beyond the first."""
+        """The number of users beyond the first."""
         self._names = array("Q")
-        """By block; 0 for none. Empty until something is cached, as `_idle`."""
+        """The name of each block; 0 for none. Empty until a block is cached, like `_idle`."""
         self._idle = bytearray()
         """1 for a block that is cached and free."""
         self._cached: dict[int, int] = {}
-        """The block to be found under a name."""
+        """The block that is found under a name."""
         self._same: dict[int, list[int]] = {}
-        """Others of the same name, in the order in which they were cached."""
+        """Other blocks of the same name, in the order in which they were cached."""
         self._written: dict[int, int] = {}
 
-    # --- what is in them ---------------------------------------------------------------------------------------------
+    # --- contents ----------------------------------------------------------------------------------------------------
 
     @property
     def contents(self) -> list[int]:
@@ -68,13 +68,13 @@ class Pool:
         return mix(self._life, block, 0xDEAD) if content is None else content
 
     def write(self, blocks: Iterable[int], contents: Iterable[int]) -> None:
-        """Something is written to these blocks."""
+        """Write to these blocks."""
         self._written.update(zip(blocks, contents, strict=True))
 
-    # --- who has them ------------------------------------------------------------------------------------------------
+    # --- users -------------------------------------------------------------------------------------------------------
 
     def take(self, count: int) -> list[int]:
-        """Blocks for one user; what was cached in them is forgotten, what they contain stays until written over."""
+        """Blocks for one user. They leave the prefix cache; their contents stay until overwritten."""
         assert count <= self.free_blocks
         self.free_blocks -= count
         taken: list[int] = []
@@ -93,7 +93,7 @@ class Pool:
         return taken
 
     def _take_cached(self, count: int, taken: list[int]) -> None:
-        """Those that were used longest ago."""
+        """Take the blocks that were used longest ago."""
         tail, stale, idle, names = self._tail, self._stale, self._idle, self._names
         while count:
             block = tail.popleft()
@@ -112,7 +112,7 @@ class Pool:
             count -= 1
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """One user less for a row of blocks; its tail will be reused first."""
+        """A row of blocks has one user less; its tail will be reused first."""
         extra, names, idle = self._extra, self._names, self._idle
         if not names:
             assert self.free_blocks + len(blocks) <= self.num_blocks, "a block is given back once"
@@ -140,8 +140,8 @@ class Pool:
     # --- the prefix cache --------------------------------------------------------------------------------------------
 
     def hits(self, text: Text, blocks_max: int) -> list[int]:
-        """The blocks that hold the beginning of a text, as far as all of it is cached."""
-        cached, step = self._cached, 1  # mostly nothing is found: one digest says so
+        """The blocks with the beginning of a text, as far as they are cached without a gap."""
+        cached, step = self._cached, 1  # mostly nothing is found, which one digest shows
         found: list[int] = []
         while cached and len(found) < blocks_max:
             names = text.chains(len(found), min(blocks_max, len(found) + step))
@@ -153,7 +153,7 @@ class Pool:
         return found
 
     def unused(self, blocks: Sequence[int]) -> int:
-        """How many of these are free: having them back takes as much of the pool as new ones."""
+        """The number of these blocks that are free: taking them back uses as much of the pool as new ones."""
         return sum(map(self._idle.__getitem__, blocks)) if blocks else 0
 
     def touch(self, blocks: Iterable[int]) -> None:
@@ -168,7 +168,7 @@ class Pool:
                 extra[block] = extra.get(block, 0) + 1
 
     def cache(self, block: int, name: int) -> None:
-        """Let a full block be found under its digest."""
+        """Put a full block into the prefix cache under its digest."""
         names = self._names or self._begin()
         if not names[block]:
             names[block] = name
@@ -187,13 +187,13 @@ class Pool:
                 self.cache(block, name)
 
     def _begin(self) -> array[int]:
-        """Something is cached for the first time."""
+        """The first block is cached."""
         self._names = array("Q", bytes(8 * self.num_blocks))
         self._idle = bytearray(self.num_blocks)
         return self._names
 
     def forget(self, block: int) -> None:
-        """Let a block not be found any more."""
+        """Remove a block from the prefix cache."""
         name = self._names[block] if self._names else 0
         if not name:
             return
@@ -213,7 +213,7 @@ class Pool:
 
     @property
     def _free(self) -> list[int]:
-        """The free queue, first to go first."""
+        """The free queue, first to be reused first."""
         stale, tail = dict(self._stale), []
         for block in self._tail:
             if stale.get(block):
@@ -224,12 +224,12 @@ class Pool:
 
     @property
     def users(self) -> list[int]:
-        """By how many each block is used."""
+        """The number of users of each block."""
         free = set(self._free)
         return [0 if block in free else 1 + self._extra.get(block, 0) for block in range(self.num_blocks)]
 
     def check(self) -> None:
-        """Assert what always holds."""
+        """Assert the invariants."""
         row, free = self._free, set(self._free)
         assert len(row) == len(free) == self.free_blocks
         # Lists: compiled code (mypyc) enumerates no arrays and no bytearrays.

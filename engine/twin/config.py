@@ -1,4 +1,4 @@
-"""What one vLLM instance is set to, and what its steps cost: the twin's two arguments."""
+"""The settings of one vLLM instance, and the costs of its steps: the twin's two arguments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from costs.step import Work
 
 
 class StepCosts(Protocol):
-    """What the twin asks of a cost model; `costs.cost.Costs` and `costs.ticks.Ticks` answer it.
+    """What the twin needs of a cost model; `costs.cost.Costs` and `costs.ticks.Ticks` have it.
 
-    A step takes at least 1 ns. `decode_run_ns` is to be exactly the sum of the single steps.
+    A step takes at least 1 ns. `decode_run_ns` must be exactly the sum of the single steps.
     """
 
     def step_ns(self, work: Work) -> int:
@@ -40,10 +40,10 @@ class Version:
     reserve_full_prompt: bool = True
     """``scheduler_reserve_full_isl``: a prompt starts only when all of it fits, not just its first chunk."""
     async_scheduling: bool = False
-    """A step is decided while the one before it runs: what arrives is seen one step later. On GPUs 0.32's default."""
+    """A step is decided while the one before it runs, so an arrival is seen one step later. 0.32's default on GPUs."""
     pull_after_forward: bool = True
-    """A pull starts only once the step is over in which it was ordered, as on CPUs; on GPUs vLLM starts it once the
-    step is launched."""
+    """A pull starts only after the step in which it was ordered, as on CPUs; on GPUs vLLM starts it once the step is
+    launched."""
 
 
 VLLM_0_32 = Version()
@@ -51,13 +51,13 @@ VLLM_0_32 = Version()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Settings, by vLLM's names where it has one."""
+    """Settings, with vLLM's names where vLLM has them."""
 
     role: Role = Role.BOTH
     block_size: int = 16
     """Tokens."""
     num_blocks: int = 1024
-    """Usable ones: vLLM keeps one more, which it never gives out."""
+    """Usable blocks: vLLM has one more, which it never gives out."""
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     max_model_len: int = 8192
@@ -66,14 +66,15 @@ class Config:
     prefix_caching: bool = True
     policy: Policy = Policy.FCFS
     watermark_blocks: int = 0
-    """Kept free when a request is admitted beside others. vLLM's ``watermark`` times its blocks."""
+    """Blocks kept free when a request is admitted beside others: vLLM's ``watermark`` times its blocks."""
     recompute_failed_pulls: bool = True
-    """``kv_load_failure_policy``: recompute, as our launcher sets it; else fail, which is vLLM's default."""
+    """``kv_load_failure_policy``: recompute, as Baton's launcher sets it; else fail, which is vLLM's default."""
     contents: bool = True
-    """Keep what each block contains, and compare what is read with what should be there. Without it nothing is kept
-    and all reads are taken to be right; all else is the same, and a decode step costs the same however many decode."""
+    """Keep each block's content, and compare what is read with what should be there. Without it, no content is kept and
+    all reads count as right; everything else is the same, and a decode step costs the same for any number of requests.
+    """
     every_share: bool = True
-    """`Run.shares` names everyone for whom the run makes a token; without it, those for whom it makes the first."""
+    """Whether `Run.shares` names every request that gets a token; else only those that get their first."""
     start_up_ns: int = 0
     lease_s: float = 30.0
     """``kv_lease_duration``."""
@@ -94,7 +95,9 @@ class Config:
 
     @property
     def depth(self) -> int:
-        """Steps that are decided at most and not over: the one that runs, and with asynchronous scheduling the next."""
+        """The number of steps that may be decided and not over: the running one and, with asynchronous scheduling, the
+        next.
+        """
         return 2 if self.version.async_scheduling else 1
 
     @property
@@ -104,5 +107,5 @@ class Config:
 
     @property
     def drops_stale_output(self) -> bool:
-        """Whether a preempted request forgets the token under way: P owes blocks, and these are gone."""
+        """Whether a preempted request drops the token under way: P owes blocks, and these are gone."""
         return self.role is not Role.DECODE

@@ -1,12 +1,13 @@
-"""Those who decode, as one: each step does the same for all of them, so it is counted once and not for each.
+"""The crew: all decoding requests as one. Each step does the same for all of them, so it is counted once.
 
-While a request decodes, all about it follows from how many steps were decided and how many are over. A member keeps
-what it had when it joined; `outputs` and the like say what it has now; who leaves gets it written back. A step then
-costs what changes in it: who needs a block (`due`), who has filled one (`filled`), who ends with it (`settle`).
+While a request decodes, its state follows from the number of decided and of finished steps. A member keeps the values
+it had when it joined; `outputs` and the like compute the current ones, and `leave` writes them back. A step then costs
+only what changes in it: members that need a block (`due`), members that have filled one (`filled`), members that end
+with it (`settle`).
 
-A crew has members only where nobody reads contents of blocks (`Config.contents`): these are written by each step.
-`dissolve` makes ordinary entries of all, for what cannot be done together: preemption, a budget that is too small.
-Steps are counted by their batches' numbers. The outcome is the same either way: tests/property/test_twin.py.
+A crew has members only if contents of blocks are not kept (`Config.contents`), as each step writes them. `dissolve`
+turns all members into ordinary entries, for cases that cannot be handled together: preemption, a budget that is too
+small. Steps are counted by their batches' numbers. The outcome is the same either way: tests/property/test_twin.py.
 """
 
 from __future__ import annotations
@@ -32,29 +33,29 @@ class Crew:
     def __init__(self, config: Config) -> None:
         self.size = 0
         self.changes = 0
-        """Grows with everyone who joins or leaves."""
+        """Grows with each member that joins or leaves."""
         self.decided = 0
-        """Number of the last batch."""
+        """The number of the last batch."""
         self.over = 0
-        """Number of the last batch that is over."""
+        """The number of the last batch that is over."""
         self._depth: Final = config.depth
         self._caches: Final = config.prefix_caching
         self._block_size: Final = config.block_size
         self._context = 0
-        """Tokens read by batch 0, had all members been in it from there on."""
+        """Tokens that batch 0 would have read, had all members been in it from there on."""
         self._takes: Final[list[list[Sequence]]] = [[] for _ in range(config.block_size)]
-        """Who needs a block for a batch, by its number modulo the block size; in running order."""
+        """The members that need a block for a batch, by its number modulo the block size; in running order."""
         self._fills: Final[list[list[Sequence]]] = [[] for _ in range(config.block_size)]
-        """Whose tokens fill a block once a batch is over, likewise."""
+        """The members whose tokens fill a block once a batch is over, likewise."""
         self._ends: Final[dict[int, list[Sequence]]] = {}
-        """Whose answer ends with a batch."""
+        """The members whose answer ends with a batch."""
         self._brinks: Final[list[tuple[int, int, Sequence]]] = []
-        """Up to which batch's end nothing happens to a member; a heap, in which those that left are forgotten late."""
+        """The batch up to whose end nothing happens to a member; a heap that drops former members late."""
 
-    # --- who is in it ------------------------------------------------------------------------------------------------
+    # --- members -----------------------------------------------------------------------------------------------------
 
     def join(self, one: Sequence, number: int) -> None:
-        """From batch `number` on, which is being decided, it gets one token from each."""
+        """From batch `number` on, which is being decided, the request gets one token from each."""
         outputs = one.outputs + one.sampling  # when that batch begins
         one.together, one.first = True, number
         one.ends_with = number + one.ends_after - outputs - 1
@@ -66,7 +67,7 @@ class Crew:
         self._add(self._takes[(number - one.computed) % self._block_size], one)
         if self._caches:
             self._add(self._fills[(number - 1 - one.prompt_tokens - outputs) % self._block_size], one)
-        if one.ends_with >= number:  # else with the step under way, which knows it by itself
+        if one.ends_with >= number:  # else its answer ends with the step under way, which handles it
             self._ends.setdefault(one.ends_with, []).append(one)
         heapq.heappush(self._brinks, (one.brink, one.place, one))
 
@@ -78,7 +79,7 @@ class Crew:
             row.append(one)
 
     def leave(self, one: Sequence) -> None:
-        """It goes on by itself: write back what it has."""
+        """The request continues by itself: write its current values back."""
         number, outputs = one.first, one.outputs + one.sampling
         self.size -= 1
         self.changes += 1
@@ -95,13 +96,13 @@ class Crew:
         one.together = False
 
     def retire(self, number: int) -> None:
-        """Batch `number` was the last of some, as their answers end by length: the next does not need them."""
+        """Batch `number` was the last of some members, as their answers end by length: the next does not need them."""
         for one in self._ends.get(number, ()):
             if one.together and one.last == number:
                 self.leave(one)
 
     def dissolve(self, batches: Iterable[Batch]) -> None:
-        """Make everyone an entry of the batches that are decided and not over."""
+        """Turn every member into an entry of the batches that are decided and not over."""
         retired = [one for one in chain(*self._ends.values()) if not one.together and one.status is Status.RUNNING]
         members = sorted(chain(*self._takes, retired), key=_place)
         starts = {one: one.computed - one.first for one in members if one.together}
@@ -122,41 +123,41 @@ class Crew:
         self._ends.clear()
         self._brinks.clear()
 
-    # --- what a member has now ---------------------------------------------------------------------------------------
+    # --- current values of a member ----------------------------------------------------------------------------------
 
     def outputs(self, one: Sequence) -> int:
-        """Tokens of its answer that are there."""
+        """The number of its answer's tokens that are made."""
         return one.outputs + max(0, self.over - one.first + 1) if one.together else one.outputs
 
     def computed(self, one: Sequence) -> int:
-        """Tokens whose KV is computed, counting the steps that are decided and not over."""
+        """The number of tokens whose KV is computed, counting the steps that are decided and not over."""
         return one.computed + min(self.decided, one.last) - one.first + 1 if one.together else one.computed
 
     def known(self, one: Sequence) -> int:
-        """Tokens of prompt and answer that are there."""
+        """The number of tokens of prompt and answer that are known."""
         return one.prompt_tokens + self.outputs(one)
 
-    # --- what a batch does for them ----------------------------------------------------------------------------------
+    # --- a batch's work for the members ------------------------------------------------------------------------------
 
     def due(self, number: int) -> list[Sequence]:
-        """Who needs a block more for batch `number`, in running order."""
+        """The members that need one more block for batch `number`, in running order."""
         return self._takes[number % self._block_size]
 
     def hand_out(self, blocks: Iterable[int], number: int) -> None:
-        """These blocks go to who is due."""
+        """Give these blocks to the members that are due."""
         for one, block in zip(self.due(number), blocks, strict=True):
             one.blocks.append(block)
 
     def filled(self) -> list[Sequence]:
-        """Whose last block has just become full of known tokens, in running order."""
+        """The members whose last block has just become full of known tokens, in running order."""
         return self._fills[self.over % self._block_size]
 
     def context(self, number: int) -> int:
-        """Tokens that batch `number` reads for all of them."""
+        """The number of tokens that batch `number` reads for all members."""
         return self._context + self.size * number
 
     def settle(self) -> list[Sequence]:
-        """A batch is over: those whose answers end with it have left. In no order."""
+        """A batch is over: returns the members that have left because their answers end with it. In no order."""
         ending = self._ends.pop(self.over, None)
         if ending is None:
             return []
@@ -169,18 +170,18 @@ class Crew:
                 one.sampling -= 1
         return ending
 
-    # --- how far it is known what happens ----------------------------------------------------------------------------
+    # --- how far the future is known ---------------------------------------------------------------------------------
 
     def turns(self) -> int:
-        """How many batches will be over before an answer ends, or has nothing left to compute."""
+        """The number of batches that will be over before an answer ends, or has nothing left to compute."""
         brinks = self._brinks
         while brinks and not (brinks[0][2].together and brinks[0][2].brink == brinks[0][0]):
             heapq.heappop(brinks)
         return max(0, brinks[0][0] - self.over) if brinks else 0
 
     def until_exhausted(self, turns: int, free: int) -> int:
-        """The most turns up to these for which so many blocks are enough."""
-        rounds = min(turns // self._block_size, free // max(1, self.size))  # in a round each takes one block
+        """The most turns, up to `turns`, for which `free` blocks are enough."""
+        rounds = min(turns // self._block_size, free // max(1, self.size))  # in a round each member takes one block
         free -= rounds * self.size
         for turn in range(rounds * self._block_size + 1, turns + 1):
             free -= len(self.due(self.decided + turn))

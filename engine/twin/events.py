@@ -1,6 +1,6 @@
-"""What happens to a twin, and what it says: its events and its effects. All times are nanoseconds on one clock.
+"""The twin's events and effects. All times are nanoseconds on one clock.
 
-They are msgspec's structs: a tenth of a dataclass' time to make, and a simulation makes a dozen for each leg.
+They are msgspec structs, which take a tenth of a dataclass's time to make: a simulation makes a dozen for each leg.
 """
 
 from __future__ import annotations
@@ -11,53 +11,55 @@ from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Load
 from engine.twin.batch import PullOrder
 from engine.twin.request import Request, Source
+from kvtransfer.hold_marks import Slot
 from kvtransfer.notes import Beat, Read
-from kvtransfer.slots import Slot
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
 class Start(Struct, frozen=True):
-    """The process is started, under an epoch that it never had before. A life before this one ends, as by `Die`."""
+    """The process starts, under a new epoch. A life before this one ends, as by `Die`."""
 
     epoch: int
 
 
 class Die(Struct, frozen=True):
-    """The process is gone, with all it had."""
+    """The process is gone, with all its state."""
 
 
 class Submit(Struct, frozen=True):
-    """A request has come."""
+    """A request has arrived."""
 
     request: Request
 
 
 class Abort(Struct, frozen=True):
-    """Nobody wants the answer any more. Takes effect when the step that runs is over. Unknown requests: no-op."""
+    """The answer is not wanted any more. Takes effect when the running step is over. Unknown requests: no-op."""
 
     request: RequestId
 
 
 class KvArrived(Struct, frozen=True):
-    """A pull has ended well: what the producer's blocks contained as they were read, one for each of ours."""
+    """A pull has ended well: the contents of the producer's blocks as they were read, one for each of the engine's
+    blocks.
+    """
 
     request: RequestId
     contents: tuple[int, ...]
     said: bytes | None
-    """What stood in the hold's slot *after* the last block had been read; None: it could not be read."""
+    """The content of the hold's slot *after* the last block had been read; None: it could not be read."""
     wrong: str = ""
-    """Where digests are on and differ: so."""
+    """The result of differing digests, where digests are on."""
 
 
 class KvFailed(Struct, frozen=True):
-    """A pull has ended badly; nothing writes to our blocks any more."""
+    """A pull has ended badly; no transfer writes to the engine's blocks any more."""
 
     request: RequestId
 
 
 class Notice(Struct, frozen=True):
-    """A consumer says something about our holds."""
+    """A consumer's notice about one of the engine's holds."""
 
     reader: InstanceId
     note: Read | Beat
@@ -74,19 +76,19 @@ class ReadLoad(Struct, frozen=True):
 
 
 class ReadBlocks(Struct, frozen=True):
-    """Somebody reads our memory, whether he may or not. Answer with `Contents`."""
+    """A program reads the engine's memory, with or without permission. Answer with `Contents`."""
 
     blocks: tuple[int, ...]
 
 
 class ReadSlot(Struct, frozen=True):
-    """A consumer looks into a slot of ours. Answer with `SlotSays`."""
+    """A consumer reads a slot of the engine. Answer with `SlotSays`."""
 
     slot: int
 
 
 class Tick(Struct, frozen=True):
-    """The time `next_wakeup` asked for has come."""
+    """The time that `next_wakeup` gave has come."""
 
 
 Event = Start | Die | Submit | Abort | KvArrived | KvFailed | Notice | GiveUp | ReadLoad | ReadBlocks | ReadSlot | Tick
@@ -106,7 +108,7 @@ def wanted(source: Source, by: InstanceId) -> Notice:
 
 
 class Share(Struct, frozen=True):
-    """What a run makes for one request: in its first step token `first` of the answer, then one more in each step.
+    """A run's tokens for one request: in its first step token `first` of the answer, then one more in each step.
 
     `engine.twin.tokens.token(key, index)` is the token.
     """
@@ -117,10 +119,10 @@ class Share(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """Steps have begun: `steps` in a row that do the same for the same requests. `Cut` may make it fewer.
+    """Steps have begun: `steps` in a row that do the same for the same requests. `Cut` may shorten them.
 
-    Tokens are there at each step's end. Those of a request that is over at or before that time, with fewer `outputs`,
-    never were; nor were those that come after the request was `Lost`.
+    Tokens are made at each step's end. A request that is over at or before that time, with fewer `outputs`, never got
+    the later ones; nor did a request that was `Lost` before.
     """
 
     number: int
@@ -128,16 +130,16 @@ class Run(Struct, frozen=True):
     end_ns: int
     steps: int
     batch: int
-    """Requests that decode."""
+    """The number of requests that decode."""
     sum_context: int
-    """In the first step; each later one has `batch` more."""
+    """The context tokens of the first step; each later one has `batch` more."""
     prompt_tokens: int
-    """Of prompts computed. Only where there is one step."""
+    """Computed tokens of prompts. Only with a single step."""
     shares: tuple[Share, ...]
 
 
 class Cut(Struct, frozen=True):
-    """Something has happened: a run ends with the step that is under way, the `steps`-th."""
+    """An event has come: a run ends with the step under way, the `steps`-th."""
 
     number: int
     at_ns: int
@@ -149,15 +151,15 @@ class Hold(Struct, frozen=True):
     """Blocks kept for another instance."""
 
     transfer: TransferId
-    """Its name."""
+    """The hold's name."""
     blocks: tuple[int, ...]
     tokens: int
     request: RequestId
-    """Whose prompt it is, by our own name."""
+    """The request with the prompt, by the engine's own id."""
     slot: Slot | None
 
     def source(self, producer: InstanceId) -> Source:
-        """As a decode leg names it."""
+        """The hold as a decode leg names it."""
         return Source(self.transfer, producer, self.blocks, self.tokens, self.request, self.slot)
 
 
@@ -168,17 +170,17 @@ class Finished(Struct, frozen=True):
     request: RequestId
     reason: str
     outputs: int
-    """Tokens made."""
+    """The number of tokens made."""
     hold: Hold | None
     first_run_ns: int | None
-    """When its first step began; before that it was queued. None: never."""
+    """When its first step began; it was queued before. None: never."""
     local_tokens: int
     remote_tokens: int
     preemptions: int
 
 
 class Refused(Struct, frozen=True):
-    """A request is not taken; 4xx, or no connection."""
+    """A request is refused: 4xx, or no connection."""
 
     at_ns: int
     request: RequestId
@@ -186,7 +188,7 @@ class Refused(Struct, frozen=True):
 
 
 class Lost(Struct, frozen=True):
-    """A request went down with the engine."""
+    """A request was lost with the engine."""
 
     at_ns: int
     request: RequestId
@@ -218,7 +220,7 @@ class GiveBack(Struct, frozen=True):
 
 
 class NotUsed(Struct, frozen=True):
-    """What was pulled for a request is not used: its prompt is computed here, or it fails."""
+    """A request does not use what was pulled for it: this engine computes its prompt, or the request fails."""
 
     at_ns: int
     request: RequestId
@@ -226,7 +228,7 @@ class NotUsed(Struct, frozen=True):
 
 
 class HoldEnded(Struct, frozen=True):
-    """A hold of ours has ended: its slot is clear, and its blocks are free at the next edge of a step."""
+    """A hold of this engine has ended: its slot is clear, and its blocks are free at the next edge of a step."""
 
     at_ns: int
     request: RequestId
@@ -241,21 +243,21 @@ class Ready(Struct, frozen=True):
 
 
 class LoadIs(Struct, frozen=True):
-    """How busy it is."""
+    """The engine's load."""
 
     at_ns: int
     load: Load
 
 
 class Contents(Struct, frozen=True):
-    """What blocks contain; None where no engine runs, or where there is no such block."""
+    """The contents of blocks; None if no engine runs, or if there is no such block."""
 
     at_ns: int
     contents: tuple[int, ...] | None
 
 
 class SlotSays(Struct, frozen=True):
-    """What stands in a slot; None where no engine runs."""
+    """The content of a slot; None if no engine runs."""
 
     at_ns: int
     said: bytes | None
@@ -280,6 +282,6 @@ Effect = (
 
 
 def pull_effect(order: PullOrder, at_ns: int) -> Pull:
-    """The effect of an order of the scheduler's, at the time it is carried out."""
+    """The effect of a scheduler's pull order, at the time it is carried out."""
     remote = order.source.blocks[order.first : order.first + len(order.blocks)]
     return Pull(at_ns, order.request.id, order.source, remote)

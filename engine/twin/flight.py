@@ -1,4 +1,4 @@
-"""Steps that are under way: when they began, how many there will be, and when each is over."""
+"""Steps under way: when they began, how many there will be, and when each is over."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from engine.twin.config import StepCosts
 
 @dataclass(slots=True)
 class Flight:
-    """One run. All but its last step are trivial (see `runs.py`); `done` of them are in the books already."""
+    """One run. All but its last step are trivial (see `runs.py`); `done` of them are counted already."""
 
     costs: StepCosts
     number: int
     start_ns: int
     batch: int
-    """Requests that decode."""
+    """The number of requests that decode."""
     sum_context: int
-    """In the first step."""
+    """The context tokens of the first step."""
     new_tokens: int
     area: int
     steps: int
     done: int = 0
     end_ns: int = field(init=False)
-    """When the last step is over."""
+    """The end of the last step."""
 
     @classmethod
     def of(cls, batch: Batch, costs: StepCosts, number: int, start_ns: int, steps: int) -> Flight:
@@ -40,12 +40,12 @@ class Flight:
         self.end_ns = self.start_ns + max(1, self.costs.step_ns(work))
 
     def cut(self, steps: int) -> None:
-        """It is to end after so many steps."""
+        """End the run after `steps` steps."""
         self.steps = steps
         self.end_ns = self.start_ns + self.costs.decode_run_ns(self.batch, self.sum_context, steps)
 
     def steps_over(self, now_ns: int) -> int:
-        """How many steps are over at a time before the end."""
+        """The number of steps that are over at a time before the end."""
         if self.steps == 1:
             return 0
         gone_ns = now_ns - self.start_ns

@@ -1,6 +1,6 @@
-"""The twin's holds: `prefill.holds` and `prefill.leases`, as an engine of one rank runs them, on this clock.
+"""The twin's holds: `prefill.holds` and `prefill.leases`, as an engine of one rank runs them, on the twin's clock.
 
-All rules are theirs. This file keeps the blocks that holds own, and the memory that consumers look into.
+Those modules have all the rules. This file keeps the blocks that holds own, and the memory that consumers read.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Final
 
 from cluster.ids import RequestId, TransferId
 from engine.twin.events import Hold, HoldEnded
+from kvtransfer.hold_marks import CLEAR, SLOTS, Slots
 from kvtransfer.notes import Beat, Read
-from kvtransfer.slots import CLEAR, SLOTS, Slots
 from prefill.holds import REMEMBER_S
 from prefill.holds import Holds as Legs
 from prefill.leases import Leases, terms
@@ -22,10 +22,12 @@ TIME_UP = "its lease ended"
 
 
 class Holds:
-    """The holds of one life of an engine. An idle engine hears its ranks within a millisecond; here it is at once."""
+    """The holds of one life of an engine. A real idle engine takes its ranks' reports within a millisecond; here it
+    does so at once.
+    """
 
     def __init__(self, epoch: int, lease_s: float) -> None:
-        """`epoch` is part of every mark: those of a former life vouch for nothing."""
+        """`epoch` is part of every mark, so marks of a former life match nothing."""
         self._legs: Final = Legs(Slots(SLOTS, epoch.to_bytes(16, "big")), REMEMBER_S * NS)
         self._memory: Final[dict[int, bytes]] = {}
         self._leases: Final = Leases(terms(lease_s, NS), self._memory.__setitem__)
@@ -33,31 +35,31 @@ class Holds:
 
     @property
     def held(self) -> int:
-        """How many there are."""
+        """The number of holds."""
         return len(self._blocks)
 
     def blocks(self) -> list[tuple[int, ...]]:
-        """What each of them keeps."""
+        """The blocks of each hold."""
         return list(self._blocks.values())
 
     def next_wakeup(self) -> int | None:
-        """When the next lease ends."""
+        """The time at which the next lease ends."""
         due = self._leases.next_wakeup()
         return None if due is None else math.ceil(due)
 
     def slot(self, index: int) -> bytes:
-        """What a consumer sees that looks into this slot."""
+        """What a consumer reads in this slot."""
         return self._memory.get(index, CLEAR)
 
     def begin(self, request: RequestId, name: str, now_ns: int) -> None:
-        """A request that is to leave a hold has come."""
+        """A request that is to leave a hold has arrived."""
         self._legs.begin(request, name, now_ns)
         self._leases.step(self._legs.take_orders(), now_ns)
 
     def filled(
         self, request: RequestId, name: TransferId, blocks: tuple[int, ...], tokens: int, now_ns: int
     ) -> Hold | None:
-        """The prompt is computed. None: nothing is held, as its name was given up."""
+        """The prompt is computed. None: no hold is made, as its name was given up."""
         if not self._legs.wanted(request):
             self.dropped(request, now_ns)
             return None
@@ -72,13 +74,13 @@ class Holds:
         self._leases.step(self._legs.take_orders(), now_ns)
 
     def release(self, name: str, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
-        """A router gives a name up. What has ended by it, and the blocks that are free."""
+        """A router gives a name up. Returns the holds that ended by it, and their freed blocks."""
         self._legs.release(name, now_ns)
         self._leases.step(self._legs.take_orders(), now_ns)
         return self._ended("given up", now_ns)
 
     def heard(self, reader: str, note: Read | Beat, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
-        """A consumer speaks."""
+        """A consumer's notice has arrived."""
         self._leases.heard(reader, note, now_ns)
         return self._ended("read", now_ns)
 

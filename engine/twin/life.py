@@ -1,6 +1,6 @@
-"""One life of an engine, from its start to its death: requests, scheduler, holds, and what has come in meanwhile.
+"""One life of an engine, from its start to its death: requests, scheduler, holds, and events since the last step.
 
-It knows what happens at the edge of a step and in which order, not when those edges are: `machine.py` has the clock.
+It knows what happens at the edge of a step and in which order, not when: `machine.py` has the clock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from engine.twin.tokens import Text, length
 
 @dataclass(frozen=True, slots=True)
 class _Landed:
-    """A pull has ended, one way or the other."""
+    """A pull has ended, well or badly."""
 
     sequence: Sequence
 
@@ -53,9 +53,10 @@ class _Freed:
 
 
 class Life:
-    """State of an engine that runs. Effects go to the list that its machine gave it.
+    """The state of a running engine. Effects go to the list that its machine passed in.
 
-    Long, as each event of a running engine is a method, and all of them change the same schedule, holds and pulls.
+    The class is long because each event of a running engine is a method, and all of them change the same schedule,
+    holds and pulls.
     """
 
     def __init__(self, config: Config, epoch: int, effects: list[Effect]) -> None:
@@ -71,10 +72,10 @@ class Life:
         self._arrivals = 0
         self._external_tokens = 0
 
-    # --- what comes in -----------------------------------------------------------------------------------------------
+    # --- incoming events ---------------------------------------------------------------------------------------------
 
     def take(self, event: Submit | Abort | KvArrived | KvFailed | Notice | GiveUp, now_ns: int) -> None:
-        """Note an event. What it means for the scheduler is seen at the next edge."""
+        """Note an event. The scheduler takes it at the next edge of a step."""
         self.pulls.now_ns = now_ns
         match event:
             case Submit(request):
@@ -116,14 +117,14 @@ class Life:
         self._inbox.append(sequence)
 
     def _pulling(self, request_id: RequestId) -> Sequence | None:
-        """Who waits for this pull; None for what comes late, twice, or unasked."""
+        """The request that waits for this pull; None for an event that is late, repeated or unrequested."""
         sequence = self._requests.get(request_id)
         if sequence is None or not sequence.pull_blocks or sequence.landed:
             return None
         return sequence
 
     def _arrived(self, event: KvArrived, now_ns: int) -> None:
-        """Bytes are here. Whether they are used is for the rules to say."""
+        """Bytes have arrived. The rules decide whether they are used."""
         sequence = self._pulling(event.request)
         if sequence is None:
             return
@@ -156,7 +157,7 @@ class Life:
     # --- the edge of a step ------------------------------------------------------------------------------------------
 
     def edge(self, over: Batch | None, now_ns: int) -> None:
-        """A step is over, or none was running: look at what has come in, and decide as many steps as are due.
+        """A step is over, or none was running: take the events that have come, and decide as many steps as are due.
 
         Aborts come before the step's tokens, as in vLLM's `step` (v1/engine/core.py), everything else after them.
         """
@@ -183,7 +184,7 @@ class Life:
                 self._requests[order.request.id].pull_blocks = order.blocks
             if batch.empty or not self.config.version.pull_after_forward:
                 self._start_pulls(batch, now_ns)
-        # A preemption may leave nobody to run, and nobody is admitted in the same turn: the engine asks again.
+        # A preemption may leave no request to run, and none is admitted in the same turn: the engine asks again.
         return not batch.empty or (bool(batch.preempted) and not self.batches)
 
     def _start_pulls(self, batch: Batch, now_ns: int) -> None:
@@ -203,13 +204,13 @@ class Life:
 
     def _landed(self, sequence: Sequence, now_ns: int) -> None:
         sequence.landed = True
-        if sequence.status is Status.OVER:  # aborted while its pull was under way
+        if sequence.status is Status.OVER:  # aborted during its pull
             self._forget(sequence)
         elif sequence.lost_pull and not self.config.recompute_failed_pulls:
             self._end(sequence, "error", now_ns)
 
     def _settle(self, batch: Batch, now_ns: int) -> None:
-        """A step's tokens are there (scheduler.py:2026)."""
+        """A step's tokens are made (scheduler.py:2026)."""
         self.scheduler.over(batch)
         self._start_pulls(batch, now_ns)
         ending = self.scheduler.crew.settle()
@@ -246,7 +247,7 @@ class Life:
         if sequence.status is Status.OVER:
             return
         source = sequence.request.pull
-        if source is not None and not sequence.pulled:  # the producer would wait for us in vain
+        if source is not None and not sequence.pulled:  # the producer would wait in vain
             self._effects.append(GiveBack(now_ns, source))
         self._end(sequence, "abort", now_ns)
 
@@ -256,7 +257,7 @@ class Life:
             self.pulls.finished(sequence.id)
         self.scheduler.remove(sequence)
         hold = self._hand_over(sequence, reason, now_ns)
-        if not under_way:  # else something may still write to its blocks
+        if not under_way:  # else a transfer may still write to its blocks
             self._forget(sequence)
         self._effects.append(
             Finished(
@@ -273,7 +274,7 @@ class Life:
         )
 
     def _hand_over(self, sequence: Sequence, reason: str, now_ns: int) -> Hold | None:
-        """A hold takes the blocks of the prompt; an answer that did not come to its end leaves none."""
+        """A hold takes the blocks of the prompt; an answer that did not end properly leaves none."""
         transfer = sequence.request.hold
         if transfer is None:
             return None
@@ -296,10 +297,10 @@ class Life:
         alive = [sequence for sequence in self._requests.values() if sequence.status is not Status.OVER]
         self._effects.extend(Lost(now_ns, sequence.id) for sequence in alive)
 
-    # --- what it says about itself -----------------------------------------------------------------------------------
+    # --- reports -----------------------------------------------------------------------------------------------------
 
     def load(self) -> Load:
-        """As ``/metrics`` has it: requests that came during a step wait."""
+        """The load as ``/metrics`` reports it: requests that came during a step count as waiting."""
         admission, pool = self.scheduler.admission, self.scheduler.pool
         coming = sum(isinstance(item, Sequence) for item in self._inbox)
         return Load(
@@ -311,7 +312,7 @@ class Life:
         )
 
     def contents(self, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
-        """What somebody reads who reads these blocks now."""
+        """What a reader finds in these blocks now."""
         if any(not 0 <= block < self.config.num_blocks for block in blocks):
             return None
         if not self.config.contents:

@@ -1,12 +1,11 @@
 """The twin: one vLLM instance as a machine (law 2), in whole nanoseconds.
 
-`handle(event, now_ns) -> effects`, `next_wakeup() -> int | None`. Time never runs backwards; a late call is no fault:
-what was due before is done first, each at its own time, and effects say when they were due.
+`handle(event, now_ns) -> effects`, `next_wakeup() -> int | None`. Time never runs backwards. A late call is allowed:
+work that was due earlier is done first, each part at its own time, and effects carry the times at which they were due.
 
-A step that runs is never interrupted. What comes in during it is looked at when it is over: aborts before its tokens
-are counted, everything else after. Steps in which nothing changes are made together (`runs.py`); an event cuts such a
-run at the end of the step that is under way. With `fast_forward=False` each step is made by itself, with the same
-outcome.
+A running step is never interrupted. Events during it are applied when it is over: aborts before its tokens are counted,
+all others after. Steps in which nothing changes are made together (`runs.py`); an event cuts such a run at the end of
+the step under way. With `fast_forward=False` each step is made by itself, with the same result.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from engine.twin.runs import execute, horizon, leap
 
 
 class Twin:
-    """One vLLM instance. Down until it is started; a request that comes while it is not ready is refused."""
+    """One vLLM instance. It is down until it is started; while it is not ready it refuses requests."""
 
     def __init__(self, config: Config, costs: StepCosts, *, fast_forward: bool = True) -> None:
         self.config: Final = config
@@ -50,7 +49,7 @@ class Twin:
         self._fast_forward: Final = fast_forward
         self._life: Life | None = None
         self._starting: tuple[int, int] | None = None
-        """When it will be ready, and under which epoch."""
+        """The time at which it will be ready, and its epoch."""
         self._flight: Flight | None = None
         self._runs = 0
         self._now_ns = 0
@@ -58,7 +57,7 @@ class Twin:
         self._effects: list[Effect] = []
 
     def next_wakeup(self) -> int | None:
-        """When something happens by itself: a step is over, a lease ends, the engine is ready."""
+        """The next time at which something happens without an event: a step ends, a lease ends, the engine is ready."""
         return self._due_ns
 
     def _look(self) -> int | None:
@@ -72,11 +71,11 @@ class Twin:
         return due
 
     def shunned(self, now_ns: int) -> tuple[str, ...]:
-        """Producers that it pulls nothing from now, as its agent reads at an engine's door."""
+        """Producers that it pulls nothing from now, as its agent reads them at an engine's agent socket."""
         return () if self._life is None else self._life.pulls.wants.peers.shunned(now_ns)
 
     def handle(self, event: Event, now_ns: int) -> tuple[Effect, ...]:
-        """Fold one event in, after all that was due by now."""
+        """Apply one event, after all work that was due by now."""
         assert now_ns >= self._now_ns, "time does not run backwards"
         due = self._due_ns
         while due is not None and due <= now_ns:
@@ -94,7 +93,7 @@ class Twin:
     # --- the clock ---------------------------------------------------------------------------------------------------
 
     def _pass(self, now_ns: int) -> None:
-        """Do what is due at this very time: one thing, the end of a step first."""
+        """Do the work due at exactly this time: one thing, the end of a step first."""
         if self._flight is not None and self._flight.end_ns <= now_ns:
             self._land(now_ns)
         elif self._starting is not None and self._starting[0] <= now_ns:
@@ -118,7 +117,7 @@ class Twin:
                 pass
             case _ if self._life is None:
                 self._answer_dead(event, now_ns)
-            case ReadSlot(slot):  # of memory that no step writes to: no run is cut for it
+            case ReadSlot(slot):  # no step writes to slots, so no run is cut for this
                 self._effects.append(SlotSays(now_ns, self._life.holds.slot(slot)))
             case ReadLoad() | ReadBlocks():
                 self._cut(self._life, now_ns)
@@ -134,7 +133,7 @@ class Twin:
             self._effects.append(Contents(now_ns, life.contents(event.blocks)))
 
     def _answer_dead(self, event: Event, now_ns: int) -> None:
-        """No engine runs: no connection. What peers and links report is about a life that is over."""
+        """No engine runs: connections fail. Reports of peers and links are about a former life."""
         match event:
             case Submit(request):
                 self._effects.append(Refused(now_ns, request.id, "the engine is not ready"))
@@ -155,7 +154,7 @@ class Twin:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def _disturb(self, life: Life, now_ns: int) -> None:
-        """Something has come in: it is looked at when the step under way is over, or at once."""
+        """An event has come in: it is applied when the step under way is over, or at once."""
         if self._flight is not None:
             self._cut(life, now_ns)
         else:
@@ -163,7 +162,7 @@ class Twin:
             self._take_off(life, now_ns)
 
     def _cut(self, life: Life, now_ns: int) -> None:
-        """Bring the books up to now, and let the run end with the step that is under way."""
+        """Count the finished steps up to now, and let the run end with the step under way."""
         flight = self._flight
         if flight is None or flight.steps == flight.done + 1:
             return
@@ -184,7 +183,7 @@ class Twin:
         self._take_off(life, now_ns)
 
     def _take_off(self, life: Life, now_ns: int) -> None:
-        """Begin the step that is decided, with as many like it as can be foreseen."""
+        """Begin the decided step, with as many steps like it as are certain."""
         if not life.batches:
             return
         batch = life.batches[0]

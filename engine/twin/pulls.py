@@ -1,6 +1,7 @@
-"""The twin's pulls: `decode.pulls` and `decode.reads`, as an engine of one rank runs them, on this clock.
+"""The twin's pulls: `decode.pulls` and `decode.reads`, as an engine of one rank runs them, on the twin's clock.
 
-All rules are theirs. A twin is introduced to no one: it may pull from each life of a producer whose hold it is given.
+Those modules have all the rules. A twin needs no introduction: it may pull from each life of a producer whose hold a
+request names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NS = 1_000_000_000
 
 
 class Pulls:
-    """The pulls of one life of an engine. `now_ns` is set by whoever lets time pass."""
+    """The pulls of one life of an engine. The owner of the clock sets `now_ns`."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -29,7 +30,7 @@ class Pulls:
         """Lives of producers by name and epoch."""
 
     def worth(self, sequence: Sequence, local_tokens: int) -> int:
-        """How many tokens of a prompt are to be pulled; 0: none, and what P holds of it is computed here."""
+        """The number of a prompt's tokens to pull; 0: none, and this engine computes the tokens that P holds."""
         source = sequence.request.pull
         if source is None or sequence.pulled:
             return 0
@@ -48,14 +49,16 @@ class Pulls:
         return engine
 
     def allocated(self, sequence: Sequence, source: Source, tokens: int) -> None:
-        """There is room for it; so many tokens of it are pulled."""
+        """There is room for the request, and `tokens` of its tokens are pulled."""
         request = sequence.request.id
         self.wants.allocated(request, self._met(source), tokens, self.now_ns)
         if tokens and source.slot is not None:
             self._reading[request] = PullAtRank(source.slot.mark)
 
     def ended(self, request: RequestId, *, read: bool, said: bytes | None, wrong: str) -> PullAtRank:
-        """Its blocks were read, or not; then its slot said this (None: it could not be read); digests say `wrong`."""
+        """The request's blocks were read, or not; `said`: its slot's content afterwards (None: unreadable); `wrong`:
+        the digests' result.
+        """
         pull = self._reading.pop(request)
         if not read:
             pull.tell(Cause.READ_FAILED)

@@ -1,4 +1,4 @@
-"""A request as it comes to the engine, and what the engine keeps about it."""
+"""A request as it comes to the engine, and the engine's state of it."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from enum import StrEnum
 
 from cluster.ids import InstanceId, RequestId, TransferId
 from engine.twin.tokens import Prompt, Text, length, mix
-from kvtransfer.slots import Slot
+from kvtransfer.hold_marks import Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The hold on another instance that this request is to pull."""
+    """The hold on another instance that this request pulls."""
 
     transfer: TransferId
     producer: InstanceId
     blocks: tuple[int, ...]
     """The producer's blocks of the prompt, from its first token on."""
     tokens: int
-    """vLLM's ``remote_num_tokens``: how many tokens' KV they hold."""
+    """vLLM's ``remote_num_tokens``: the number of tokens whose KV the blocks hold."""
     request: RequestId
-    """The producer's name of the request that made it: what notices are about."""
+    """The producer's id of the request that made the hold, used in notices."""
     slot: Slot | None
-    """Where the hold's mark stands, and which. None: nothing vouches for it, and it is not pulled."""
+    """The slot of the hold's mark, and the mark. None: the hold cannot be confirmed, and is not pulled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is to be done. Ids are unique among the requests that an engine has."""
+    """A request's parameters. Ids are unique among the requests that an engine has."""
 
     id: RequestId
     prompt: Prompt
     max_tokens: int
     stop_after: int | None = None
-    """The model ends its answer with this many tokens, if it may become so long. Known to the world, not to the engine:
-    nothing is decided by it before the token is there."""
+    """The model ends its answer with this many tokens, if the answer may become so long. The world knows this, the
+    engine does not: no decision depends on it before the token is made."""
     seed: int = 0
-    """Other seeds, other answers."""
+    """Other seeds give other answers."""
     priority: int = 0
     """Lower goes first, with the priority policy."""
     hold: TransferId | None = None
     """``do_remote_decode``: keep the prompt's blocks for another instance, under this id."""
     name: str = ""
-    """By which a router may give the hold up; empty: its id's text."""
+    """The name by which a router may give the hold up; empty: its id's text."""
     pull: Source | None = None
     """``do_remote_prefill``."""
 
@@ -55,7 +55,7 @@ class Request:
 
 
 class Status(StrEnum):
-    """Where a request is."""
+    """The state of a request."""
 
     WAITING = "waiting"
     PULLING = "waiting for remote KV"
@@ -70,53 +70,53 @@ class Sequence:
 
     request: Request
     order: int
-    """Counts arrivals: what came first."""
+    """The number of its arrival."""
     text: Text
     limit: int
-    """Tokens of the answer at most."""
+    """The largest number of tokens of its answer."""
     prompt_tokens: int = field(init=False)
     ends_after: int = field(init=False)
-    """With how many tokens the answer ends."""
+    """The number of tokens with which the answer ends."""
     status: Status = Status.WAITING
     outputs: int = 0
-    """Tokens of the answer that are there."""
+    """The number of its answer's tokens so far."""
     computed: int = 0
-    """Tokens whose KV is computed, counting the steps that are decided and not over."""
+    """The number of tokens whose KV is computed, counting the steps that are decided and not over."""
     sampling: int = 0
-    """Steps that are decided and not over, and will make a token (vLLM's output placeholders)."""
+    """The number of steps that are decided and not over, and will make a token (vLLM's output placeholders)."""
     last_batch: int = 0
-    """Number of the last batch that had it: until that is over, a step may write to its blocks."""
+    """The number of the last batch with this request: until it is over, a step may write to the request's blocks."""
     blocks: list[int] = field(default_factory=list)
     cached_blocks: int = 0
-    """How many of them the prefix cache knows."""
+    """The number of its blocks that are in the prefix cache."""
     preemptions: int = 0
     unread: int = 0
-    """So many tokens' KV came from elsewhere (cache, pull) and no step has read them yet."""
+    """The number of tokens whose KV came from elsewhere (cache, pull) and that no step has read yet."""
     taint: int = 0
     """0 while everything that was read was right. Otherwise part of all that follows from it, for good."""
     pulled: bool = False
-    """The pull was ordered, or needed no order: it is not tried twice."""
+    """The pull was ordered, or was not needed: it is not tried again."""
     landed: bool = False
-    """The pulled KV is here, or will not come."""
+    """The pulled KV has arrived, or will not."""
     lost_pull: bool = False
     pull_blocks: tuple[int, ...] = ()
-    """Its blocks that a pull under way writes to."""
+    """The blocks that a pull under way writes to."""
     local_tokens: int = 0
-    """Of the prompt, found in the prefix cache when it was first looked at."""
+    """Prompt tokens that were found in the prefix cache at the first look."""
     remote_tokens: int = 0
-    """Of the prompt, ordered from the producer."""
+    """Prompt tokens ordered from the producer."""
     first_run_ns: int | None = None
     place: int = 0
-    """Counts admissions: in running order."""
+    """The number of its admission, for the running order."""
 
     # While `together` (`crew.py`), `outputs`, `computed`, `sampling` and `last_batch` are those of when it joined.
     together: bool = False
     first: int = 0
-    """Number of the first batch that does for it what it does for all."""
+    """The number of the first batch that treats it like all members."""
     last: int = 0
-    """And of the last one, if its answer becomes as long as it may."""
+    """The number of the last one, if its answer becomes as long as it may."""
     ends_with: int = 0
-    """With which its answer does end."""
+    """The number of the batch with which its answer really ends."""
     brink: int = 0
 
     def __post_init__(self) -> None:
@@ -130,27 +130,27 @@ class Sequence:
 
     @property
     def known(self) -> int:
-        """Tokens of prompt and answer that are there."""
+        """The number of known tokens of prompt and answer."""
         return self.prompt_tokens + self.outputs
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who goes first under the priority policy; the highest is preempted first."""
+        """The order under the priority policy: the lowest goes first, the highest is preempted first."""
         return (self.request.priority, self.order)
 
     @property
     def reason(self) -> str:
-        """vLLM's finish reason for an answer that came to its end. The end-of-text token is looked for first."""
+        """vLLM's finish reason for an answer that has ended properly. The end-of-text token is checked first."""
         stop = self.request.stop_after
         return "stop" if stop is not None and stop <= self.limit else "length"
 
     @property
     def key(self) -> int:
-        """What its tokens follow from, with all that it has read."""
+        """The key from which its tokens follow, with all that it has read."""
         return mix(self.text.key, self.taint) if self.taint else self.text.key
 
     def digest(self, block: int, end: int) -> int:
-        """What a step writes into its block when it has computed up to `end`."""
+        """What a step writes into its block once it has computed up to `end`."""
         right = self.text.digest(block, end)
         return mix(right, self.taint) if self.taint else right
 

@@ -1,8 +1,9 @@
-"""Many decode steps at once: how far the scheduler's next decisions are known, and their outcome in closed form.
+"""Many decode steps at once: how far the scheduler's next decisions are known, and their result in closed form.
 
-While everybody decodes and nobody can start, each turn of the engine (settle a step, decide another) is trivial: one
-token more for each. `horizon` says for how many turns that holds, `leap` carries them out. The result is the same,
-block by block and in the same order, as if each had been made by `Scheduler.schedule`: tests/property/test_twin.py.
+While every running request decodes and no waiting one can start, each turn of the engine (settle a step, decide
+another) is trivial: one token more for each. `horizon` says for how many turns that holds, `leap` carries them out. The
+result is the same, block by block and in the same order, as if `Scheduler.schedule` had made each turn:
+tests/property/test_twin.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from engine.twin.schedule import Scheduler
 
 
 def horizon(scheduler: Scheduler, batches: Row[Batch]) -> int:
-    """Turns that will be trivial from here, given the steps that are decided and not over. No event may come in."""
+    """The number of trivial turns from here, given the steps that are decided and not over, if no event comes in."""
     if len(batches) < scheduler.config.depth or scheduler.defers:
         return 0
     running, crew, last = scheduler.running, scheduler.crew, batches[-1]
@@ -38,12 +39,14 @@ def horizon(scheduler: Scheduler, batches: Row[Batch]) -> int:
 
 
 def _own(sequence: Sequence) -> int:
-    """Turns before it ends, and before it has nothing more to compute."""
+    """The number of turns before the request ends, and before it has nothing more to compute."""
     return min(sequence.ends_after - sequence.outputs - 1, sequence.limit - sequence.outputs - sequence.sampling)
 
 
 def _until_found(scheduler: Scheduler, sequence: Sequence, short: Sequence) -> int:
-    """Turns before it fills a block that the one who waits for blocks would find in the cache."""
+    """The number of turns before the request fills a block that the request waiting for blocks would find in
+    the cache.
+    """
     block, block_size = sequence.cached_blocks, scheduler.config.block_size
     looked_at = (short.known - 1) // block_size
     if not scheduler.config.prefix_caching or short.computed or block >= looked_at:
@@ -55,7 +58,7 @@ def _until_found(scheduler: Scheduler, sequence: Sequence, short: Sequence) -> i
 
 
 def _until_exhausted(scheduler: Scheduler, turns: int) -> int:
-    """The most turns up to these for which there are blocks."""
+    """The most turns, up to `turns`, for which there are blocks."""
 
     def lacking(turns: int) -> int:
         blocks_for = scheduler.config.blocks_for
@@ -72,7 +75,7 @@ def _until_exhausted(scheduler: Scheduler, turns: int) -> int:
 
 
 def leap(scheduler: Scheduler, batches: Row[Batch], turns: int) -> None:
-    """Make so many trivial turns."""
+    """Make `turns` trivial turns."""
     if not turns:
         return
     for batch in batches:
@@ -94,7 +97,7 @@ def leap(scheduler: Scheduler, batches: Row[Batch], turns: int) -> None:
 
 
 def _leap_together(scheduler: Scheduler, crew: Crew, turns: int) -> None:
-    """Blocks for all who decode, and names for those that they fill, turn by turn."""
+    """Blocks for all decoding requests, and names for the blocks that they fill, turn by turn."""
     caches = scheduler.config.prefix_caching
     for _ in range(turns):
         crew.over += 1
@@ -124,9 +127,9 @@ def _allocate(scheduler: Scheduler, turns: int) -> None:
 
 
 def execute(scheduler: Scheduler, batch: Batch) -> None:
-    """What a step does to memory: each request reads what it got from elsewhere, and writes what it computes.
+    """A step's effect on memory: each request reads what came from elsewhere, and writes what it computes.
 
-    In the order of the batch: what one writes, a later one may have found in the cache.
+    In the order of the batch: a later request may have found an earlier one's blocks in the cache.
     """
     for entry in batch.entries.values():
         if not entry.stale and not entry.dead and entry.sequence.unread:
@@ -135,19 +138,19 @@ def execute(scheduler: Scheduler, batch: Batch) -> None:
 
 
 def _read(scheduler: Scheduler, entry: Entry) -> None:
-    """Compare what is there with what should be. Whoever reads something else goes wrong from there on."""
+    """Compare the contents with the right ones. A request that reads anything else makes wrong tokens from there on."""
     sequence, block_size = entry.sequence, scheduler.config.block_size
     for block in range(scheduler.config.blocks_for(sequence.unread)):
         found = scheduler.pool.read(entry.table[block])
         right = sequence.text.digest(block, min(sequence.unread, (block + 1) * block_size))
         if found != right:
-            sequence.taint = found | 1  # 0 stands for: all is well
+            sequence.taint = found | 1  # 0 means: all contents were right
             break
     sequence.unread = 0
 
 
 def write(scheduler: Scheduler, entry: Entry, start: int, end: int) -> None:
-    """The KV of the tokens from `start` to `end`."""
+    """Write the KV of the tokens from `start` to `end`."""
     block_size = scheduler.config.block_size
     first, full = start // block_size, end // block_size
     if end - start == 1:

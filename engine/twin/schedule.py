@@ -1,9 +1,11 @@
-"""What the next step does: vLLM's `Scheduler.schedule`, one rule after the other.
+"""The content of the next step: vLLM's `Scheduler.schedule`, one rule after the other.
 
-Running requests go first, in the order they came in; where blocks run out, the newest (or the least important) is
-preempted and will be computed anew. Then waiting ones are admitted (`admit.py`), unless somebody was preempted.
+Running requests go first, in the order in which they came; where blocks run out, the newest (or the least important)
+request is preempted and computed again later. Then waiting requests are admitted (`admit.py`), unless a request was
+preempted.
 
-It knows requests, blocks and budgets, no times. Line numbers are those of vLLM 0.32.0's v1/core/sched/scheduler.py.
+The module knows requests, blocks and budgets, no times. Line numbers are those of vLLM 0.32.0's
+v1/core/sched/scheduler.py.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Scheduler:
         return batch
 
     def over(self, batch: Batch) -> None:
-        """A step is over: what it might have written to is free."""
+        """A step is over: the blocks it might have written to are free."""
         self.crew.over = batch.number
         if not self._deferred:
             return
@@ -73,7 +75,7 @@ class Scheduler:
             self.pool.give_back(blocks)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a request, wherever it stands; its blocks stay."""
+        """Remove a request from wherever it stands; its blocks stay."""
         if sequence.status is Status.RUNNING:
             if sequence.together:
                 self.crew.leave(sequence)
@@ -83,7 +85,7 @@ class Scheduler:
         sequence.status = Status.OVER
 
     def cache_to(self, sequence: Sequence, tokens: int) -> None:
-        """Let the blocks that are full with these tokens be found."""
+        """Put the blocks that are full with these tokens into the prefix cache."""
         self.admission.cache_to(sequence, tokens)
 
     # --- running requests (:659-890) ---------------------------------------------------------------------------------
@@ -96,7 +98,9 @@ class Scheduler:
             self._one_by_one(batch)
 
     def _together(self, batch: Batch) -> bool:
-        """Go on with all who decode at once. False, and nothing was done: somebody has to be preempted, or to wait."""
+        """Continue all decoding requests at once. Returns False and changes nothing if a request has to be preempted,
+        or to wait.
+        """
         crew = self.crew
         crew.retire(batch.number - 1)
         due, filled = crew.due(batch.number), crew.filled() if self.config.prefix_caching else []
@@ -106,7 +110,7 @@ class Scheduler:
             lacking = False
             for sequence in self.running:
                 if sequence.together:
-                    if lacking:  # what it gets was due to one that stands before it
+                    if lacking:  # a request that stands before it takes the block
                         return False
                     continue
                 wanted = self._wanted(sequence)
@@ -128,7 +132,7 @@ class Scheduler:
         return True
 
     def _beside(self, batch: Batch, others: dict[Sequence, int]) -> None:
-        """Those who compute so much of a prompt, and the crew: in running order."""
+        """The requests that compute part of a prompt, and the crew, in running order."""
         crew = self.crew
         due = frozenset(crew.due(batch.number))
         filled = frozenset(crew.filled() if self.config.prefix_caching else ())
@@ -141,13 +145,13 @@ class Scheduler:
                 self._compute(sequence, others[sequence], batch)
 
     def _wanted(self, sequence: Sequence) -> int:
-        """How many tokens it has to compute; none is wanted where its answer ends with a step under way."""
+        """The number of tokens it has to compute; 0 if its answer ends with a step under way."""
         if sequence.sampling > 0 and sequence.outputs + sequence.sampling >= sequence.limit:
             return 0
         return sequence.known + sequence.sampling - sequence.computed
 
     def _compute(self, sequence: Sequence, count: int, batch: Batch) -> None:
-        """Blocks for its next tokens, and its part in the batch."""
+        """Take blocks for its next tokens, and put it into the batch."""
         sequence.blocks += self.pool.take(self._missing(sequence, count))
         self.cache_to(sequence, min(sequence.computed + count, sequence.known))
         self.admission.put_into(batch, sequence, count)
@@ -179,7 +183,7 @@ class Scheduler:
         return -(-more // block_size) if more > 0 else 0
 
     def _make_room(self, sequence: Sequence, count: int, batch: Batch) -> bool:
-        """Preempt until there are blocks enough. False: it is preempted itself, or has to wait."""
+        """Preempt until there are enough blocks. False: the request itself is preempted, or has to wait."""
         while self._missing(sequence, count) > self.pool.free_blocks:
             victim = self._victim()
             if self._must_defer(victim):  # its blocks would not be free at once (:805)
@@ -195,12 +199,12 @@ class Scheduler:
         return self.running[-1]
 
     def _preempt(self, sequence: Sequence, batch: Batch) -> None:
-        """All its blocks go; it waits at the head of the line (:1571)."""
+        """Take all its blocks; it waits at the head of the queue (:1571)."""
         entry = batch.entries.pop(sequence, None)
         if entry is not None:  # chosen for this step already
             batch.left += entry.count
             for block in sequence.blocks[sequence.computed // self.config.block_size :]:
-                self.pool.forget(block)  # nothing will be computed into it
+                self.pool.forget(block)  # no step will compute into it
         self.running.remove(sequence)
         self.free(sequence)
         sequence.status = Status.PREEMPTED
@@ -213,7 +217,7 @@ class Scheduler:
         return self.config.defers_frees and sequence.last_batch > self.crew.over
 
     def _advance(self, entry: Entry, number: int) -> None:
-        """What is decided counts as computed (:1616)."""
+        """Decided tokens count as computed (:1616)."""
         sequence = entry.sequence
         sequence.computed += entry.count
         sequence.last_batch = number

@@ -1,8 +1,8 @@
-"""Texts without text: what a prompt says, what the KV of each block must be, and which tokens follow from it.
+"""Symbolic texts: the content of a prompt, the right KV of each block, and the tokens that follow from it.
 
-A prompt is a row of segments, each named by a number: the same segments are the same text. The digest of a block
-covers everything up to its end, as the KV of a token depends on all tokens before it. Tokens follow from the whole
-prompt and their position, so that an engine which read one wrong block makes wrong tokens, visibly, from there on.
+A prompt is a row of segments, each named by a number: equal segments are equal text. The digest of a block covers
+everything up to its end, as the KV of a token depends on all tokens before it. Tokens follow from the whole prompt and
+their position, so an engine that has read one wrong block visibly makes wrong tokens from there on.
 
 All numbers are 64 bits wide and the same on every machine.
 """
@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 _MASK: Final = (1 << 64) - 1
 _ROOT: Final = 0x243F6A8885A308D3
-"""What comes before the first block."""
+"""The digest before the first block."""
 _STRIDE: Final = 0xD1342543DE82EF95
-"""From one token of a segment to the next, the digest grows by this (odd: no two are the same within 2⁶⁴ tokens)."""
+"""The growth of the digest from one token of a segment to the next (odd, so no two are equal within 2⁶⁴ tokens)."""
 VOCABULARY: Final = 32_000
-"""How many different tokens there are, unless said otherwise."""
+"""The number of different tokens, unless set otherwise."""
 
 
 def mix(*values: int) -> int:
@@ -43,7 +43,7 @@ Prompt = tuple[Segment, ...]
 
 
 def prompt_of(token_ids: Sequence[int], block_size: int) -> Prompt:
-    """A prompt from real token ids, cut so that equal blocks of equal beginnings are seen to be equal."""
+    """A prompt from real token ids, cut so that equal blocks after equal beginnings get equal digests."""
     blocks = (tuple(token_ids[at : at + block_size]) for at in range(0, len(token_ids), block_size))
     return tuple(Segment(mix(*block), len(block)) for block in blocks)
 
@@ -54,7 +54,9 @@ def length(prompt: Prompt) -> int:
 
 
 def answer_key(prompt: Prompt, seed: int = 0) -> int:
-    """What every token of the right answer follows from; also the name of the answer as a segment of a later prompt."""
+    """The key from which every token of the right answer follows; also the name of the answer as a segment of a later
+    prompt.
+    """
     return mix(seed, *(part for segment in prompt for part in segment))
 
 
@@ -64,10 +66,10 @@ def token(key: int, index: int, vocabulary: int = VOCABULARY) -> int:
 
 
 class Text:
-    """A prompt and its answer, however long that becomes, in blocks of `block_size` tokens.
+    """A prompt and its answer, of any length, in blocks of `block_size` tokens.
 
-    A digest is that of all text before its segment, mixed with the segment's name, plus a stride for each token: that
-    of any block is there at once, and a row of them costs no more than the numbers themselves.
+    A digest is that of all text before its segment, mixed with the segment's name, plus a stride for each token: so any
+    block's digest takes constant time, and a row of them costs no more than the numbers themselves.
     """
 
     __slots__ = ("_bases", "_ends", "_key", "_prompt", "_seed", "_starts", "block_size", "prompt_tokens")
@@ -83,7 +85,7 @@ class Text:
 
     @property
     def key(self) -> int:
-        """What the right answer follows from."""
+        """The key of the right answer."""
         if self._key is None:
             self._key = answer_key(self._prompt, self._seed)
         return self._key
@@ -93,7 +95,7 @@ class Text:
         return self._at((block + 1) * self.block_size) if block >= 0 else _ROOT
 
     def chains(self, first: int, last: int) -> list[int]:
-        """Those of the full blocks from `first` up to `last`, without `last`."""
+        """The digests of the full blocks from `first` up to `last`, without `last`."""
         size, found = self.block_size, []
         while first < last:
             start, end, base = self._segment((first + 1) * size)
@@ -115,7 +117,7 @@ class Text:
         return (base + (end - start) * _STRIDE) & _MASK
 
     def _segment(self, end: int) -> tuple[int, int | None, int]:
-        """Where the segment begins that has the last token before `end`, where it ends, and its base."""
+        """The start, the end and the base of the segment with the last token before `end`."""
         if not self._bases:
             self._join()
         if end > self.prompt_tokens:
@@ -124,7 +126,7 @@ class Text:
         return self._starts[number], self._ends[number], self._bases[number]
 
     def _join(self) -> None:
-        """Lay the segments end to end; one that goes on where the one before it stopped is the same segment."""
+        """Lay the segments end to end; a segment that continues the one before it joins it."""
         at, seed, first = 0, None, 0
         for segment in (*self._prompt, Segment(self.key, 0)):
             if segment.tokens and segment.seed == seed and segment.first == first + at - self._starts[-1]:
@@ -136,4 +138,4 @@ class Text:
                 self._starts.append(at)
                 at += segment.tokens
                 self._ends.append(at)
-        self._ends.pop()  # the answer's is open
+        self._ends.pop()  # the answer's end is open

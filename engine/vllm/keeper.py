@@ -8,8 +8,9 @@ with gigabytes of memory and the GPU. The keeper makes itself the reaper of the 
 * stdin is a pipe its parent holds. End of file (the parent died, even by SIGKILL, or wants it) ends the tree now.
 * SIGTERM is passed on to the command, which drains in its own time. SIGINT is ignored: only the parent decides.
 * When the command ends, what it left behind is killed, and the keeper exits with its code (128 + n for signal n).
-* Python's resource trackers are let live until the others are gone: each then removes the shared memory and semaphores
-  of its tree, and ends. Killed with the rest, they would leave them in /dev/shm: 240 MiB and more an engine.
+* Python's resource trackers, and keepers below this one, are let live until the others are gone: each then cleans up
+  after its own tree, and ends. Killed with the rest, trackers would leave shared memory and semaphores in /dev/shm (240
+  MiB and more an engine), and keepers their `BATON_SCRATCH`.
 * The folder that `BATON_SCRATCH` names, if it does, is removed at the end.
 * If the keeper itself is killed, the kernel kills the command, and the parent sweeps the rest by session
   (`child`; the keeper leads a session of its own).
@@ -35,7 +36,7 @@ SWEEP_MAX_S = 10.0
 """A process that SIGKILL has not ended by then hangs in the kernel; waiting longer does not help."""
 
 TRACKER_S = 2.0
-"""Time for a resource tracker to clean up, once it is alone."""
+"""Time for a resource tracker or another keeper to clean up, once it is alone."""
 
 POLL_S = 0.02
 SCRATCH = "BATON_SCRATCH"
@@ -172,14 +173,14 @@ class Keeper:
 
 
 def end_all(left: Callable[[], list[int]], grace_s: float = 0.0) -> None:
-    """SIGTERM to all of these, SIGKILL after `grace_s`, until none is left. Resource trackers come last, and end by
-    themselves if they can.
+    """SIGTERM to all of these, SIGKILL after `grace_s`, until none is left. Resource trackers and keepers come last,
+    and end by themselves if they can.
     """
     begun = time.monotonic()
     asked: set[int] = set()
-    alone: float | None = None  # since when there are only trackers
+    alone: float | None = None  # since when there are only those that clean up
     while (now := time.monotonic()) - begun < SWEEP_MAX_S and (pids := left()):
-        others = [pid for pid in pids if not is_tracker(pid)]
+        others = [pid for pid in pids if not (is_tracker(pid) or is_keeper(pid))]
         alone = None if others else alone or now
         if alone is not None and now - alone >= TRACKER_S:
             others = pids
@@ -203,6 +204,15 @@ def is_tracker(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as words:  # noqa: PTH123
             return TRACKER in words.read()
+    except OSError:
+        return False
+
+
+def is_keeper(pid: int) -> bool:
+    """Whether the process is a keeper, which ends by itself after its tree."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as name:  # noqa: PTH123
+            return name.read().strip() == NAME
     except OSError:
         return False
 

@@ -90,7 +90,7 @@ class Probe:
         except TimeoutError as error:
             raise Unwell(f"{method} {path}: no answer in {limit_s:g} s") from error
         except aiohttp.ClientConnectorError as error:
-            raise Unwell(f"{method} {path}: nobody listens", dead=True) from error
+            raise Unwell(f"{method} {path}: nothing listens there", dead=True) from error
         except Unfit as error:
             raise Unwell(f"{method} {path}: {error}") from error
         except aiohttp.ClientError as error:

@@ -75,7 +75,7 @@ class EngineSpec:
     kv_events: str = ""
     """Path of the socket on which vLLM reports evictions from its KV cache; empty: they are not read."""
     digests: bool = False
-    """Whether Baton's connector vouches for blocks, and compares pulled ones (`kvtransfer.vouchers`)."""
+    """Whether Baton's connector vouches for blocks, and compares pulled ones (`kvtransfer.block_digests`)."""
     extra_args: tuple[str, ...] = ()
     """The user's vLLM flags, verbatim and last."""
     extra_env: Mapping[str, str] = field(default_factory=dict)

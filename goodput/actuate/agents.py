@@ -24,7 +24,7 @@ from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
 from kvtransfer.ticket import Key
 
 ASK_S: Final = 2.0
-"""An agent does nothing but answer and count: one that needs longer is lost."""
+"""Seconds for an answer. An agent only answers and counts: one that needs longer is taken to be lost."""
 
 BY: Final = "controller"
 _UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
@@ -79,7 +79,7 @@ class Agents:
 
 
 def _refusal(instance: InstanceId, status: int, raw: bytes) -> str:
-    """In the agent's own words, where it has some."""
+    """The agent's own words, if it answered with any."""
     try:
         said = msgspec.json.decode(raw)["error"]["message"]
     except (ValueError, KeyError, TypeError):

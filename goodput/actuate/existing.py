@@ -31,7 +31,7 @@ class Existing:
     """Which pool's settings it was started with: the stem of its name in the cluster file (``prefill``)."""
     life: Life
     asked_s: float | None = None
-    """When it was asked for, on the clock of `Observed.now_s`; None: nobody can say."""
+    """When it was asked for, on the clock of `Observed.now_s`; None: unknown."""
     gpu: str = ""
     """Type of its GPUs, by the name that the budget uses."""
     gpus: int = 1

@@ -76,7 +76,7 @@ class Journal:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """The lines of a log, the older file first; one that is cut off, or nobody's, is left out.
+    """The lines of a log, the older file first; a line that is cut off, or that no controller wrote, is left out.
 
     Raises:
         OSError: the file cannot be read.

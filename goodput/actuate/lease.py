@@ -45,7 +45,7 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
         said: Callable[[], str] = str,
     ) -> None:
-        """`url`: where this controller is asked and told things; `said`: a line about it, for whoever reads."""
+        """`url`: where this controller answers commands; `said`: one line about it, for people."""
         self.registry: Final = registry
         self.url = url
         self.epoch = 0

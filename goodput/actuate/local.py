@@ -172,7 +172,7 @@ class LocalActuator:
         self._children.begin(name, waiting.pool, share)
 
     def _recount(self) -> None:
-        """What is taken is what the processes have that exist."""
+        """GPUs and cores count as taken while the process that has them exists."""
         self._places.taken({str(each.name): each.share for each in self._children.listed() if not each.failed})
 
     def _running(self, child: Child) -> Existing:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+SCRATCH: Final = "BATON_SCRATCH"
+"""As `engine.vllm.keeper` says it."""
 LAUNCH: Final = Path(__file__).with_name("ray_launch.py")
 
 
@@ -48,12 +51,17 @@ class EngineActor:
         self._launch: Final = launch
         self._leaving = False
         self._group: Final = _group()
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-ray-", ignore_cleanup_errors=True)
         self.log: Final = _log_path(launch.instance)
+        keeper, host = launch.keeper or _keeper(), _node_ip()
+        self._folder: Final = Path(tempfile.mkdtemp(prefix="baton-ray-"))  # late: the keeper runs a moment later
+        """Removed by the keeper once its tree has ended, however this actor ends; by `_watch` where it was killed."""
         lifeline, self._lifeline = os.pipe()
         over, self._inherited = os.pipe()
         try:
-            self._pid = self._begin(lifeline)
+            self._pid = self._begin(lifeline, keeper, host)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         finally:
             os.close(lifeline)
             os.close(self._inherited)
@@ -71,11 +79,10 @@ class EngineActor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGTERM)
 
-    def _begin(self, lifeline: int) -> int:
+    def _begin(self, lifeline: int, keeper: str, host: str) -> int:
         launch = self._launch
-        keeper = launch.keeper or _keeper()
-        command = [sys.executable, "-m", "baton", *self._words(), "--", *launch.vllm_args]
-        environ = {**os.environ, **launch.env}
+        command = [sys.executable, "-m", "baton", *self._words(host), "--", *launch.vllm_args]
+        environ = {**os.environ, **launch.env, SCRATCH: str(self._folder)}
         if launch.takes_gpus:
             environ.pop("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", None)
         started = subprocess.run(
@@ -88,11 +95,10 @@ class EngineActor:
         )
         return int(started.stdout)
 
-    def _words(self) -> list[str]:
+    def _words(self, host: str) -> list[str]:
         """The command with what only the node knows: its address, its GPUs, where secrets lie."""
-        host = _node_ip()
         words = ["engine", *self._launch.words, "--host", host, "--json"]
-        folder = Path(self._folder.name)
+        folder = self._folder
         for name, text in self._launch.files.items():
             _private(folder / name, text)
         for flag, name in self._launch.file_flags.items():
@@ -106,6 +112,7 @@ class EngineActor:
         """Until nothing of the tree is left; then the GPUs are given back."""
         with contextlib.suppress(OSError):
             os.read(over, 1)
+        shutil.rmtree(self._folder, ignore_errors=True)
         from ray.util import remove_placement_group
 
         if self._group is not None:

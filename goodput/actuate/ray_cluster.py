@@ -65,7 +65,7 @@ class RayPool:
 
 @dataclass(slots=True)
 class _Known:
-    """What this driver remembers of one instance; nothing depends on it but words."""
+    """What this driver remembers of one instance; used in messages only."""
 
     pool: str
     asked_s: float
@@ -211,7 +211,7 @@ class RayActuator:
         return Observed(now_s=now, instances=tuple(found), free=look.free)
 
     def _gone(self, name: InstanceId, now: float) -> None:
-        """No group of this name is there any more."""
+        """Note that no group of this name exists any more."""
         known = self._known[name]
         if known.failed_s is None and known.ran and not known.leaving:
             known.failed_s = now
@@ -323,7 +323,7 @@ class RayActuator:
 
     @staticmethod
     def _remove(group: _Group) -> None:
-        """With it ends what Ray still runs in it, and its GPUs are free."""
+        """Remove the group: Ray then ends what still runs in it and frees its GPUs."""
         from ray._raylet import PlacementGroupID
         from ray.util.placement_group import PlacementGroup, remove_placement_group
 

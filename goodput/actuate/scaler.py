@@ -99,7 +99,7 @@ class Scaler:
             say: a line for people.
             clock: seconds that never go back, and go on from one controller to the next; None: this machine's.
             at_start: by pool, how many instances are started before anything is decided, less those that exist; None:
-                whoever starts the fleet starts them.
+                the program that starts the fleet starts them.
         """
         self.registry: Final = registry
         self.lease: Final = lease

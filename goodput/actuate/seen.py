@@ -34,7 +34,7 @@ class Readiness:
         self._coming: Final[set[InstanceId]] = set()
 
     def saw(self, instance: InstanceId, epoch: int, now: float, *, ready: bool) -> float | None:
-        """Since when it is ready; None where it is not, or was when it was first seen: then nobody can say."""
+        """Since when it is ready; None where it is not ready, or was ready already when it was first seen."""
         if not ready:
             self._coming.add(instance)
             return None

@@ -19,7 +19,7 @@ from cluster.spec.problems import nearest, quoted
 from cluster.spec.reader import Reader
 from cluster.spec.rules import FloorOf
 from cluster.spec.tree import Malformed, Table, tree_of
-from k8s.crd.names import short
+from k8s.crd.names import NAME_CHARS_MAX, short
 from k8s.crd.settings import Kubernetes
 
 IGNORED: Final = {
@@ -29,6 +29,9 @@ IGNORED: Final = {
     "admin_port": "the admin side is on port 8001",
 }
 """Settings of `router` that Kubernetes decides."""
+
+ROUTER_STEM: Final = "router"
+"""What routers' objects have after the cluster's name."""
 
 _SECRET_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
@@ -106,6 +109,7 @@ def read_resource(resource: Mapping[str, Any], *, floor_of: FloorOf | None = Non
         told += _ignored(file, where)
         told += _files(parsed.spec, where)
         told += _unknown_pools(parsed.spec, kubernetes, where)
+        told += _pool_names(parsed.spec, where)
     broken = parsed.spec is None or any(each.severity is Severity.ERROR for each in told)
     return Resource(
         name=name,
@@ -160,6 +164,25 @@ def _files(spec: Spec, where: str) -> Iterator[Problem]:
         elif keys.setdefault(key, path) != path:
             message = f"is one key of the Secret with `{keys[key]}`: `{key}`"
             yield _problem(where, field, message, "give one of the two another name", path)
+
+
+def _pool_names(spec: Spec, where: str) -> Iterator[Problem]:
+    """Extra pools whose names no label holds, or that routers have: both have a disruption budget `CLUSTER-NAME`."""
+    fields = (
+        (f"models[{number}].pools.extra.{name}", model, name)
+        for number, model in enumerate(spec.models)
+        for name in model.pools.extra
+    )
+    by_pool = {id(pool): stem for stem, (_, _, pool) in stems(spec).items()}
+    for field, model, name in fields:
+        stem = by_pool[id(model.pools.extra[name])]
+        if len(stem) > NAME_CHARS_MAX:
+            message = f"is called `{stem}` on Kubernetes, {len(stem)} characters; a label holds {NAME_CHARS_MAX}"
+            yield _problem(where, field, message, f"shorten the name by {len(stem) - NAME_CHARS_MAX}", name)
+        elif stem == ROUTER_STEM:
+            yield _problem(
+                where, field, "has the name of the routers on Kubernetes", "give the pool another name", name
+            )
 
 
 def _unknown_pools(spec: Spec, kubernetes: Kubernetes, where: str) -> Iterator[Problem]:

@@ -188,7 +188,7 @@ class Kubernetes:
         metadata=about(
             text="Namespace that Prometheus runs in: network policies let it reach the ports with metrics. Left out: "
             "nothing but routers and the operator reaches them.",
-            why="who scrapes is not known",
+            why="where Prometheus runs is not known",
             form=DNS_NAME,
         ),
     )

@@ -287,7 +287,7 @@ class Operator:
         objects += [each for (namespace, _, _), each in self._hands.foreign.items() if namespace == resource.namespace]
         wanted, external = self._settings.board.of(resource.namespace, resource.name), self._external(resource)
         for stem in external.keys() & wanted.sizes.keys():
-            del wanted.sizes[stem]  # whoever decides after the BatonPool begins with its last word
+            del wanted.sizes[stem]  # the controller that decides after the BatonPool begins with its last word
         return Observed(
             objects=tuple(objects),
             pods=tuple(self._pods(resource, "instance")),

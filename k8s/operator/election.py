@@ -1,4 +1,4 @@
-"""Who acts: one holder of a Lease, by resourceVersion. The rules are pure; `Election` carries them out.
+"""Which operator acts: the one holder of a Lease, by resourceVersion. The rules are pure; `Election` carries them out.
 
 The rules are those of client-go's leader election: a candidate may take a Lease over when it has not *seen* it change
 for the lease's duration on its own clock, so that clocks of two machines are never compared. Every write carries the

@@ -180,7 +180,7 @@ def attainment_in(word: Json) -> float | None:
 
 
 def known_by(words: Mapping[str, Json], routers: frozenset[str]) -> Known:
-    """Routers' own words as one: who knows which instance, and which pairs no router keeps apart.
+    """Routers' answers as one: which routers know an instance, and which pairs no router keeps apart.
 
     `routers`: all Ready ones; one that did not answer knows nothing, so that no gate opens without it.
     """

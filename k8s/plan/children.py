@@ -275,7 +275,8 @@ _ALL_BUT_THE_AGENTS: Final = [
 
 
 def _policies(resource: Resource) -> Iterator[dict[str, Any]]:
-    """Who may reach whom: the registry and engines only programs of the cluster; agents only routers and the operator.
+    """Which pods are reached by which: the registry and engines by programs of the cluster, agents by routers and the
+    operator.
 
     Instances reach each other at every port but the agent's: connectors choose theirs as they like.
     """

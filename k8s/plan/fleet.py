@@ -225,7 +225,7 @@ def _number(name: str) -> int:
 
 
 def counting(model: WantedModel, left: Collection[Instance], stem: str) -> int:
-    """Instances of a pool that serve and have whom to work with: a partner of their family, where roles are apart."""
+    """Instances of a pool that serve and have a partner: one of their family, where roles are apart."""
     serving = [each for each in left if each.serving]
     return sum(each.pool == stem and _has_partner(model, each, serving) for each in serving)
 

@@ -66,7 +66,7 @@ class Look:
     keys_lost: bool = False
     """The fleet's ticket keys are gone: no instance can be started until they are back, or others are asked for."""
     scaled: Mapping[str, str] = field(default_factory=dict)
-    """Who decides a pool's size, by pool: ``BatonPool``, ``controller``, or nothing."""
+    """What decides a pool's size, by pool: ``BatonPool``, ``controller``, or nothing."""
 
 
 def with_order(desired: Desired, observed: Observed) -> Desired:

@@ -47,6 +47,10 @@ KEYS: Final = "/run/baton-keys"
 KEYS_FILE: Final = "tickets"
 GRACE_S: Final = 60
 """Beyond the drain: what an engine needs to end after its last stream."""
+LINGER_S: Final = 20
+"""An instance that is told to end, and not drained before, takes work for so long. Where the whole cluster is deleted
+at once (a namespace, `--cascade=foreground`), routers stop taking requests after 5 s: what they have admitted by then
+finds its instances."""
 PROBE_S: Final = 10
 
 
@@ -234,6 +238,7 @@ def _words(resource: Resource, model: Model, role: Role, pool: Pool, family: str
     words += ["--agent-port", str(AGENT_PORT), "--admin-key-file", f"{INTERNAL}/operator-key-digest"]
     words += ["--ticket-keys-file", f"{KEYS}/{KEYS_FILE}"]
     words += ["--weights", family, "--node", "$(NODE_NAME)", "--drain-s", f"{settings.drain_s:g}"]
+    words += ["--linger-s", str(LINGER_S)]
     words += ["--start-timeout", f"{settings.start_s:g}", "--transfer", transfer.connector.value, "--json"]
     words += ["--served-model-name", model.served_name] if model.served_name else []
     words += ["--kv-lease", str(transfer.lease_s)] if transfer.lease_s else []
@@ -316,7 +321,7 @@ def template(resource: Resource, stem: str, model: Model, role: Role, pool: Pool
         "serviceAccountName": short(f"{resource.name}-engines"),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": math.ceil(settings.drain_s) + GRACE_S,
+        "terminationGracePeriodSeconds": LINGER_S + math.ceil(settings.drain_s) + GRACE_S,
         "readinessGates": [{"conditionType": READY_GATE}],
         "securityContext": pod_security(),
         "containers": [container],

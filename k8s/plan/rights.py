@@ -8,14 +8,15 @@ from k8s.crd.names import GROUP
 
 _CHILD: Final = ("create", "delete", "get", "list", "patch", "watch")
 _KEPT: Final = ("create", "get", "list", "patch", "watch")
-"""Of kinds whose objects are there as long as their cluster is, with which the garbage collector deletes them."""
+"""Of a kind whose objects are there as long as their cluster is: the garbage collector deletes them with it."""
 
 RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     (GROUP, "batonclusters"): ("list", "watch"),
+    (GROUP, "batonclusters/finalizers"): ("update",),
     (GROUP, "batonclusters/status"): ("patch",),
     (GROUP, "batonpools"): ("list", "watch"),
     (GROUP, "batonpools/status"): ("patch",),
-    ("", "configmaps"): _KEPT,
+    ("", "configmaps"): _CHILD,
     ("", "events"): ("create",),
     ("", "pods"): ("list", "watch"),
     ("", "pods/status"): ("patch",),
@@ -30,15 +31,14 @@ RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("networking.k8s.io", "networkpolicies"): _CHILD,
     ("policy", "poddisruptionbudgets"): _CHILD,
 }
-"""By API group and resource. `blockOwnerDeletion` of children additionally asks for ``batonclusters/finalizers``
-where the admission plugin OwnerReferencesPermissionEnforcement is on."""
-
-OWNER: Final = {(GROUP, "batonclusters/finalizers"): ("update",)}
+"""By API group and resource. Two are asked for only where the admission plugin OwnerReferencesPermissionEnforcement is
+on, as in OpenShift: ``batonclusters/finalizers`` for `blockOwnerDeletion` of children, and the deletion of ConfigMaps
+for the one whose owners change, which keeps the order of a deletion."""
 
 
 def rules() -> list[dict[str, Any]]:
     """As they stand in a Role."""
     return [
         {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
-        for (group, resource), verbs in sorted((RIGHTS | OWNER).items())
+        for (group, resource), verbs in sorted(RIGHTS.items())
     ]

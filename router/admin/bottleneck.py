@@ -1,18 +1,20 @@
-"""Which pool is the bottleneck, in a sentence with its reason. Pure.
+"""Which pool is the bottleneck, as a sentence with its reasons. Pure.
 
-What it goes by is who waits for what. Engines say how many requests wait in them, and how many of these wait for a
-pull; the router knows who is in its line, and what these lack. By Little's law so many waiting, over the rate at which
-requests end, is how long each waits. The pool with the most waiting is the bottleneck, if waiting is a tenth of what is
-there. Two corrections, both because a request has its place on D before P begins:
+The verdict follows the waiting requests. Engines report how many requests wait in them, and how many of these wait for
+a pull; the router knows the requests in its own queue, and which place each lacks. By Little's law, the number of
+waiting requests divided by the rate at which requests end is the time each waits. The pool with the most waiting
+requests is the bottleneck, if at least a tenth of its requests wait. Two corrections apply, both because a request has
+its place on D before P begins:
 
-- Places of D are taken by requests that P still computes. Who is in line for D then waits for P: of those in line for
-  decode, only the part counts as decode's that D's engines really have of the requests whose place is there.
-- A full D leaves holds on P. Where P's KV is nearly full while requests wait at D, P's queue is D's.
+- Requests that P still computes take places of D, so requests in the queue for D then really wait for P. Of the
+  requests queued for decode, only the share counts as decode's that D's engines really have of the requests with a
+  place there.
+- A full D leaves holds on P. If P's KV is nearly full while requests wait at D, P's queue counts as D's.
 
-Before all that: a router whose process gets no processor time makes everybody wait, and its figures mean little.
+Before all that: a router process that gets no processor time makes every request wait, and its figures mean little.
 
-Where nobody waits, but promises are not kept, it goes by which target was missed more often. Where nobody waits and
-nothing is missed there is no bottleneck, and it says so.
+If no request waits, but promises are not kept, the verdict follows the target that was missed more often. If no request
+waits and no target is missed, there is no bottleneck, and the sentence says so.
 """
 
 from __future__ import annotations
@@ -23,29 +25,29 @@ from enum import StrEnum
 from typing import Any, Final
 
 QUEUE_MIN: Final = 1.0
-"""Waiting on average, for a queue: one now and then is chance."""
+"""The mean number of waiting requests that counts as a queue: one now and then is chance."""
 
 QUEUE_SHARE: Final = 0.1
-"""Of all that is at a pool, waiting: less is how batches form, not a lack of instances."""
+"""The share of a pool's requests that must wait: a smaller share is batch forming, not a lack of instances."""
 
 ALIKE: Final = 0.6
-"""A second queue of so much of the first one's length is named beside it."""
+"""A second queue of this share of the first one's length is named beside it."""
 
 KV_FULL: Final = 0.9
-"""Of P's KV in use: new prompts find no room."""
+"""The share of P's KV in use from which new prompts find no room."""
 
 LATE_S: Final = 0.2
-"""A process that is so late with everything has no free core; requests wait in it, whatever pools look like."""
+"""A process that is so late with all its work has no free core; requests wait in it, whatever the pools look like."""
 
 AT_PREFILL: Final = ("queue_p", "prefill", "prefill_leg", "queue", "whole_leg")
-"""Parts of a first token's time that instances which prefill are answerable for."""
+"""The parts of a first token's time that prefill instances cause."""
 
 MISSED_SHARE: Final = 0.05
-"""Of a window's promises, missed by one target, for it to count where nobody waits."""
+"""The share of a window's promises that must miss one target for it to count if no request waits."""
 
 
 class Where(StrEnum):
-    """What holds requests up."""
+    """What makes requests wait."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -60,22 +62,22 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSeen:
-    """One pool, means over the last half minute."""
+    """One pool: means over the last half minute."""
 
     instances: int = 0
-    """Ready ones."""
+    """Ready instances."""
     running: float = 0.0
     """Requests in engines' batches."""
     waiting: float = 0.0
-    """Requests waiting in engines, pulls left out."""
+    """Requests that wait in engines, without pulls."""
     pulling: float = 0.0
-    """Requests waiting in engines for what they pull."""
+    """Requests that wait in engines for their pull."""
     in_line: float = 0.0
-    """Requests in routers' lines for a place there."""
+    """Requests in routers' queues for a place there."""
     places: float = 0.0
     """Legs of all routers there."""
     limit: int | None = None
-    """Legs that may be there; None: nobody says."""
+    """Legs that may be there; None: unknown."""
     kv_usage: float = 0.0
     """Share of KV blocks in use, mean of instances."""
 
@@ -87,39 +89,39 @@ class PoolSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolsSeen:
-    """What the verdict is reached on."""
+    """The inputs of the verdict."""
 
     prefill: PoolSeen
     decode: PoolSeen
     both: PoolSeen = PoolSeen()
     rate: float = 0.0
-    """Requests that ended, a second."""
+    """Requests that ended, per second."""
     late_s: float = 0.0
-    """How late the latest router gets to its work."""
+    """The delay of the most delayed router process."""
     judged: int = 0
     """Requests with a promise that ended."""
     late_ttft: int = 0
     late_tpot: int = 0
-    """Of them, those that missed this target."""
+    """Those of them that missed this target."""
     ttft_parts: Mapping[str, float] = field(default_factory=dict)
-    """Where first tokens' time went (`router.telemetry.timing`), any unit."""
+    """Where first tokens' time went (`router.telemetry.timing`), in any unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """The answer."""
+    """The verdict."""
 
     where: Where
     sentence: str
     because: tuple[str, ...]
-    """What it is based on, figure by figure."""
+    """The figures it is based on."""
 
     def as_json(self) -> dict[str, Any]:
         return {"where": self.where.value, "sentence": self.sentence, "because": list(self.because)}
 
 
 def bottleneck(seen: PoolsSeen) -> Bottleneck:
-    """Where requests are held up."""
+    """What makes requests wait."""
     missing = _missing(seen)
     if missing is not None:
         return missing
@@ -140,7 +142,7 @@ def bottleneck(seen: PoolsSeen) -> Bottleneck:
 
 
 def _missing(seen: PoolsSeen) -> Bottleneck | None:
-    """A leg that nobody can run is the first thing to say."""
+    """A leg without any instance comes first."""
     in_line = seen.prefill.in_line + seen.decode.in_line
     for where, pool in ((Where.PREFILL, seen.prefill), (Where.DECODE, seen.decode)):
         if not pool.instances and not seen.both.instances:
@@ -151,7 +153,7 @@ def _missing(seen: PoolsSeen) -> Bottleneck | None:
 
 
 def _waiting(seen: PoolsSeen) -> dict[Where, float]:
-    """Who waits for what, with the two corrections."""
+    """The number of requests that wait for each pool, with the two corrections."""
     prefill, decode = seen.prefill, seen.decode
     for_prefill, for_decode = prefill.waiting + prefill.in_line, decode.waiting
     own = min(1.0, decode.there / decode.places) if decode.places >= 1 else 1.0
@@ -204,10 +206,10 @@ def _advice(where: Where) -> str:
 
 def _missed(seen: PoolsSeen, because: tuple[str, ...]) -> Bottleneck:
     if seen.late_tpot >= seen.late_ttft:
-        what = f"nobody waits, but {seen.late_tpot} of {seen.judged} requests missed their time per token"
+        what = f"no request waits, but {seen.late_tpot} of {seen.judged} requests missed their time per token"
         said = f"Decode is the bottleneck: {what}: its steps are too slow. {_advice(Where.DECODE)}"
         return Bottleneck(Where.DECODE, said, because)
-    what = f"nobody waits, but {seen.late_ttft} of {seen.judged} requests missed their first token's target"
+    what = f"no request waits, but {seen.late_ttft} of {seen.judged} requests missed their first token's target"
     whole, there = sum(seen.ttft_parts.values()), sum(seen.ttft_parts.get(part, 0.0) for part in AT_PREFILL)
     if whole and there < whole / 2:
         most = max(seen.ttft_parts, key=lambda part: seen.ttft_parts[part])

@@ -1,6 +1,7 @@
 """Several routers' Prometheus texts as one: counters and histograms summed, gauges by what they mean. Pure.
 
-For processes that share one port, and for people with `curl`. A Prometheus server scrapes each router and sums itself.
+For processes that share one port, and for people with `curl`. A Prometheus server scrapes each router and sums by
+itself.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ GAUGES: Final = {
     "baton_upload_bytes": _SUM,
     "baton_uploads_waiting": _SUM,
     "baton_instance_inflight": _SUM,
-    "baton_instance_up": _LARGEST,  # somebody reaches it
+    "baton_instance_up": _LARGEST,  # some router reaches it
     "baton_instance_quarantined": _LARGEST,
-    "baton_pair_apart": _LARGEST,  # some of them hand nothing over there
-    "baton_handoffs_off": _LARGEST,  # in some of them
+    "baton_pair_apart": _LARGEST,  # some routers hand nothing over there
+    "baton_handoffs_off": _LARGEST,  # for some routers
     "baton_leg_ready": _LARGEST,
-    "baton_slo_attainment": _LEAST,  # of shares nothing can be summed: baton_slo_requests_total can
+    "baton_slo_attainment": _LEAST,  # shares cannot be summed: baton_slo_requests_total can
     "baton_slo_attainment_target": _LARGEST,
     "baton_registry_stale_seconds": _LARGEST,
     "baton_registry_unproven": _LARGEST,
     "baton_controller_heard": _LARGEST,
     "baton_routers": _LARGEST,
 }
-"""How a gauge's values become one. One that is not here is shown as the largest."""
+"""How the routers' values of a gauge become one. For other gauges the largest is shown."""
 
 
 _SAMPLE: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{[ -~\u00a0-\U0010ffff]*\})?")
@@ -47,7 +48,7 @@ class _Metric:
 
 
 def merged(texts: Iterable[bytes]) -> bytes:
-    """The sum. What is no sample of a metric that has a type is left out."""
+    """The sum. Lines that are not samples of a typed metric are left out."""
     metrics: dict[str, _Metric] = {}
     for text in texts:
         _read(text.decode(errors="replace"), metrics)

@@ -1,8 +1,9 @@
-"""What operators see and do at one router, which speaks for all: `/ui`, `/metrics`, `/explain`, drain and quarantine.
+"""The operators' side of one router, which answers for all routers: `/ui`, `/metrics`, `/explain`, drain and
+quarantine.
 
-A shell: HTTP. What is asked of one router is asked of its peers, too (`router.admin.peers`), and told as one; who
-did not answer is named. Changes (drain, quarantine) are an operator's: from this machine, from a peer that vouches
-for one, or with an operator's key. A browser's requests from other sites are refused.
+A shell: HTTP. The router passes each question on to its peers (`router.admin.peers`) and answers with the sum; peers
+that did not answer are named. Changes (drain, quarantine) need an operator: a caller on this machine, a peer that
+vouches for an operator, or an operator's key. A browser's requests from other sites are refused.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _FILES: Final = {
 }
 
 AGENT_S: Final = 5.0
-"""An agent that does not answer within this is as good as lost."""
+"""An agent that does not answer within this time is treated as lost."""
 
 _UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -72,7 +73,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Operators:
     """What operators see and do at one router.
 
-    Long, as each path of the admin side is a method, and all of them share the checks of callers and the peers.
+    The class is long because each path of the admin side is a method, and all of them share the checks of callers and
+    the peers.
     """
 
     def __init__(
@@ -103,16 +105,16 @@ class Operators:
         )
         self._agents: aiohttp.ClientSession | None = None
         self._off: set[str] = set()
-        """Classes that hand nothing over, as far as it was logged."""
+        """Classes that hand nothing over, as last logged."""
         if watch is not None:
             watch.on_quarantine = self._set_aside
 
     def retarget(self, classes: Mapping[str, SloClass]) -> None:
-        """Other promises from now on."""
+        """The classes' promises have changed."""
         self._overview.classes = classes
 
     async def look_forever(self) -> None:
-        """Once a second, for the page."""
+        """Take the figures of the page once a second."""
         while True:
             self._parts.meters.recomputed.look(self._parts.view.all())
             self._overview.look(time.monotonic(), self._parts.meters.times.parts_of_ttft())
@@ -135,7 +137,7 @@ class Operators:
             await self._agents.close()
 
     def routes(self, app: web.Application) -> None:
-        """Put its paths on the admin side."""
+        """Add the routes to the admin side."""
         app.on_response_prepare.append(self._sign)
         for path in ("/ui", "/ui/"):
             app.router.add_get(path, self._page(""))
@@ -152,8 +154,8 @@ class Operators:
         app.router.add_post("/resume/{id}", self.resume)
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
-        """Every answer says whose it is, refusals too. After a body in chunks the bytes of what follows are not
-        counted: the connection ends. A peer's says on whose behalf it was asked.
+        """Name this router on every answer, refusals included. After a body in chunks, unread bytes are not counted, so
+        the connection ends. A peer's answer names the reader on whose behalf it was asked.
         """
         response.headers[FROM] = str(self.peers.name)
         if self.peers.asks(http.headers) and READER in http.headers:
@@ -161,14 +163,14 @@ class Operators:
         if "Transfer-Encoding" in http.headers or "Upgrade" in http.headers:
             response.force_close()
 
-    # --- who asks -----------------------------------------------------------------------------------------------------
+    # --- callers ------------------------------------------------------------------------------------------------------
 
     def reader(self, http: web.Request, body: bytes = b"") -> str | None:
-        """Whose requests may be read: None, everybody's, for operators; else the tenant's whose key it has.
+        """The tenant whose requests the caller may read, by its key; None: an operator, who may read all.
 
         Raises:
-            ApiError: 401 for an unknown key, and for none from elsewhere; 403 for another site's page or name; 421
-                where another router is meant.
+            ApiError: 401 for an unknown key, and for no key from another machine; 403 for a page or name of another
+                site; 421 if another router is meant.
         """
         meant = http.headers.get(TO, self.peers.name)
         if meant != self.peers.name:
@@ -177,7 +179,7 @@ class Operators:
             raise ApiError(403, "PermissionDeniedError", "A page of another site asks for this: refused.")
         vouched = self.peers.vouched(http.method, http.path_qs, http.headers, body)
         found = None if vouched else self._by_key(http)
-        # What a peer signed counts whatever became of the headers that it did not sign.
+        # A peer's signature counts whatever became of the headers that it does not cover.
         behalf = http.headers.get(READER) if vouched or self.peers.asks(http.headers) else None
         return behalf if found is None else found
 
@@ -198,8 +200,8 @@ class Operators:
         raise ApiError(401, "AuthenticationError", message)
 
     async def _operators_body(self, http: web.Request) -> bytes:
-        """The body of a change, which is an operator's: no other is read. Only what a peer vouches for is
-        judged with its body, which its MAC is over.
+        """The body of a change. Only an operator's body is read. The exception is a peer's request, whose MAC covers
+        the body, so the body is read before the judgement.
 
         Raises:
             ApiError: as `reader`; 403 for tenants and pages of other sites; 408, 413 for a body that is slow or large.
@@ -214,7 +216,7 @@ class Operators:
         return body
 
     def _must_be_operator(self, http: web.Request, body: bytes) -> None:
-        """Raises ApiError (403) unless an operator asks, of his own accord."""
+        """Raises ApiError (403) unless an operator asks, and not another site's page."""
         if self.reader(http, body) is not None:
             raise ApiError(403, "PermissionDeniedError", "A tenant's key changes nothing here: ask as an operator.")
 
@@ -230,7 +232,7 @@ class Operators:
         return page
 
     async def data(self, http: web.Request) -> web.Response:
-        """``/ui/data``: everything the page shows, of all routers."""
+        """``/ui/data``: the page's data, of all routers."""
         reader = self.reader(http)
         own = self._overview.own(str(self.peers.name), time.monotonic(), reader)
         if self.peers.asks(http.headers):
@@ -241,12 +243,12 @@ class Operators:
         return _json({**found, "scaling": self._scaling() if reader is None else None})
 
     def _scaling(self) -> dict[str, Any] | None:
-        """What sizes the fleet, in its own words; None: nothing that this router has heard of."""
+        """What the controller that sizes the fleet reports; None: this router has heard of none."""
         beat = None if self._watch is None else self._watch.controller
         return None if beat is None else {"controller": beat.where, "url": beat.url, "says": beat.detail}
 
     async def metrics(self, http: web.Request) -> web.Response:
-        """``/metrics``: this router's; ``?all=1``: all routers' as one, the number of those that are missing beside."""
+        """``/metrics``: this router's; ``?all=1``: all routers' as one, with the number of missing ones."""
         if self.reader(http) is not None:
             raise ApiError(403, "PermissionDeniedError", "Metrics name every tenant: they are for operators.")
         own = self._scrape.text()
@@ -262,7 +264,7 @@ class Operators:
         return web.Response(body=merged([own, *texts, silent.encode()]), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def explain_last(self, http: web.Request) -> web.Response:
-        """``/explain``: who is open, and the last that ended, newest first, of all routers; ``?n=`` of them."""
+        """``/explain``: open requests, and the last that ended, newest first, of all routers; ``?n=`` of them."""
         given = http.query.get("n", "100")
         if not given.isdecimal() or len(given) > 9:
             raise bad_request(f"`n` is {given[:50]!r}: give a count, as in /explain?n=20", "n")
@@ -284,10 +286,10 @@ class Operators:
         return _json({"requests": found[: int(given)], **more})
 
     async def explain(self, http: web.Request) -> web.Response:
-        """``/explain/ID``: what was decided about one request, whichever router had it.
+        """``/explain/ID``: what was decided about one request, on whichever router it was.
 
-        ID is ours, or what its client calls it. Clients may call several the same: the newest that the reader may see
-        is told, and how many there are (``named_alike``).
+        ID is the router's id or the client's. Clients may use one id several times: the answer is the newest request
+        that the reader may see, and the number of such requests (``named_alike``).
         """
         name, reader = http.match_info["id"], self.reader(http)
         story = self._parts.telling.memory.get(name)
@@ -312,11 +314,11 @@ class Operators:
         ago_s = round(now - story.timeline.arrived, 3)
         return {**story.as_json(now), "ago_s": ago_s, "router": str(self.peers.name)}
 
-    # --- setting aside ------------------------------------------------------------------------------------------------
+    # --- quarantine ---------------------------------------------------------------------------------------------------
 
     async def quarantined(self, http: web.Request) -> web.Response:
-        """``GET /quarantine``: instances that are set aside, and why. A tenant is told of instances that serve it, as
-        on `/ui`.
+        """``GET /quarantine``: instances that are set aside, and why. A tenant sees the instances that serve it, as on
+        `/ui`.
         """
         reader, view = self.reader(http), self._parts.view
         aside = self.quarantine.aside
@@ -326,11 +328,11 @@ class Operators:
         return _json({"quarantined": aside})
 
     async def set_aside(self, http: web.Request) -> web.Response:
-        """``POST /quarantine/ID {"because": …}``: no new legs for it, at any router, until it is let in again."""
+        """``POST /quarantine/ID {"because": …}``: no router sends new legs to it until it is let in again."""
         return await self._change(http, aside=True)
 
     async def let_in(self, http: web.Request) -> web.Response:
-        """``DELETE /quarantine/ID``: as before."""
+        """``DELETE /quarantine/ID``: let the instance in again."""
         return await self._change(http, aside=False)
 
     async def _change(self, http: web.Request, *, aside: bool) -> web.Response:
@@ -364,20 +366,22 @@ class Operators:
             self._set_aside()
 
     def _set_aside(self) -> None:
-        """Let the view know; who waits may find room."""
+        """Tell the view; waiting requests may find room."""
         self._parts.dispatch.fleet.handle(events.SetAside(dict(self.quarantine.aside)), time.monotonic())
         self._parts.dispatch.fleet_changed()
 
     # --- draining -----------------------------------------------------------------------------------------------------
 
     async def drain(self, http: web.Request) -> web.Response:
-        """``POST /drain/ID {"deadline_s": 60}``: told to its agent, whose word every router hears in the registry."""
+        """``POST /drain/ID {"deadline_s": 60}``: passed to the instance's agent, whose state every router reads in the
+        registry.
+        """
         said = object_in(await self._operators_body(http), ("deadline_s",))
         deadline_in(said, 0.0)
         return await self._tell_agent(http, "/drain", said)
 
     async def resume(self, http: web.Request) -> web.Response:
-        """``POST /resume/ID``: it takes work again."""
+        """``POST /resume/ID``: the instance takes work again."""
         return await self._tell_agent(http, "/resume", object_in(await self._operators_body(http), ()))
 
     async def _tell_agent(self, http: web.Request, path: str, said: dict[str, Any]) -> web.Response:
@@ -402,7 +406,7 @@ class Operators:
         return web.Response(status=answer.status, body=body, content_type="application/json")
 
     def _signed(self, instance: str, path: str, body: bytes) -> dict[str, str]:
-        """The headers of what is asked of an instance's agent."""
+        """The headers of a request to an instance's agent."""
         keys = self._ticket_keys
         key = None if keys is None else instance_key(keys()[0], InstanceId(instance))
         ask = Ask(method="POST", path=path, body=body, by=str(self.peers.name), to=instance)
@@ -420,8 +424,8 @@ class Operators:
 
 
 def _newest(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of what several routers tell about one name: the request that we call so, else the newest of those whose clients
-    do, with how many there are of these.
+    """Of several routers' answers about one name: the request with that router id, else the newest request with that
+    client id, and the number of these.
     """
     ours = next((each for each in found if "named_alike" not in each), None)
     if ours is not None:
@@ -431,19 +435,19 @@ def _newest(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _ago_s(said: dict[str, Any]) -> float:
-    """How long ago a request came; infinite where a router's word is no number."""
+    """How long ago a request came; infinite if the peer sent no number."""
     ago_s = said.get("ago_s")
     return float(ago_s) if isinstance(ago_s, int | float) else math.inf
 
 
 def _alike(said: dict[str, Any]) -> int:
-    """How many requests a router says there are of a name; one where its word is no count."""
+    """How many requests a router reports of a name; one if it sent no count."""
     count = said.get("named_alike")
     return count if isinstance(count, int) and 0 < count < 1 << 31 else 1
 
 
 def _word(answer: PeerAnswer | str, read: Callable[[bytes], dict[str, Any] | str] = an_object) -> dict[str, Any] | str:
-    """What a peer said, or why nothing of use."""
+    """A peer's answer, or why it is of no use."""
     if isinstance(answer, str):
         return answer
     return read(answer.body) if answer.status == 200 else f"it answers with HTTP {answer.status}"

@@ -1,8 +1,8 @@
-"""What `/ui` shows: one router's word, several routers' words as one, and what follows from them. Pure.
+"""The data of `/ui`: one router's own data, several routers' data as one, and the conclusions from them. Pure.
 
-`Overview.own` is what one router says; `whole` adds the other routers' words to its own and draws the conclusions:
-percentiles, attainment, rates, and which pool is the bottleneck. Figures of engines are the asked router's own (all
-hear the same); legs, lines, results and times are sums over the routers that answered.
+`Overview.own` is one router's data; `whole` adds the other routers' data and draws the conclusions: percentiles,
+attainment, rates, and which pool is the bottleneck. Engine figures are the asked router's own (all routers see the
+same); legs, queues, results and times are sums over the routers that answered.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from router.telemetry.rolling import KINDS, NOW_SLOTS, SLOT_S, SLOTS, RollingSta
 Json = dict[str, Any]
 
 REQUESTS: Final = 12
-"""Requests shown with their decisions: so many that are open, and so many that have ended."""
+"""The number of requests shown with their decisions: so many open ones, and so many that have ended."""
 
 PAIRS: Final = 200
-"""Pairs told by one router, those that failed most first."""
+"""The number of pairs that one router reports, those that failed most first."""
 
 _SHARES: Final = (0.5, 0.9, 0.99)
 
 
 class Overview:
-    """One router's own word."""
+    """One router's own data."""
 
     def __init__(
         self,
@@ -49,16 +49,18 @@ class Overview:
         self._pairs: Final = pairs
         self._recomputed: Final = recomputed
         self.classes = classes
-        """What is promised now."""
+        """The classes' current promises."""
         self._looks: Final = Looks()
 
     def look(self, now: float, parts: Mapping[str, float]) -> None:
-        """Once a second. `parts`: seconds by part of first tokens' times since the process began."""
+        """Called once a second. `parts`: seconds by part of first tokens' times since the process began."""
         self._looks.look(self._scheduler, now)
         self._lately.look(now, len(self._scheduler.line), parts)
 
     def own(self, router: str, now: float, reader: str | None = None) -> Json:
-        """All of it. `reader`: a tenant, who is shown its own requests only, and instances that serve it."""
+        """All of this router's data. `reader`: a tenant, which sees only its own requests and the instances that serve
+        it.
+        """
         return {
             "router": router,
             "pools": self._looks.told(self._scheduler.view.all()),
@@ -144,8 +146,8 @@ class Overview:
 
 
 def whole(own: Json, others: Mapping[str, Json | str], unproven: Mapping[str, str] | None = None) -> Json:
-    """What the page shows. `others`: by router's name its own word, or why there is none. `unproven`: names that are
-    ignored in the registry, and why.
+    """The page's data. `others`: by router name its own data, or why there is none. `unproven`: names in the registry
+    that are ignored, and why.
     """
     heard = [each for each in others.values() if not isinstance(each, str)]
     lately = together(each["lately"] for each in (own, *heard))

@@ -1,8 +1,7 @@
-"""What other routers answer, read as strictly as a stranger's words: numbers in range, lists and texts bounded. Pure.
+"""Parses the answers of router peers as strictly as a stranger's: numbers in range, lists and texts bounded. Pure.
 
-A peer may be of another version, and the program that answers at an announced address may be no router at all. What
-is not as it should be is no answer: the page shows that router as silent, with the reason, and the others' words add
-up.
+A peer may have another version, and the program at an announced address may not be a router. An invalid answer counts
+as none: the page shows that router as silent, with the reason, and sums up the others.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _Buckets = Annotated[dict[_Bucket, _Count], msgspec.Meta(max_length=2048)]
 
 
 class _Window(msgspec.Struct):
-    """As `router.telemetry.rolling` tells it."""
+    """A window as `router.telemetry.rolling` sends it."""
 
     outcomes: _Counts
     results: Annotated[dict[_Name, _Counts], msgspec.Meta(max_length=1024)]
@@ -57,7 +56,7 @@ class _Pair(msgspec.Struct):
 
 
 class PeerLine(msgspec.Struct, omit_defaults=True):
-    """One request in a line (`router.telemetry.explain_store.Story.line`)."""
+    """One request's line in a list (`router.telemetry.explain_store.Story.line`)."""
 
     id: _Name
     state: _Name
@@ -77,7 +76,7 @@ class PeerLine(msgspec.Struct, omit_defaults=True):
 
 
 class _Own(msgspec.Struct):
-    """What is added up of one router's word (`router.admin.overview.Overview.own`)."""
+    """The parts of one router's own data that are summed (`router.admin.overview.Overview.own`)."""
 
     router: _Name
     line: _Count
@@ -91,7 +90,7 @@ class _Own(msgspec.Struct):
 
 
 class _Requests(msgspec.Struct):
-    """What `/explain` lists."""
+    """The lists in `/explain`."""
 
     requests: Annotated[list[PeerLine], msgspec.Meta(max_length=65536)]
 
@@ -102,17 +101,17 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def own_word(body: bytes) -> dict[str, Any] | str:
-    """A router's own word for the page; or what is wrong with it."""
+    """A router's own data for the page; or what is wrong with the answer."""
     return _read(_OWN, body)
 
 
 def listed(body: bytes) -> dict[str, Any] | str:
-    """A router's list of requests; or what is wrong with it."""
+    """A router's list of requests; or what is wrong with the answer."""
     return _read(_REQUESTS, body)
 
 
 def an_object(body: bytes) -> dict[str, Any] | str:
-    """Any JSON object; or what is wrong with it."""
+    """Any JSON object; or what is wrong with the answer."""
     return _read(_OBJECT, body)
 
 

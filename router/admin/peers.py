@@ -1,13 +1,13 @@
-"""Asks the other routers of a fleet, so that any of them tells the whole truth. A shell.
+"""Asks the router peers of a fleet, so that each router can answer for all of them. A shell.
 
-Routers announce their admin sides in the registry (`router.fleet.discovery`). A question goes to all of them at once,
-and those that do not answer within `ASK_S` are named, not waited for. An asked router never asks on. No key of the
-caller here goes with a question: this router asks in its own name, says on whose behalf (an operator's or a tenant's),
-and signs that with the fleet's ticket keys (`kvtransfer.signed`). Without these a router on another machine believes no
-name.
+Routers announce their admin sides in the registry (`router.fleet.discovery`). A question goes to all of them at once;
+peers that do not answer within `ASK_S` are named in the answer. A peer that is asked does not ask others. A question
+never carries a key of this router's caller: the router asks in its own name, names the operator or tenant on whose
+behalf it asks, and signs that with the fleet's ticket keys (`kvtransfer.signed`). Without these keys a router on
+another machine believes no name.
 
-An announced address on loopback means another machine's own: what answers there says which router it is, and one
-that is not the one asked is not believed.
+An announced loopback address means the other machine's own: the answering program names its router, and if that is not
+the one asked, the answer is not believed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from kvtransfer.signed import NONCE_BYTES, READER, SIGNATURE, Ask, Judge, ask_in
 from kvtransfer.ticket import Key
 
 ASK_S: Final = 1.0
-"""A router that is alive answers in milliseconds; an operator who waits longer for a dead one learns nothing more."""
+"""A router that is alive answers in milliseconds; waiting longer for a dead one tells an operator nothing more."""
 
 FROM: Final = "x-baton-sibling"
-"""Who asks; on an answer, who answers."""
+"""Header: the asking router; on an answer, the answering one."""
 _UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 
 Keys = Callable[[], tuple[Key, ...]]
@@ -39,14 +39,14 @@ Keys = Callable[[], tuple[Key, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
-    """One router's."""
+    """One peer's answer."""
 
     status: int
     body: bytes
 
 
 class Peers:
-    """The other routers, as one router sees them."""
+    """The router peers of one router."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Peers:
         keys: Keys | None,
         clock: Callable[[], float] = _UNIX_TIME,
     ) -> None:
-        """`others`: announcements of those that are there now."""
+        """`others`: returns the announcements of the current peers."""
         self.name: Final = name
         self._others: Final = others
         self._keys: Final = keys
@@ -68,31 +68,33 @@ class Peers:
         if self._session is not None:
             await self._session.close()
 
-    # --- asked --------------------------------------------------------------------------------------------------------
+    # --- questions from peers -----------------------------------------------------------------------------------------
 
     @staticmethod
     def asks(headers: Mapping[str, str]) -> bool:
-        """Whether it is a router that asks: it wants this one's own word."""
+        """Whether a router peer asks: it wants only this router's own data."""
         return FROM in headers
 
     def vouched(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bool:
-        """Whether a router of this fleet signed this, on whose behalf included; true once. `path` with its query."""
+        """Whether a router of this fleet signed this request, with the reader it names; true once. `path` with its
+        query.
+        """
         if self._keys is None or SIGNATURE not in headers:
             return False
         ask = ask_in(headers, method, path, body)
         return not self._judge.fault(headers[SIGNATURE], ask, self._keys(), self._clock())
 
-    # --- asking -------------------------------------------------------------------------------------------------------
+    # --- questions to peers -------------------------------------------------------------------------------------------
 
     async def ask(
         self, path: str, reader: str | None, *, method: str = "GET", body: bytes = b""
     ) -> dict[str, PeerAnswer | str]:
-        """Every other router's answer by its name, or in words why there is none.
+        """Each peer's answer by its name, or in words why there is none.
 
         Args:
             path: with its query.
-            reader: the tenant on whose behalf; None: an operator.
-            method: of HTTP.
+            reader: the tenant on whose behalf this router asks; None: an operator.
+            method: the HTTP method.
             body: JSON.
         """
         found: dict[str, PeerAnswer | str] = {}
@@ -120,7 +122,7 @@ class Peers:
     ) -> PeerAnswer | str:
         if beat.agent_url is None:
             return "it announces no admin side"
-        url = URL(f"{beat.agent_url}{path}")  # it may spell a path in another way, and what is sent is what is signed
+        url = URL(f"{beat.agent_url}{path}")  # yarl may spell a path differently: sign what is sent
         ask = Ask(method=method, path=url.raw_path_qs, body=body, by=self.name, to=str(beat.id), reader=reader)
         key, nonce = None if self._keys is None else self._keys()[0], secrets.token_bytes(NONCE_BYTES)
         sent = signed_headers(ask, key, now=self._clock(), nonce=nonce)

@@ -1,7 +1,8 @@
-"""Pools and instances over the last half minute: means of what was seen once a second. Pure.
+"""Pools and instances over the last half minute: means of one look a second. Pure.
 
-Engines' words are the same to every router of a fleet; legs in flight and who is in line are each router's own, and add
-up (`together_pools`). What those in line lack is asked of the same columns and the same gate that choices go by.
+Engines' reports are the same to every router of a fleet; legs in flight and queued requests are each router's own, and
+are summed (`together_pools`). The place that a queued request lacks follows from the same columns and the same
+saturation check (flow control) that choices use.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from router.scheduler.scoring.prices import prices_of
 from router.telemetry.rolling import SLOT_S, SLOTS
 
 LOOK_S: Final = 1.0
-"""Between two looks: as often as engines say something new."""
+"""The time between two looks: as often as engines report."""
 
 LOOKS: Final = 30
 
 SILENT_S: Final = 5.0
-"""An engine that has said nothing new for so long makes no tokens, as far as anybody knows."""
+"""An engine without a new report for this time counts as making no tokens."""
 
 FULL: Final = 0.95
 MOST_KEPT: Final = 0.998
-"""How full a batch is that is called full, of the largest one seen; and what is left of that a look later: half of it
-after six minutes."""
+"""A batch is called full from this share of the largest batch seen; the largest decays by this factor a look, by half
+in six minutes."""
 
 ASKED_MAX: Final = 16
-"""Of those in line, so many are looked at: the others lack alike."""
+"""The number of queued requests that are examined: the others lack the same."""
 
 
 _WAITED_FOR: Final = (*(role.value for role in Role), "handoff")
@@ -45,7 +46,7 @@ _WAITED_FOR: Final = (*(role.value for role in Role), "handoff")
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one pool's ready instances at one moment."""
+    """The sums over one pool's ready instances at one moment."""
 
     instances: int = 0
     running: int = 0
@@ -72,11 +73,11 @@ class Looks:
         self._looked_at: float | None = None
         self._late: Final[deque[float]] = deque(maxlen=LOOKS)
         self._most: Final[dict[InstanceId, float]] = {}
-        """Requests that an engine has been seen to run at once."""
+        """The largest number of requests that an engine was seen to run at once."""
         self._slots: Final[deque[tuple[int, dict[str, float]]]] = deque(maxlen=SLOTS)
 
     def look(self, scheduler: Scheduler, now: float) -> None:
-        """Once a second; how much later than that it is, is how late this process gets to its work."""
+        """Called once a second. The delay of the call shows how late this process gets to its work."""
         if self._looked_at is not None:
             self._late.append(max(0.0, now - self._looked_at - LOOK_S))
         self._looked_at = now
@@ -103,14 +104,14 @@ class Looks:
 
     @property
     def late_s(self) -> float:
-        """How late this process gets to its work, mean seconds."""
+        """The mean delay of this process's work, in seconds."""
         return sum(self._late) / len(self._late) if self._late else 0.0
 
     def _pulling(self, seen: InstanceView) -> int:
-        """Of those that wait in it, how many wait for their blocks alone.
+        """How many of the engine's waiting requests wait for their blocks alone.
 
-        Engines count a pull that has ended as one until its request is taken into a batch. So where an engine runs as
-        many as it has ever been seen to run, its batch is full, and whoever waits, waits for that.
+        Engines count a finished pull as a pull until its request joins a batch. So if an engine runs as many requests
+        as it was ever seen to run, its batch is full, and all waiting requests wait for that.
         """
         load = seen.load
         most = self._most[seen.id] = max(float(load.running), self._most.get(seen.id, 0.0) * MOST_KEPT)
@@ -128,7 +129,7 @@ class Looks:
         at["handoff"] += pools[Role.DECODE].pulling
 
     def history(self, now: float) -> list[dict[str, float]]:
-        """Who waited for what over five minutes, means by slot, the oldest first."""
+        """The numbers of waiting requests over five minutes, means by slot, the oldest first."""
         by_number, last = dict(self._slots), int(now // SLOT_S)
         told = []
         for number in range(last - SLOTS + 1, last + 1):
@@ -140,7 +141,7 @@ class Looks:
         kept = self._tokens.setdefault(seen.id, deque(maxlen=LOOKS))
         epoch, load = seen.instance.epoch, seen.load
         if kept and (kept[-1].epoch != epoch or kept[-1].load.generation_tokens > load.generation_tokens):
-            kept.clear()  # another life: it counts from zero
+            kept.clear()  # another life: its counters start from zero
         if not kept or kept[-1].load is not load:
             kept.append(_Tokens(now, epoch, load))
 
@@ -154,7 +155,7 @@ class Looks:
         return max(0.0, (_own_prompts(last) - _own_prompts(first)) / seconds), generated / seconds
 
     def told(self, fleet: FleetSnapshot) -> dict[str, Any]:
-        """For `pools_of` and `together_pools`: by role."""
+        """The means by role, for `pools_of` and `together_pools`."""
         count = max(1, len(self._looks))
         told: dict[str, Any] = {}
         for role in Role:
@@ -176,14 +177,15 @@ class Looks:
 
 
 def _own_prompts(load: Load) -> int:
-    """Tokens of prompts, without those whose KV came from another engine."""
+    """Prompt tokens without those whose KV came from another engine."""
     return load.prompt_tokens - load.external_kv_tokens
 
 
 def lacks(scheduler: Scheduler, now: float) -> dict[str, float]:
-    """How many in line lack a place in which pool. Who lacks both counts as half a request for each.
+    """The number of queued requests that lack a place, by pool. A request that lacks both counts as half a request for
+    each.
 
-    Keys are roles; where there are instances of role both alone, all lack these.
+    Keys are roles; if there are only instances of role both, all requests lack these.
     """
     waiting = len(scheduler.line)
     if not waiting:
@@ -206,13 +208,13 @@ def _lacks(scheduler: Scheduler, context: SchedulingContext, now: float) -> Mapp
     if len(ready.of.get(Role.BOTH, ())) == len(ready.any):
         return {"both": 1.0}
     prompt, answer = _room(scheduler, fleet, context, now)
-    if prompt == answer:  # it lacks both; or found both when nobody asked: the next call is under way
+    if prompt == answer:  # it lacks both; or it would find both now, and its next call is under way
         return {"prefill": 0.5, "decode": 0.5}
     return {"decode": 1.0} if prompt else {"prefill": 1.0}
 
 
 def _room(scheduler: Scheduler, fleet: FleetSnapshot, context: SchedulingContext, now: float) -> tuple[bool, bool]:
-    """Whether there is a place for its prompt, and one for its answer."""
+    """Whether there is a place for the request's prompt, and one for its answer."""
     ready, routers = fleet.ready_for(context.wanted), scheduler.view.routers
     if scheduler.saturation is None or not context.promise.ttft_ms:
         free = fleet.columns.inflight < fleet.columns.limits(routers)
@@ -238,7 +240,7 @@ def _asking(scheduler: Scheduler, context: SchedulingContext, now: float) -> Wan
 
 
 def together_pools(own: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dict[str, PoolSeen]:
-    """Own words of engines, and every router's legs and line."""
+    """This router's engine figures, with every router's legs and queues."""
     told = list(others)
     found: dict[str, PoolSeen] = {}
     for role, mine in own.items():

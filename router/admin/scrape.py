@@ -1,4 +1,4 @@
-"""What `/metrics` says, on both sides of a router. A shell: the clock."""
+"""The content of `/metrics`, on both sides of a router. A shell: the clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.request.parts import Parts
 
 
 class Scrape:
-    """Of one router."""
+    """The metrics of one router."""
 
     def __init__(self, parts: Parts, watch: Discovery | None, doors: Doors, uploads: Uploads) -> None:
         """`watch`: None without a registry."""
@@ -22,7 +22,7 @@ class Scrape:
         self._uploads: Final = uploads
 
     def unproven(self) -> dict[str, str]:
-        """Instances and routers in the registry that prove nothing and are ignored; and why."""
+        """Instances and routers in the registry that are ignored for want of a valid proof, and why."""
         return {} if self._watch is None else self._watch.unproven()
 
     def text(self) -> bytes:

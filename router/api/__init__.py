@@ -1,1 +1,1 @@
-"""What clients speak: paths, the OpenAI API, aliases, whole paths passed through; the process and its configuration."""
+"""What clients speak: paths, the OpenAI API, aliases, passthrough of whole paths; the process and its configuration."""

@@ -1,7 +1,7 @@
-"""Other names for models: what clients call them, and what engines do. Pure.
+"""Aliases: other names that clients may use for models. Pure.
 
-An alias stands for a model in what clients send; engines see the model's own name, and their answers, which pass as
-they are, carry that. So OpenAI does it, too: who asks for an alias is answered by the name of what answered.
+An alias stands for a model in clients' requests. Engines see the model's own name, and their answers carry it, as they
+pass unchanged. OpenAI does the same: a request for an alias is answered with the name of the model that answered.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from router.fleet.view import FleetView
 
 
 class Aliases:
-    """Of one router."""
+    """The aliases of one router."""
 
     def __init__(self, real: Mapping[str, str]) -> None:
         """`real`: the model's own name, by alias."""
         self._behind: Final = dict(real)
 
     def real(self, name: str) -> str:
-        """What engines call it."""
+        """The name that engines use."""
         return self._behind.get(name, name)
 
     def apply(self, body: MutableMapping[str, Any], hides: Callable[[str], bool]) -> bool:
-        """Put the model's own name into a request's body; whether that changed it. `hides`: whether there is no such
-        model for who asks, who then must not learn by an alias what it is called.
+        """Put the model's own name into a request's body; returns whether that changed it. `hides`: whether the model
+        does not exist for this tenant, which then must not learn the model's name through an alias.
         """
         name = body.get("model")
         if not self._behind or not isinstance(name, str) or name not in self._behind or hides(self._behind[name]):
@@ -37,12 +37,12 @@ class Aliases:
         return True
 
     def names(self, served: Iterable[str]) -> tuple[str, ...]:
-        """Everything that clients may ask for where these are served."""
+        """All names that clients may use if these models are served."""
         own = tuple(served)
         return own + tuple(alias for alias, real in self._behind.items() if real in own and alias not in own)
 
     def cards(self, entries: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """``/v1/models`` with the aliases of what is in it, each as its model's entry with that as its ``root``."""
+        """``/v1/models`` with the aliases of its models, each as its model's entry with that model as its ``root``."""
         also = (
             {**entries[real], "id": alias, "root": real, "parent": None}
             for alias, real in self._behind.items()
@@ -52,16 +52,16 @@ class Aliases:
 
 
 def check_served(aliases: Aliases, view: FleetView, model: str | None, tenant: str) -> None:
-    """Raises ApiError: 404 with what there is for this tenant, where nobody serves it this model."""
+    """Raises ApiError: 404 with this tenant's models, if no instance serves it this one."""
     if model is not None and view.lacks(model, tenant):
         raise unknown_model(model[:200], aliases.names(view.models(tenant)))
 
 
 def usual_model(fleet: Iterable[InstanceView], tenant: str) -> str | None:
-    """What a tenant's request gets that names no model: as with one engine, the first that is served. None: there is
+    """The model of a tenant's request that names none: as with one engine, the first that is served. None: there is
     only one.
 
-    Both of its legs need the same one. Adapters are never meant.
+    Both of its legs need the same model. Adapters are never chosen.
     """
     able = (seen for seen in fleet if seen.instance.serves(tenant))
     served = (entry for seen in able for entry in seen.models_json if not entry.get("parent"))
@@ -70,20 +70,20 @@ def usual_model(fleet: Iterable[InstanceView], tenant: str) -> str | None:
 
 
 NAME_BYTES_MAX: Final = 4096
-"""Of a model in a form."""
+"""The longest model name in a form."""
 
 
 def in_form(
     aliases: Aliases, raw: bytes, parts: Sequence[wire.Part], hides: Callable[[str], bool]
 ) -> tuple[bytes, str | None]:
-    """A multipart form with its model's own name in it; and that name, None where it has none. `hides` as in
+    """A multipart form with its model's own name in it, and that name; None if it names no model. `hides` as in
     `Aliases.apply`.
 
     Raises:
-        ApiError: 400 for a name that is none.
+        ApiError: 400 for an invalid name.
     """
     named = [part for part in parts if part.field == "model"]
-    if len(named) != 1:  # none: the engine's own; several: the engine shall say which
+    if len(named) != 1:  # none: the engine's default model; several: the engine shall refuse
         return raw, None
     begin, end = named[0].begin, named[0].end
     if end - begin > NAME_BYTES_MAX:

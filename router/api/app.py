@@ -29,11 +29,11 @@ from router.http.tls import limit_untaken, server_context
 from router.http.uploads import Uploads
 
 BACKLOG = 1024
-"""Connections the kernel may queue while the loop is busy."""
+"""The number of connections that the kernel may queue while the loop is busy."""
 
 ADMIN_GUESTS_MAX = 256
-"""Connections of the admin side: pages, scrapers and peer routers keep a few each. Fewer where there are few
-descriptors."""
+"""The number of connections of the admin side: pages, scrapers and router peers keep a few each. Fewer if the process
+has few descriptors."""
 
 
 async def serve(
@@ -85,10 +85,10 @@ async def serve(
 
 
 def _guests_max(config: RouterConfig) -> int:
-    """Connections that clients may have open.
+    """The number of connections that clients may have open.
 
     Raises:
-        UsageError: more than there can be descriptors for.
+        UsageError: more than the process can have descriptors for.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -103,7 +103,8 @@ def _guests_max(config: RouterConfig) -> int:
 
 async def _server(app: web.Application, config: RouterConfig, closing: AsyncExitStack) -> web.Server:
     """aiohttp's side of a port."""
-    # handler_cancellation: a client that leaves cancels its handler; without it we would generate for nobody.
+    # handler_cancellation: a client that leaves cancels its handler; otherwise engines would generate for clients that
+    # have left.
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -149,23 +150,23 @@ async def _listen(
 
 
 class _NoGeneration:
-    """Nothing is generated on the admin side: `Front` is told so before it reads a body."""
+    """The admin side generates nothing: `Front` learns that before it reads a body."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
 
     def admit(self, _: Mapping[str, str]) -> str:
-        """No request. Raises ApiError (404)."""
+        """Refuses every request. Raises ApiError (404)."""
         raise ApiError(404, "NotFoundError", "Nothing is generated on the admin side: ask on the clients' port.")
 
     def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
-        """Never: no request is admitted."""
+        """Never called: no request is admitted."""
         raise AssertionError((outlet, path, headers, raw, tenant))
 
     def leave(self, tenant: str) -> None:
-        """Never: no request is admitted."""
+        """Never called: no request is admitted."""
         raise AssertionError(tenant)
 
     def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
-        """Answer with what was raised."""
+        """Answer with the raised error."""
         self._generation.refuse(outlet, problem, close=close)

@@ -1,4 +1,4 @@
-"""What a router process is told at its start."""
+"""The configuration of a router process at its start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIMITS, _ROUTER = Limits(), Router()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """What an edited cluster file says of classes, tenants and their keys."""
+    """Classes, tenants and keys of an edited cluster file."""
 
     classes: Mapping[str, SloClass]
     tenants: Mapping[str, Tenant]
@@ -27,18 +27,18 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """All settings of one router. What the cluster file says of a router too has its defaults and bounds from there
-    (`limits` and `router` of `cluster.spec.settings`), where each default says why.
+    """All settings of one router. Settings that the cluster file has, too, take their defaults and bounds from there
+    (`limits` and `router` of `cluster.spec.settings`), where each default states its reason.
     """
 
     instances: tuple[Instance, ...] = ()
-    """Engines given by URL; with a registry, none."""
+    """Engines given by URL; empty with a registry."""
     has_registry: bool = False
     """Whether instances announce themselves in a registry."""
     host: str = _ROUTER.host
     port: int = _ROUTER.port
     shares_port: bool = False
-    """Whether other processes of this router listen there, too."""
+    """Whether other processes of this router listen on the same port."""
     admin_host: str = _ROUTER.admin_host
     admin_port: int = _ROUTER.admin_port
     policy: str = _ROUTER.policy
@@ -59,34 +59,34 @@ class RouterConfig:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names that clients may use for models: the model's own name, by alias."""
     renewed: Callable[[], Renewed | str | None] | None = None
-    """Looks whether classes or tenants have changed, and reads files for it: them, or why they cannot be read, or None
-    where nothing is new. None: they never change."""
+    """Checks whether classes or tenants have changed, and reads the files: returns them, or why they cannot be read, or
+    None if there is no change. None: they never change."""
     admin_keys: Keys | None = None
-    """Tells the operators' keys: who reads the admin side from another machine. None: nobody does."""
+    """Returns the operators' keys, for the admin side from other machines. None: other machines are refused."""
     seeding: bool = True
-    """Give clients P's first token before the handoff, where that is exact and D's engine can be told."""
+    """Send clients P's first token before the hand-over, where that is exact and D's engine can be told the token."""
     decision_log: Callable[[bytes], object] | None = None
-    """Gets lines for everything that choices depend on, and for each choice (`router.fleet.events`), some at a
-    time. It may raise OSError where it cannot write, and returns how many bytes it took; None: all."""
+    """Takes lines for everything that choices depend on, and for each choice (`router.fleet.events`), several at a
+    time. It may raise OSError if it cannot write, and returns how many bytes it took; None: all."""
     proves: bool = False
-    """Whether pairs of instances are proven with prompts of our own (`router.fleet.pair_proofs`)."""
+    """Whether pairs of instances are proven with prompts of the router's own (`router.fleet.pair_proofs`)."""
     ticket_keys: Callable[[], tuple[Key, ...]] | None = None
-    """Tells the fleet's keys for tickets, the first one for signing. None: engines are not guarded."""
+    """Returns the fleet's keys for tickets; the first one signs. None: engines are not guarded."""
     engine_key: str | None = None
-    """Key for engines started with ``--api-key``: for probes, and for clients' requests where tenants have keys of
-    ours; elsewhere clients bring the engines' own."""
+    """Key for engines started with ``--api-key``: for probes, and for clients' requests if tenants have Baton's keys;
+    otherwise clients send the engines' own keys."""
     classes: Mapping[str, SloClass] = field(default_factory=dict)
-    """What classes of requests are promised. None: best effort, nothing is ever refused for being late."""
+    """The classes and their promises. Empty: best effort, no request is refused for being late."""
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
-    """Who may use it. None: everybody who reaches it, as one tenant."""
+    """The tenants that may use the router. Empty: every client that reaches it may, as one tenant."""
     tenant_keys: Mapping[str, Keys] = field(default_factory=dict)
-    """Tells each tenant's keys."""
+    """Returns each tenant's keys."""
     makes: Callable[[Instance], Make | None] | None = None
-    """What is known beforehand of an instance's speed. None: it is learned from its legs."""
+    """What is known about an instance's speed beforehand. None: it is learned from its legs."""
 
     @property
     def uploads_bytes(self) -> int:
-        """Bytes of bodies that are read at once."""
+        """The limit of body bytes that are being read."""
         return self.uploads_bytes_max or max(8 * self.body_bytes_max, 64 << 20)
 
     def __post_init__(self) -> None:
@@ -105,4 +105,4 @@ class RouterConfig:
         if set(self.tenants) != set(self.tenant_keys):
             raise UsageError("tenants without keys, or keys without tenants: each tenant needs a key file")
         if self.tls_key_file is not None and self.tls_cert_file is None:
-            raise UsageError("--tls-key-file without --tls-cert-file: a key alone shows nobody who this is")
+            raise UsageError("--tls-key-file without --tls-cert-file: a key alone does not prove an identity")

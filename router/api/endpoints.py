@@ -1,5 +1,5 @@
-"""The HTTP side of a router that aiohttp has: OpenAI endpoints, whole paths passed through, readiness; and its admin
-side. Errors are in OpenAI's shape. A shell: HTTP, a clock.
+"""The endpoints of a router that aiohttp serves: the OpenAI API, passthrough of whole paths, readiness; and its admin
+side. Errors have OpenAI's shape. A shell: HTTP, a clock.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Endpoints:
-    """Of one router. Long, as each endpoint is a method."""
+    """The endpoints of one router. The class is long because each endpoint is a method."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Endpoints:
         watch: Discovery | None,
         prover: Prover | None,
     ) -> None:
-        """`watch`: None without a registry. `prover`: None where nothing has to be proven."""
+        """`watch`: None without a registry. `prover`: None if no proofs are needed."""
         self.parts: Final = parts
         self.config: Final = config
         self.operators: Final = operators
@@ -83,22 +83,22 @@ class Endpoints:
         self._prover: Final = prover
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
-        """``/v1/completions`` and ``/v1/chat/completions``, where a connection's `Front` has not known them."""
+        """``/v1/completions`` and ``/v1/chat/completions``, if a connection's `Front` did not recognise them."""
         tenant = _tenant_of(http)
         self.parts.clients.enter(tenant, self.parts.view.routers)
         try:
             raw = await self._read_body(http)
-        except BaseException:  # a cancellation too: the request is counted no longer
+        except BaseException:  # also a cancellation: the request no longer counts as open
             self.parts.clients.leave(tenant)
             raise
         return await self._generation.over_aiohttp(http, tenant, raw)
 
     async def relay_whole(self, http: web.Request) -> web.StreamResponse:
-        """Any other path: to one instance that serves whole requests, as it is but for transfer fields."""
+        """Any other path: passed through to one instance, unchanged except for transfer fields."""
         tenant = _tenant_of(http)
         instance, clean = await self._passthrough.place(http, tenant, await self._read_body(http))
         if not self.parts.view.knows(instance.id) or self.parts.view.get(instance.id).instance.url != instance.url:
-            # While engines were asked which of them has a response, this one left.
+            # This instance left while engines were asked for the response.
             raise no_instance(f"{instance.id} has just left")
         headers = self.parts.engines.credentials.headers_for(http.headers)
         _check_sendable(headers)
@@ -146,7 +146,7 @@ class Endpoints:
                 broken = "" if _says_its_end(http.method, answer) else "only its connection's end tells the answer's"
             except (aiohttp.ClientPayloadError, TimeoutError) as error:
                 broken = say(error)
-            except ConnectionResetError:  # the client has left: aiohttp says so of its writes
+            except ConnectionResetError:  # the client has left: aiohttp raises this for writes
                 logger.debug("%s: the client left before the answer's end", headers["X-Request-Id"])
                 return response
             if broken:
@@ -167,7 +167,9 @@ class Endpoints:
         )
 
     async def models(self, http: web.Request) -> web.Response:
-        """``/v1/models``: what ready instances serve for who asks, each model once, in the engines' own words."""
+        """``/v1/models``: the models that ready instances serve to this tenant, each once, with the engines' own
+        entries.
+        """
         return _json({"object": "list", "data": self._cards(_tenant_of(http))})
 
     def _cards(self, tenant: str) -> list[Mapping[str, Any]]:
@@ -186,7 +188,7 @@ class Endpoints:
         raise unknown_model(name[:200], self._names.names(self.parts.view.models(tenant)))
 
     async def openapi(self, _: web.Request) -> web.Response:
-        """``/openapi.json``: this side's paths."""
+        """``/openapi.json``: the paths of the clients' side."""
         return web.Response(body=_OPENAPI, content_type="application/json")
 
     async def health(self, _: web.Request) -> web.Response:
@@ -194,15 +196,15 @@ class Endpoints:
         return web.Response()
 
     async def ready(self, _: web.Request) -> web.Response:
-        """200 when every leg has somebody to run it; 503 otherwise. Who is there is nobody's business without a key,
-        where there are any.
+        """200 when every leg has an instance to run it; 503 otherwise. If the router has keys, this answer does not
+        name the instances, as it needs no key.
         """
         return self._readiness(
             () if self.parts.clients.closed else self.parts.view.all(), everybody=not self.parts.clients.closed
         )
 
     async def ready_and_who(self, http: web.Request) -> web.Response:
-        """The same on the admin side: with everybody for operators, and for a tenant with those that serve it."""
+        """The same on the admin side: with all instances for operators, and for a tenant with those that serve it."""
         try:
             reader = self.operators.reader(http)
         except ApiError:
@@ -228,8 +230,8 @@ class Endpoints:
         return web.Response(body=self._scrape.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def no_metrics_here(self, _: web.Request) -> web.Response:
-        """``/metrics`` on the clients' port of a router with tenants: it names them. With processes that share it, it
-        would be one's, another one's each time.
+        """``/metrics`` on the clients' port is refused for a router with tenants, as metrics name them, and with
+        several processes on the port, as each scrape would reach another one.
         """
         why = "Metrics name tenants" if self.parts.clients.closed else "Several processes share this port"
         raise ApiError(403, "PermissionDeniedError", f"{why}: metrics are on the admin side.")
@@ -241,7 +243,7 @@ class Endpoints:
 
 
 def _oddity(answer: aiohttp.ClientResponse) -> str:
-    """What no HTTP answer says in its head; empty: nothing."""
+    """What is not HTTP in an answer's head; empty: nothing."""
     if not 200 <= answer.status < 600:
         return f"its status is {answer.status}"
     transfer = answer.headers.get("Transfer-Encoding", "chunked").strip()
@@ -249,7 +251,7 @@ def _oddity(answer: aiohttp.ClientResponse) -> str:
 
 
 def _says_its_end(method: str, answer: aiohttp.ClientResponse) -> bool:
-    """Whether an answer that ended with its connection would have been told from one that was cut short."""
+    """Whether the answer's end is marked, so that a truncated answer differs from a complete one."""
     if method == "HEAD" or answer.status in {204, 304}:
         return True
     chunked = "chunked" in answer.headers.get("Transfer-Encoding", "").lower()
@@ -257,13 +259,13 @@ def _says_its_end(method: str, answer: aiohttp.ClientResponse) -> bool:
 
 
 def _tenant_of(http: web.Request) -> str:
-    """As the boundary has found it (`_keys`)."""
+    """The tenant that the boundary has found (`_keys`)."""
     tenant: str = http.get(_TENANT, "")
     return tenant
 
 
 def _check_sendable(headers: Mapping[str, str]) -> None:
-    """aiohttp leaves out what is no UTF-8, without a word. Raises ApiError."""
+    """Refuse headers that are not UTF-8: aiohttp would drop them silently. Raises ApiError."""
     for name, value in headers.items():
         if not value.isascii() and value != value.encode("utf-8", "replace").decode():
             raise bad_request(f"The header `{name}` is no UTF-8.")
@@ -291,19 +293,19 @@ def _json(value: object, status: int = 200) -> web.Response:
 
 
 _RELAYED = ("Content-Type", "Content-Encoding", "Cache-Control", "Content-Disposition")
-"""What an engine says about an answer that is passed on unread."""
+"""The headers about an answer that is passed on unread."""
 
 _TENANT = web.RequestKey("tenant", str)
 _OPENAPI = msgspec.json.encode(document())
 _OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})
-"""Need no key: load balancers ask them."""
+"""Paths without a key: load balancers call them."""
 
 _OPERATORS_ONLY = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""Change one engine, not the fleet: behind a router they would make instances differ."""
+"""They change one engine, not the fleet: behind a router they would make instances differ."""
 
 
 def public_app(endpoints: Endpoints) -> web.Application:
-    """What clients see."""
+    """The clients' side."""
     closed = endpoints.parts.clients.closed
     layers = [_errors(endpoints), _keys(endpoints)] if closed else [_errors(endpoints)]
     app = web.Application(client_max_size=endpoints.config.body_bytes_max, middlewares=layers)
@@ -323,7 +325,7 @@ def public_app(endpoints: Endpoints) -> web.Application:
 
 
 def admin_app(endpoints: Endpoints) -> web.Application:
-    """What operators see: a port of its own, so that it can stay closed to clients."""
+    """The operators' side: a port of its own, so that it can stay closed to clients."""
     app = web.Application(client_max_size=SMALL_BYTES_MAX, middlewares=[_errors(endpoints)])
     for path, handler in (("/health", endpoints.health), ("/ready", endpoints.ready_and_who)):
         app.router.add_get(path, handler)
@@ -332,7 +334,7 @@ def admin_app(endpoints: Endpoints) -> web.Application:
 
 
 def _errors(endpoints: Endpoints) -> Any:
-    """The one boundary where faults become answers."""
+    """The one boundary where errors become answers."""
 
     @web.middleware
     async def middleware(http: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -344,14 +346,14 @@ def _errors(endpoints: Endpoints) -> Any:
             if error.status < 400:
                 raise
             problem = _http_problem(http, error)
-        except Exception:  # the per-request boundary: one broken request must not take others with it
+        except Exception:  # the per-request boundary: one broken request must not end others
             logger.exception("%s %s failed", http.method, http.path)
             problem = broken()
         problem.__traceback__ = problem.__context__ = None  # they hold this frame, and others that hold the body
         endpoints.parts.meters.rejected.labels(str(problem.status)).inc()
         headers = headers_of(problem)
         if problem.status in {408, 413}:
-            headers["Connection"] = "close"  # the rest of the body is not worth reading
+            headers["Connection"] = "close"  # do not read the rest of the body
         response = _json(problem.body(), problem.status)
         response.headers.update(headers)
         return response
@@ -360,14 +362,14 @@ def _errors(endpoints: Endpoints) -> Any:
 
 
 def _keys(endpoints: Endpoints) -> Any:
-    """Nobody without a key gets beyond this, where there are keys: no body of his is read."""
+    """If the router has keys, requests without a key stop here, and their bodies are not read."""
 
     @web.middleware
     async def middleware(http: web.Request, handler: _Handler) -> web.StreamResponse:
         if http.path in _OPEN_PATHS:
             return await handler(http)
         tenant = http[_TENANT] = endpoints.parts.clients.tenant(http.headers, time.monotonic())
-        if http.path in eligibility.GENERATING_PATHS:  # an exchange counts itself
+        if http.path in eligibility.GENERATING_PATHS:  # the request driver counts itself
             return await handler(http)
         endpoints.parts.clients.enter(tenant, endpoints.parts.view.routers)
         try:

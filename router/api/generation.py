@@ -1,7 +1,7 @@
-"""Requests for generation, from a body to an exchange: over two instances where that is exact, else over one. A shell.
+"""Generation requests, from a body to a request driver: over two instances where that is exact, else over one. A shell.
 
-`Front`'s connections bring them here; those that only aiohttp can read (a strange form of the path, a request behind
-another) come through `Generation.over_aiohttp`, and are answered the same way.
+`Front`'s connections deliver them. Requests that only aiohttp can read (a strange form of the path, a pipelined
+request) come through `Generation.over_aiohttp`, and are answered in the same way.
 """
 
 from __future__ import annotations
@@ -45,18 +45,17 @@ logger = logging.getLogger("baton.router")
 _IDS_AT_ONCE = 64
 
 BYTES_PER_TOKEN = 4
-"""Of a body, for each token of its prompt, where the policy estimates none (`router.predict.prompt_tokens` is more
-exact).
-"""
+"""Bytes of a body for each token of its prompt, if the policy has no estimate (`router.predict.prompt_tokens` is more
+exact)."""
 
 
 class Generation:
-    """Of one router."""
+    """The generation requests of one router."""
 
     def __init__(
         self, parts: Parts, config: RouterConfig, names: Aliases, slices: Slices, promises: Mapping[str, Promise]
     ) -> None:
-        """`promises`: what classes are promised, at first."""
+        """`promises`: the classes' promises at the start."""
         self._parts: Final = parts
         self._config: Final = config
         self._names: Final = names
@@ -64,7 +63,7 @@ class Generation:
         self.promises = promises
         self.refuse: Final = parts.refusals.refuse
         self._ids: list[RequestId] = []
-        """Random names that are not given yet: asking the kernel for each would cost as much as parsing a body."""
+        """Random names in stock: asking the kernel for each would cost as much as parsing a body."""
 
     def new_id(self) -> RequestId:
         """A random name: 128 bits, which cannot be guessed."""
@@ -74,21 +73,21 @@ class Generation:
         return self._ids.pop()
 
     def admit(self, headers: Mapping[str, str]) -> str:
-        """The tenant whose request this is; it is open from now on. Raises ApiError: 401, 429."""
+        """The tenant of this request, which is open from now on. Raises ApiError: 401, 429."""
         clients = self._parts.clients
         tenant = clients.tenant(headers, time.monotonic())
         clients.enter(tenant, self._parts.view.routers)
         return tenant
 
     def leave(self, tenant: str) -> None:
-        """One that was admitted has ended before it was answered."""
+        """An admitted request has ended before it was answered."""
         self._parts.clients.leave(tenant)
 
     def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
-        """Answer a request for generation that was admitted, now or later. It is not open any more if this raises.
+        """Answer an admitted generation request, now or later. If this raises, the request is not open any more.
 
         Raises:
-            ApiError: what is wrong with it.
+            ApiError: what is wrong with the request.
         """
         parts = self._parts
         try:
@@ -101,7 +100,7 @@ class Generation:
                 return
             body, raw = self._read(raw, content_type, tenant)
             exchange = self._exchange(outlet, path, headers, body, raw, tenant, client, arrived)
-        except BaseException:  # whatever it was: the request is counted no longer
+        except BaseException:  # any error: the request no longer counts as open
             self.leave(tenant)
             raise
         exchange.begin()
@@ -109,7 +108,7 @@ class Generation:
     async def _answer_heavy(
         self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str, client: Client, arrived: float
     ) -> None:
-        """The same for a body that is read in steps. What is wrong with it is answered, not raised."""
+        """The same for a body that is read in steps. Errors are answered, not raised."""
         exchange = None
         try:
             body, raw = await self._read_heavy(raw, tenant, outlet)
@@ -136,7 +135,7 @@ class Generation:
         client: Client,
         arrived: float,
     ) -> RequestDriver:
-        """What answers a request that was read. `arrived` in monotonic seconds."""
+        """The driver that answers a parsed request. `arrived` in monotonic seconds."""
         parts = self._parts
         model = bodies.model_of(body)
         request = Request(
@@ -176,7 +175,9 @@ class Generation:
         return RequestDriver(parts, outlet, headers, request, journey, context, verdict, client, taken)
 
     def _read(self, raw: bytes, content_type: str, tenant: str) -> tuple[dict[str, Any], bytes]:
-        """A body, and the bytes to send on: the client's own, if they say nothing that engines are not to read."""
+        """A parsed body, and the bytes to send on: the client's own, if they contain nothing that must not reach
+        engines.
+        """
         parts = self._parts
         body = bodies.parse_json(raw, content_type)
         plain = bodies.is_plain(raw, body)
@@ -190,7 +191,7 @@ class Generation:
         return body, self._with_ours(raw, body, salted=salted, renamed=renamed)
 
     async def _read_heavy(self, raw: bytes, tenant: str, outlet: Outlet) -> tuple[dict[str, Any], bytes]:
-        """The same for a heavy body: what is large in it stays unread."""
+        """The same for a heavy body: its large fields stay unread."""
         parts = self._parts
         client = client_of(tenant, outlet.address)
         steps = heavy_steps(raw, namespace=tenant)
@@ -202,7 +203,7 @@ class Generation:
         return body, self._with_ours(read.raw, body, salted=salted, renamed=renamed)
 
     def _with_ours(self, raw: bytes, body: dict[str, Any], *, salted: bool, renamed: bool) -> bytes:
-        """A client's own bytes with what was added to its body."""
+        """A client's own bytes with the fields that the router added."""
         ours: dict[str, Any] = {}
         if salted and "cache_salt" in body:
             ours["cache_salt"] = body["cache_salt"]
@@ -211,7 +212,7 @@ class Generation:
         return bodies.spliced(raw, ours)
 
     def _take_in(self, wanted: Wanted, request: Request) -> tuple[SchedulingContext, PredictedRequest | None]:
-        """Its place in the scheduler's load in flight, with what can be foretold of it, where anything is."""
+        """The request's place in the scheduler's load in flight, with its predictions if the router makes any."""
         parts = self._parts
         promise = promise_of(self.promises, wanted.slo_class)
         if parts.predictor is None:
@@ -224,7 +225,7 @@ class Generation:
     # -- through aiohttp --
 
     async def over_aiohttp(self, http: web.Request, tenant: str, raw: bytes) -> web.StreamResponse:
-        """The same for a request that aiohttp has read, and that was admitted. Its connection ends with the answer."""
+        """The same for an admitted request that aiohttp has read. Its connection ends with the answer."""
         transport = http.transport
         if transport is None:
             self.leave(tenant)
@@ -263,7 +264,7 @@ class _Written(web.StreamResponse):
         self._keep_alive = False
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing more."""
+        """Do nothing."""

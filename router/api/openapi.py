@@ -1,7 +1,7 @@
-"""What the router serves, as an OpenAPI document: rows of `router.api.paths`, and small schemas kept by hand. Pure.
+"""The router's API as an OpenAPI document: rows of `router.api.paths`, and small schemas kept by hand. Pure.
 
-Schemas say what the router itself insists on or reads; everything else in a body is the engine's to judge, so objects
-are open. docs/openapi.json is made from it, ``GET /openapi.json`` answers it, and tests send what it allows.
+Schemas contain what the router itself requires or reads; the engine judges everything else in a body, so objects are
+open. docs/openapi.json is generated from this, ``GET /openapi.json`` answers it, and tests send what it allows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from router.api.paths import PATHS, RESPONSES, How, Path
 from router.core.eligibility import CHAT, COMPLETIONS
 
 VERSION: Final = "1"
-"""Of the paths and of what they take."""
+"""The version of the paths and of their inputs."""
 
 _JSON: Final = "application/json"
 

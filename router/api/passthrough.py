@@ -1,7 +1,7 @@
-"""Finds the instance for a request that goes whole to one, and makes its body ready. A shell: it may ask engines.
+"""Passthrough: finds the one instance for a whole request, and prepares its body. A shell: it may ask engines.
 
-Everything but completions and chats comes by here: it reaches an instance that has the path and the model that the body
-names. Responses (``/v1/responses``) live in the engine that made them: their ids tell which one, to every router.
+Everything but completions and chats passes here: it goes to an instance that has the path and the model that the body
+names. Responses (``/v1/responses``) live in the engine that made them; their ids name that engine to every router.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from router.request.parts import Parts
 from router.request.slices import Slices
 
 ASKED_MAX: Final = 16
-"""Engines that are asked in turn whose a response is. Only ids that no router of ours has made need it."""
+"""The number of engines that are asked in turn for a response. Only ids that no Baton router made need it."""
 
 ASK_S: Final = 2.0
-"""Each answers within this, or is taken not to know."""
+"""An engine that does not answer within this time counts as not knowing the response."""
 
 
 class Passthrough:
-    """Of one router."""
+    """The passthrough of one router."""
 
     def __init__(self, parts: Parts, names: Aliases, slices: Slices, catalogue: Catalogue) -> None:
         self._parts: Final = parts
@@ -49,11 +49,11 @@ class Passthrough:
         self._catalogue: Final = catalogue
 
     async def place(self, http: web.Request, tenant: str, raw: bytes) -> tuple[Instance, bytes]:
-        """The instance that is to have a request, and the body that it is to get.
+        """The instance that is to get a request, and the body to send.
 
         Raises:
-            ApiError: 400 for a body that cannot be read, 404 for a path, a model or a response that nobody has, 405,
-                503 where nobody that has them is free.
+            ApiError: 400 for a body that cannot be read; 404 for a path, a model or a response that no instance has;
+                405; 503 if no instance that has them is free.
         """
         path = http.path
         paths.check(path, http.method)
@@ -78,8 +78,8 @@ class Passthrough:
     async def _json(
         self, path: str, tenant: str, raw: bytes, content_type: str, client: str
     ) -> tuple[bytes, dict[str, Any]]:
-        """A body that is no form, without what no client may set and with what we add, and its fields where it is an
-        object.
+        """A body that is not a form, without the fields that clients must not set and with those that the router adds;
+        and its fields if it is an object.
         """
         if not is_heavy(raw):
             read: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ class Passthrough:
         return bodies.spliced(heavy.raw, changed), body
 
     def _read(self, tenant: str, path: str, read: list[dict[str, Any]], body: dict[str, Any]) -> None:
-        """A JSON object, already stripped, on its way: what we add to it and change in it."""
+        """Prepare a stripped JSON object: add and change the router's fields."""
         if path.startswith("/v1/"):
             self._parts.clients.salt(tenant, body)
         self._names.apply(body, partial(self._parts.view.lacks, tenant=tenant))
@@ -112,7 +112,7 @@ class Passthrough:
         if identifier is not None:
             return await self._owner(tenant, path, identifier)
         lacking = self._lacking(path, model, tenant)
-        now = time.monotonic()  # policies let what instances did lately fade until then
+        now = time.monotonic()  # policies fade their record of instances until then
         wanted = Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant, arrived=now, now=now)
         chosen = self._parts.dispatch.scheduling.handle(events.Picked(wanted), now)[0]
         assert isinstance(chosen, Chosen)
@@ -121,10 +121,10 @@ class Passthrough:
         return self._parts.view.get(chosen.decode).instance
 
     def _lacking(self, path: str, model: str | None, tenant: str) -> frozenset[InstanceId]:
-        """Instances that have said that they do not have this path.
+        """Instances that have reported that they do not have this path.
 
         Raises:
-            ApiError: 404, where these are all that serve the model, for this tenant.
+            ApiError: 404 if these are all instances that serve the model to this tenant.
         """
         fleet = self._parts.view.all()
         lacking = self._catalogue.lacking(path, fleet.by_id)
@@ -136,7 +136,9 @@ class Passthrough:
     # -- responses --
 
     async def _owner(self, tenant: str, path: str, identifier: str) -> Instance:
-        """Who has a response. With tenants only those are found that the same tenant made: the id says it."""
+        """The instance that has a response. With tenants, only responses of the same tenant are found: the id has the
+        tenant's tag.
+        """
         fleet, lacking = self._parts.view.all(), self._lacking(path, None, tenant)
         tag = paths.tag_in(identifier)
         named = next((seen for seen in fleet if seen.instance.serves(tenant) and _tag(tenant, seen.id) == tag), None)
@@ -163,5 +165,5 @@ class Passthrough:
 
 
 def _tag(tenant: str, instance: InstanceId) -> str:
-    """Unkeyed: an id with another tag is another id, which no engine knows."""
+    """The tag has no key: an id with another tag is another id, which no engine knows."""
     return paths.owner_tag(hashlib.sha256(f"{tenant}\0{instance}".encode()).hexdigest())

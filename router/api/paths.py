@@ -1,8 +1,9 @@
-"""Every path that clients call: who answers it, and how. Pure.
+"""Every path that clients call: what answers it, and how. Pure.
 
-`PATHS` is the table; docs/api.md and the OpenAPI file are made from it. What is in no row is relayed whole when it is
-below ``/v1/`` and some engine says that it has it, and is not found otherwise. What engines have they say themselves
-(``/openapi.json``, which vLLM's server makes of its own routes, and of its plugins'); one that does not say is tried.
+`PATHS` is the table; docs/api.md and the OpenAPI file are generated from it. A path without a row is passed through if
+it is below ``/v1/`` and an engine reports that it has it; otherwise the answer is 404. Engines report their paths
+themselves (``/openapi.json``, which vLLM's server generates from its own routes and its plugins'); an engine that does
+not report is tried.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ RESPONSES: Final = "/v1/responses"
 
 
 class How(StrEnum):
-    """Who answers a path."""
+    """What answers a path."""
 
     SPLIT = "two instances"
-    """Prefill on one, decode on another, where that is exact (docs/exactness.md)."""
+    """Prefill on one instance, decode on another, where that is exact (docs/exactness.md)."""
     PASSTHROUGH = "one instance"
-    """Relayed to one that has the path and the model."""
+    """Passed through to one instance that has the path and the model."""
     OWNER = "the instance that has the id"
     HERE = "the router"
-    REFUSED = "nobody"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,10 @@ class Path:
     methods: tuple[str, ...]
     how: How
     group: str
-    """Clients of what it is for."""
+    """The purpose by which docs/api.md groups the paths."""
     note: str = ""
     needs: str = ""
-    """What an engine must be to have it; empty: every engine that generates text."""
+    """What an engine needs to have the path; empty: every engine that generates text has it."""
 
 
 _POST: Final = ("POST",)
@@ -86,7 +87,7 @@ PATHS: Final[tuple[Path, ...]] = (
     Path("/openapi.json", _GET, How.HERE, "about", "this table for machines; needs no key"),
     Path("/version", _GET, How.PASSTHROUGH, "about", "an engine's"),
     Path("/health", _GET, How.HERE, "about", "200 while this process serves; needs no key"),
-    Path("/ready", _GET, How.HERE, "about", "200 when every leg has somebody to run it; needs no key"),
+    Path("/ready", _GET, How.HERE, "about", "200 when every leg has an instance to run it; needs no key"),
     Path("/metrics", _GET, How.HERE, "about", "with tenants, or several processes, on the admin side alone"),
     Path("/v1/load_lora_adapter", _ANY, How.REFUSED, "operate", "changes one engine: call each engine itself"),
     Path("/v1/unload_lora_adapter", _ANY, How.REFUSED, "operate", "changes one engine: call each engine itself"),
@@ -95,11 +96,11 @@ PATHS: Final[tuple[Path, ...]] = (
 OUTSIDE_V1: Final = tuple(
     path.template for path in PATHS if path.how is How.PASSTHROUGH and not path.template.startswith("/v1/")
 )
-"""Relayed although not below ``/v1/``. What operators call there (sleep, weights) stays closed."""
+"""Passed through although not below ``/v1/``. Operators' paths there (sleep, weights) stay closed."""
 
 
 def find(path: str) -> tuple[Path, Mapping[str, str]] | None:
-    """The row of a request's path, and the ids in it; None where no row is meant."""
+    """The row of a request's path, and the ids in it; None if no row matches."""
     for row in PATHS:
         match = pattern(row.template).fullmatch(path)
         if match is not None:
@@ -108,11 +109,11 @@ def find(path: str) -> tuple[Path, Mapping[str, str]] | None:
 
 
 def check(path: str, method: str) -> None:
-    """Whether a request may go on to an engine at all. What is in no row may, by every method.
+    """Check whether a request may be passed to an engine at all. Paths without a row may, by every method.
 
     Raises:
         ApiError: 404 for a path that two readers might read differently, such as ``/v1/../sleep``; 405 naming the
-            methods that the table has; 403 or 501 for what is refused.
+            methods that the table has; 403 or 501 for refused paths.
     """
     if _PLAIN.fullmatch(path) is None or "/./" in f"{path}/" or "/../" in f"{path}/":
         raise ApiError(404, "NotFoundError", f"There is no `{path[:200]}` here. Try `/v1/chat/completions`.")
@@ -128,11 +129,11 @@ def check(path: str, method: str) -> None:
 
 
 _PLAIN: Final = re.compile(r"(/[A-Za-z0-9_.~!$&'()*+,;=:@-]+)+")
-"""Segments, none of them empty, of what needs no escaping: what an engine reads is then what was read here."""
+"""Segments, none of them empty, that need no escaping: so the engine reads the same path as the router."""
 
 
 def not_here(path: str, model: str | None) -> ApiError:
-    """404: no engine that serves the model has this path. `model` None: none at all has."""
+    """404: no engine that serves the model has this path. `model` None: no engine at all has it."""
     found = find(path)
     needs = f" It needs {found[0].needs}." if found is not None and found[0].needs else ""
     who = "No engine here" if model is None else f"No engine that serves `{model[:200]}`"
@@ -140,7 +141,7 @@ def not_here(path: str, model: str | None) -> ApiError:
 
 
 def _refused(row: Path) -> ApiError:
-    """403, or 501 for what nobody relays: a row that is refused."""
+    """403, or 501 for a path that no router relays: a refused row."""
     status, kind = (403, "PermissionDeniedError") if row.group == "operate" else (501, "NotImplementedError")
     return ApiError(status, kind, f"`{row.template}`: {row.note}.")
 
@@ -152,26 +153,26 @@ ID_CHARS_MAX: Final = 200
 
 
 def response_id(chance: str, tag: str) -> str:
-    """A response's id that tells its owner. `chance`: 32 hexadecimal characters of chance."""
+    """A response's id that names its owner. `chance`: 32 random hexadecimal characters."""
     return f"resp_{chance}{tag}"
 
 
 def owner_tag(digest: str) -> str:
-    """What stands in an id for an instance and a tenant: the beginning of a digest over both."""
+    """The tag in an id for an instance and a tenant: the beginning of a digest over both."""
     return digest[:TAG_CHARS]
 
 
 def tag_in(identifier: str) -> str:
-    """The tag of an id of ours; of others' ids some text that is nobody's."""
+    """The tag of an id that a Baton router made; for other ids a text that matches no tag."""
     return identifier[-TAG_CHARS:]
 
 
 def is_plain_id(identifier: str) -> bool:
-    """Whether it can stand in a path as it is."""
+    """Whether the id can stand in a path as it is."""
     return len(identifier) <= ID_CHARS_MAX and re.fullmatch(r"[A-Za-z0-9_-]+", identifier) is not None
 
 
 def body_id(path: str, body: Mapping[str, Any]) -> str | None:
-    """The id of a response that a body goes on from."""
+    """The id of the response that a body continues."""
     given = body.get("previous_response_id") if path == RESPONSES else None
     return given if isinstance(given, str) and given else None

@@ -1,4 +1,4 @@
-"""One router process: which parts it has, how they begin and how they end. A shell: clocks, chance, tasks."""
+"""One router process: its parts, their start and their end. A shell: clocks, randomness, tasks."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ from router.telemetry.metrics import RouterMetrics
 logger = logging.getLogger("baton.router")
 
 CLOSE_S = 2.0
-"""So long may what still releases holds take once the server is closed."""
+"""How long pending releases of holds may take once the server is closed."""
 
 RENEW_EVERY_S = 2.0
-"""Between two looks at an edited cluster file."""
+"""The time between two looks at an edited cluster file."""
 
 
 class Router:
-    """Makes the parts of one router and holds them together: `start` opens it, `close` ends it. No request comes by
-    here; parts know each other, and none knows this.
+    """Makes the parts of one router and holds them together: `start` opens it, `close` ends it. No request passes here:
+    the parts know each other, and none knows this class.
     """
 
     def __init__(self, config: RouterConfig, registry: Registry | None = None, doors: Doors | None = None) -> None:
-        """`doors`: where clients' connections are counted."""
+        """`doors`: counts clients' connections."""
         self.config: Final = config
         self.watch: Final = None if registry is None else Discovery(registry, self._fleet_told)
         meters, write = RouterMetrics(), config.decision_log
@@ -73,7 +73,7 @@ class Router:
         if self.watch is not None:
             self.watch.own = OwnWord(parts.scheduler, meters.flow)
         catalogue = Catalogue()
-        # With agents, load comes with their heartbeats: only reachability is left to ask for.
+        # With agents, load comes with their heartbeats, and probes only check whether engines answer.
         prober = Prober(
             parts.view,
             parts.engines.upstream,
@@ -137,7 +137,9 @@ class Router:
             spawn(self.watch.read_forever(), f"{FOREVER}registry")
 
     async def _renew_forever(self, renewed: Callable[[], Renewed | str | None]) -> None:
-        """Classes and tenants of an edited cluster file, without a restart. A bad file leaves them as they are."""
+        """Apply classes and tenants of an edited cluster file, without a restart. After a bad file they stay as they
+        are.
+        """
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
             found = await asyncio.to_thread(renewed)
@@ -147,7 +149,7 @@ class Router:
                 logger.warning("%s", found)
 
     def renew(self, to: Renewed) -> str:
-        """Go by these classes and tenants from now on; why not, or an empty text."""
+        """Use these classes and tenants from now on; returns why not, or an empty text."""
         started_with = self.config
         for what, had, has in (
             ("slo", bool(started_with.classes), bool(to.classes)),
@@ -171,7 +173,7 @@ class Router:
             log.flush()
 
     def announce(self, endpoint: str, admin_url: str) -> None:
-        """Both ports are open: other routers and agents may know."""
+        """Both ports are open: tell other routers and agents."""
         if self.watch is not None:
             self.parts.tasks.spawn(self.watch.announce_forever(endpoint, admin_url), f"{FOREVER}announce")
 
@@ -198,7 +200,7 @@ class Router:
             self._prover.news.set()
 
     async def close(self) -> None:
-        """Stop probing, let what still releases holds finish for a moment, and close every connection."""
+        """Stop probing, let pending releases finish for a moment, and close every connection."""
         parts = self.parts
         if self.watch is not None:
             self.watch.stop()
@@ -256,8 +258,8 @@ def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics,
 
 
 def _predictor(config: RouterConfig, fleet: Fleet, scheduler: Scheduler) -> RequestPredictor | None:
-    """Only where something is foretold. Routers of a fleet with ticket keys give the same names to prompts; elsewhere
-    each has names of its own, which no other reads yet.
+    """A predictor, if predictions are needed. Routers of a fleet with ticket keys give prompts the same names;
+    otherwise each router has names of its own, which no other router reads.
     """
     if scheduler.placements is None:
         return None

@@ -14,7 +14,7 @@ Bools = NDArray[np.bool_]
 
 
 def grow(owner: object, names: Iterable[str], rows: int) -> None:
-    """Have the columns of these names in `owner` reach so many rows; new ones are zero."""
+    """Extend these columns of `owner` to `rows` rows; new rows are zero."""
     for name in names:
         column: NDArray[Any] = getattr(owner, name)
         longer = np.zeros(rows, dtype=column.dtype)

@@ -1,9 +1,10 @@
-"""Who sent a request, and which class it is of: keys, tenants, SLO classes. Pure; files are read by others.
+"""Which tenant sent a request, and which class the request has: keys, tenants, SLO classes. Pure; others read the
+files.
 
-Without tenants everybody is the tenant without a name, and no key is asked for. With them a request needs a key of one
-of them, and may name a class that this tenant may use; who names none has the tenant's usual class, else none: best
-effort. A tenant whose prompts are its own (`cache_scope: tenant`) has them salted, so that no engine lets another one
-have a prefix of them; what clients salt themselves is apart by tenant in any case.
+Without tenants all requests belong to the tenant without a name, and need no key. With tenants, a request needs a key
+of one of them. It may name a class that this tenant may use; without one it has the tenant's usual class, else none
+(best effort). A tenant with prompts of its own (`cache_scope: tenant`) has its prompts salted, so that no engine serves
+another tenant from their prefix cache. Salts that clients send are always kept apart by tenant.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from cluster.spec import CacheScope, SloClass, Tenant
 CLASS_HEADER: Final = "x-slo-class"
 
 KEYS_EVERY_S: Final = 1.0
-"""Key files are looked at for changes no more often than this: a look at each costs a system call."""
+"""Key files are checked for changes no more often than this: each check costs a system call."""
 
 RECOGNISED_MAX: Final = 10_000
 """Keys that are known without being hashed again, until their files are looked at the next time. (A wrong key is
 compared with none of them: it would have to hash alike, with the interpreter's random key.)"""
 
 RETRY_S: Final = 1
-"""Told to a client with too many open requests: one of its own may end at any time."""
+"""Sent to a client with too many open requests: one of them may end at any time."""
 
 Keys = Callable[[], tuple[str, ...]]
-"""Tells the digests of one tenant's keys as they are now."""
+"""Returns the digests of one tenant's current keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Whose request it is, and what that is promised."""
+    """The tenant and class of a request, and what the class promises."""
 
     tenant: str = ""
     slo_class: str = ""
@@ -49,10 +50,10 @@ class Clients:
     def __init__(
         self, classes: Mapping[str, SloClass], tenants: Mapping[str, Tenant], keys: Mapping[str, Keys]
     ) -> None:
-        """`keys`: of each tenant."""
+        """`keys`: the keys of each tenant."""
         self._digests: dict[str, tuple[str, ...]] = {}
         self._known: Final[dict[tuple[str, str], Client]] = {}
-        """By tenant and class; without classes the latter is empty."""
+        """Clients by tenant and class; without classes the class is empty."""
         self._read_at = -1.0
         self._recognised: Final[dict[str, str]] = {}
         """Tenants by key, of keys that came since the digests were read: most clients bring theirs again and again."""
@@ -61,7 +62,7 @@ class Clients:
         self.renew(classes, tenants, keys)
 
     def renew(self, classes: Mapping[str, SloClass], tenants: Mapping[str, Tenant], keys: Mapping[str, Keys]) -> None:
-        """Go by these from now on. Requests under way end as what they came as."""
+        """Use these settings from now on. Requests under way keep their former ones."""
         self._classes = classes
         self._tenants = tenants
         self._keys = keys
@@ -71,7 +72,7 @@ class Clients:
 
     @property
     def closed(self) -> bool:
-        """Whether a key is asked for."""
+        """Whether requests need a key."""
         return bool(self._tenants)
 
     @property
@@ -79,10 +80,10 @@ class Clients:
         """The tenants' weights."""
         return {name: tenant.share for name, tenant in self._tenants.items()}
 
-    # --- who ----------------------------------------------------------------------------------------------------------
+    # --- keys ---------------------------------------------------------------------------------------------------------
 
     def tenant(self, headers: Mapping[str, str], now: float) -> str:
-        """Whose key a request has; empty where none is asked for. `now` in monotonic seconds.
+        """The tenant whose key a request carries; empty if no key is needed. `now` in monotonic seconds.
 
         Raises:
             ApiError: 401 without a known key.
@@ -103,13 +104,13 @@ class Clients:
             self._recognised[key] = found
         return found
 
-    # --- how many ----------------------------------------------------------------------------------------------------
+    # --- open requests -----------------------------------------------------------------------------------------------
 
     def enter(self, tenant: str, routers: int) -> None:
-        """One more request of a tenant is open, until `leave`. `routers`: who share the tenant, this one included.
+        """One more request of a tenant is open, until `leave`. `routers`: the number of routers that share the tenant.
 
         Raises:
-            ApiError: 429, where it has as many as it may.
+            ApiError: 429 if the tenant has as many as it may.
         """
         said = self._tenants.get(tenant)
         limit = None if said is None or said.open_max is None else math.ceil(said.open_max / max(1, routers))
@@ -123,13 +124,14 @@ class Clients:
         left = self._open[tenant] = self._open.get(tenant, 0) - 1
         assert left >= 0, f"{tenant}: a request ended that never began"
 
-    # --- which class --------------------------------------------------------------------------------------------------
+    # --- class --------------------------------------------------------------------------------------------------------
 
     def client(self, tenant: str, headers: Mapping[str, str]) -> Client:
-        """A tenant's request of the class that it names, or of the usual one. Without classes a name means nothing.
+        """The client of a tenant's request, with the class that it names, or the usual one. Without classes the name is
+        ignored.
 
         Raises:
-            ApiError: 400 for a class that there is not, 403 for one that is not this tenant's.
+            ApiError: 400 for a class that does not exist, 403 for one that this tenant may not use.
         """
         if not self._classes:
             return self._of(tenant, "")
@@ -163,20 +165,22 @@ class Clients:
             return ""
         return said.default_class or (said.classes[0] if said.classes else "")
 
-    # --- whose prefixes -----------------------------------------------------------------------------------------------
+    # --- prefix scope -------------------------------------------------------------------------------------------------
 
     def salt(self, tenant: str, body: dict[str, Any]) -> None:
-        """Have engines keep this tenant's prefixes apart, where the client does not ask for more than that."""
+        """Make engines keep this tenant's prefixes apart, unless the client asks for a stricter scope."""
         if tenant in self._salts and body.get("cache_salt") is None:
             body["cache_salt"] = self._salts[tenant]
 
     def scope(self, tenant: str) -> str | None:
-        """Whose text a prompt's names are to match (`router.predict.chunks`); None: everybody's who shares."""
+        """The scope in which a prompt's names may match (`router.predict.chunks`); None: the scope of all tenants that
+        share.
+        """
         return None if self.closed and tenant not in self._salts else tenant
 
 
 def _salt(tenant: str) -> str:
-    """Of no client's own: `cluster.wire.strip` hashes salts of one character or more, in the tenant's namespace."""
+    """A salt that no client can have: `cluster.wire.strip` hashes clients' salts into the tenant's namespace."""
     return hashlib.sha256(f"{tenant}\0".encode()).hexdigest()
 
 

@@ -1,11 +1,12 @@
-"""Law 8, exact or not at all: what may be done to a request, parameter by parameter.
+"""Law 8, exact or not at all: the parameters of a request decide which ways of serving it are exact.
 
-Three ways to serve it: *seeded* (the client gets P's first token before the handoff), *plain* (handed over, D speaks
-all of it) and *aggregated* (whole on one engine, whose own validation and semantics then speak for it). And whether a
-stream that dies may be *resumed*: generated again elsewhere, with what the client already has swallowed.
+There are three ways to serve a request: *seeded* (the client gets P's first token before the hand-over), *plain*
+(handed over, and D generates every token the client gets) and *aggregated* (served wholly by one engine, with that
+engine's own validation and semantics). A second result says whether a broken stream may be *resumed*: generated again
+on another instance, while the router drops the tokens that the client already has.
 
-`RULES` is the table; the strictest rule that applies decides. Neutral values (None, False, 0, empty, ``n=1``) count as
-absent. docs/exactness.md is made from it.
+`RULES` is the table; the strictest matching rule decides. Neutral values (None, False, 0, empty, ``n=1``) count as
+absent. docs/exactness.md is generated from the table.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Body = Mapping[str, Any]
 
 
 class Way(StrEnum):
-    """How a request is served, the most that is exact for it."""
+    """How a request is served: the fastest way that is exact for it."""
 
     SEEDED = "seeded"
     PLAIN = "plain"
@@ -34,12 +35,12 @@ class Way(StrEnum):
 
 
 class Verdict:
-    """What may be done to one request."""
+    """The result for one request."""
 
     __slots__ = ("because", "resumable", "way")
 
     def __init__(self, way: Way, because: str, resumable: bool) -> None:  # noqa: FBT001
-        """`because`: which rule says so; empty for *seeded*."""
+        """`because`: the rule that decided; empty for *seeded*."""
         self.way: Final = way
         self.because: Final = because
         self.resumable: Final = resumable
@@ -62,16 +63,17 @@ class Rule:
 
     parameter: str
     form: str
-    """When it applies, in words."""
+    """When the rule applies, in words."""
     way: Way
     resumable: bool
     why: str
     applies: Callable[[str, Body], bool]
-    """Of path and body. Rules that only P's answer or the stream itself can tell are never true here."""
+    """Whether the rule applies to a path and a body. Rules that depend on P's answer or on the stream are never true
+    here."""
 
 
 def verdict(path: str, body: Body) -> Verdict:
-    """The strictest of all rules that apply."""
+    """The strictest of all matching rules."""
     way, because, resumable, strictness = Way.SEEDED, "", True, 0
     for rule, its in _asked_of(_NAMES.intersection(body)):
         if rule.applies(path, body):
@@ -85,7 +87,7 @@ def verdict(path: str, body: Body) -> Verdict:
 
 @lru_cache(maxsize=1024)
 def _asked_of(names: frozenset[str]) -> tuple[tuple[Rule, int], ...]:
-    """Rules that a body with these of `_NAMES` can break, in order, with their strictness."""
+    """The rules that a body with these of `_NAMES` can match, in order, with their strictness."""
     return tuple(
         (rule, _STRICTNESS.index(rule.way))
         for rule in RULES
@@ -94,19 +96,20 @@ def _asked_of(names: frozenset[str]) -> tuple[tuple[Rule, int], ...]:
 
 
 def whole_because(path: str, body: Body) -> str | None:
-    """Why this request must run on one engine; None when it may be handed over."""
+    """Why this request must run on one engine; None if it may be handed over."""
     said = verdict(path, body)
     return said.because if said.way is Way.AGGREGATED else None
 
 
 def single_token(body: Body) -> bool:
-    """Whether the client asked for one token: P's own answer is then the whole answer."""
+    """Whether the client asked for one token: then P's own answer is the whole answer."""
     limit = _token_limit(body)
     return isinstance(limit, int) and not isinstance(limit, bool) and limit == 1
 
 
 def has_room(body: Body, prompt_tokens: int | None, context: int | None) -> bool:
-    """Whether D will take the lengths that leg 1 does not carry: refused, they need a true status, not a seed.
+    """Whether D will accept the lengths that leg 1 does not carry. If not, D must refuse with its own status, so no
+    seed may be sent.
 
     vLLM refuses what does not fit `context` (its ``max_model_len``) together with the prompt, all in tokens.
     """
@@ -223,12 +226,12 @@ def _odd_options(_: str, body: Body) -> bool:
 
 
 def _drawn_by_lot(_: str, body: Body) -> bool:
-    """Sampled, and not repeatable: vLLM's own default temperature is the model's, mostly above 0."""
+    """Whether the answer is sampled without a seed. vLLM's default temperature is the model's, mostly above 0."""
     return body.get("temperature") != 0 and not isinstance(body.get("seed"), int)
 
 
 class _Set:
-    """A parameter is given, and not neutral."""
+    """Applies if a parameter is given and not neutral."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -258,11 +261,11 @@ _GIVEN_BY: dict[Callable[[str, Body], bool], frozenset[str]] = {
     _odd_options: frozenset({"stream_options"}),
     _many_stops: frozenset({"stop"}),
 }
-"""Parameters of which one must be there for these to apply."""
+"""For each of these conditions, the parameters of which one must be given."""
 
 
 def _needs(applies: Callable[[str, Body], bool]) -> frozenset[str]:
-    """Of which one must be there; `_NOTHING`: it may apply to any body."""
+    """The parameters of which one must be given; `_NOTHING`: the rule may apply to any body."""
     return frozenset({applies.name}) if isinstance(applies, _Set) else _GIVEN_BY.get(applies, frozenset({_NOTHING}))
 
 
@@ -347,4 +350,4 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 _NAMES = frozenset().union(*(_needs(rule.applies) for rule in RULES if rule.applies is not _never))
-"""Parameters that decide which rules may apply at all: most have none of them."""
+"""Parameters that decide which rules may apply: most bodies have none of them."""

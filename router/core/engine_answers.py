@@ -1,9 +1,9 @@
-"""What counts as an engine's answer, and what does not. Pure, total: whatever bytes an engine sends, they are judged.
+"""Which bytes count as an engine's answer, and which do not. Pure and total: any bytes get a judgement.
 
-A completion in one piece is a JSON object with choices that hold a text or a message. (A JSON object that was cut short
-does not parse, so what parses is whole, also where only the connection's end tells the answer's.) A stream begins with
-an event that has such choices; nothing is opened for a client before. Everything else that an engine sends with status
-200 is its failure, and another engine may do better.
+A completion in one piece is a JSON object with choices that hold a text or a message. (A truncated JSON object does not
+parse, so an object that parses is complete, also where only the connection's end marks the answer's end.) A stream
+begins with an event that has such choices; the client gets no status before that event. Anything else that an engine
+sends with status 200 is the engine's failure, and another engine may succeed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from cluster.readable import json_in
 from router.core.timing_parts import Choice, Told
 
 UNREADABLE: Final = (ValueError, RecursionError)
-"""What msgspec raises for bytes that are no JSON: its own errors and Unicode's are ValueErrors, deep nesting is not."""
+"""What msgspec raises for bytes that are not JSON: its own errors and Unicode errors are ValueErrors, deep nesting is a
+RecursionError."""
 
 BEGINNING_BYTES_MAX: Final = 1 << 20
-"""A stream's first token comes within this, or its event begins as one does: that of a long prompt's token ids is
-longer."""
+"""A stream's first token must come within this many bytes, or its event must begin correctly: the event with a long
+prompt's token ids is longer."""
 
 _QUOTED: Final = 200
-"""Bytes of an answer that an error repeats."""
+"""The number of an answer's bytes that an error message quotes."""
 
 _QUOTE: Final = ord('"')
 _BRACE: Final = ord("{")
@@ -37,7 +38,7 @@ _LONG_ANSWER: Final = 4096
 """Bytes of a prefill leg's answer, from which on its blocks are most of it: one of 100 KB has 1,600."""
 
 _CLIENTS_FAULTS: Final = frozenset({400, 413, 422})
-"""Statuses that every engine would answer with. Others (401, 404, 429) another engine may not."""
+"""Statuses with which every engine would answer. Others (401, 404, 429) may be this engine's alone."""
 
 _STATUS_NAMES: Final = {401: "AuthenticationError", 403: "PermissionDeniedError", 404: "NotFoundError"}
 
@@ -74,22 +75,22 @@ def _without_blocks(raw: bytes) -> dict[str, Any] | None:
 
 
 def completion_in(raw: bytes) -> Told | str:
-    """What an answer in one piece says beside its text; or why it is no completion."""
+    """What an answer in one piece says beside its text; or why it is not a completion."""
     try:
         told = _TOLD.decode(raw)
     except UNREADABLE:
-        # Odd counts make no answer bad: they are left out.
+        # Odd counts do not make an answer invalid: they are left out.
         if _are_choices((object_in(raw) or {}).get("choices")):
             return Told()
     else:
         if told.choices and all(map(_says_something, told.choices)) and (raw.isascii() or _is_utf8(raw)):
-            told.choices = None  # they hold all of the answer
+            told.choices = None  # the choices hold the whole answer: drop them
             return told
     return f"it answered 200 with something that is no completion: {described(raw)}"
 
 
 def _says_something(choice: Choice) -> bool:
-    """It has a text, or an object that may hold one."""
+    """Whether the choice has a text, or an object that may hold one."""
     if choice.text:
         return memoryview(choice.text)[0] == _QUOTE
     said = choice.message or choice.delta
@@ -97,7 +98,7 @@ def _says_something(choice: Choice) -> bool:
 
 
 def _are_choices(found: object) -> bool:
-    """The same of JSON that is decoded."""
+    """The same for decoded JSON."""
     return isinstance(found, list) and bool(found) and all(map(_is_choice, found))
 
 
@@ -110,7 +111,7 @@ def _is_choice(found: object) -> bool:
 
 
 def _is_utf8(raw: bytes) -> bool:
-    """msgspec looks only into the texts that it decodes."""
+    """Whether the bytes are UTF-8: msgspec checks only the texts that it decodes."""
     try:
         raw.decode()
     except UnicodeDecodeError:
@@ -119,7 +120,7 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def beginning(raw: bytes) -> str | None:
-    """Whether a stream that begins with these bytes is one: empty: yes; None: too few bytes to tell; else why not."""
+    """Whether these bytes begin a valid stream. Empty: yes; None: too few bytes to tell; else the reason why not."""
     at = 0
     while (end := raw.find(b"\n\n", at)) >= 0:
         verdict = _first_event(raw[at:end])
@@ -134,9 +135,9 @@ def beginning(raw: bytes) -> str | None:
 
 
 def refusal_in(raw: bytes) -> tuple[int, bytes] | None:
-    """The client's own fault that a stream begins with, as its HTTP status and JSON; None where it begins otherwise.
+    """The error that a stream begins with, if it is the client's fault: its HTTP status and JSON; None otherwise.
 
-    vLLM validates some fields (a token id out of range) once the stream's status is sent.
+    vLLM validates some fields (a token id out of range) only after it has sent the stream's status.
     """
     end = raw.find(b"\n\n")
     event = raw[: max(end, 0)]
@@ -149,7 +150,7 @@ def refusal_in(raw: bytes) -> tuple[int, bytes] | None:
 
 
 def _first_event(event: bytes) -> str | None:
-    """As `beginning`, of one event. None: it is a comment, or has no choices yet."""
+    """The same as `beginning`, for one event. None: the event is a comment, or has no choices yet."""
     data = event if event.startswith(b"data:") else _data_in(event)
     if not data:
         return None
@@ -172,12 +173,12 @@ def _first_event(event: bytes) -> str | None:
 
 
 def _data_in(event: bytes) -> bytes:
-    """The line of an event that has its data, where others stand before it."""
+    """The data line of an event that has other lines before it."""
     return next((line for line in event.split(b"\n") if line.startswith(b"data:")), b"")
 
 
 def described(raw: bytes) -> str:
-    """What an answer is instead, for a log: no text that a model may have made."""
+    """A description of a wrong answer for a log, without text that a model may have generated."""
     if not raw:
         return "nothing"
     try:
@@ -197,11 +198,11 @@ def quoted(raw: bytes) -> str:
 
 
 def json_type(content_type: str) -> str:
-    """The content type under which JSON of an engine goes to a client."""
+    """The content type under which an engine's JSON goes to a client."""
     return content_type if "json" in content_type else "application/json"
 
 
 def refusal(status: int, raw: bytes) -> ApiError:
-    """What a client is told where an engine refused without JSON, as proxies before engines do."""
+    """The error for a client if an engine refused without JSON, as proxies in front of engines do."""
     kind = _STATUS_NAMES.get(status, "BadRequestError")
     return ApiError(status, kind, f"The engine refused this request with HTTP {status}, and said {quoted(raw)}.")

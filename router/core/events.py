@@ -1,7 +1,6 @@
-"""What goes into a journey and comes out of it: its states, events and effects. Pure.
+"""The states, events and effects of a journey. Pure.
 
-They stand apart from the machine (`router.core.journey`) since compiled modules can have no such classes
-(docs/compiled.md).
+They are a module of their own because compiled modules cannot contain such classes (docs/compiled.md).
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from cluster.wire import Transfer
 
 
 class State(StrEnum):
-    """Where a request is."""
+    """The state of a request."""
 
     CHOOSING = "choosing"
     PREFILLING = "prefilling"
     OPENING = "opening"
-    """The decode leg (or the whole request) is sent, nothing has come back. The client may have a seed."""
+    """The decode leg (or the whole request) is sent; no answer has come yet. The client may have a seed."""
     STREAMING = "streaming"
     CANCELLING = "cancelling"
-    """The client has its answer or is gone; the prefill leg still has to say whether it holds blocks."""
+    """The client has its answer or has left; the prefill leg's answer is still awaited, as it says whether blocks are
+    held."""
     RELEASING = "releasing"
     DONE = "done"
 
@@ -33,21 +33,25 @@ class State(StrEnum):
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The policy's answer. Both set: hand over. Only `decode`: run whole there. None: nobody can, or `wait`."""
+    """The policy's answer. Both set: hand over. Only `decode`: run aggregated there. None: no instance can, or
+    `wait`.
+    """
 
     prefill: InstanceId | None
     decode: InstanceId | None
     because: str
     wait: bool = False
-    """Somebody could, but all of them have their hands full: worth asking again when that changes."""
+    """Some instance could serve the request, but all of them are full: ask again when that changes."""
     anew: bool = False
-    """The chosen decode instance must not have what is held already: the chosen prefill instance computes it anew."""
+    """The chosen decode instance must not use the existing hold: the chosen prefill instance computes the
+    prompt anew."""
     shed_s: int | None = None
-    """It is refused, as its class wants it where a promise cannot be kept; worth sending again in so many seconds."""
+    """The request is shed, as its class asks if a promise cannot be kept; the client should retry after so many
+    seconds."""
 
 
 class FleetChanged(msgspec.Struct, frozen=True):
-    """An instance came, recovered, or has a place again."""
+    """An instance came, recovered, or has a free place again."""
 
 
 class PrefillAnswered(msgspec.Struct, frozen=True):
@@ -56,31 +60,32 @@ class PrefillAnswered(msgspec.Struct, frozen=True):
     finish_reason: str | None
     transfer: Transfer | None
     first_token: int | None = None
-    """Set where the client may be given this token now, and D be bound to it."""
+    """Set if the client may receive this token now, and D must begin with it."""
     first: bool = True
-    """P's token is the first of the client's answer. False: it is not, or it cannot be told; then D says everything."""
+    """P's token is the first of the client's answer. False: it is not, or that is unknown; then D generates all
+    tokens."""
     by: InstanceId | None = None
-    """Whose leg; None: the one that was sent last."""
+    """The leg's instance; None: the leg that was sent last."""
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The engine answered with an error status that is the client's to read (4xx)."""
+    """The engine answered with an error status that the client should see (4xx)."""
 
     status: int
     by: InstanceId | None = None
-    """Of a prefill leg: whose; None: the one that was sent last."""
+    """For a prefill leg, its instance; None: the leg that was sent last."""
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """The leg failed for a reason that is not the client's: no connection, 5xx, stall, a broken stream."""
+    """The leg failed for a reason that is not the client's fault: no connection, 5xx, stall, a broken stream."""
 
     because: str
     untouched: bool = False
-    """The leg never reached the engine: a hold that it was to pull is as it was."""
+    """The leg never reached the engine: the hold that it was to pull is unchanged."""
     again: bool = False
-    """Of a stream: what the client has of it can be taken out of a second one."""
+    """For a stream: the router can drop what the client already has from a second stream."""
     by: InstanceId | None = None
-    """Of a prefill leg: whose; None: the one that was sent last."""
+    """For a prefill leg, its instance; None: the leg that was sent last."""
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -102,7 +107,7 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """The time `next_wakeup` asked for has come."""
+    """The time that `next_wakeup` gave has come."""
 
 
 Event = Chosen | FleetChanged | PrefillAnswered | Refused | Lost | Opened | Ended | ClientLeft | Released | Tick
@@ -112,20 +117,20 @@ Event = Chosen | FleetChanged | PrefillAnswered | Refused | Lost | Opened | Ende
 
 
 class Choose(msgspec.Struct, frozen=True):
-    """Ask the policy; answer with `Chosen`. `excluded` have failed this request already."""
+    """Ask the policy; answer with `Chosen`. `excluded`: instances that have failed this request already."""
 
     excluded: frozenset[InstanceId]
     hand_over: bool
     second: bool = False
-    """A prefill leg is under way, and D's place is taken: another pair is wanted only if it can begin now. Where there
-    is none, all stays as it is."""
+    """A prefill leg is under way, and D's place is taken: another pair is wanted only if it can begin now. If there is
+    none, nothing changes."""
     holders: tuple[InstanceId, ...] = ()
-    """Instances that hold the prompt's blocks, or may do so soon: a new decode instance is to be one that may have
-    them."""
+    """Instances that hold the prompt's blocks, or may do so soon: a new decode instance must be able to pull
+    from them."""
 
 
 class AwaitFleet(msgspec.Struct, frozen=True):
-    """Wait in line; answer with `FleetChanged` when it is worth asking again."""
+    """Wait in the flow-control queue; answer with `FleetChanged` when it is worth asking again."""
 
 
 class SendPrefill(msgspec.Struct, frozen=True):
@@ -136,20 +141,20 @@ class SendPrefill(msgspec.Struct, frozen=True):
 
 
 class SendSeed(msgspec.Struct, frozen=True):
-    """Give the client P's first token; answer only if he has left."""
+    """Send P's first token to the client; answer only if the client has left."""
 
 
 class SendDecode(msgspec.Struct, frozen=True):
-    """Send the client's request for its answer: with `transfer` as decode leg, without it whole."""
+    """Send the client's request for its answer: with `transfer` as a decode leg, without it aggregated."""
 
     instance: InstanceId
     transfer: Transfer | None
     first_token: int | None = None
-    """The token it must begin with."""
+    """The token that the answer must begin with."""
 
 
 class CancelPrefill(msgspec.Struct, frozen=True):
-    """Ask P to abort the leg: it outlasted `PATIENCE_S`. Its answer must still be awaited."""
+    """Ask P to abort the leg, which outlasted `PATIENCE_S`. Its answer must still be awaited."""
 
     instance: InstanceId
 
@@ -159,7 +164,7 @@ class ClosePrefill(msgspec.Struct, frozen=True):
 
 
 class OutlastPrefill(msgspec.Struct, frozen=True):
-    """Nobody waits for this prefill leg any more, and no event of its is wanted. It is not cut off: see to its end as
+    """This prefill leg is not needed any more, and it shall send no event. Do not cut it off: handle its end as
     `CancelPrefill` and `ClosePrefill` would, after the same times, and release what it holds.
     """
 
@@ -167,7 +172,7 @@ class OutlastPrefill(msgspec.Struct, frozen=True):
 
 
 class CloseDecode(msgspec.Struct, frozen=True):
-    """Close the connection of the answering leg: its engine aborts, and gives the hold back where there is one."""
+    """Close the connection of the answering leg: its engine aborts, and releases the hold if there is one."""
 
 
 class Relay(msgspec.Struct, frozen=True):
@@ -175,27 +180,27 @@ class Relay(msgspec.Struct, frozen=True):
 
 
 class AnswerFromPrefill(msgspec.Struct, frozen=True):
-    """P's answer is the whole answer (it ended at its first token): give it to the client."""
+    """P's answer is the whole answer (it ended at its first token): send it to the client."""
 
 
 class ForwardRefusal(msgspec.Struct, frozen=True):
-    """Give the engine's own error answer to the client."""
+    """Send the engine's own error answer to the client."""
 
 
 class Fail(msgspec.Struct, frozen=True):
-    """Answer with an error status; nothing has been sent yet."""
+    """Answer with an error status; the client has received nothing yet."""
 
     error: ApiError
 
 
 class FailStream(msgspec.Struct, frozen=True):
-    """End a stream that has begun with an SSE error event."""
+    """End a stream that has begun, with an SSE error event."""
 
     error: ApiError
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Have `via` tell P to free the hold; answer with `Released`."""
+    """Make `via` tell P to free the hold; answer with `Released`."""
 
     via: InstanceId
     transfer: Transfer

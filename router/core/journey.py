@@ -3,19 +3,20 @@
 The first form of the pull journey: P runs the prompt for one token and holds its blocks, D pulls them and generates
 everything the client reads. The machine decides what happens at every turn; `router.request.driver` carries it out.
 
-What it promises:
+The guarantees:
 
-- a hold that P answered with is pulled by D or released, whatever happens, also after the client left;
-- nothing waits for a first token beyond the deadline, nor a client who has been given something beyond the stall
-  timeout, however many instances are tried meanwhile; an answer in one piece has a deadline of its own;
-- an HTTP status is only spoken once it is true: failures before the first byte move on to another instance or answer
-  with an error; after it another instance goes on where that is exact (`router.core.eligibility`), else the stream ends
-  with an error event;
-- where it is exact and D can be told its first token, the client has P's token before the handoff begins (a *seed*);
-- a P that keeps silent for its turn gets company: a second leg on another P, where there is one. The first that answers
-  is used, the other runs to its end for nobody, and what it holds is released.
+- a hold that P answered with is pulled by D or released in every case, also after the client has left;
+- no request waits for its first token beyond the deadline, and no client that has received a token waits for the next
+  one beyond the stall timeout, however many instances are tried meanwhile; an answer in one piece has a deadline of its
+  own;
+- an HTTP status is sent only once it is true: after a failure before the first byte the request moves to another
+  instance or gets an error; after the first byte another instance continues where that is exact
+  (`router.core.eligibility`), else the stream ends with an error event;
+- where it is exact and D can be told its first token, the client gets P's token before the hand-over begins (a *seed*);
+- if a P stays silent for its turn, a second leg is sent to another P, where there is one. The first answer is used; the
+  other leg runs to its end unused, and its hold is released.
 
-It does not know HTTP, instances' load, or time other than `now`.
+The machine does not know HTTP, instances' load, or any time other than `now`.
 """
 
 from __future__ import annotations
@@ -101,33 +102,34 @@ __all__ = [
 PATIENCE_S = 1.0
 """How long an unwanted prefill leg may still run before P is told to abort it.
 
-Measured on vLLM 0.32: an abort (or a closed connection) that lands as the step ends is answered with "abort" although
-the engine holds the blocks, under a name nobody learns (4 of 62 aborts within a 50 ms prefill). A leg that ends by
-itself says what it holds and is released exactly; only long ones are worth the race.
+Measured on vLLM 0.32: an abort (or a closed connection) that arrives as the step ends is answered with "abort" although
+the engine holds the blocks, under a name that the router never learns (4 of 62 aborts within a 50 ms prefill). A leg
+that ends by itself names its hold, which is then released exactly. Only for long legs is an abort worth that risk.
 """
 
 CANCEL_WAIT_S = 30.0
 """Longest wait for an aborted prefill leg's answer: vLLM's own lease has ended by then."""
 
 HOLD_USE_S = 20.0
-"""So long after P's answer its hold may still be given to a D. vLLM 0.32's lease is 30 s, and only heartbeats of a D
-that has the leg extend it (the first within 5 s). Past it the blocks may be another prompt's, and D would not know.
-"""
+"""How long after P's answer its hold may still be given to a D. vLLM 0.32's lease is 30 s, and only heartbeats of a D
+that has the leg extend it (the first within 5 s). After the lease the blocks may belong to another prompt, and D would
+not notice."""
 
 TURN = 0.5
-"""What one instance may use up of the time that a client waits for more, while another could still take over."""
+"""The share of a waiting client's time that one instance may use up while another could still take over."""
 
 TURN_LEAST_S = 0.1
-"""A shorter turn gives nobody the time for a prefill: nobody else is asked any more."""
+"""A shorter turn is too short for a prefill: then no other instance is asked."""
 
 
 PREFILLED: frozenset[str | None] = frozenset({"length", "stop"})
-"""How a prefill leg ends that has computed its prompt."""
+"""The finish reasons of a prefill leg that has computed its prompt."""
 
 _NOBODY: frozenset[InstanceId] = frozenset()
 
 _OURS: Final = 500
-"""From this status on a refusal is not the request's fault: what engines fail is `Lost`, what is refused so is ours."""
+"""From this status on, the refusal is not the request's fault: an engine's failure is `Lost`, and so is such a
+refusal."""
 
 
 class Journey:
@@ -153,11 +155,11 @@ class Journey:
         whole_deadline: float = math.inf,
         attempts_max: int = 3,
     ) -> None:
-        """One that has not begun.
+        """A request that has not begun.
 
         Args:
-            hand_over: whether `router.core.eligibility` allows a handoff for this request.
-            stream: whether its answer is one.
+            hand_over: whether `router.core.eligibility` allows a hand-over for this request.
+            stream: whether the answer is streamed.
             deadline: monotonic seconds by which the first byte must be on its way; later the next one that a seed or a
                 broken stream left the client waiting for.
             deadline_s: the same as a duration, for the message.
@@ -177,19 +179,19 @@ class Journey:
         self.attempt = 0
         self.excluded: frozenset[InstanceId] = _NOBODY
         self.prefill: InstanceId | None = None
-        """Whose prefill leg was sent last; once one has answered, that one."""
+        """The instance of the prefill leg that was sent last; once one has answered, the answering instance."""
         self.legs: tuple[InstanceId, ...] = ()
-        """Whose prefill legs are waited for, oldest first."""
+        """The instances whose prefill legs are still awaited, oldest first."""
         self.asks_second = False
-        """The policy was asked for a second prefill leg, and has not said anything yet."""
+        """The journey has asked the policy for a second prefill leg and has no reply yet."""
         self.decode: InstanceId | None = None
         self.transfer: Transfer | None = None
         self.touched = False
-        """A decode instance was sent that hold and failed: it may have pulled it, or given it back, and P's blocks may
-        be another prompt's by now. Nobody else may pull it; it is only to be released."""
+        """A decode instance was sent that hold and failed. It may have pulled the hold, or given it back, so P's blocks
+        may belong to another prompt by now. No other instance may pull the hold; it can only be released."""
         self.first_token: int | None = None
         self.spoken = False
-        """The client has been given something: a status, and a token or more."""
+        """The client has received a status, and a token or more."""
         self.because = ""
         self.now = 0.0
         self.outcome = "served"
@@ -199,18 +201,18 @@ class Journey:
         self.held_until = 0.0
         """Until when the hold may be given to a D."""
         self.turn_ends = math.inf
-        """When the leg that was sent last has used up its part of a waiting client's time."""
+        """The time at which the leg that was sent last has used up its share of a waiting client's time."""
 
     def begin(self) -> tuple[Effect, ...]:
         """The first effect: ask the policy."""
         return (Choose(self.excluded, self.hand_over),)
 
     def next_wakeup(self) -> float | None:
-        """The deadline while no first token is there, or the end of a leg's turn; the end of our patience with an
-        unwanted leg.
+        """The next of these times: the deadline while there is no first token, the end of a leg's turn, the end of the
+        wait for an unwanted leg.
 
-        An answer that is not streamed shows its first token only with its last: once P has spoken, its deadline is that
-        of the whole answer, since generation may rightly take minutes.
+        An answer that is not streamed shows its first token only with its last. So once P has answered, the deadline is
+        that of the whole answer, as generation may take minutes.
         """
         if self.state is State.CHOOSING:
             return self.deadline
@@ -222,7 +224,7 @@ class Journey:
         return self.give_up if self.state is State.CANCELLING else None
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """Fold one event in. Late and unexpected events are no-ops: peers may say anything at any time."""
+        """Apply one event. Late and unexpected events change nothing: peers may send anything at any time."""
         self.now = now
         row = _TABLE.get((self.state, type(event)))
         if row is not None:
@@ -248,10 +250,10 @@ class Journey:
         usable = self.transfer is not None and not self.touched and self.now < self.held_until
         if (
             event.prefill is not None and usable and not event.anew
-        ):  # the blocks still wait on the first P: another D pulls them
+        ):  # the blocks are still held on the first P: another D pulls them
             return (self._send_decode(event.decode, self.transfer),)
         release = self._let_go(event.decode if event.decode != self.prefill else previous)
-        if event.prefill is None:  # whole, on one engine; a producer must never be asked to pull
+        if event.prefill is None:  # aggregated: one engine serves it all; a producer must never be asked to pull
             return (*release, self._send_decode(event.decode, None))
         return (*release, self._send_prefill(event.prefill))
 
@@ -260,7 +262,7 @@ class Journey:
             return ()
         self.asks_second = False
         if event.prefill is None or event.decode is None or not {event.prefill, event.decode}.isdisjoint(self.legs):
-            self._begin_turn()  # waiting is all that can be done; there may be somebody after as long again
+            self._begin_turn()  # nothing to do but wait; an instance may be free after as long again
             return ()
         self.attempt += 1
         self.because, self.decode = event.because, event.decode
@@ -290,7 +292,7 @@ class Journey:
         return (self._choose(),)
 
     def _choose(self) -> Choose:
-        """Ask for instances; what P holds goes only to a D that may have it."""
+        """Ask for instances; a hold goes only to a D that may have it."""
         usable = self.transfer is not None and not self.touched
         holders = (self.prefill,) if usable and self.prefill is not None else ()
         return Choose(self.excluded, self.hand_over, holders=holders)
@@ -307,7 +309,7 @@ class Journey:
         self.excluded = (self.excluded | {*self.legs}) - {by}
         self.prefill = by
         others = self._outlast()
-        if not stopped:  # also where P stopped at a token that is not the answer's first: what it said is of no use
+        if not stopped:  # also if P's stop token is not the answer's first: then P's answer is of no use
             seed: tuple[Effect, ...] = ()
             if event.first_token is not None and self.stream and not self.spoken:
                 self.first_token = event.first_token
@@ -317,14 +319,14 @@ class Journey:
         # P's first token was the last one (EOS, a stop string): there is nothing to hand over.
         if not self.stream:
             return (*others, AnswerFromPrefill(), *self._wind_up("served"))
-        # A stream must look like the engine's own: P makes it, from its prefix cache.
+        # A stream must look like the engine's own: let P generate it from its prefix cache.
         via, transfer, self.transfer = self.decode, self.transfer, None
         self.decode = by
         release: tuple[Effect, ...] = (Release(via, transfer),) if transfer is not None else ()
         return (*others, *release, self._send_decode(by, None))
 
     def _half_done(self, by: InstanceId, event: PrefillAnswered) -> tuple[Effect, ...]:
-        """P has answered with nothing to go on with; it may hold blocks all the same."""
+        """P has answered without a usable result; it may hold blocks nevertheless."""
         because = f"the prefill leg ended with {event.finish_reason!r}"
         if not self.legs:
             self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
@@ -337,7 +339,7 @@ class Journey:
         by = self._answered(event.by)
         if by is None:
             return ()
-        if self.legs and event.status >= _OURS:  # not the request's fault: others answer it
+        if self.legs and event.status >= _OURS:  # not the request's fault: another leg may still answer
             self.last_failure = f"{by}: the prefill leg was refused with HTTP {event.status}"
             self.prefill = self.legs[-1]
             return ()
@@ -352,7 +354,7 @@ class Journey:
         return self._leg_failed(by, event.because) if by is not None else ()
 
     def _answered(self, by: InstanceId | None) -> InstanceId | None:
-        """Whose prefill leg is not waited for any more; None: it was not waited for."""
+        """The instance of a prefill leg that is not awaited any more; None: no leg was awaited."""
         by = by if by is not None else self.prefill
         if by not in self.legs:
             return None
@@ -360,7 +362,7 @@ class Journey:
         return by
 
     def _leg_failed(self, by: InstanceId, because: str) -> tuple[Effect, ...]:
-        """Another prefill leg may still answer: the request has not failed before that has."""
+        """One prefill leg has failed. While another may still answer, the request has not failed."""
         if not self.legs:
             return self._try_again(by, because)
         self.excluded |= {by}
@@ -373,18 +375,18 @@ class Journey:
         return (Choose(self.excluded | {*self.legs}, self.hand_over, second=True, holders=self.legs),)
 
     def _outlast(self) -> tuple[Effect, ...]:
-        """Leave the prefill legs that are still under way to themselves."""
+        """Let the prefill legs that are still under way run to their end unused."""
         left, self.legs, self.asks_second = self.legs, (), False
         return tuple(OutlastPrefill(leg) for leg in left)
 
     def _opened(self, event: Opened) -> tuple[Effect, ...]:
         self.state = State.STREAMING
         self.spoken = True
-        self.transfer = None  # D has it now, and gives it back itself when it is aborted
+        self.transfer = None  # D has the hold now, and releases it itself when it is aborted
         return (Relay(),)
 
     def _decode_refused(self, event: Refused) -> tuple[Effect, ...]:
-        # vLLM tells P itself when its serving layer rejects, but not when the body fails validation before that.
+        # vLLM tells P itself when its serving layer rejects, but not when the body fails validation earlier.
         if self.spoken:
             return self._fail(upstream_failed(f"{self.decode}: the decode leg was refused with HTTP {event.status}"))
         return (ForwardRefusal(), *self._wind_up("refused"))
@@ -399,9 +401,9 @@ class Journey:
 
     def _stream_lost(self, event: Lost) -> tuple[Effect, ...]:
         assert self.decode is not None
-        if event.again:  # the answer is generated once more elsewhere, and what the client has is swallowed
+        if event.again:  # another instance generates the answer again; the router drops what the client already has
             self._speak()
-            self.deadline = self.now + self.stall_s * (1 - TURN)  # it may have been silent for its whole turn
+            self.deadline = self.now + self.stall_s * (1 - TURN)  # it may have been silent for its turn
             return (CloseDecode(), *self._try_again(self.decode, event.because))
         return (CloseDecode(), *self._fail(upstream_failed(event.because)))
 
@@ -424,7 +426,7 @@ class Journey:
         return self.spoken and self.attempt < self.attempts_max
 
     def _speak(self) -> None:
-        """The client has been given something, and waits for more."""
+        """The client has received output, and waits for more."""
         self.spoken = True
         self.deadline = self.now + self.stall_s
 
@@ -458,11 +460,11 @@ class Journey:
             return self._ask_second()
         limit = self.stall_s if self.spoken else self.deadline_s
         if self.state is State.OPENING and not self.stream:
-            limit += self.whole_deadline - self.deadline  # since its arrival
+            limit += self.whole_deadline - self.deadline  # since the request's arrival
         return (self._say(deadline_passed(limit)), *self._leave("expired", now))
 
     def _leave(self, outcome: str, now: float) -> tuple[Effect, ...]:
-        """Nobody waits for an answer any more: stop both legs, leave nothing held."""
+        """The client does not wait for an answer any more: stop both legs, leave nothing held."""
         if self.state in {State.CANCELLING, State.RELEASING, State.DONE}:
             return ()
         if self.state is State.PREFILLING:
@@ -472,13 +474,13 @@ class Journey:
             self._answered(self.prefill)
             return (CloseDecode(), *self._outlast())  # D's place is free at once
         if self.state in {State.OPENING, State.STREAMING}:
-            # A D that has the request gives the hold back when it aborts; a leg cut off on its way there never got so
-            # far. Released twice is no harm: P does not know the name any more.
+            # A D that has the request releases the hold when it aborts; a leg cut off on its way there never got so
+            # far. A second release does no harm: P no longer knows the name.
             return (CloseDecode(), *self._wind_up(outcome))
         return self._wind_up(outcome)
 
     def _wind_up(self, outcome: str) -> tuple[Effect, ...]:
-        """End, by way of a release when P still holds blocks for us."""
+        """End the journey; if P still holds blocks for it, release them first."""
         self.outcome = outcome
         if self.transfer is not None and self.decode is not None:
             self.state = State.RELEASING
@@ -504,4 +506,4 @@ _TABLE = {
     (State.CANCELLING, Lost): Journey._late_failure,
     (State.RELEASING, Released): Journey._released,
 }
-"""Every move there is, besides `Tick` and `ClientLeft`, which may come in any state."""
+"""All moves, except `Tick` and `ClientLeft`, which may come in any state."""

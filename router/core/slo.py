@@ -1,9 +1,8 @@
-"""What classes of requests are promised, and whether it was kept. Pure.
+"""SLO classes: what they promise, and whether the promise was kept. Pure.
 
-Admission keeps promises about the first token and about the mean time per token after it
-(`router.scheduler.flow_control.queue`); whether a request *met* its class is judged by every target that the class has,
-on what the client saw. Its own class's: one that was served on its class's second promise (`degrade`) has missed the
-first.
+Admission keeps promises about the first token and about the mean time per later token
+(`router.scheduler.flow_control.queue`). Whether a request *met* its class is judged by all targets of its own class, on
+what the client saw. So a request that was served on its class's second promise (`degrade`) has missed the first.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ MET: Final = "met"
 MISSED: Final = "missed"
 SHED: Final = "shed"
 LEFT: Final = "left"
-"""The client went away with nothing missed until then."""
+"""The client left before any target was missed."""
 REFUSED: Final = "refused"
-"""The engine would not have it: a request that can never succeed was promised nothing."""
+"""The engine refused the request: a request that can never succeed was promised nothing."""
 UNKNOWN: Final = "unknown"
-"""An answer in one piece whose first token nobody saw."""
+"""An answer in one piece whose first token was not seen."""
 
 COUNTED: Final = frozenset({MET, MISSED, SHED})
-"""Results that attainment counts; `MET` are those that keep it up."""
+"""Results that attainment counts; only `MET` raises it."""
 
 
 class Seen:
-    """What a client saw, in milliseconds; None: it did not come, or nobody saw it."""
+    """What a client saw, in milliseconds; None: it did not happen, or was not seen."""
 
     __slots__ = ("e2e_ms", "streamed", "tokens", "tpot_ms", "tt2t_ms", "ttft_ms")
 
@@ -44,7 +43,7 @@ class Seen:
         tokens: int | None,
         streamed: bool,
     ) -> None:
-        """`tt2t_ms`: from the first token to the second. `e2e_ms`: until the answer's end, or until now."""
+        """`tt2t_ms`: from the first token to the second. `e2e_ms`: to the answer's end, or until now."""
         self.ttft_ms: Final = ttft_ms
         self.tt2t_ms: Final = tt2t_ms
         self.tpot_ms: Final = tpot_ms
@@ -53,13 +52,13 @@ class Seen:
         self.streamed: Final = streamed
 
     def as_json(self) -> dict[str, float | None]:
-        """Rounded to microseconds."""
+        """The values rounded to microseconds."""
         named = {"ttft_ms": self.ttft_ms, "tt2t_ms": self.tt2t_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
         return {name: None if value is None else round(value, 3) for name, value in named.items()}
 
 
 class Judged:
-    """One request's. Without a class (`slo`) nothing was promised, and what comes after it means nothing."""
+    """The judgement of one request. Without a class (`slo`) nothing was promised, and the other values mean nothing."""
 
     __slots__ = ("degraded", "foretold_ms", "late", "result", "seen", "slo")
 
@@ -73,7 +72,7 @@ class Judged:
         late: bool,
         degraded: bool,
     ) -> None:
-        """`foretold_ms`: TTFT and TPOT."""
+        """`foretold_ms`: the predicted TTFT and TPOT."""
         self.foretold_ms: Final = foretold_ms
         self.seen: Final = seen
         self.slo: Final = slo
@@ -82,7 +81,7 @@ class Judged:
         self.degraded: Final = degraded
 
     def as_json(self) -> dict[str, Any]:
-        """For `/explain`: put into words when somebody asks, which is of few requests."""
+        """The judgement for `/explain`, formatted on demand only, as few requests are asked about."""
         told: dict[str, Any] = {
             "foretold": foretold_json(*self.foretold_ms),
             "seen": self.seen.as_json(),
@@ -95,12 +94,12 @@ class Judged:
 
 
 def foretold_json(ttft_ms: float, tpot_ms: float) -> dict[str, float]:
-    """Rounded to microseconds."""
+    """The prediction rounded to microseconds."""
     return {"ttft_ms": round(ttft_ms, 3), "tpot_ms": round(tpot_ms, 3)}
 
 
 def promises_of(classes: Mapping[str, SloClass]) -> dict[str, Promise]:
-    """By class; requests of no class are promised nothing."""
+    """The promises by class; requests without a class have none."""
     return {name: _promise(classes, name, frozenset()) for name in classes}
 
 
@@ -112,19 +111,20 @@ def _promise(classes: Mapping[str, SloClass], name: str, above: frozenset[str]) 
         ttft_ms=said.ttft_ms or 0.0,
         tpot_ms=said.tpot_ms or 0.0,
         sheds=said.when_missed is WhenMissed.SHED,
+        lengths_within=said.lengths_within,
         degraded=_promise(classes, second, above | {name}) if goes_on and second is not None else None,
     )
 
 
 def promise_of(promises: Mapping[str, Promise], slo_class: str) -> Promise:
-    """Of one request."""
+    """The promise for one request."""
     return promises.get(slo_class, NO_PROMISE)
 
 
 def seen_in(times: Totals, tokens: int | None, *, streamed: bool) -> Seen:
-    """From a request's times and the tokens of its answer.
+    """What the client saw, from a request's times and the tokens of its answer.
 
-    Of an answer in one piece the first token is taken to be out when it was made, if anybody has seen that.
+    For an answer in one piece, the first token counts as sent when it was generated, if that was seen.
     """
     total_ms = times.total_s * 1000
     made_s = times.ttft_s if streamed else times.first_made_s
@@ -135,7 +135,9 @@ def seen_in(times: Totals, tokens: int | None, *, streamed: bool) -> Seen:
 
 
 def judge(slo: SloClass, seen: Seen, outcome: str) -> str:
-    """What counts of it. `outcome`: how its journey ended (`router.core.journey.OUTCOMES`), or `SHED`."""
+    """The result that counts for the request. `outcome`: how its journey ended (`router.core.journey.OUTCOMES`), or
+    `SHED`.
+    """
     if outcome in {SHED, REFUSED}:
         return outcome
     if _broken(slo, seen) or outcome in {"failed", "expired", "broken"}:
@@ -148,7 +150,7 @@ def judge(slo: SloClass, seen: Seen, outcome: str) -> str:
 
 
 def _broken(slo: SloClass, seen: Seen) -> bool:
-    """Whether a target is missed by what was seen; who waits for longer than one has missed it, too."""
+    """Whether the client saw a missed target. A wait longer than a target counts as a miss, too."""
     waited_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else 0.0
     pairs = (
         (slo.ttft_ms, seen.ttft_ms or waited_ms),
@@ -160,14 +162,16 @@ def _broken(slo: SloClass, seen: Seen) -> bool:
 
 
 def late_by(slo: SloClass, seen: Seen) -> tuple[bool, bool]:
-    """Whether the first token came too late, and whether the others did."""
+    """Whether the first token came too late, and whether the later tokens did."""
     waited_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else 0.0
     ttft_late = slo.ttft_ms is not None and (seen.ttft_ms or waited_ms) > slo.ttft_ms
     return ttft_late, slo.tpot_ms is not None and (seen.tpot_ms or 0.0) > slo.tpot_ms
 
 
 def _in_one_piece(slo: SloClass, seen: Seen) -> str:
-    """By its last token, which has until the first one's target and the others' together."""
+    """Judge an answer in one piece by its last token, which must come within the first token's target plus the later
+    ones'.
+    """
     assert slo.ttft_ms is not None
     if seen.e2e_ms <= slo.ttft_ms:
         return MET

@@ -1,6 +1,7 @@
-"""What comes of a request's times (`router.telemetry.timing`): its sums, and what an engine says of it. Pure.
+"""The parts of a request's times (`router.telemetry.timing`): their sums, and what an engine says about the request.
+Pure.
 
-They stand apart since compiled modules can have no such classes (docs/compiled.md).
+They are a module of their own because compiled modules cannot contain such classes (docs/compiled.md).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _ABSENT: Final = msgspec.Raw()
 
 
 class Choice(msgspec.Struct):
-    """One of an answer's choices, as far as it tells whether there is an answer: their values are not looked into."""
+    """One of an answer's choices, just far enough to tell whether it holds an answer; the values are not parsed."""
 
     text: msgspec.Raw = _ABSENT
     message: msgspec.Raw = _ABSENT
@@ -35,12 +36,12 @@ class Sum(msgspec.Struct, frozen=True):
 
     total_s: float
     parts: Mapping[str, float | None]
-    """By name, in order; None: nobody's clock saw it."""
+    """By name, in order; None: no clock measured the part."""
     residual_s: float
-    """What of the total is in no part."""
+    """The share of the total that is in no part."""
 
     def as_json(self) -> dict[str, float | None]:
-        """Milliseconds."""
+        """The sum in milliseconds."""
         parts = {name: None if seconds is None else _ms(seconds) for name, seconds in self.parts.items()}
         return {"total": _ms(self.total_s), **parts, "residual": _ms(self.residual_s)}
 
@@ -50,14 +51,14 @@ def _ms(seconds: float) -> float:
 
 
 class Totals(NamedTuple):
-    """Of one request, in seconds from its arrival; None: it did not come, or nobody saw it."""
+    """Times of one request, in seconds from its arrival; None: the event did not happen, or was not seen."""
 
     ttft_s: float | None
     tt2t_s: float | None
     """From the first token to the second."""
     first_made_s: float | None
     total_s: float
-    """To its answer's end, or until now."""
+    """To the answer's end, or until now."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,18 +67,19 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     way: str
     """seeded, plain or aggregated."""
     ttft: Sum | None
-    """Arrival to the first token's way out. None: not streamed, or it never came."""
+    """From arrival until the first token is sent. None: not streamed, or no first token came."""
     tt2t: Sum | None
-    """From then to the second token's way out."""
+    """From the first token until the second is sent."""
     answer: Sum | None
-    """Arrival to the answer's way out, where that comes in one piece."""
+    """From arrival until the answer is sent, if it comes in one piece."""
     first_made_s: float | None
-    """Arrival to when the first token was there for us to give, whoever got it: what seeding makes of TTFT."""
+    """From arrival until the router had the first token, whether or not it was sent: shows what seeding gains
+    in TTFT."""
     total_s: float
-    """Arrival to the last byte's way out."""
+    """From arrival until the last byte is sent."""
 
     def as_json(self) -> dict[str, Any]:
-        """Milliseconds; sums that there are not, are left out."""
+        """The timing in milliseconds; absent sums are left out."""
         sums = {"ttft": self.ttft, "tt2t": self.tt2t, "answer": self.answer}
         said: dict[str, Any] = {"way": self.way, "total_ms": _ms(self.total_s)}
         if self.first_made_s is not None:

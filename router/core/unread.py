@@ -1,4 +1,4 @@
-"""What is known of a field that is too large to be built: its JSON as it came, and what sort of value it is. Pure."""
+"""A field that is too large to parse: its raw JSON, and the sort of its value. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Sort(StrEnum):
-    """Sorts of values that are told apart."""
+    """The sorts of values that are distinguished."""
 
     TEXT = "a text"
     IDS = "a list of whole numbers"
@@ -18,18 +18,19 @@ class Sort(StrEnum):
 
 
 class Unread:
-    """A field of a large body that is not built. True in a condition: it is larger than any neutral value."""
+    """A field of a large body that is not parsed. True in a condition: it is larger than any neutral value."""
 
     __slots__ = ("count", "raw", "sort", "values")
 
     def __init__(self, raw: memoryview, sort: Sort, values: int, count: int = 0) -> None:
-        """A field that stays as it came.
+        """Keep a field unparsed.
 
         Args:
-            raw: its JSON.
-            sort: of `IDS`, `raw` is the list of numbers itself, also where the client put it into a list of one.
-            values: objects, arrays, texts and commas of the whole body: no more are in here.
-            count: of `IDS`, how many.
+            raw: the field's JSON.
+            sort: the sort of the value. For `IDS`, `raw` is the list of numbers itself, also if the client wrapped it
+                in a list of one.
+            values: the number of objects, arrays, texts and commas in the whole body: an upper limit for this field.
+            count: for `IDS`, the number of ids.
         """
         self.raw: Final = raw
         self.sort: Final = sort
@@ -38,9 +39,9 @@ class Unread:
 
 
 def beginning(raw: memoryview, limit: int) -> bytes:
-    """The first bytes of what a JSON text says, as UTF-8: `limit` at most, fewer where it has escapes.
+    """The first bytes of a JSON text as UTF-8: at most `limit`, fewer if it has escapes.
 
-    Exact as far as it goes: a text begins with the same bytes whichever way it is read. `raw` begins with its quote.
+    The result is exact: the text begins with these bytes under any reading. `raw` begins with the text's quote.
     """
     if len(raw) <= limit:
         return _said(bytes(raw))
@@ -49,12 +50,12 @@ def beginning(raw: memoryview, limit: int) -> bytes:
         try:
             return _said(cut[: limit - fewer] + b'"')
         except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # within a character, an escape or a pair of them
+            continue  # the cut is within a character, an escape or a pair of escapes
     return b""
 
 
 _CUT_BYTES_MAX: Final = 12
-"""A pair of escapes has as many bytes."""
+"""The length of a pair of escapes."""
 
 
 def _said(text: bytes) -> bytes:

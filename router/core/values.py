@@ -1,6 +1,6 @@
-"""Values that are written to decision logs, and read from them by the types of their fields. Pure.
+"""Values that decision logs contain. The log reader finds the types of their fields here. Pure.
 
-They stand apart from what uses them since compiled classes (docs/compiled.md) forget those types.
+They are a module of their own because compiled classes (docs/compiled.md) lose these types.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from cluster.instance import Instance, Load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What a request's class promises it, and what becomes of it when that cannot be kept (`cluster.spec`)."""
+    """What a request's class promises, and what happens to the request when the promise cannot be kept
+    (`cluster.spec`).
+    """
 
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
-    """0: nothing."""
+    """0: no promise."""
     sheds: bool = False
+    lengths_within: float = 1.0
+    """By how much more often than all together prompts of one length may be given up."""
     degraded: Promise | None = None
-    """Its second promise."""
+    """The second promise, for a degraded request."""
 
 
 NO_PROMISE: Final = Promise()
@@ -32,7 +36,7 @@ NO_PROMISE: Final = Promise()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """An instance's own word, as its heartbeat brings it."""
+    """What an instance says about itself in its heartbeat."""
 
     instance: Instance
     state: str
@@ -41,100 +45,102 @@ class Reported:
     load: Load
     models: tuple[dict[str, object], ...]
     grant: int | None = None
-    """Legs of its credits that are this router's; None: its agent grants none by name."""
+    """The part of the instance's credits granted to this router, in legs; None: its agent grants none by name."""
     shuns: tuple[InstanceId, ...] = ()
-    """Producers that its engine pulls nothing from for now."""
+    """Producers that the instance's engine pulls nothing from for now (peer health)."""
     evicted: tuple[int, int] = (0, 0)
-    """Since its engine's start: tokens thrown out of its KV cache, and how often all were."""
+    """Since the engine's start: the tokens evicted from its KV cache, and how often the whole cache was cleared."""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """Digests of its LoRA adapters by name (`cluster.registry.membership.Heartbeat.adapters`)."""
+    """Digests of the instance's LoRA adapters by name (`cluster.registry.membership.Heartbeat.adapters`)."""
 
 
 class Standing(NamedTuple):
-    """What proofs (`router.fleet.pair_proofs`) say of a fleet, but for the pairs that failed."""
+    """What pair proofs (`router.fleet.pair_proofs`) say about a fleet, apart from the pairs that failed."""
 
     gives: Mapping[InstanceId, int]
-    """By producer, the number of the circle that it is proven to belong to; 0: to none."""
+    """By producer, the number of the proven circle it belongs to; 0: none."""
     takes: Mapping[InstanceId, int]
     """The same by consumer."""
     inexact: Mapping[tuple[InstanceId, InstanceId], str]
-    """Pairs that hand over, but P's token may not stand for D's first, and why. A pair of one circle that was not tried
-    itself is no better than another pair of its P."""
+    """Pairs that hand over but whose P token may not stand for D's first token, and why. A pair of one circle that was
+    not tried itself is no better than another pair of its P."""
     doubts: Mapping[tuple[InstanceId, InstanceId], str]
-    """Pairs of which the last try has said nothing, and why."""
+    """Pairs whose last proof had no result, and why."""
 
 
 NOTHING_PROVEN: Final = Standing({}, {}, {}, {})
 
 
 class Sent(NamedTuple):
-    """A prompt that went to an instance, for its answer to be compared with what had been expected."""
+    """A prompt that was sent to an instance, kept so that the engine's answer can be compared with the prediction."""
 
     row: int
     life: int
     chunks: Sequence[int]
     former_s: tuple[float, ...]
-    """When each chunk that it was believed to hold was last used there."""
+    """When each chunk that the instance was predicted to hold was last used there."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of the fleet. A Struct, since two are made of each request."""
+    """What a request needs of the fleet. A Struct, as each request makes two."""
 
     model: str | None
     """None: any model, as vLLM's own server treats a request that names none."""
     hand_over: bool
     """Whether prefill and decode may run on two instances."""
     prefill_only: bool = False
-    """The whole answer is one token: a prefill instance's work."""
+    """The whole answer is one token: a prefill instance can serve it alone."""
     excluded: frozenset[InstanceId] = frozenset()
     weights: str = ""
-    """Of the instance that made what its client already has: only the same goes on from there. Empty: any."""
+    """The weights of the instance that made the client's output so far: only the same weights may continue.
+    Empty: any."""
     circle: int = 0
-    """The circle (`router.fleet.pair_proofs`) of the instance that made it, where nothing but what is proven counts; 0:
-    it was in none."""
+    """The circle (`router.fleet.pair_proofs`) of the instance that made the output so far, if only proven instances
+    count; 0: it was in none."""
     meaning: str = ""
-    """What the model's name meant there (`InstanceView.meaning`). Empty: nothing is made yet."""
+    """What the model's name meant on that instance (`InstanceView.meaning`). Empty: no output yet."""
     routers: int = 1
-    """Routers that share the instances' credits."""
+    """The number of routers that share the instances' credits."""
     prompt_tokens: int = 0
-    """About so many; 0: nobody has estimated it."""
+    """The estimated number of tokens; 0: no estimate."""
     prefix: tuple[int, ...] = ()
-    """Names of the prompt's blocks from its beginning, where somebody has hashed them."""
+    """Names of the prompt's blocks from its beginning; empty if they were not hashed."""
     prefix_block_tokens: float = 0
-    """Tokens behind each of them."""
+    """The tokens of each of these blocks."""
     tenant: str = ""
     slo_class: str = ""
     output_tokens: float = 0.0
-    """Expected length of its answer; 0: nobody has predicted it."""
+    """The expected length of the answer; 0: no prediction."""
     output_lengths: tuple[int, ...] = ()
-    """Lengths that so many of such answers do not exceed (`router.scheduler.scoring.prices.SHARES`); none: nobody
-    predicted it.
-    """
+    """Quantiles of the answer's length (`router.scheduler.scoring.prices.SHARES`); empty: no prediction."""
     output_variance: float = 0.0
     ttft_ms: float = 0.0
-    """Its class's target for the first token, from its arrival; 0: none."""
+    """The class's target for the first token, from the request's arrival; 0: none."""
     tpot_ms: float = 0.0
-    """And for each token after it."""
+    """The class's target for each later token."""
+    sheds: bool = False
+    """The request is refused rather than served late: what is let in is to keep its targets."""
+    lengths_within: float = 1.0
+    """`Promise.lengths_within`."""
     arrived: float = 0.0
     now: float = 0.0
-    """Monotonic seconds: of its arrival, and of this choice."""
+    """The request's arrival and the time of this choice, in monotonic seconds."""
     late: bool = False
-    """It is taken to miss its target for the first token anyway (`router.scheduler.flow_control.queue`)."""
+    """The request is expected to miss its TTFT target in any case (`router.scheduler.flow_control.queue`)."""
     whose: str = ""
-    """Its tenant, where some instances are kept for it: others have other places."""
+    """The request's tenant, if some instances are reserved for it: other tenants use other instances."""
     unseeded: bool = False
-    """A stream whose first token cannot come from P: handed over, its client waits for D."""
+    """A stream whose first token cannot come from P: it is handed over, and the client waits for D."""
     scoring: Any = None
-    """What its scheduler's scoring goes by (`router.scheduler.scoring.prices.Scoring`); never written to a log.
-    None: no saturation holds for it.
-    """
+    """The inputs of the scheduler's scoring (`router.scheduler.scoring.prices.Scoring`); never written to a log. None:
+    no saturation limit holds for the request."""
 
     @property
     def kind(self) -> Hashable:
-        """Two requests of one kind are told the same: where one finds no place, the other finds none either."""
+        """Requests of one kind get the same reply: if one finds no place, the other finds none either."""
         return (self.model, self.hand_over, self.prefill_only, self.excluded, *self.made_by, self.whose)
 
     @property
     def made_by(self) -> tuple[str, int, str]:
-        """By what it goes on only with the like of the instance that made what its client has."""
+        """What an instance must share with the instance that made the output so far, to continue the request."""
         return (self.weights, self.circle, self.meaning)

@@ -1,4 +1,4 @@
-"""What policies compare of every instance, in numpy columns that are updated in place. Pure.
+"""The values that policies compare of each instance, in numpy columns that are updated in place. Pure.
 
 One row per instance; a row that is free has `ready` false. Python loops over a thousand instances would cost each
 choice a millisecond, a column a few microseconds. `router.fleet.snapshot` writes, policies read.
@@ -14,10 +14,10 @@ from cluster.instance import Load
 from router.core.arrays import Bools, Floats, Ints, grow
 
 NO_LIMIT: Final = 1 << 62
-"""Credits of an instance that has no agent to say."""
+"""The credits of an instance without an agent, which has no limit."""
 
 NO_GRANT: Final = -1
-"""Of an instance whose agent does not say which router may use how many of its credits."""
+"""The grant of an instance whose agent does not grant credits to routers by name."""
 
 _FIRST_ROWS = 16
 
@@ -27,34 +27,35 @@ _WAITING_MAX = (1 << _WAITING_BITS) - 1
 
 
 class Columns:
-    """The rows. `version` counts changes of who may be chosen at all; load and legs do not count."""
+    """The rows. `version` counts changes of the set that may be chosen; load and legs do not count."""
 
     inflight: Ints
-    """Legs of ours that run there."""
+    """This router's legs that run at the instance."""
     busy: Ints
-    """`inflight`, and where that ties `waiting`: one number to compare instead of two."""
+    """`inflight` with `waiting` as tie-break, in one number, to save a second comparison."""
     sent: Ints
-    """Legs ever sent there."""
+    """All legs ever sent to the instance."""
     running: Ints
     waiting: Ints
     kv_usage: Floats
-    """The engine's own word (`cluster.instance.Load`)."""
+    """What the engine reports (`cluster.instance.Load`)."""
     credits: Ints
-    """Legs that all routers together may have there; `NO_LIMIT` where nobody says."""
+    """Legs that all routers together may have at the instance; `NO_LIMIT` if unknown."""
     grants: Ints
-    """Legs of those that its agent has granted to this router; `NO_GRANT` where it grants none by name."""
+    """Legs of those credits that the instance's agent has granted to this router; `NO_GRANT` if it grants none
+    by name."""
     order: Ints
     """Rank of the instance's id among all ids: the last tie-break."""
     weights: Ints
-    """Number of the weights that it serves (`number`); 0: it does not say."""
+    """Number of the weights that the instance serves (`number`); 0: unknown."""
     node: Ints
-    """The same of the machine it is on."""
+    """Number of the machine that the instance is on."""
     gives: Ints
-    """Number of the circle of instances that are proven to be alike in which it is proven as a producer; 0: in none."""
+    """Number of the circle in which the instance is proven as a producer; 0: none."""
     takes: Ints
-    """The same of the consumer that it is proven as (`router.fleet.pair_proofs`)."""
+    """The same as a consumer (`router.fleet.pair_proofs`)."""
     pins: Bools
-    """Its engine can be told its first token (`cluster.instance.Instance.pins`)."""
+    """Whether its engine can be told its first token (`cluster.instance.Instance.pins`)."""
     ready: Bools
     prefills: Bools
     decodes: Bools
@@ -84,13 +85,13 @@ class Columns:
             setattr(self, name, np.zeros(_FIRST_ROWS, dtype=kind))
         self.version = 0
         self.top = 0
-        """Rows from here on nobody has ever had: those given back are given again first."""
+        """Rows from here on were never used: returned rows are reused first."""
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
         self._limits: dict[int, Ints] = {}
         self._numbers: Final[dict[str, int]] = {"": 0}
 
     def number(self, name: str) -> int:
-        """Of a name that is told apart by equality only; 0 is no name."""
+        """The number of a name; numbers are compared for equality only. 0: no name."""
         return self._numbers.setdefault(name, len(self._numbers))
 
     def take(self) -> int:
@@ -105,45 +106,45 @@ class Columns:
         return row
 
     def give_back(self, row: int) -> None:
-        """The instance is forgotten."""
+        """The instance is removed: free its row."""
         for name in self._KINDS:
             getattr(self, name)[row] = 0
         self._free.append(row)
         self.changed()
 
     def changed(self) -> None:
-        """Who may be chosen has changed: what was derived from it is stale."""
+        """The set of instances that may be chosen has changed: drop what was derived from it."""
         self.version += 1
 
     def set_inflight(self, row: int, legs: int) -> None:
-        """And what is derived from it."""
+        """Set the legs, and what is derived from them."""
         self.inflight[row] = legs
         self.busy[row] = legs << _WAITING_BITS | int(self.waiting[row])
 
     def set_load(self, row: int, load: Load) -> None:
-        """The engine's own word."""
+        """Set the load that the engine reports."""
         waiting = min(max(load.waiting, 0), _WAITING_MAX)
         self.running[row], self.waiting[row], self.kv_usage[row] = load.running, waiting, load.kv_usage
         self.busy[row] = int(self.inflight[row]) << _WAITING_BITS | waiting
 
     def set_credits(self, row: int, legs: int | None) -> None:
-        """Limits derived from credits are stale."""
+        """Set the credits, and drop limits derived from them."""
         value = NO_LIMIT if legs is None else legs
         if self.credits[row] != value:
             self.credits[row] = value
             self._limits.clear()
 
     def set_grant(self, row: int, legs: int | None) -> None:
-        """As `set_credits`."""
+        """Set the grant, as `set_credits` does the credits."""
         value = NO_GRANT if legs is None else legs
         if self.grants[row] != value:
             self.grants[row] = value
             self._limits.clear()
 
     def limits(self, routers: int) -> Ints:
-        """Legs that this router may have at each instance: its grant.
+        """The number of legs that this router may have at each instance: its grant.
 
-        Without one, as one of `routers`, an equal part of the credits, one at least.
+        Without a grant it is an equal part of the credits, as one of `routers`, at least one.
         """
         found = self._limits.get(routers)
         if found is None:

@@ -1,7 +1,8 @@
-"""Keeps the router's view in step with the registry: who is there, what they say of themselves, how many routers share.
+"""Keeps the router's view of the fleet in step with the registry: instances, their own reports, and the number of
+routers.
 
-A shell around `Membership`. While the registry is away the router serves on with what it knows: nobody expires, and its
-own probes still tell the living from the dead.
+A shell around `Membership`. While the registry cannot be reached, the router keeps serving with what it knows: no
+instance expires, and the router's own probes still find the dead ones.
 """
 
 from __future__ import annotations
@@ -38,33 +39,36 @@ from router.fleet.quarantine import Quarantine, Word
 logger = logging.getLogger("baton.router")
 
 READ_EVERY_S = 0.5
-"""Longest time between two readings. An agent that drains waits four times as long before it believes it is idle."""
+"""The longest time between two readings. An agent that drains waits four times as long before it believes that it is
+idle."""
 
 CONTROLLER_EVERY_S = 2.0
-"""Between two looks at the goodput controller's heartbeat."""
+"""Time between two readings of the goodput controller's heartbeat."""
 
 _LOUD = {What.REFUSED, What.STALE, What.SKEWED, What.EXPIRED}
 
 
 class OwnWord(Protocol):
-    """What this router says of itself in its heartbeat (`router.scheduler.demand.OwnWord`)."""
+    """What this router says about itself in its heartbeat (`router.scheduler.demand.OwnWord`)."""
 
     @property
     def shares(self) -> Mapping[str, float]:
         """The tenants' weights."""
 
     def legs(self, goes_by: Mapping[InstanceId, tuple[int, int]], turn: int) -> dict[str, tuple[int, int, int]]:
-        """By instance: legs in flight, and the heartbeat they go by."""
+        """By instance: legs in flight, and the heartbeat they were sent by."""
 
     def demand(self) -> tuple[Demand, ...]:
-        """What its tenants want of each pool."""
+        """The demand of the router's tenants for each pool."""
 
     def counters(self, now: float) -> dict[str, Any]:
-        """What the goodput controller reads. A heartbeat without room for them leaves them out: unknown is not zero."""
+        """The counters that the goodput controller reads. A heartbeat without room for them leaves them out: unknown is
+        not zero.
+        """
 
 
 class Discovery:
-    """One router's eye on the registry."""
+    """One router's reader of the registry."""
 
     def __init__(self, registry: Registry, on_fleet: Callable[[tuple[Reported, ...], int], None]) -> None:
         self._registry = registry
@@ -76,38 +80,39 @@ class Discovery:
         self._seq = 0
         self._mute = False
         self.own: OwnWord | None = None
-        """Whose legs, demand and counters are announced; None: the agents give this router no grants of their own."""
+        """The source of the legs, demand and counters to announce; None: the agents give this router no grants of its
+        own."""
         self.controller: Heartbeat | None = None
-        """The one that sizes the fleet, as last heard; None: there is none, or this router may not read of it."""
+        """The goodput controller's last heartbeat; None: there is none, or this router may not read it."""
         self._controllers = Membership(registry.ttl_s)
         self._controllers_at = -CONTROLLER_EVERY_S
         self.heard = False
         """Whether the last reading succeeded."""
         self.heard_at: float | None = None
-        """When one last did, monotonic seconds; None: never."""
+        """The time of the last successful reading, in monotonic seconds; None: never."""
         self._told_down = False
-        """Whether the log says that the registry is away, or was."""
+        """Whether the log already says that the registry cannot be reached."""
         self._began_at = time.monotonic()
         self.quarantine = Quarantine(self._name)
         self.on_quarantine: Callable[[], None] = lambda: None
-        """Called when other routers say something new of who is set aside."""
+        """Called when other routers announce a change of the quarantine."""
         self._closed = False
 
     @property
     def name(self) -> InstanceId:
-        """This router's, in the registry."""
+        """This router's name in the registry."""
         return self._name
 
     def peers(self) -> tuple[Heartbeat, ...]:
-        """The other routers, as last heard; also while the registry is away."""
+        """The other routers' last heartbeats, also while the registry cannot be reached."""
         return tuple(member.beat for member in self._routers.snapshot() if member.id != self._name)
 
     def unproven(self) -> dict[str, str]:
-        """Names that were left out of the last reading, as they proved nothing; and why."""
+        """Names that the last reading left out for want of a valid proof, and why."""
         return {name: because for kind in Kind for name, because in self._registry.unproven(kind).items()}
 
     def stale_s(self, now: float) -> float:
-        """For how long the registry has not been heard, seconds; 0 while it is."""
+        """How long the registry has not been read, in seconds; 0 while it can be."""
         return 0.0 if self.heard else now - (self._began_at if self.heard_at is None else self.heard_at)
 
     def snapshot(self) -> Snapshot:
@@ -115,13 +120,13 @@ class Discovery:
         return self._instances.snapshot()
 
     async def read_forever(self) -> None:
-        """Read, fold, report; again when something changed, or after a while."""
-        while not self._closed:  # not by cancellation alone: a library may swallow one
+        """Read, update the view and report, again and again: on a change, or after a while."""
+        while not self._closed:  # not by cancellation alone: a library may swallow a cancellation
             await self.read()
             await self._registry.wait_changed(READ_EVERY_S)
 
     async def read(self) -> None:
-        """One reading."""
+        """Read once."""
         now = time.monotonic()
         try:
             beats = await self._registry.read()
@@ -147,7 +152,9 @@ class Discovery:
         self._on_fleet(reported, max(1, len(self._routers.snapshot())))
 
     async def _hear_controller(self, now: float) -> None:
-        """For the page and the metrics alone. An access list from before there were controllers may forbid it."""
+        """Read the controller's heartbeat, for the UI and the metrics alone. An access list older than controllers may
+        forbid it.
+        """
         if now - self._controllers_at < CONTROLLER_EVERY_S:
             return
         self._controllers_at = now
@@ -158,7 +165,9 @@ class Discovery:
         self.controller = next((member.beat for member in self._controllers.snapshot()), None)
 
     def _hear_quarantine(self, routers: Iterable[Heartbeat]) -> None:
-        """Those that have just left are heard, too: the next router is told by their last words."""
+        """Take the quarantine from other routers, also from those that have just left: their last heartbeat informs the
+        next router.
+        """
         heard = [
             self.quarantine.hear({InstanceId(name): Word(*word) for name, word in beat.quarantined.items()})
             for beat in routers
@@ -173,7 +182,9 @@ class Discovery:
             logger.log(logging.WARNING if change.what in _LOUD else logging.DEBUG, "%s", change.because)
 
     def local_shares(self) -> dict[str, float]:
-        """The tenants' weights at this router: of each one's weight the part that its demand here is of all of it."""
+        """The tenants' weights at this router: each tenant's weight, times this router's part of that tenant's whole
+        demand.
+        """
         by_router = [(member.id, _by_tenant(member.beat)) for member in self._routers.snapshot()]
         mine = dict(by_router).get(self._name, {})
         return local_shares(mine, [wants for _, wants in by_router], self.own.shares if self.own is not None else {})
@@ -186,7 +197,7 @@ class Discovery:
             await asyncio.sleep(BEAT_EVERY_S)
 
     def announcement(self, url: str, admin_url: str) -> Heartbeat:
-        """The next one: legs, and the heartbeats they were begun by, are of one moment."""
+        """The next heartbeat. Its legs, and the heartbeats they were sent by, are from one moment."""
         self._seq += 1
         beat = Heartbeat(
             id=self._name,
@@ -203,8 +214,8 @@ class Discovery:
         return self._readable(beat)
 
     def _readable(self, beat: Heartbeat) -> Heartbeat:
-        """`beat` with as much as readers take: with legs and demand; where a tenant's or model's name cannot be
-        announced, without demand; where another router's word cannot, without those.
+        """`beat` reduced to what readers accept: with legs and demand; without demand if a tenant's or model's name
+        cannot be announced; without quarantine words that cannot.
         """
         fuller = [beat, replace(beat, quarantined={})]
         own = self.own
@@ -227,11 +238,11 @@ class Discovery:
         return told
 
     def stop(self) -> None:
-        """Let the loops end at their next turn."""
+        """End the loops at their next turn."""
         self._closed = True
 
     async def close(self) -> None:
-        """Say goodbye."""
+        """Announce that this router leaves."""
         with contextlib.suppress(RegistryDown):
             await self._registry.leave(self._name, self._id, Kind.ROUTER)
         await self._registry.close()
@@ -254,7 +265,9 @@ def _reported(member: Member, router: InstanceId) -> Reported:
 
 
 def _grant(beat: Heartbeat, router: InstanceId) -> int | None:
-    """Where others are granted legs and this router is not heard of yet: one, so that a first request gets through."""
+    """The instance's grant to a router. If it grants to others and does not know this router yet: one, so that a first
+    request gets through.
+    """
     return beat.grants.get(router, min(1, beat.credits)) if beat.grants else None
 
 

@@ -1,4 +1,4 @@
-"""Which paths engines have, as far as they have said. Pure."""
+"""The HTTP paths of each engine, as far as the engines have said. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 from cluster.ids import InstanceId
 
 TEMPLATES_MAX: Final = 1000
-"""Paths that are remembered of one engine; vLLM's server has about forty."""
+"""The number of paths remembered for one engine; vLLM's server has about forty."""
 
 _TEMPLATE: Final = re.compile(r"/[A-Za-z0-9_./{}:-]{0,200}")
 
 
 @lru_cache(maxsize=4096)
 def pattern(template: str) -> re.Pattern[str]:
-    """A row's or an engine's. An id has no slash in it, but a model's name may."""
+    """The pattern of a template, ours or an engine's. An id contains no slash, but a model's name may."""
     pieces = re.split(r"\{([A-Za-z_]\w*)(?::path)?\}", template)
     names = dict.fromkeys(pieces[1::2])
     inner = {name: ".+" if name == "model" else "[^/]+" for name in names}
@@ -26,9 +26,9 @@ def pattern(template: str) -> re.Pattern[str]:
 
 
 def paths_in(openapi: object) -> frozenset[str] | None:
-    """The paths of an engine, by its own ``/openapi.json``; None where that is none.
+    """The paths of an engine, from its own ``/openapi.json``; None if the document is not one.
 
-    Templates that are not of plain characters are left out: they become patterns.
+    Templates with special characters are left out, as templates become patterns.
     """
     listed = openapi.get("paths") if isinstance(openapi, Mapping) else None
     if not isinstance(listed, Mapping) or not listed:
@@ -40,27 +40,27 @@ def paths_in(openapi: object) -> frozenset[str] | None:
 def _is_plain(template: str) -> bool:
     try:
         pattern(template)
-    except re.error:  # the same name twice
+    except re.error:  # the template has one name twice
         return False
     return True
 
 
 class Catalogue:
-    """Which instance has which paths, as far as they have said. Of one router."""
+    """The paths of each instance, as far as the instances have said. One object for a router."""
 
     def __init__(self) -> None:
         self._paths: Final[dict[InstanceId, frozenset[str] | None]] = {}
 
     def told(self, instance: InstanceId, paths: frozenset[str] | None) -> None:
-        """An engine has said what it has; None: it does not say."""
+        """An engine has listed its paths; None: it does not list them."""
         self._paths[instance] = paths
 
     def forget(self, instance: InstanceId) -> None:
-        """It has left."""
+        """The instance has left."""
         self._paths.pop(instance, None)
 
     def lacking(self, path: str, instances: Iterable[InstanceId]) -> frozenset[InstanceId]:
-        """Those of `instances` that have said what they have, and not this."""
+        """Those of `instances` that have listed their paths without this one."""
         return frozenset(each for each in instances if not self._may_have(each, path))
 
     def _may_have(self, instance: InstanceId, path: str) -> bool:

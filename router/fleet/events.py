@@ -1,12 +1,12 @@
-"""What happens to a router's two machines, its view of the fleet and its scheduler (law 2); and the decision log. Pure.
+"""The events of a router's two machines, its view of the fleet and its scheduler (law 2), and the decision log. Pure.
 
 The log is the list of these events, one JSON object a line, in the order in which they happened, so that the choices
-can be made again from nothing but the log (`sim.replay`). What the machines do to each other in the course of an event
-follows from it, and is not written. After an event of the scheduler stands what came of it: what the policy said
-(`Decided`), and which requests were told what (`Came`).
+can be made again from the log alone (`sim.replay`). What the machines do to each other during an event follows from the
+event, and is not written. After an event of the scheduler the log has its results: the policy's decisions (`Decided`),
+and the replies to requests (`Came`).
 
-Prompts are in it as names of chunks (`router.predict.chunks`: hashes with a key), tenants and models by name. A request
-is in an event itself (`context`), and by its number in the log (`seat`, a name that logs have had from the start).
+Prompts stand in the log as names of chunks (`router.predict.chunks`: hashes with a key), tenants and models by name. An
+event holds the request itself (`context`); the log has its number (`seat`, a name that logs have had from the start).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOGGED: Final = {"context": "seat"}
 
 
 class Made(msgspec.Struct, tag="made"):
-    """What is known beforehand of an instance's speed; told before it is added."""
+    """What is known beforehand about an instance's speed; comes before the instance is added."""
 
     instance: InstanceId
     make: Make | None
@@ -78,28 +78,30 @@ class Distrusted(msgspec.Struct, tag="distrusted"):
 
 
 class Proven(msgspec.Struct, tag="proven"):
-    """These are proven to be alike, and no others: the circle of each as producer, and as consumer."""
+    """These instances, and no others, are proven to be alike: the circle of each as producer, and as consumer."""
 
     gives: dict[InstanceId, int]
     takes: dict[InstanceId, int]
     doubts: list[tuple[InstanceId, InstanceId, str]] = []
-    """Pairs that could not be tried, and why: a choice says so."""
+    """Pairs that could not be tried, and why: a choice states it."""
     inexact: list[tuple[InstanceId, InstanceId, str]] = []
     """Pairs whose first tokens differ, or cannot be compared, and why: no choice depends on it."""
 
 
 class LegStarted(msgspec.Struct, tag="leg_started"):
-    """A prefill leg went there, or a request that stands in no line."""
+    """A prefill leg went to the instance, or a request without a queue."""
 
     instance: InstanceId
 
 
 class Indexed(msgspec.Struct, tag="indexed"):
-    """Prefixes are kept from here on."""
+    """The prefix-cache index is kept from now on."""
 
 
 class Cached(msgspec.Struct, tag="cached"):
-    """An engine has said with its answer how much of the prompt it had; `each` tokens are one chunk."""
+    """An engine has reported with its answer how much of the prompt was in its prefix cache; one chunk is `each`
+    tokens.
+    """
 
     sent: Sent
     each: float
@@ -110,7 +112,7 @@ class Cached(msgspec.Struct, tag="cached"):
 
 
 class Began(msgspec.Struct, tag="began"):
-    """A scheduler without requests."""
+    """The scheduler starts, without requests."""
 
     policy: str
     admission: bool
@@ -118,7 +120,7 @@ class Began(msgspec.Struct, tag="began"):
 
 
 class Shared(msgspec.Struct, tag="shared"):
-    """How the fleet is divided from here on: among so many routers, and among tenants."""
+    """How the fleet is divided from now on: by the number of routers, and among tenants."""
 
     routers: int
     shares: dict[str, float]
@@ -126,7 +128,7 @@ class Shared(msgspec.Struct, tag="shared"):
 
 
 class Seated(msgspec.Struct, tag="seated", rename=_LOGGED):
-    """A request comes to the scheduler, or wants something else; it has a number from here on."""
+    """A request comes to the scheduler, or its needs change; from now on it has a number."""
 
     context: Any
     wanted: Wanted
@@ -134,7 +136,7 @@ class Seated(msgspec.Struct, tag="seated", rename=_LOGGED):
 
 
 class Counted(msgspec.Struct, tag="counted", rename=_LOGGED):
-    """An engine has counted its prompt's tokens."""
+    """An engine has counted the prompt's tokens."""
 
     context: Any
     prompt_tokens: int
@@ -142,7 +144,7 @@ class Counted(msgspec.Struct, tag="counted", rename=_LOGGED):
 
 
 class Asked(msgspec.Struct, tag="asked", rename=_LOGGED):
-    """It asks where to go."""
+    """The request asks which instances to use."""
 
     context: Any
     effect: Choose
@@ -150,13 +152,13 @@ class Asked(msgspec.Struct, tag="asked", rename=_LOGGED):
 
 
 class Picked(msgspec.Struct, tag="picked"):
-    """A request that stands in no line asks."""
+    """A request outside the queue asks."""
 
     wanted: Wanted
 
 
 class PromptOver(msgspec.Struct, tag="prompt_over", rename=_LOGGED):
-    """Its prompt is computed, or will not be."""
+    """The request's prompt is computed, or will not be."""
 
     context: Any
     now: float
@@ -165,14 +167,14 @@ class PromptOver(msgspec.Struct, tag="prompt_over", rename=_LOGGED):
 
 
 class AnswerOpened(msgspec.Struct, tag="answer_opened", rename=_LOGGED):
-    """Its first token is here."""
+    """The request's first token has arrived."""
 
     context: Any
     now: float
 
 
 class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
-    """It is over; its number is of no use after it."""
+    """The request is over; its number is not used again."""
 
     context: Any
     now: float
@@ -182,26 +184,26 @@ class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
 
 
 class FoundNone(msgspec.Struct, tag="found_none", rename=_LOGGED):
-    """It waits."""
+    """The request waits."""
 
     context: Any
 
 
 class Occupied(msgspec.Struct, tag="occupied", rename=_LOGGED):
-    """Its answering leg is there, and nowhere else."""
+    """The request's answering leg is at this instance, and at no other."""
 
     context: Any
     instance: InstanceId | None
 
 
 class LegEnded(msgspec.Struct, tag="leg_ended", rename=_LOGGED):
-    """A leg that had been started there is over."""
+    """A leg that was started at this instance is over."""
 
     instance: InstanceId
 
 
 class Roomy(msgspec.Struct, tag="room"):
-    """There may be room for another prompt."""
+    """An instance may have room for another prompt."""
 
 
 class Looked(msgspec.Struct, tag="looked"):
@@ -211,14 +213,14 @@ class Looked(msgspec.Struct, tag="looked"):
 
 
 class FleetChanged(msgspec.Struct, tag="fleet_changed"):
-    """Somebody came, left, or said something new."""
+    """An instance came, left, or reported a change."""
 
 
-# --- what came of it --------------------------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------------------------------
 
 
 class Decided(msgspec.Struct, tag="decided"):
-    """The policy was asked, and said. `wanted` is without the prefix, which its context has."""
+    """The policy was asked, and decided. `wanted` is without the prefix, which its context has."""
 
     policy: str
     wanted: Wanted
@@ -226,23 +228,25 @@ class Decided(msgspec.Struct, tag="decided"):
 
 
 class Came(msgspec.Struct, tag="came"):
-    """What the scheduler told a request that asked, and which are to ask again. Not written where both are empty."""
+    """The scheduler's reply to a request that asked, and the requests that shall ask again. Not written if both are
+    empty.
+    """
 
     chosen: Chosen | None
     called: tuple[int, ...]
 
 
-# --- what is not in it ------------------------------------------------------------------------------------------------
+# --- gaps ------------------------------------------------------------------------------------------------------------
 
 
 class Missing(msgspec.Struct, tag="missing"):
-    """Here so many entries are missing: they could not be written (`router.scheduler.log_writer`)."""
+    """So many entries are missing here: they could not be written (`router.scheduler.log_writer`)."""
 
     entries: int
 
 
 class InstanceLost(msgspec.Struct, frozen=True):
-    """An effect of the fleet's view: legs there can no longer end well. Never in a log."""
+    """An effect of the fleet's view: legs at this instance can no longer end well. Never in a log."""
 
     instance: InstanceId
 
@@ -250,13 +254,13 @@ class InstanceLost(msgspec.Struct, frozen=True):
 FleetEvent = (
     Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed | Cached
 )  # fmt: skip
-"""What the view of the fleet (`router.fleet.view`) folds in."""
+"""The events of the fleet's view (`router.fleet.view`)."""
 
 SchedulerEvent = (
     Shared | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked
     | FleetChanged
 )  # fmt: skip
-"""What the scheduler (`router.scheduler.scheduler`) folds in."""
+"""The events of the scheduler (`router.scheduler.scheduler`)."""
 
 Outcome = Decided | Came
 
@@ -268,7 +272,7 @@ Entry = (
 
 
 def line_of(entry: Entry) -> bytes:
-    """An entry as a line of JSON, with its line feed. A request in it must have its number (`entered`)."""
+    """An entry as a line of JSON, with its line feed. A request in it must have a number (`entered`)."""
     return _ENCODER.encode(entry) + b"\n"
 
 
@@ -284,9 +288,9 @@ _DECODER: Final[msgspec.json.Decoder[Entry]] = msgspec.json.Decoder(Entry)
 
 
 def entry_of(line: bytes) -> Entry:
-    """An entry from its line.
+    """The entry in a line.
 
     Raises:
-        msgspec.DecodeError: it is none.
+        msgspec.DecodeError: the line is not an entry.
     """
     return _DECODER.decode(line)

@@ -1,21 +1,22 @@
-"""Whether two instances really hand over to each other: which pairs are to be proven, and what answers prove. Pure.
+"""Pair proofs: whether two instances really hand over to each other. Which pairs to prove, and what answers prove.
+Pure.
 
-A pair may shake hands, move bytes and confirm holds, and still be wrong: other weights under the same name that nobody
-has told apart, a layout that one of them reads otherwise, a connector that pulls nothing and says nothing. So each pair
-is given a prompt that nobody has seen, under a salt that no cache knows: P computes it and D goes on from P's blocks;
-then D answers the same prompt alone, under another salt. (A prompt that was used before would be found in D's own
-cache, and prove nothing.)
+A pair may shake hands, move bytes and confirm holds, and still give wrong answers: other weights under the same name, a
+memory layout that one of them reads differently, a connector that pulls nothing and reports nothing. So each pair gets
+a prompt that was never used, under a salt that no cache knows: P computes it and D continues from P's blocks; then D
+answers the same prompt alone, under another salt. (A prompt that was used before would be found in D's own cache, and
+prove nothing.)
 
-*The hand-over* is proven if both answers have the same greedy tokens, if D says that it had tokens from elsewhere, and
-if both instances read a prompt and a chat as the same tokens. Where answers differ once, both are asked for logprobs: a
-tie that another batch decides otherwise is no fault (`TIE`). *P's token* is proven if P says that it has computed the
-whole prompt, if the token with which P ends its leg is D's first one, in both answers, and if both draw the same tokens
-of a chat with one seed (a request that names no temperature gets the one that is an engine's default). Only then may it
-be given to a client before D speaks, or stand for an answer. What cannot be told is not proven.
+*The hand-over* is proven if both answers have the same greedy tokens, if D reports tokens from an external cache, and
+if both instances tokenize a prompt and a chat alike. Where answers differ once, both are repeated with logprobs: a tie
+that another batch decides differently is no fault (`TIE`). *P's token* is proven if P reports that it has computed the
+whole prompt, if the token with which P ends its leg is D's first one, in both answers, and if both sample the same
+tokens of a chat with one seed (a request without a temperature gets the engine's default). Only then may P's token be
+sent to a client before D answers, or stand for an answer. What cannot be determined counts as not proven.
 
-What is equal to the same is equal: instances that are linked by proven pairs are a *circle* (`Standing`),
-and hand over among themselves. So of a large fleet not every pair has to be tried. A pair that fails hands nothing over
-until it has passed, whatever its circle says; it is tried again after a while. `router.fleet.prover` asks.
+Equality is transitive: instances linked by proven pairs form a *circle* (`Standing`) and hand over among themselves. So
+a large fleet need not try every pair. A pair that fails hands nothing over until it has passed, whatever its circle; it
+is tried again after a while. `router.fleet.prover` sends the requests.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ from router.core.values import Standing
 from router.fleet.snapshot import FleetSnapshot, InstanceView
 
 ANSWER_TOKENS: Final = 8
-"""A wrong block shows in the first token that follows it, or hardly ever; a few more cost little."""
+"""A wrong block shows in the first token after it, or hardly ever; a few more tokens cost little."""
 
 EACH: Final = 16
-"""Prefill instances that each decode instance is proven with; a fleet of a thousand has 240,000 pairs."""
+"""The number of prefill instances that each decode instance is proven with; a fleet of a thousand has 240,000 pairs."""
 
 AGAIN_S: Final = 60.0
-"""After a pair has failed; twice as long after each time that it fails again..."""
+"""The pause after a failed pair; it doubles after each further failure..."""
 AGAIN_S_MAX: Final = 3600.0
 """... up to this."""
 LATER_S: Final = 10.0
-"""After a try that says nothing of the pair: an instance was busy, or answers no completions. Longer each time, too."""
+"""The pause after a proof without a result: an instance was busy, or does not answer completions. It grows, too."""
 
 TIE: Final = 0.5
-"""Nats. Where two answers part, each must give the other's token a logprob within so much of its own best. Chosen, not
-measured: sums in another order move a bf16 logit of about 10 by some hundredths (8 bits of mantissa), while another
-prompt's blocks make another distribution."""
+"""Nats. Where two answers part, each must give the other's token a logprob within this distance of its own best.
+Chosen, not measured: sums in another order move a bf16 logit of about 10 by some hundredths (8 bits of mantissa), while
+another prompt's blocks make another distribution."""
 LOGPROBS: Final = 5
-"""Candidates that are asked for where answers differ."""
+"""The number of candidates asked for where answers differ."""
 
 
 TRIES: Final = 3
-"""Partners with which an instance that is not proven fails, one after another, before it waits as a pair does."""
+"""The number of partners with which an unproven instance may fail before it waits as a failed pair does."""
 
 
 class Pair(NamedTuple):
@@ -67,7 +68,7 @@ class Pair(NamedTuple):
 
     @property
     def names(self) -> tuple[InstanceId, InstanceId]:
-        """Without their lives."""
+        """The two names, without their lives."""
         return self.prefill, self.decode
 
 
@@ -76,7 +77,7 @@ class ProofAnswer(msgspec.Struct, frozen=True):
 
     text: str
     cached_tokens: int | None
-    """Of the prompt, those that were not computed; None: the engine does not tell."""
+    """The number of prompt tokens that were not computed; None: the engine does not report it."""
     tokens: tuple[str, ...] = ()
     """With logprobs: the tokens..."""
     best: tuple[dict[str, float], ...] = ()
@@ -113,7 +114,7 @@ class _Answer(msgspec.Struct):
 
 
 def read(body: bytes) -> ProofAnswer | None:
-    """A completion's answer; None where it is none. Never raises."""
+    """The answer in a completion's body; None if there is none. Never raises."""
     try:
         answer = msgspec.json.decode(body, type=_Answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -148,17 +149,17 @@ class Chat(NamedTuple):
     """How an engine has answered a chat."""
 
     prompt: tuple[int, ...] | int | None
-    """As which tokens it has read it, or at least as how many; None: it does not say."""
+    """The token ids of the chat as the engine read it, or at least their number; None: not reported."""
     ids: tuple[int, ...] = ()
-    """With which tokens it has answered; none: it does not say."""
+    """The token ids of the answer; empty: not reported."""
 
 
 NO_CHATS: Final = Chat(0)
-"""Of an engine that answers none."""
+"""The result for an engine that does not answer chats."""
 
 
 def chat_read(body: bytes) -> Chat:
-    """Such an answer. Never raises."""
+    """The chat answer in a body. Never raises."""
     try:
         answer = msgspec.json.decode(body, type=_ChatAnswer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -168,28 +169,28 @@ def chat_read(body: bytes) -> Chat:
 
 
 def question(model: str, prompt: str, salt: str, *, logprobs: bool = False) -> dict[str, Any]:
-    """The request that is asked in all three ways."""
+    """The request that is sent in all three ways."""
     asked = {"model": model, "prompt": prompt, "cache_salt": salt, "temperature": 0, "max_tokens": ANSWER_TOKENS}
     return {**asked, "ignore_eos": True, "return_token_ids": True, **({"logprobs": LOGPROBS} if logprobs else {})}
 
 
 def chat(model: str, prompt: str, salt: str, seed: int) -> dict[str, Any]:
-    """A chat that both instances are asked for alone: nothing of it is handed over. What a request may leave open
-    (temperature, penalties) is left to the instance, and chance to a seed that both have.
+    """A chat that both instances are asked alone: nothing is handed over. What a request may leave open (temperature,
+    penalties) is left to the instance, and randomness to a seed that both get.
     """
     asked = {"model": model, "messages": [{"role": "user", "content": prompt}], "cache_salt": salt, "seed": seed}
     return {**asked, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "return_token_ids": True}
 
 
 def told_by(secret: str) -> str:
-    """A prompt made of a secret: all of it, and its first half again. A model that has seen how a text goes on goes on
-    so again: it is sure of each next token, so that a token too early or too late is seen to be another one.
+    """A prompt made of a secret: all of it, and its first half again. A model that has seen a text continue continues
+    it alike, so it is sure of each next token, and a token too early or too late shows as a different one.
     """
     return secret + secret[: len(secret) // 2]
 
 
 def fault(handed: ProofAnswer, alone: ProofAnswer) -> str | None:
-    """What is wrong with a pair whose D has said this; empty: nothing. None: with logprobs one could tell."""
+    """What is wrong with a pair with these answers of D; empty: nothing. None: logprobs are needed to tell."""
     if handed.prompt and alone.prompt and handed.prompt != alone.prompt:
         return "the prefill and the decode instance read a prompt as other tokens"
     if handed.cached_tokens is None:
@@ -204,13 +205,13 @@ def fault(handed: ProofAnswer, alone: ProofAnswer) -> str | None:
 
 
 def inexact(first: ProofAnswer, held: str, handed: ProofAnswer, alone: ProofAnswer) -> str:
-    """Why P's own token may not stand for D's first; empty: it may.
+    """Why P's own token may not stand for D's first token; empty: it may.
 
     Args:
-        first: what P has ended its leg with.
-        held: why P's token is none, by its own word (`Transfer.stops_short_of`).
-        handed: what D has said with P's blocks.
-        alone: what D has said by itself.
+        first: P's answer, with the token that ends its leg.
+        held: why P's token does not count, by P's own answer (`Transfer.stops_short_of`).
+        handed: D's answer with P's blocks.
+        alone: D's answer without them.
     """
     if held:
         return held
@@ -222,7 +223,7 @@ def inexact(first: ProofAnswer, held: str, handed: ProofAnswer, alone: ProofAnsw
 
 
 def other_chat(prefill: Chat, decode: Chat) -> str:
-    """Whether the two read a chat otherwise, in words; empty: not as far as they say."""
+    """How the two tokenize a chat differently, in words; empty: no reported difference."""
     one, other = prefill.prompt, decode.prompt
     if one is None or other is None or one == other or (type(one) is not type(other) and 0 not in (one, other)):
         return ""
@@ -230,8 +231,8 @@ def other_chat(prefill: Chat, decode: Chat) -> str:
 
 
 def other_draw(prefill: Chat, decode: Chat) -> str:
-    """Whether the two, left to themselves, draw other tokens with the same seed, in words; empty: not as far as they
-    say.
+    """How the two sample different tokens with the same seed and default settings, in words; empty: no reported
+    difference.
     """
     if not prefill.ids or not decode.ids or prefill.ids == decode.ids:
         return ""
@@ -239,7 +240,7 @@ def other_draw(prefill: Chat, decode: Chat) -> str:
 
 
 def _tie(handed: ProofAnswer, alone: ProofAnswer) -> bool:
-    """Whether the two part where both thought either likely."""
+    """Whether the two answers part at a token that both found likely."""
     for one, other, ones, others in zip(handed.tokens, alone.tokens, handed.best, alone.best, strict=False):
         if one != other:
             return _likely(other, ones) and _likely(one, others)
@@ -254,27 +255,27 @@ def _likely(token: str, best: Mapping[str, float]) -> bool:
 class _Record:
     good: bool = False
     because: str = ""
-    """Why it is not to be relied on."""
+    """Why the pair must not be used."""
     doubt: str = ""
-    """Why the last try has said nothing of it."""
+    """Why the last proof had no result."""
     inexact: str = ""
-    """Of a good one: why P's token may not stand for D's first."""
+    """For a good pair: why P's token may not stand for D's first."""
     again_s: float = 0.0
     until: float = 0.0
 
 
 class _Seen(NamedTuple):
-    """What records say in sum."""
+    """All records, summed up."""
 
     counts: Counter[InstanceId]
-    """Good proofs by instance."""
+    """The number of good proofs by instance."""
     lately: Counter[InstanceId]
-    """Proofs by instance that are not to be tried again yet."""
+    """The number of proofs by instance that are not due again yet."""
     wanting: set[InstanceId]
     """Decode instances of pairs that have failed, or are not exact."""
 
     def may_try(self, view: InstanceView) -> bool:
-        """Whether it has not just failed with several."""
+        """Whether the instance has not just failed with several partners."""
         return self.lately[view.id] < TRIES
 
 
@@ -283,26 +284,26 @@ _Node = tuple[bool, InstanceId, int]
 
 
 class PairProofs:
-    """Of one router: which pairs are proven, which have failed, and which is next."""
+    """The pair proofs of one router: which pairs are proven, which have failed, and which is next."""
 
     def __init__(self) -> None:
         self._records: dict[Pair, _Record] = {}
         self._circles: dict[_Node, int] = {}
-        """Never parted: that two lives are alike stays true when the instance that proved it has left."""
+        """Circles are never split: two lives stay alike when the instance that linked them has left."""
         self._circle = 0
-        """The newest one."""
+        """The number of the newest circle."""
         self._alive: set[tuple[InstanceId, int]] = set()
-        """Lives that were there when others were last forgotten."""
+        """The lives that were present at the last clean-up."""
         self.tried = 0
-        """Proofs that are over, whatever came of them."""
+        """The number of finished proofs, whatever their result."""
 
     # --- which is next ------------------------------------------------------------------------------------------------
 
     def joining(
         self, fleet: FleetSnapshot, model: str, now: float, busy: frozenset[InstanceId] = frozenset()
     ) -> Pair | None:
-        """A pair with an instance that is not proven yet, and that hands nothing over until then; or one of two
-        circles that may be one. None: there is none. `busy`: none of these.
+        """A pair with an instance that is not proven yet and so hands nothing over, or a pair that may join two
+        circles. None: there is none. `busy`: instances to leave out.
         """
         prefills, decodes = self._ready(fleet, model, busy)
         first = [each for each in prefills if not self._in(each, producer=True)]
@@ -310,9 +311,10 @@ class PairProofs:
         if first or second:
             seen = self._look(now)
             first, second = (list(filter(seen.may_try, each)) for each in (first, second))
-            by_proofs = lambda each: seen.counts[each.id]  # noqa: E731 - said once for two lists
-            givers = sorted((each for each in prefills if self._in(each, producer=True)), key=by_proofs)
-            takers = sorted((each for each in decodes if self._in(each, producer=False)), key=by_proofs)
+            load = fleet.columns.inflight
+            free = lambda each: (int(load[each.row]), seen.counts[each.id])  # noqa: E731 - said once for two lists
+            givers = sorted((each for each in prefills if self._in(each, producer=True)), key=free)
+            takers = sorted((each for each in decodes if self._in(each, producer=False)), key=free)
             # What is proven lets the other join its circle; where nothing is, two that are not begin one.
             for decode in second:
                 for prefill in (*givers, *first):
@@ -327,7 +329,7 @@ class PairProofs:
     def _bridge(
         self, fleet: FleetSnapshot, prefills: list[InstanceView], decodes: list[InstanceView], now: float
     ) -> Pair | None:
-        """A pair of two circles that was never tried."""
+        """A pair across two circles that was never tried."""
         gives = {each.id: self._circles.get((True, each.id, each.life), 0) for each in prefills}
         takes = {each.id: self._circles.get((False, each.id, each.life), 0) for each in decodes}
         if len({*gives.values(), *takes.values()} - {0}) < 2:
@@ -343,8 +345,8 @@ class PairProofs:
         return None
 
     def due(self, fleet: FleetSnapshot, model: str, now: float) -> Pair | None:
-        """The pair that is to be proven next, if any: first those that `joining` names, then instances with the fewest
-        proofs, up to `EACH`.
+        """The pair to prove next, if any: first those that `joining` names, then instances with the fewest proofs, up
+        to `EACH`.
         """
         joining = self.joining(fleet, model, now)
         if joining is not None:
@@ -363,7 +365,7 @@ class PairProofs:
     def _ready(
         self, fleet: FleetSnapshot, model: str, busy: frozenset[InstanceId]
     ) -> tuple[list[InstanceView], list[InstanceView]]:
-        """Instances that prefill, and instances that decode."""
+        """The instances that prefill, and the instances that decode."""
         ready = fleet.ready(model)
         self._forget(fleet)
         prefills, decodes = (
@@ -373,7 +375,7 @@ class PairProofs:
         return prefills, decodes
 
     def _look(self, now: float) -> _Seen:
-        """All records, once."""
+        """Sum up all records."""
         seen = _Seen(Counter(), Counter(), set())
         for pair, record in self._records.items():
             if record.good:
@@ -392,12 +394,12 @@ class PairProofs:
             return False
         theirs, others = prefill.instance.tenants, decode.instance.tenants
         if theirs and others and theirs.isdisjoint(others):
-            return False  # nobody is ever handed over between them
+            return False  # these two never hand over to each other
         record = self._records.get(_pair(prefill, decode))
         return record is None or ((not record.good or bool(record.inexact)) and now >= record.until)
 
     def _forget(self, fleet: FleetSnapshot) -> None:
-        """Lives that are over."""
+        """Forget lives that are over."""
         alive = {(each.id, each.life) for each in fleet}
         if alive == self._alive:
             return
@@ -408,14 +410,21 @@ class PairProofs:
         for node in [node for node in self._circles if node[1:] not in alive]:
             del self._circles[node]
 
-    # --- what came of it ----------------------------------------------------------------------------------------------
+    def reads_alike(self, pair: Pair) -> bool:
+        """Whether the two have decoded in one circle: one of them has flipped since, and that both read chats alike is
+        known. On a full fleet that spares the proof a second or two.
+        """
+        circle = self._circles.get((False, *pair[:2]))
+        return circle is not None and circle == self._circles.get((False, *pair[2:]))
+
+    # --- results ------------------------------------------------------------------------------------------------------
 
     def ended(self, pair: Pair, because: str | None, now: float, inexact: str = "", doubt: str = "") -> None:
-        """A proof is over: well (empty), or not and why; None: it says nothing of the pair (`doubt`: why). `inexact`:
-        of one that is over well, why P's token may not stand for D's first.
+        """A proof is over: passed (empty), or failed and why; None: without a result (`doubt`: why). `inexact`: for a
+        passed pair, why P's token may not stand for D's first.
         """
         self.tried += 1
-        self._alive.clear()  # it may be about a life that is over
+        self._alive.clear()  # the proof may be about a life that is over
         record = self._records.setdefault(pair, _Record())
         record.doubt = doubt
         if because == "":
@@ -430,7 +439,7 @@ class PairProofs:
             record.good, record.because, record.inexact = False, because, ""
 
     def _join(self, pair: Pair) -> None:
-        """The two are alike, and so are their circles."""
+        """The two are alike, so their circles become one."""
         ends: tuple[_Node, _Node] = (True, *pair[:2]), (False, *pair[2:])
         twins = [(not producer, name, life) for producer, name, life in ends]  # an instance is like itself
         nodes = [*ends, *(node for node in twins if node in self._circles)]
@@ -444,7 +453,7 @@ class PairProofs:
         self._circles |= dict.fromkeys(nodes, circle)
 
     def standing(self, fleet: FleetSnapshot) -> Standing:
-        """What is known of this fleet now."""
+        """What is known about this fleet now."""
         self._forget(fleet)
         circles = self._circles
         gives = {each.id: circles.get((True, each.id, each.life), 0) for each in fleet}
@@ -462,7 +471,7 @@ class PairProofs:
         return {pair.names: record.because for pair, record in self._records.items() if record.because}
 
     def proven(self) -> int:
-        """How many pairs have passed."""
+        """The number of pairs that have passed."""
         return sum(record.good for record in self._records.values())
 
 
@@ -471,5 +480,5 @@ def _pair(prefill: InstanceView, decode: InstanceView) -> Pair:
 
 
 def models_of(views: Iterable[InstanceView]) -> list[str]:
-    """What is proven: of each instance the first model that it names, its adapters left out."""
+    """The models to prove: the first one that each instance names, without its adapters."""
     return sorted({view.models[0] for view in views if view.models})

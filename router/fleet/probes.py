@@ -1,4 +1,4 @@
-"""Asks every engine how it is: alive, which models, how busy. One task an instance."""
+"""Probes every engine: whether it is alive, which models it serves, how busy it is. One task for each instance."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from router.http.upstream import Answer, EngineLost, Upstream
 logger = logging.getLogger("baton.router")
 
 INTERVAL_S = 1.0
-"""Between two probes. Load older than this is only used to break ties."""
+"""Time between two probes. Older load figures are only used to break ties."""
 
 PROBE_S = 5.0
-"""A probe not answered within this has failed: a busy CPU engine still answers /health in well under a second."""
+"""A probe without an answer within this time has failed: a busy CPU engine still answers /health in well under a
+second."""
 
 MODELS_EVERY_S = 10.0
-"""LoRA adapters are loaded and unloaded while an engine runs: its models are asked for again after this."""
+"""Models are read again after this: LoRA adapters are loaded and unloaded while an engine runs."""
 
 
 class Unreadable(Exception):
-    """An engine's word about itself is no JSON."""
+    """An engine's report about itself is not JSON."""
 
 
 class Tell(Protocol):
-    """Hears of an instance that came up or went down."""
+    """Called when an instance came up or went down."""
 
     def __call__(self, instance: InstanceId, *, up: bool) -> None: ...
 
@@ -54,7 +55,9 @@ class Prober:
         catalogue: Catalogue | None = None,
         fold: Callable[[d.FleetEvent, float], object] | None = None,
     ) -> None:
-        """`catalogue`: is told which paths engines have. `fold`: tells the view what was seen; None: `view` itself."""
+        """`catalogue`: takes the engines' paths. `fold`: takes the probes' results for the view; None: `view`
+        itself.
+        """
         self._view = view
         self._fold = view.handle if fold is None else fold
         self._upstream = upstream
@@ -73,11 +76,11 @@ class Prober:
                 not was_up
                 or not self._view.get(instance.id).models
                 or (
-                    self._read_metrics and now - asked_at >= MODELS_EVERY_S  # agents tell of their engines' themselves
+                    self._read_metrics and now - asked_at >= MODELS_EVERY_S  # agents report these
                 )
             )
             asked_at = now if ask else asked_at
-            paths = not (told and was_up)  # its agent may have said that it is up before we have asked it anything
+            paths = not (told and was_up)  # the agent may have reported the engine up before the first probe
             told = await self._probe(instance, models=ask, paths=paths)
             if not self._view.knows(instance.id):
                 return
@@ -88,7 +91,7 @@ class Prober:
             await asyncio.sleep(INTERVAL_S)
 
     async def _probe(self, instance: Instance, *, models: bool, paths: bool) -> bool:
-        """Whether everything that was to be asked has been answered."""
+        """Probe once; returns whether everything was answered."""
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._get(instance, "/health")
@@ -110,8 +113,8 @@ class Prober:
         return _models(await self._get(instance, "/v1/models"))
 
     async def _tell_paths(self, instance: Instance) -> bool:
-        """Tell the catalogue which paths it has, or that it does not say (``--disable-fastapi-docs``); whether it
-        has answered. One that does not is no worse for that: the probe says how it is.
+        """Tell the catalogue which paths the engine has, or that it does not list them (``--disable-fastapi-docs``);
+        returns whether the engine has answered. If it does not, that is no failure: the health probe decides.
         """
         try:
             async with asyncio.timeout(PROBE_S):
@@ -131,7 +134,7 @@ class Prober:
 
 
 class Probing:
-    """One probing task for each instance that is there, none for the others."""
+    """One probing task for each present instance, none for the others."""
 
     def __init__(self, view: FleetView, prober: Prober, tasks: Tasks, catalogue: Catalogue) -> None:
         """`catalogue`: forgets the paths of instances that have left."""
@@ -142,7 +145,7 @@ class Probing:
         self._catalogue: Final = catalogue
 
     def follow(self) -> None:
-        """The fleet may have changed."""
+        """Start and stop tasks: the fleet may have changed."""
         wanted = {seen.id: seen.instance for seen in self._view.all() if seen.state != "gone"}
         for name, (instance, task) in list(self.tasks.items()):
             if wanted.get(name) != instance:

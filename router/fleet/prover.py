@@ -1,9 +1,9 @@
 """Proves pairs (`router.fleet.pair_proofs`) with a few short requests each. A shell: random prompts, a clock.
 
-Instances that are not proven yet come first, several at once and without a pause: until then they hand nothing over.
-All others are proven one after another. Legs of a proof are legs as any others: they have tickets, count against an
-instance's places, and are sent only where one is free, so that no request waits for a proof; only an instance that is
-not proven at all takes one leg beyond its places, or a full fleet would never be.
+Instances that are not proven yet come first, several at once and without a pause, as they hand nothing over until then.
+All others are proven one after another. A proof's legs are like any others: they have tickets, count against an
+instance's places, and are sent only where a place is free, so that no request waits for a proof. Only an instance that
+is not proven at all takes one leg beyond its places; otherwise a full fleet would never be proven.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from router.http.upstream import EngineLost
 logger = logging.getLogger("baton.router")
 
 EVERY_S = 1.0
-"""Between two proofs, where no instance waits for its first."""
+"""The pause between two proofs while no instance waits for its first."""
 AT_ONCE: Final = 8
-"""Proofs of instances that are not proven yet; an instance is in one of them."""
+"""The number of simultaneous proofs of unproven instances; an instance is in one of them at a time."""
 TOLD_AT_ONCE: Final = 64
-"""Instances of a fleet whose every proof counts at once. In a larger one, where that costs milliseconds, the proofs
-that were made side by side count together."""
+"""In a fleet up to this size, each proof is reported at once. In a larger one, where a report costs milliseconds,
+proofs that ran side by side are reported together."""
 LEG_S: Final = 30.0
-"""A leg that takes longer says nothing of its pair."""
+"""A leg that takes longer says nothing about its pair."""
 READY_S: Final = 5.0
-"""So long a router that could serve waits for the first proof before it says that it is ready: the first requests are
-then handed over, too. Longer, and a fleet that cannot be proven would not be served at all."""
+"""How long a router that could serve waits for the first proof before it reports ready, so that the first requests can
+be handed over, too. The wait is limited, as otherwise a fleet that cannot be proven would never be served."""
 SECRET_BYTES: Final = 64
-"""Of chance, in hex, one and a half times: about 120 tokens of most vocabularies and 192 of letters, so that several
-blocks move, and any context holds it."""
+"""Random bytes, written in hex and repeated by half: about 120 tokens of most vocabularies and 192 of letters, so that
+several blocks move, and any context can hold it."""
 
 _Stamp = Callable[[Mapping[str, Any], InstanceId], Mapping[str, Any]]
-"""A leg with its ticket."""
+"""Adds the ticket to a leg."""
 
 
 class _NoWord(Exception):
-    """The proof could not be made."""
+    """The proof could not be carried out."""
 
 
 class _Refused(_NoWord):
-    """An instance has answered that it does not do what it was asked for."""
+    """An instance has answered that it does not support the request."""
 
 
 class Prover:
@@ -74,15 +74,15 @@ class Prover:
         counted: Callable[[str], None],
         changed: Callable[[], None],
     ) -> None:
-        """Where proofs are made and told.
+        """The prover's surroundings.
 
         Args:
-            view: what is known of the fleet.
-            fold: tells the view what was proven, and that a leg goes out.
-            engines: get the legs.
-            leg_ended: hears that one of them is over: its place is free.
-            counted: hears what came of each proof: passed, failed or none.
-            changed: hears that the view was told something new.
+            view: the router's view of the fleet.
+            fold: takes events for the view: a proof's result, or a started leg.
+            engines: the engines that get the legs.
+            leg_ended: called when a leg is over: its place is free.
+            counted: called with the result of each proof: passed, failed or none.
+            changed: called when the view has been told something new.
         """
         self._view: Final = view
         self._engines: Final = engines
@@ -94,11 +94,13 @@ class Prover:
         self.news: Final = asyncio.Event()
         """The fleet has changed: there may be a pair to prove."""
         self._complete_at: float | None = None
-        self._prove(NOTHING_PROVEN)  # from here on, nothing else is handed over
+        self._under_proof = frozenset[InstanceId]()
+        """Instances of the pair that is proven though neither waits for it."""
+        self._prove(NOTHING_PROVEN)  # from now on only proven pairs hand over
 
     def settled(self, now: float) -> bool:
-        """Whether a router with an instance for each leg, now, has proven enough to begin: one pair, or as long as
-        there is reason to wait for one (`READY_S`).
+        """Whether a router with an instance for each leg has proven enough to begin: one pair, or none within
+        `READY_S`.
         """
         if self._complete_at is None:
             self._complete_at = now
@@ -110,9 +112,14 @@ class Prover:
         return any(self.proofs.due(fleet, model, now) is not None for model in pair_proofs.models_of(fleet))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Prove pairs until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._prove_all_joining())
+            group.create_task(self._prove_all_due())
+
+    async def _prove_all_joining(self) -> None:
         while True:
-            if not await self._prove_joining() and not await self._prove_due():
+            if not await self._prove_joining():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(EVERY_S):
                         await self.news.wait()
@@ -120,7 +127,7 @@ class Prover:
 
     async def _prove_joining(self) -> bool:
         """Whether there was a pair to prove."""
-        fleet, busy, now = self._view.all(), frozenset[InstanceId](), time.monotonic()
+        fleet, busy, now = self._view.all(), self._under_proof, time.monotonic()
         found: list[tuple[Pair, str]] = []
         for model in pair_proofs.models_of(fleet):
             while len(found) < AT_ONCE and (pair := self.proofs.joining(fleet, model, now, busy)) is not None:
@@ -133,28 +140,42 @@ class Prover:
             self._tell()
         return bool(found)
 
-    async def _prove_due(self) -> bool:
-        fleet = self._view.all()
-        for model in pair_proofs.models_of(fleet):
-            pair = self.proofs.due(fleet, model, time.monotonic())
+    async def _prove_all_due(self) -> None:
+        """One after another. An instance that joins meanwhile does not wait for it: on a full fleet a proof takes
+        seconds.
+        """
+        while True:
+            pair = self._next_due()
             if pair is not None:
-                await self.prove(pair, model)
-                await asyncio.sleep(EVERY_S)
-                return True
-        return False
+                self._under_proof = frozenset(pair[0].names)
+                try:
+                    await self.prove(*pair)
+                finally:
+                    self._under_proof = frozenset()
+            await asyncio.sleep(EVERY_S)
+
+    def _next_due(self) -> tuple[Pair, str] | None:
+        fleet, now = self._view.all(), time.monotonic()
+        for model in pair_proofs.models_of(fleet):
+            if self.proofs.joining(fleet, model, now) is None:
+                pair = self.proofs.due(fleet, model, now)
+                if pair is not None:
+                    return pair, model
+        return None
 
     async def prove(self, pair: Pair, model: str, *, joining: bool = False) -> None:
-        """Once; the router's view is told what came of it."""
+        """Prove a pair once, and tell the router's view the result."""
         because: str | None
         inexact = doubt = ""
         try:
             because, inexact = await _Proof(
-                self._view, self._engines, self._fold, self._leg_ended, pair, model, joining=joining
-            ).made()
+                self._view, self._engines, self._fold, self._leg_ended, pair, model,
+                joining=joining, chats=not self.proofs.reads_alike(pair),
+            ).made()  # fmt: skip
         except (_NoWord, EngineLost, TimeoutError) as none:
             because, doubt = None, str(none) or "it took too long"
             logger.log(logging.INFO if joining else logging.DEBUG, "%s to %s: not proven: %s", *pair.names, doubt)
-        except Exception:  # a bug of ours with this pair: the others go on
+        except Exception:  # a bug of the router's with this pair: continue with the others
             because, doubt = None, "the proof failed for a reason of the router's own"
             logger.exception("%s to %s: not proven", *pair.names)
         self.proofs.ended(pair, because, time.monotonic(), inexact, doubt)
@@ -183,7 +204,7 @@ class Prover:
 
 
 class _Proof:
-    """One try at one pair."""
+    """One proof of one pair."""
 
     def __init__(
         self,
@@ -195,6 +216,7 @@ class _Proof:
         model: str,
         *,
         joining: bool,
+        chats: bool,
     ) -> None:
         self._view = view
         self._engines = engines
@@ -203,22 +225,23 @@ class _Proof:
         self._pair = pair
         self._model = model
         self._joining = joining
+        self._chats_too = chats
         self._request = RequestId(f"proof-{secrets.token_hex(8)}")
         self._held = ""
-        """Why P's token cannot be the first, by its own word."""
+        """Why P's token cannot be the first, by P's own answer."""
 
     async def made(self) -> tuple[str, str]:
         """What is wrong with the pair, and why P's token may not stand for D's first; empty: nothing."""
         found, inexact = await self._compared(logprobs=False)
-        if found is None or (found == "" and inexact and not self._held):  # it may be a tie
-            with contextlib.suppress(_Refused):  # without logprobs it cannot be told: what was seen stands
+        if found is None or (found == "" and inexact and not self._held):  # the difference may be a tie
+            with contextlib.suppress(_Refused):  # without logprobs a tie cannot be told: the difference stands
                 found, inexact = await self._compared(logprobs=True)
         if found is None:
             found = "with the other's blocks the decode instance answers otherwise than alone"
-        if found:
+        if found or not self._chats_too:
             return found, inexact
         found, drawn = await self._chats()
-        if not found and drawn and not inexact:  # by sums in another order: not twice
+        if not found and drawn and not inexact:  # a difference by rounding does not happen twice
             found, drawn = await self._chats()
         return found, inexact or drawn
 
@@ -234,7 +257,7 @@ class _Proof:
         return pair_proofs.fault(handed, alone), pair_proofs.inexact(first, self._held, handed, alone)
 
     async def _chats(self) -> tuple[str, str]:
-        """What is wrong with how the two read a chat, and with how they answer it: engines without a template for chats
+        """What is wrong with how the two tokenize a chat, and with how they answer it. Engines without a chat template
         do neither.
         """
         prompt, seed = secrets.token_hex(8), secrets.randbelow(1 << 31)
@@ -248,7 +271,7 @@ class _Proof:
         return pair_proofs.other_chat(*heard), pair_proofs.other_draw(*heard)
 
     async def _handed_over(self, asked: dict[str, Any]) -> tuple[ProofAnswer, ProofAnswer] | str:
-        """What P says, and D with P's blocks; or why there are none."""
+        """P's answer, and D's answer with P's blocks; or why there are none."""
         pair, request = self._pair, self._request
         view = self._view
         if not view.knows(pair.prefill):
@@ -278,7 +301,9 @@ class _Proof:
         return first, said
 
     async def _release(self, transfer: wire.Transfer, stamp: _Stamp) -> None:
-        """Nobody has pulled it: tell P its name, if it has one, else have D tell P; or it is left to its lease."""
+        """Release a hold that no instance has pulled: tell P its name, if it has one, else make D tell P; or leave it
+        to its lease.
+        """
         name = transfer.fields.get(wire.TRANSFER)
         to, path, body = self._pair.decode, COMPLETIONS, wire.release_body(transfer)
         if isinstance(name, str):
@@ -296,7 +321,7 @@ class _Proof:
         return said
 
     def _room(self, instance: InstanceId) -> None:
-        """Asked before each leg: an instance may be set aside, or begin to drain, while its proof is under way."""
+        """Check before each leg: an instance may be quarantined, or begin to drain, while its proof is under way."""
         view = self._view
         if not view.knows(instance) or not view.get(instance).ready:
             raise _NoWord(f"{instance} takes no new legs")
@@ -307,7 +332,7 @@ class _Proof:
         return {**self._engines.credentials.own, "X-Request-Id": self._request, "Content-Type": "application/json"}
 
     async def _leg(self, instance: InstanceId, body: Any, path: str = COMPLETIONS) -> bytes:
-        """One of its requests, if there is a place for it."""
+        """Send one request of the proof to an instance, if a place is free."""
         view = self._view
         self._room(instance)
         target = view.get(instance).instance

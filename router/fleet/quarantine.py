@@ -1,13 +1,13 @@
-"""Instances that operators have set aside, agreed on by all routers without anybody in charge. Pure.
+"""Quarantine: instances that operators have set aside. All routers agree on it without a leader. Pure.
 
-Each router announces what it knows of every instance: a stamp, whether it is set aside, why, and which router's word
-that is. Whoever hears others keeps the word with the highest stamp (ties: the router's name), and announces it in turn.
-So all routers come to the same end in whatever order they hear each other, a router that starts later hears it, and
-one that is gone takes nothing with it as long as another has heard it. When all have been gone for longer than the
-registry keeps announcements, it is forgotten.
+Each router announces what it knows of every instance: a stamp, whether the instance is set aside, why, and which router
+said so. A router keeps the word with the highest stamp that it hears (on a tie: the higher router name), and announces
+it in turn. So all routers reach the same state in whatever order they hear each other; a router that starts later
+learns it, and a router that leaves takes nothing along that another has heard. When all routers have been gone for
+longer than the registry keeps announcements, the quarantine is forgotten.
 
-Words come from the registry and from callers that may change things here. What no router of ours says (a stamp that
-leaves none above it, a text that no announcement holds) is not heard.
+Words come from the registry and from callers with the right to change things here. A word that no Baton router would
+announce is ignored (a stamp that leaves none above it, a text that no announcement can hold).
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from typing import Final, NamedTuple
 from cluster.ids import InstanceId
 
 WORDS_MAX: Final = 32
-"""Instances of which something is kept; those that were let in again longest ago go first, then the oldest."""
+"""The number of instances with a word; when full, those readmitted longest ago go first, then the oldest."""
 
 BECAUSE_MAX: Final = 120
-"""Characters of a reason: all of them travel in every announcement."""
+"""The longest reason in characters: every announcement carries all reasons."""
 
 
 STAMP_MAX: Final = 2**52
-"""No fleet sets instances aside so often. A higher stamp was made up to have the last word for ever."""
+"""The limit of stamps, which no fleet reaches. A higher stamp was forged to have the last word for ever."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-"""As in the registry (`cluster.registry.membership`): others would not be announced on."""
+"""The registry's rule for names (`cluster.registry.membership`): other names could not be announced."""
 
 
 class Word(NamedTuple):
-    """What was last said of an instance."""
+    """The last word about an instance."""
 
     stamp: int
-    """Higher than all that its author had heard."""
+    """Higher than all stamps that its author had heard."""
     aside: bool
     because: str
     router: str
 
 
 class Quarantine:
-    """What one router knows."""
+    """What one router knows about the quarantine."""
 
     def __init__(self, router: str) -> None:
         self._router: Final = router
         self._words: Final[dict[InstanceId, Word]] = {}
 
     def say(self, instance: InstanceId, *, aside: bool, because: str = "") -> None:
-        """An operator has asked this router."""
+        """An operator has told this router."""
         stamp = min(STAMP_MAX, 1 + max((word.stamp for word in self._words.values()), default=0))
         text = "".join(char if char.isprintable() else "?" for char in because)[:BECAUSE_MAX]
         self._words[instance] = Word(stamp, aside, text, self._router)
         self._forget()
 
     def hear(self, words: Mapping[InstanceId, Word]) -> bool:
-        """Another router's; whether anything is new."""
+        """Take another router's words; returns whether one is new."""
         changed = False
         for instance, word in words.items():
             known = self._words.get(instance)
@@ -76,17 +76,17 @@ class Quarantine:
 
     @property
     def words(self) -> dict[InstanceId, Word]:
-        """What to announce."""
+        """The words to announce."""
         return dict(self._words)
 
     @property
     def aside(self) -> dict[InstanceId, str]:
-        """Who is set aside, and why."""
+        """The instances that are set aside, and why."""
         return {name: word.because or "no reason given" for name, word in self._words.items() if word.aside}
 
 
 def _sound(instance: InstanceId, word: Word) -> bool:
-    """Whether a router of ours can have said this."""
+    """Whether a Baton router can have announced this word."""
     short = len(word.because) <= BECAUSE_MAX and word.because.isprintable()
     named = _NAME.fullmatch(instance) is not None and _NAME.fullmatch(word.router) is not None
     return 0 < word.stamp <= STAMP_MAX and short and named

@@ -1,7 +1,7 @@
 """The fleet as policies read it: every instance, the same as columns, and which of them may hand over to which. Pure.
 
-What policies compare stands in columns (`router.fleet.columns`), so that a choice among a thousand instances takes
-microseconds. `router.fleet.view` writes it.
+The compared values stand in columns (`router.fleet.columns`), so that a choice among a thousand instances takes
+microseconds. `router.fleet.view` writes the snapshot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_LOAD: Final = Load()
 
 
 class InstanceView:
-    """One instance as the router sees it. What policies compare is written through to its row of the columns."""
+    """One instance as the router sees it. Compared values are written through to its row of the columns."""
 
     __slots__ = (
         "_accepting",
@@ -57,17 +57,17 @@ class InstanceView:
         self.row: Final = columns.take()
         self._columns: Final = columns
         self.state = ""
-        """Its agent's word for its state; empty without an agent."""
+        """The state that its agent reports; empty without an agent."""
         self.failures = 0
-        """Probes failed in a row."""
+        """The number of failed probes in a row."""
         self.models_json: tuple[dict[str, object], ...] = ()
         """The engine's own ``/v1/models`` entries."""
         self.shuns: tuple[InstanceId, ...] = ()
-        """Producers that its engine pulls nothing from for now, by its agent's word."""
+        """Producers that its engine pulls nothing from for now, by its agent's report (peer health)."""
         self.evicted: tuple[int, int] | None = None
-        """What its agent said last of what its engine has thrown out (`Reported.evicted`); None: nothing yet."""
+        """The agent's last report on what its engine has evicted (`Reported.evicted`); None: no report yet."""
         self.downs = 0
-        """How often it was found to be down."""
+        """How often the instance was found to be down."""
         self._models: tuple[str, ...] = ()
         self._adapters: Mapping[str, str] = {}
         self._up, self._accepting, self._aside = False, True, ""
@@ -76,7 +76,7 @@ class InstanceView:
         self.turn(instance)
 
     def turn(self, instance: Instance) -> None:
-        """The same incarnation, perhaps in another role."""
+        """Take the same incarnation, perhaps in another role."""
         self.instance, columns = instance, self._columns
         columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
         columns.weights[self.row] = columns.number(instance.weights)
@@ -85,13 +85,13 @@ class InstanceView:
         columns.changed()
 
     def forget(self) -> None:
-        """Give the row back; the object is of no use after it."""
+        """Free the row; the object must not be used after this."""
         self._columns.give_back(self.row)
 
     def context(self, model: str) -> int | None:
-        """A model's ``max_model_len`` in tokens, by the engine's own word; an empty name is its only model's.
+        """A model's ``max_model_len`` in tokens, as the engine reports it; an empty name means its only model.
 
-        vLLM gives an adapter none: it has its parent's.
+        vLLM reports none for an adapter: the adapter has its parent's.
         """
         entries = [entry for entry in self.models_json if entry.get("id") == model or not model]
         parents = [entry.get("parent") for entry in entries if entry.get("parent")]
@@ -102,24 +102,24 @@ class InstanceView:
 
     @property
     def id(self) -> InstanceId:
-        """Its name in the fleet."""
+        """The instance's name in the fleet."""
         return self.instance.id
 
     @property
     def role(self) -> Role:
-        """Which legs it runs."""
+        """The legs that the instance runs."""
         return self.instance.role
 
     @property
     def life(self) -> int:
-        """Told apart from its other lives: by its epoch, or, of an engine without epochs, by how often it was down
+        """A number for this life of the instance: its epoch or, for an engine without epochs, how often it was down
         (below 0).
         """
         return self.instance.epoch or -self.downs
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """Digests of the LoRA adapters that it has loaded, by name, by its agent's word."""
+        """Digests of its loaded LoRA adapters, by name, as its agent reports them."""
         return self._adapters
 
     @adapters.setter
@@ -129,34 +129,36 @@ class InstanceView:
             self._columns.changed()
 
     def adapter(self, model: str | None) -> str | None:
-        """The digest of the LoRA adapter that this name means here. Empty: unknown. None: it means no adapter."""
+        """The digest of the LoRA adapter that this name means on this instance. Empty: unknown. None: the name is no
+        adapter.
+        """
         for entry in self.models_json:
             if entry.get("id") == model:
                 return self._adapters.get(str(model), "") if entry.get("parent") else None
         return None
 
     def meaning(self, model: str | None) -> str:
-        """What this name means here, told apart by equality only; an unknown adapter is like no other."""
+        """What this name means on this instance; compared for equality only. An unknown adapter equals no other."""
         digest = self.adapter(model)
         return "model" if digest is None else f"adapter {digest or f'of {self.id}'}"
 
     def learn_models(self, models: tuple[dict[str, object], ...]) -> None:
-        """What the engine says that it serves."""
+        """Take the engine's list of models."""
         if models is self.models_json or models == self.models_json:
             return
         before, self.models_json = self.models_json, models
         self.models = tuple(str(entry["id"]) for entry in models if "id" in entry)
         if [entry.get("parent") for entry in before] != [entry.get("parent") for entry in models]:
-            self._columns.changed()  # the same name may mean an adapter now
+            self._columns.changed()  # a name may mean an adapter now
 
     @property
     def ready(self) -> bool:
-        """Whether new legs may be sent."""
+        """Whether new legs may be sent to the instance."""
         return self._up and self._accepting and not self._aside
 
     @property
     def said_state(self) -> str:
-        """In a word, for people: up, or what it is instead."""
+        """The instance's state in a word, for people: up, or why not."""
         if self.ready:
             return "up"
         if self._aside and self._up:
@@ -165,7 +167,7 @@ class InstanceView:
 
     @property
     def aside(self) -> str:
-        """Why an operator has set it aside: no new legs for it. Empty: nobody has."""
+        """Why an operator has quarantined the instance: it gets no new legs. Empty: it is not quarantined."""
         return self._aside
 
     @aside.setter
@@ -175,7 +177,7 @@ class InstanceView:
 
     @property
     def up(self) -> bool:
-        """It answers us."""
+        """Whether the instance answers this router."""
         return self._up
 
     @up.setter
@@ -185,7 +187,7 @@ class InstanceView:
 
     @property
     def accepting(self) -> bool:
-        """Its own word: ready, and not draining. Always true for engines without an agent."""
+        """Whether the instance reports that it is ready and not draining. Always true for engines without an agent."""
         return self._accepting
 
     @accepting.setter
@@ -200,7 +202,7 @@ class InstanceView:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of what it serves."""
+        """Names of the models that the instance serves."""
         return self._models
 
     @models.setter
@@ -211,7 +213,7 @@ class InstanceView:
 
     @property
     def credits(self) -> int | None:
-        """Legs it lets all routers together have in flight; None: no agent says."""
+        """The legs that the instance admits from all routers together; None: unknown."""
         return self._credits
 
     @credits.setter  # noqa: A003 - the fleet's own word
@@ -221,7 +223,7 @@ class InstanceView:
 
     @property
     def grant(self) -> int | None:
-        """Legs of those that are this router's, by the agent's word; None: it grants none by name."""
+        """The legs of those that are granted to this router, by the agent's report; None: it grants none by name."""
         return self._grant
 
     @grant.setter
@@ -231,7 +233,7 @@ class InstanceView:
 
     @property
     def load(self) -> Load:
-        """The engine's own word on how busy it is."""
+        """How busy the engine reports to be."""
         return self._load
 
     @load.setter
@@ -243,7 +245,7 @@ class InstanceView:
 
     @property
     def inflight(self) -> int:
-        """Legs of ours that are running there now."""
+        """This router's legs that run on the instance now."""
         return self._inflight
 
     @inflight.setter
@@ -253,7 +255,7 @@ class InstanceView:
 
     @property
     def sent(self) -> int:
-        """Legs ever sent there: breaks ties, so that equal instances take turns."""
+        """All legs ever sent to the instance: breaks ties, so that equal instances take turns."""
         return self._sent
 
     @sent.setter
@@ -261,24 +263,26 @@ class InstanceView:
         self._sent = self._columns.sent[self.row] = value
 
     def has_place(self, routers: int) -> bool:
-        """Whether our share of its credits is not used up: our grant, or one of `routers` equal parts, one at least."""
+        """Whether this router's share of its credits has room: its grant, or an equal part of `routers`, at least one
+        leg.
+        """
         if self._grant is not None:
             return self._inflight < self._grant
         return self._credits is None or self._inflight < max(1, math.ceil(self._credits / max(1, routers)))
 
 
 class ReadyRows(NamedTuple):
-    """Rows of the columns that may be chosen, by what they can do."""
+    """Rows of the columns that may be chosen, by their roles."""
 
     any: Ints
     prefills: Ints
     decodes: Ints
     of: dict[Role, Ints]
     alike: bool = True
-    """Any of those that prefill may hand over to any that decodes, as far as weights, proofs and adapters go."""
+    """Whether each prefill row may hand over to each decode row, as far as weights, proofs and adapters go."""
     adapters: Ints | None = None
-    """By row, the number of the LoRA adapter that the model's name means there; -1: an unknown one; 0: none.
-    None: it means none anywhere."""
+    """By row, the number of the LoRA adapter that the model's name means there; -1: an unknown one; 0: none. None: the
+    name is an adapter on no row."""
 
 
 _UNKNOWN: Final = -1
@@ -286,9 +290,9 @@ _NO_NAME: Final = -2
 
 
 class FleetSnapshot(Sequence[InstanceView]):
-    """Every instance, in the order in which they were added; and the same as columns. What a policy reads.
+    """Every instance, in the order in which they were added, and the same as columns. Policies read this.
 
-    Long, as its maps and columns describe the same rows, and what is known of two rows together needs all of them.
+    The class is long because its maps and columns describe the same rows, and a fact about two rows needs all of them.
     """
 
     def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
@@ -296,17 +300,16 @@ class FleetSnapshot(Sequence[InstanceView]):
         self.inflight: Final = InflightLoad()
         self.inflight.reach(len(self.columns.ready))
         self.prefixes: PrefixCacheIndex | None = None
-        """Which instance has which beginning of a prompt, where that is kept."""
+        """The prefix-cache index: which instance holds which beginning of a prompt; None if it is not kept."""
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
         self.shunning: Final[dict[int, frozenset[InstanceId]]] = {}
-        """By row of a decode instance, producers that nothing is to be handed over from: those that it shuns, and those
-        that failed their proof with it. Mostly there is none.
-        """
+        """By row of a decode instance, the producers that must not hand over to it: those that it sets aside, and those
+        that failed their proof with it. Mostly empty."""
         self.distrusted: Mapping[tuple[InstanceId, InstanceId], str] = {}
         """Pairs of prefill and decode instances that failed their proof (`router.fleet.pair_proofs`), and how."""
         self.proving = False
-        """Nothing is handed over that is not proven."""
+        """Whether only proven pairs hand over."""
         self.inexact: Mapping[tuple[InstanceId, InstanceId], str] = {}
         """Pairs that hand over and whose first tokens differ, or cannot be compared, and why."""
         self.doubts: Mapping[tuple[InstanceId, InstanceId], str] = {}
@@ -316,9 +319,9 @@ class FleetSnapshot(Sequence[InstanceView]):
         self._version = -1
         self._ranked = False
         self._weights: tuple[int, ...] = ()
-        """Numbers of all weights that some instance says it serves."""
+        """Numbers of all weights that instances report to serve."""
         self._tenants: frozenset[str] = frozenset()
-        """All that some instances are kept for."""
+        """All tenants that some instances are reserved for."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -338,12 +341,12 @@ class FleetSnapshot(Sequence[InstanceView]):
         return self._rows[row]
 
     def ready_for(self, wanted: Wanted) -> ReadyRows:
-        """Who is ready for such a request."""
+        """The rows that are ready for such a request."""
         return self.ready(wanted.model, wanted.tenant)
 
     def ready(self, model: str | None, tenant: str | None = None) -> ReadyRows:
-        """Who is ready and serves this model (None: any) and this tenant (None: any). Kept until that changes, where
-        there is somebody; rows ascend.
+        """The rows that are ready and serve this model (None: any) and this tenant (None: any). Cached until that
+        changes, if there are any; rows ascend.
         """
         self._refresh()
         if tenant is not None:
@@ -359,12 +362,12 @@ class FleetSnapshot(Sequence[InstanceView]):
             adapters = self._adapters_of(able, model)
             found = ReadyRows(some, prefills, decodes, of, adapters=adapters)
             found = found._replace(alike=self._alike(found))
-            if rows:  # names that nobody serves are a client's: as many as it likes
+            if rows:  # do not cache names that no instance serves: clients may send as many as they like
                 self._ready[model, tenant] = found
         return found
 
     def _adapters_of(self, views: list[InstanceView], model: str | None) -> Ints | None:
-        """`ReadyRows.adapters` of such a name."""
+        """`ReadyRows.adapters` for this name."""
         told = [(view.row, view.adapter(model)) for view in views if model is not None and model in view.models]
         if all(digest is None for _, digest in told):
             return None
@@ -374,7 +377,7 @@ class FleetSnapshot(Sequence[InstanceView]):
         return found
 
     def _alike(self, found: ReadyRows) -> bool:
-        """Whether `kinships` would find one kind, with every instance in it."""
+        """Whether `kinships` would find one kind that contains every instance."""
         columns, adapters = self.columns, found.adapters
         if len(self._weights) > 1:
             return False
@@ -385,12 +388,12 @@ class FleetSnapshot(Sequence[InstanceView]):
         return adapters is None or (len({*adapters[found.any].tolist()}) < 2 and int(adapters[found.any].min()) >= 0)
 
     def whose(self, tenant: str) -> str:
-        """A tenant that some instances are kept for; all others are one: the one without a name."""
+        """The tenant, if some instances are reserved for it; all others count as the tenant without a name."""
         self._refresh()
         return tenant if tenant in self._tenants else ""
 
     def _refresh(self) -> None:
-        """Throw away what was derived before the last change of who may be chosen."""
+        """Drop what was derived before the last change of the set that may be chosen."""
         if self._version == self.columns.version:
             return
         self._ready.clear()
@@ -405,7 +408,7 @@ class FleetSnapshot(Sequence[InstanceView]):
             self.inflight.step_model.look(np.array([view.row for view in self], dtype=np.int64))
 
     def put(self, view: InstanceView) -> None:
-        """A new instance, or another incarnation in the old one's place."""
+        """Add a new instance, or another incarnation in its old place."""
         former = self.by_id.get(view.id)
         if former is not None:
             self._forget(former)
@@ -428,7 +431,9 @@ class FleetSnapshot(Sequence[InstanceView]):
             self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
 
     def evicted(self, view: InstanceView, now: tuple[int, int]) -> None:
-        """Its agent has said how much its engine has thrown out. The first word is of before we looked."""
+        """The instance's agent has reported how much its engine has evicted. The first report is only a
+        starting point.
+        """
         former, view.evicted = view.evicted, now
         if former is None or self.prefixes is None:
             return
@@ -438,7 +443,7 @@ class FleetSnapshot(Sequence[InstanceView]):
             self.prefixes.removed(view.row, now[0] - former[0])
 
     def shuns(self, view: InstanceView, producers: tuple[InstanceId, ...]) -> None:
-        """Its agent has said from whom its engine pulls nothing for now."""
+        """The instance's agent has reported the producers that its engine pulls nothing from for now."""
         view.shuns = producers
         self._part(view)
 
@@ -457,8 +462,8 @@ class FleetSnapshot(Sequence[InstanceView]):
             self.shunning.pop(view.row, None)
 
     def circles(self, standing: Standing) -> None:
-        """Instances that are proven to be alike (`router.fleet.pair_proofs`), by circle's number, as producer and as
-        consumer; from now on nothing is handed over that is not proven.
+        """Proven circles (`router.fleet.pair_proofs`): instances by circle number, as producer and as consumer. From
+        now on only proven pairs hand over.
         """
         columns = self.columns
         for view in self:
@@ -468,7 +473,7 @@ class FleetSnapshot(Sequence[InstanceView]):
         columns.changed()
 
     def unproven(self, view: InstanceView) -> None:
-        """What was proven of it was proven of another life."""
+        """Drop the instance's proofs: they were about another life."""
         if self.columns.gives[view.row] or self.columns.takes[view.row]:
             self.columns.gives[view.row] = self.columns.takes[view.row] = 0
             self.columns.changed()
@@ -479,32 +484,32 @@ class FleetSnapshot(Sequence[InstanceView]):
         return bool(self.shunning)
 
     def apart(self, prefill: int, decode: int) -> bool:
-        """Whether nothing is to be handed over between these rows: ever, as their weights differ, or for now."""
+        """Whether these rows must not hand over: never, as their weights differ, or for now."""
         if decode in self.shunning and self._rows[prefill].id in self.shunning[decode]:
             return True
         return self.strangers(prefill, decode) or not self.proven(prefill, decode)
 
     def strangers(self, prefill: int, decode: int) -> bool:
-        """Whether these rows are known to serve other weights."""
+        """Whether these rows are known to serve different weights."""
         weights = self.columns.weights.item(prefill)
         return weights != 0 and self.columns.weights.item(decode) not in (weights, 0)
 
     def proven(self, prefill: int, decode: int) -> bool:
-        """Whether these rows are proven to hand over, where that is asked for."""
+        """Whether these rows are proven to hand over, if proofs are needed."""
         if not self.proving:
             return True
         circle: int = self.columns.gives.item(prefill)
         return circle != 0 and circle == self.columns.takes.item(decode)
 
     def pairs(self, prefill: InstanceId, decode: InstanceId, model: str | None) -> bool:
-        """Whether blocks of this producer, for this model, are good for that consumer."""
+        """Whether a producer's blocks for this model are good for that consumer."""
         p, d = self.by_id.get(prefill), self.by_id.get(decode)
         if p is None or d is None or self.apart(p.row, d.row):
             return False
         return p.meaning(model) == d.meaning(model)
 
     def circle(self, instance: InstanceId) -> int:
-        """The circle that an instance is proven to belong to; 0: none, or nothing has to be proven."""
+        """The circle that an instance is proven to belong to; 0: none, or no proof is needed."""
         view = self.by_id.get(instance)
         if view is None or not self.proving:
             return 0
@@ -513,7 +518,7 @@ class FleetSnapshot(Sequence[InstanceView]):
         return found
 
     def continues(self, row: int, wanted: Wanted) -> bool:
-        """Whether this row is like the instance that made what the client already has: by weights or by proof."""
+        """Whether this row may continue what the client already has: by the same weights or by proof."""
         columns, view = self.columns, self._rows[row]
         if wanted.meaning and view.meaning(wanted.model) != wanted.meaning:
             return False
@@ -523,7 +528,7 @@ class FleetSnapshot(Sequence[InstanceView]):
         return wanted.circle != 0 and wanted.circle in (columns.takes.item(row), columns.gives.item(row))
 
     def unproven_pairs(self, most: int) -> set[tuple[InstanceId, InstanceId]]:
-        """Ready instances that would hand over if it were proven that they do, in pairs: at most so many."""
+        """Pairs of ready instances that lack only the proof to hand over: at most `most`."""
         found: set[tuple[InstanceId, InstanceId]] = set()
         models = {view.models[0] for view in self if view.ready and view.models} if self.proving else set()
         for ready in (self.ready(model) for model in sorted(models)):
@@ -536,9 +541,8 @@ class FleetSnapshot(Sequence[InstanceView]):
         return found
 
     def kinships(self, found: ReadyRows) -> list[tuple[Ints, Ints]]:
-        """Rows that may prefill, and rows that may decode, of each kind: of one circle of those that are proven to be
-        alike, with the same weights and the same adapter. Where a model is being replaced there are two. Those that do
-        not say which weights they have are of every kind.
+        """Prefill rows and decode rows of each kind: one proven circle, the same weights and the same adapter. While a
+        model is being replaced there are two kinds. Instances with unknown weights belong to every kind.
         """
         kinds = [(found.prefills, found.decodes)]
         if found.alike:
@@ -555,7 +559,7 @@ class FleetSnapshot(Sequence[InstanceView]):
         return kinds
 
     def because_aggregated(self, found: ReadyRows) -> str:
-        """Why nothing is handed over among these; empty: they may, as far as `kinships` goes."""
+        """Why these rows hand nothing over; empty: they may, as far as `kinships` goes."""
         if found.alike or any(len(p) and len(d) for p, d in self.kinships(found)):
             return ""
         adapters = found.adapters
@@ -571,12 +575,12 @@ class FleetSnapshot(Sequence[InstanceView]):
         return because or "no pair of instances is proven to hand over yet"
 
     def near(self, prefill: int, decode: int) -> bool:
-        """Whether both are known to be on one machine."""
+        """Whether both rows are known to be on one machine."""
         node = self.columns.node.item(prefill)
         return node != 0 and node == self.columns.node.item(decode)
 
     def remove(self, instance: InstanceId) -> None:
-        """It has left."""
+        """The instance has left."""
         self._forget(self.by_id.pop(instance))
         self._ranked = False
 
@@ -591,8 +595,8 @@ class FleetSnapshot(Sequence[InstanceView]):
 def _split(
     kinds: list[tuple[Ints, Ints]], firsts: Ints, seconds: Ints, names: Sequence[int], others: int = _NO_NAME
 ) -> list[tuple[Ints, Ints]]:
-    """Each kind by the names that its prefill (`firsts`) and decode instances (`seconds`) have; those with the name
-    `others` go with every one.
+    """Split each kind by the names of its prefill (`firsts`) and decode instances (`seconds`); instances with the name
+    `others` belong to each.
     """
     found = []
     for prefills, decodes in kinds:

@@ -1,7 +1,7 @@
-"""What the router knows of its fleet, folded from probes, heartbeats and its own traffic into a snapshot. Pure.
+"""The router's view of its fleet, made from probes, heartbeats and its own traffic, and read as a snapshot. Pure.
 
-Probes, discovery, the prover and requests report; this module remembers (`router.fleet.snapshot` is what policies
-read).
+Probes, discovery, the prover and requests report events; this module keeps the state (`router.fleet.snapshot` is what
+policies read).
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import Make
 
 MET_MAX: Final = 4096
-"""Producers remembered of a decode instance: four lives of each of a thousand. A forgotten one is met again."""
+"""The number of producers remembered for a decode instance: four lives of each of a thousand. A forgotten one is met
+again."""
 
 FAILURES_UNTIL_DOWN = 2
-"""Probes in a row that must fail before an instance is taken out: one lost probe on a busy machine is noise."""
+"""The number of probes in a row that must fail before an instance is taken out: one lost probe on a busy machine is
+noise."""
 
 
 class FleetView:
@@ -30,23 +32,25 @@ class FleetView:
 
     def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
         self.makes: Final = makes
-        """What is known beforehand of an instance's speed."""
+        """What is known about instances' speed beforehand."""
         self._fleet: Final = FleetSnapshot(makes)
         self._instances: Final = self._fleet.by_id
         self._met: Final[dict[InstanceId, dict[str, None]]] = {}
-        """By decode instance, the producers it has pulled from, the oldest first."""
+        """By decode instance, the producers that it has pulled from, the oldest first."""
         self._aside: Mapping[InstanceId, str] = {}
         self._models: dict[str, tuple[str, ...]] = {}
-        """By tenant that some instances are kept for."""
+        """The served models, by tenant that some instances are reserved for."""
         self._models_at = -1
-        """At which version of the columns these were all that is served."""
+        """The version of the columns for which `_models` is valid."""
         self.routers = 1
-        """Routers that share the fleet, this one included."""
+        """The number of routers that share the fleet, this one included."""
 
     # --- as a machine -------------------------------------------------------------------------------------------------
 
     def handle(self, event: d.FleetEvent, now: float) -> tuple[d.InstanceLost, ...]:
-        """Fold one event in; which instances are lost by it. `now`: no fact of the fleet depends on it."""
+        """Apply one event; returns the instances that are lost by it. `now` is not used: no fact of the fleet depends
+        on it.
+        """
         return tuple(map(d.InstanceLost, _FOLD[type(event)](self, event)))
 
     def next_wakeup(self) -> float | None:
@@ -56,14 +60,14 @@ class FleetView:
     # --- event by event -----------------------------------------------------------------------------------------------
 
     def add(self, instance: Instance) -> None:
-        """A new instance, or a new incarnation of a known one."""
+        """Add a new instance, or a new incarnation of a known one."""
         known = self._instances.get(instance.id)
         columns = self._fleet.columns
         if known is None:
             self._fleet.put(InstanceView(instance, columns))
         elif replace(known.instance, role=instance.role) == instance:
             if known.instance.role is not instance.role:
-                known.turn(instance)  # what runs there runs on, what it has cached stays, and it is as fast as before
+                known.turn(instance)  # its legs run on, its cache stays, and its speed is the same
         else:
             self._fleet.put(InstanceView(instance, columns, inflight=known.inflight, sent=known.sent))
             self._instances[instance.id].downs = known.downs
@@ -72,7 +76,9 @@ class FleetView:
             self._instances[instance.id].aside = self._aside[instance.id]
 
     def set_aside(self, reasons: Mapping[InstanceId, str]) -> None:
-        """Operators want these, and no others, to get no new legs: by name, whoever has it, now or later."""
+        """Operators quarantine these names, and no others: they get no new legs, whichever instance has the name, now
+        or later.
+        """
         self._aside = dict(reasons)
         for view in self._fleet:
             view.aside = self._aside.get(view.id, "")
@@ -101,9 +107,9 @@ class FleetView:
         return fleet.inexact.get((prefill, decode), "") if fleet.inexact else ""
 
     def fold(self, reported: tuple[Reported, ...]) -> frozenset[InstanceId]:
-        """What the whole fleet says of itself now; who is not in it has left.
+        """Take the reports of the whole fleet; an instance without a report has left.
 
-        Returns the instances on which legs of ours can no longer end well: gone, or started anew.
+        Returns the instances on which this router's legs can no longer end well: gone, or restarted.
         """
         here = {each.instance.id for each in reported}
         lost = {name for name in self._instances if name not in here}
@@ -112,7 +118,7 @@ class FleetView:
             if known is not None and replace(known.instance, role=each.instance.role) != each.instance:
                 lost.add(each.instance.id)
             self._heard(each)
-        for gone in sorted(lost - here):  # rows are given back, and taken again, in the same order at every run
+        for gone in sorted(lost - here):  # sorted, so that rows are freed and reused in the same order in every run
             view = self._instances[gone]
             view.accepting = False
             view.state = "gone"
@@ -122,11 +128,11 @@ class FleetView:
         return frozenset(lost)
 
     def _heard(self, each: Reported) -> None:
-        """One instance's word."""
+        """Take one instance's report."""
         self.add(each.instance)
         view = self._instances[each.instance.id]
         if each.state != view.state and each.accepting:
-            view.up, view.failures = True, 0  # its agent has just seen it answer
+            view.up, view.failures = True, 0  # its agent has just seen the engine answer
         if view.state != each.state or view.accepting != each.accepting:
             view.state, view.accepting = each.state, each.accepting
         if view.credits != each.credits:
@@ -150,16 +156,16 @@ class FleetView:
         """One instance.
 
         Raises:
-            KeyError: it was never added, or has left.
+            KeyError: the instance was never added, or has left.
         """
         return self._instances[instance]
 
     def knows(self, instance: InstanceId) -> bool:
-        """Whether it is there at all."""
+        """Whether the instance is present."""
         return instance in self._instances
 
     def seen(self, instance: InstanceId, models: tuple[dict[str, object], ...] | None, load: Load | None) -> None:
-        """A probe succeeded; what it learned replaces what was known."""
+        """A probe succeeded; its results replace the former ones."""
         view = self._instances[instance]
         view.failures = 0
         view.up = True
@@ -170,13 +176,15 @@ class FleetView:
             self._fleet.holds(view, load.kv_tokens)
 
     def probe_failed(self, instance: InstanceId) -> bool:
-        """A probe failed; whether the instance went down by it."""
+        """A probe failed; returns whether the instance went down by it."""
         view = self._instances[instance]
         view.failures += 1
         return view.failures >= FAILURES_UNTIL_DOWN and self._down(view)
 
     def unreachable(self, instance: InstanceId) -> bool:
-        """A leg could not connect: out at once, until a probe succeeds. Whether it went down by it."""
+        """A leg could not connect: take the instance out at once, until a probe succeeds. Returns whether it went down
+        by it.
+        """
         view = self._instances[instance]
         view.failures = max(view.failures, FAILURES_UNTIL_DOWN)
         return self._down(view)
@@ -185,18 +193,18 @@ class FleetView:
         was_up, view.up = view.up, False
         view.downs += was_up
         if not view.instance.epoch:
-            self._fleet.unproven(view)  # its lives have no numbers: what comes up again may be another engine
+            self._fleet.unproven(view)  # its lives have no numbers: after it comes up again it may be another engine
         self._forget_handshakes(view.id)
         return was_up
 
     def _forget_handshakes(self, decode: InstanceId) -> None:
-        self._met.pop(decode, None)  # a new engine has met nobody
+        self._met.pop(decode, None)  # a new engine has met no producer
 
     def pair_met(self, producer: str, decode: InstanceId) -> None:
         """A decode instance has pulled from a producer (named by its engine id, which is new at every start)."""
         met = self._met.setdefault(decode, {})
         met[producer] = None
-        if len(met) > MET_MAX:  # producers that started anew are never named again
+        if len(met) > MET_MAX:  # restarted producers are never named again
             del met[next(iter(met))]
 
     def pair_warm(self, producer: str, decode: InstanceId) -> bool:
@@ -204,13 +212,13 @@ class FleetView:
         return producer in self._met.get(decode, ())
 
     def leg_started(self, instance: InstanceId) -> None:
-        """A leg of ours goes there."""
+        """A leg of this router goes to the instance."""
         view = self._instances[instance]
         view.inflight += 1
         view.sent += 1
 
     def leg_ended(self, instance: InstanceId) -> None:
-        """That leg is over, however it ended."""
+        """The leg is over, however it ended."""
         view = self._instances[instance]
         assert view.inflight > 0, f"{instance}: a leg ended that never started"
         view.inflight -= 1
@@ -218,7 +226,7 @@ class FleetView:
             self._fleet.remove(instance)
 
     def models(self, tenant: str) -> tuple[str, ...]:
-        """Names of all models that some instance serves for this tenant, ready or not, in order, once each."""
+        """Names of all models that instances serve for this tenant, ready or not, in order, once each."""
         version, whose = self._fleet.columns.version, self._fleet.whose(tenant)
         if version != self._models_at:
             self._models_at = version
@@ -230,19 +238,17 @@ class FleetView:
         return found
 
     def lacks(self, model: str, tenant: str) -> bool:
-        """Whether nobody serves this tenant such a model. As long as no instance has named what it serves, nobody can
-        say.
-        """
+        """Whether no instance serves this model to this tenant. False as long as no instance has named its models."""
         return model not in self.models(tenant) and any(view.models for view in self.all())
 
     def cached(self, told: d.Cached) -> None:
-        """An engine has said with its answer how much of a prompt it had."""
+        """An engine has reported with its answer how much of a prompt was in its prefix cache."""
         prefixes = self._fleet.prefixes
         if prefixes is not None:
             prefixes.reported(told.sent, told.each, told.tokens)
 
     def index(self) -> None:
-        """Keep prefixes from here on."""
+        """Keep the prefix-cache index from now on."""
         self._fleet.prefixes = PrefixCacheIndex()
 
 
@@ -316,4 +322,4 @@ _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = 
     d.Indexed: _index,
     d.Cached: _cached,
 }
-"""What each event does; instances that are lost by it."""
+"""The handler of each event; it returns the instances that are lost by the event."""

@@ -1,5 +1,5 @@
-"""HTTP/1.1 where it is hot: clients' connections for generation, and engines' for legs.
+"""HTTP/1.1 on the hot path: clients' connections for generation, and engines' connections for legs.
 
-A callback for each piece that comes instead of a task for each request, and bytes that are passed on as they are.
-Everything else is aiohttp's (docs/decisions/0006-the-hot-path.md has both measured).
+A callback for each arriving piece replaces a task for each request, and bytes are passed on unchanged. aiohttp serves
+everything else (docs/decisions/0006-the-hot-path.md has both measured).
 """

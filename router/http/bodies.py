@@ -1,4 +1,4 @@
-"""Reads the body of a request that aiohttp has: within a size and a time, in its turn. A shell: clients take time."""
+"""Reads the body of an aiohttp request: within a size and a time, in its turn. A shell: clients take time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ async def read_body(
     uploads: Uploads | None = None,
     client: str | None = None,
 ) -> bytes:
-    """All of it.
+    """The whole body.
 
     Args:
         http: its request.
-        bytes_max: what is read at most.
-        timeout_s: until when it is to be here, waiting for its turn included.
+        bytes_max: the most that is read.
+        timeout_s: the time for all of it, waiting for its turn included.
         too_long: raised for more than `bytes_max`.
         uploads: all bodies that are being read; None: this one does not count.
-        client: whose it is (`Uploads.add`).
+        client: the upload's client (`Uploads.add`).
 
     Raises:
         ApiError: `too_long`; 408 after `timeout_s`, or 503 where others were before it; 400 for one that breaks off.

@@ -1,8 +1,8 @@
-"""What aiohttp's side of a port does beyond aiohttp: errors as JSON, patience, room, turns. A shell.
+"""Additions to aiohttp's side of a port: errors as JSON, time limits, connection limits, turns of uploads. A shell.
 
-aiohttp answers in plain text what it cannot read and what it cannot expect, waits for ever for a first
-request, and takes any number of connections. Here it does not. (It begins no request before the last answer is written
-out: `tests/contract/test_hostile.py`.)
+aiohttp by itself answers unreadable requests and expectations in plain text, waits for ever for a first request, and
+takes any number of connections. These classes change that. (It begins no request before the last answer is written out:
+`tests/contract/test_hostile.py`.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "max_field_size": LINE_BYTES_MAX,
     "max_headers": HEADERS_MAX,
 }
-"""Of aiohttp's, on every port: it reads no larger heads than the clients' front does."""
+"""aiohttp's limits, on every port: it reads no larger heads than the clients' front does."""
 
 _LATE: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
 
@@ -44,8 +44,8 @@ class Handler(RequestHandler):
     def __init__(
         self, server: web.Server, *, doors: Doors | None = None, first_s: float | None = None, **settings: Any
     ) -> None:
-        """`doors`: where it counts. `first_s`: its first request comes within this; None: another part looks after
-        that, and counts it.
+        """`doors`: counts the connection. `first_s`: the time for its first request; None: another part limits and
+        counts it.
         """
         super().__init__(server, loop=asyncio.get_running_loop(), **settings)
         self._doors = doors
@@ -95,7 +95,7 @@ class Handler(RequestHandler):
         transport.close()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """A body that cannot be read is the client's fault, and the client has been told."""
+        """An unreadable body is the client's fault, and the client has been told."""
         if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **kw)
 
@@ -106,9 +106,11 @@ class Handler(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What aiohttp could not read, or a bug: the same answer as everywhere. Only bugs are logged."""
+        """For requests that aiohttp could not read, and for bugs: the same answer as everywhere. Only bugs are
+        logged.
+        """
         if isinstance(exc, ConnectionResetError):
-            raise exc  # the client has left: aiohttp takes that for the connection's end
+            raise exc  # the client has left: aiohttp takes this for the connection's end
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         if request.writer.output_size > 0:
@@ -124,14 +126,14 @@ class Handler(RequestHandler):
 
 
 def handlers(server: web.Server, **more: Any) -> Callable[[], RequestHandler]:
-    """What makes a server's connections. `more`: for each `Handler`."""
+    """The factory of a server's connections. `more`: arguments for each `Handler`."""
     server.request_handler = _expecting(cast("Handle", server.request_handler))  # type: ignore[assignment]
     return lambda: Handler(server, **SETTINGS, **more)
 
 
 def _expecting(handle: Handle) -> Handle:
     async def handled(request: web.Request) -> web.StreamResponse:
-        """A request that expects nothing, or what we do."""
+        """Handle a request with no expectation, or with one that the router supports."""
         expectation = request.headers.get("Expect")
         try:
             if expectation is not None:
@@ -144,7 +146,7 @@ def _expecting(handle: Handle) -> Handle:
 
 
 def as_response(problem: ApiError) -> web.Response:
-    """A problem, as aiohttp answers."""
+    """A problem as an aiohttp answer."""
     body = msgspec.json.encode(problem.body())
     return web.Response(status=problem.status, body=body, content_type="application/json")
 
@@ -153,22 +155,22 @@ class Turn:
     """An upload that aiohttp reads, among all others (`uploads.Upload`)."""
 
     def __init__(self, uploads: Uploads, client: str | None = None) -> None:
-        """`client`: whose it is (`Uploads.add`)."""
+        """`client`: the upload's client (`Uploads.add`)."""
         self._uploads = uploads
         self._client = client
         self._go: asyncio.Future[None] | None = None
         self.waited = False
-        """Others were before it: it is not its client's fault if it is late."""
+        """Other uploads were before it, so it is not its client's fault if it is late."""
 
     async def brought(self, count: int) -> None:
-        """So many more bytes have come. Returns when more may. Raises ApiError: 503."""
+        """`count` more bytes have arrived. Returns when more may. Raises ApiError: 503."""
         if not self._uploads.add(self, count, self._client):
             raise no_room_for_bodies()
         if self._go is not None:
             await self._go
 
     def hold(self) -> None:
-        """Read no more of it for now."""
+        """Stop reading the body for now."""
         self.waited = True
         self._go = asyncio.get_running_loop().create_future()
 

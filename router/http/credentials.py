@@ -1,4 +1,4 @@
-"""Which keys go to engines: a client's own, ours, or none. Pure."""
+"""Which keys go to engines: a client's own, the router's, or none. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from router.core.clients import Clients
 
 
 class Credentials:
-    """Of one router."""
+    """The credentials of one router."""
 
     def __init__(self, clients: Clients, engine_key: str | None, *, trusts: bool) -> None:
-        """What engines may be told.
+        """What engines may see.
 
         Args:
-            clients: whether these have keys of ours.
-            engine_key: opens engines; None: they need none, or clients bring it.
-            trusts: engines are those they say they are: named by URL, or proven by their agents' ticket keys. Others
-                get no key at all.
+            clients: whether clients have Baton's keys.
+            engine_key: opens engines; None: they need none, or clients send it.
+            trusts: whether engines are known to be genuine: named by URL, or proven by their agents' ticket keys.
+                Others get no key at all.
         """
         self._clients: Final = clients
         self._engine_key: Final = engine_key
@@ -28,12 +28,12 @@ class Credentials:
 
     @property
     def own(self) -> dict[str, str]:
-        """Headers of what the router asks engines for itself."""
+        """Headers of the router's own requests to engines."""
         return {"Authorization": f"Bearer {self._engine_key}"} if self._engine_key and self.trusts else {}
 
     def headers_for(self, given: Mapping[str, str]) -> dict[str, str]:
-        """A client's headers that an engine may see. A key of ours is none of an engine's business: it has its own. An
-        engine that may be a stranger's sees no key at all.
+        """A client's headers that an engine may see. A Baton key never goes to an engine, which has a key of its own.
+        An engine that may not be genuine sees no key at all.
         """
         headers = wire.forwarded_headers(given)
         if not self._clients.closed and self.trusts:

@@ -1,8 +1,8 @@
-"""How many connections clients may have open, and which of them ends when that is reached. Pure.
+"""The number of connections that clients may have open, and which one is closed at the limit. Pure.
 
-Descriptors are few, and engines, the registry and logs need some, too. So there is a bound. At the bound, the
-connection that has been idle for longest is closed: no request is under way on it, and its client connects anew to send
-one. Where no connection is idle, the new one is refused with an answer; where too many are refused, without one.
+Descriptors are few, and engines, the registry and logs need some, too, so there is a limit. At the limit, the
+connection that has been idle for longest is closed: no request is under way on it, and its client can connect again. If
+no connection is idle, the new one is refused with an answer; if too many are being refused, without one.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 CLIENTS_MAX: Final = 16384
-"""Where there are more descriptors than a router needs: one process cannot serve as many streams."""
+"""The limit with ample descriptors: one process cannot serve more streams."""
 
 SPARE: Final = 24
-"""Descriptors that neither clients nor their legs get: the registry, probes, the admin side, logs, refusals."""
+"""Descriptors that are reserved for the registry, probes, the admin side, logs and refusals."""
 
 REFUSALS_MAX: Final = 8
-"""Connections beyond the bound that may be told so."""
+"""The number of connections above the limit that may get an answer."""
 
 IDLE_S: Final = 1.0
-"""So long a connection is not taken for idle: its request may be on the way."""
+"""A connection counts as idle only after this time: a request may be on its way."""
 
 _LOOKS: Final = 8
-"""Candidates that are looked at for one that comes."""
+"""The number of candidates that are checked for a new connection."""
 
 
 class Guest(Protocol):
@@ -34,29 +34,29 @@ class Guest(Protocol):
 
 
 class Place(Enum):
-    """What a connection that comes is given."""
+    """What a new connection gets."""
 
     TAKEN = auto()
     REFUSAL = auto()
-    """It may hear that there is none."""
+    """A refusal with an answer."""
     NONE = auto()
 
 
 class Doors:
-    """Of one port."""
+    """The connections of one port."""
 
     def __init__(self, guests_max: int) -> None:
-        """`guests_max`: connections that may be open."""
+        """`guests_max`: the number of connections that may be open."""
         self.guests_max: Final = guests_max
         self.guests: Final[set[Guest]] = set()
         self._idle: Final[dict[Guest, float]] = {}
-        """And since when, in seconds; in this order."""
+        """Idle connections, and since when, in seconds; in this order."""
         self.closed = 0
-        """Idle ones that had to make room."""
+        """The number of idle connections that were closed for new ones."""
         self.refused = 0
 
     def enter(self, guest: Guest, now: float) -> Place:
-        """One comes. It is to `leave` again, whatever it is given."""
+        """A connection arrives. It must `leave` again, whatever it gets."""
         self.guests.add(guest)
         if len(self.guests) <= self.guests_max or self._one_makes_room(now):
             self._idle[guest] = now
@@ -74,27 +74,27 @@ class Doors:
                 self.closed += 1
                 self.guests.discard(oldest)
                 return True
-            self._idle[oldest] = now  # looked at again later
+            self._idle[oldest] = now  # checked again later
         return False
 
     def idles(self, guest: Guest, now: float) -> None:
-        """Nothing is under way on it, as far as is known, from now on."""
+        """No request is known to be under way on the connection, from now on."""
         self._idle.pop(guest, None)
         if guest in self.guests:
             self._idle[guest] = now
 
     def busy(self, guest: Guest) -> None:
-        """A request has come on it."""
+        """A request has arrived on the connection."""
         self._idle.pop(guest, None)
 
     def leave(self, guest: Guest) -> None:
-        """It is closed."""
+        """The connection is closed."""
         self.guests.discard(guest)
         self._idle.pop(guest, None)
 
 
 def guests_of(descriptors: int, used: int) -> int:
-    """How many connections clients may have with so many descriptors, of which so many are in use already: half of what
-    is left, as each request needs one to an engine, too.
+    """The number of connections that clients may have with `descriptors`, of which `used` are in use already: half of
+    the rest, as each request needs a connection to an engine, too.
     """
     return max(1, min(CLIENTS_MAX, (descriptors - used - SPARE) // 2))

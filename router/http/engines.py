@@ -12,12 +12,12 @@ from router.http.upstream import Upstream
 
 
 class Engines:
-    """Of one router."""
+    """The router's access to engines."""
 
     __slots__ = ("credentials", "legs", "loop", "tickets", "upstream")
 
     legs: Legs
-    """Of generation; from `start` on."""
+    """The connections for generation, open from `start` on."""
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, upstream: Upstream, credentials: Credentials, tickets: Tickets) -> None:
@@ -26,7 +26,7 @@ class Engines:
         self.tickets: Final = tickets
 
     async def start(self) -> None:
-        """Connections may be opened from here on."""
+        """Open the connection pools."""
         await self.upstream.start()
         self.loop = asyncio.get_running_loop()
         self.legs = Legs()

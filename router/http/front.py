@@ -1,13 +1,13 @@
-"""Clients' connections: generation is answered here, every other request is handed to aiohttp. A shell.
+"""Clients' connections: the router answers generation requests here, and hands every other request to aiohttp. A shell.
 
-A connection reads heads itself, so that it knows where each request begins and ends. One for generation is read whole
-and answered through an `Outlet`; the bytes of any other go to a handler of aiohttp's that shares the connection. One
-request is under way at a time: what a client sends before its answer is complete waits, within bounds. So it does
-before the answer is written out: a client that does not read answers gets no further ones.
+A connection reads heads itself, so it knows where each request begins and ends. It reads a generation request whole and
+answers it through an `Outlet`; the bytes of any other request go to an aiohttp handler that shares the connection. One
+request is under way at a time: bytes that a client sends before its answer is complete wait, within bounds. They also
+wait until the answer is written out: a client that does not read its answers gets no further ones.
 
-Whatever a connection keeps of a client is bounded: its head (`cluster.http.heads`), the framing of its body
-(`cluster.http.framing`), bodies that are being read (`uploads`), connections (`doors`). A request is counted from its
-head on, and a lost connection leaves nothing behind: no object here refers to itself, in however many steps.
+All state of a client is bounded: its head (`cluster.http.heads`), the framing of a body (`cluster.http.framing`),
+bodies that are being read (`uploads`), connections (`doors`). A request counts from its head on, and a closed
+connection leaves nothing behind: no object here refers back to itself, over however many steps.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ KEEPALIVE_S: Final = 75.0
 """Idle client connections are kept this long, as common proxies do."""
 
 AHEAD_BYTES_MAX: Final = 1 << 16
-"""So much may come before the answer to what came first; then the connection is not read until that is complete."""
+"""The bytes that may arrive before an answer is complete; then the connection is not read until it is."""
 
 LINGER_S: Final = 10.0
-"""A client that is refused while it sends may go on for so long: closed at once, it would never read why."""
+"""How long a refused client may continue to send: if the connection were closed at once, the client would never read
+why."""
 
 REFUSAL_S: Final = 2.0
-"""A connection that is one too many may take so long to ask, and as long to read that it is."""
+"""How long a connection above the limit may take to send its request, and as long again to read the refusal."""
 
 COLD_LOOKS_S: Final = 0.01
-"""aiohttp does not say when it has answered: where something waits for that, it is looked at this often."""
+"""aiohttp does not report when it has answered: while that is awaited, the connection is polled this often."""
 
 _HOT: Final = {f"POST {path}{end}".encode(): path for path in (COMPLETIONS, CHAT) for end in " ?"}
 _HOT_LONGEST: Final = max(map(len, _HOT))
@@ -58,23 +59,25 @@ _SPECIAL: Final = frozenset({"upgrade", "transfer-encoding", "expect"})
 
 
 class Answers(Protocol):
-    """Who answers."""
+    """The part that answers requests."""
 
     def admit(self, headers: Mapping[str, str]) -> str:
-        """The tenant whose request this is; its body is not read yet. From now on it is open. Raises `ApiError`."""
+        """The tenant of this request, whose body is not read yet. From now on the request is open. Raises
+        `ApiError`.
+        """
 
     def leave(self, tenant: str) -> None:
-        """One that was admitted has ended before it could be answered."""
+        """An admitted request has ended before it could be answered."""
 
     def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
-        """Answer one that was admitted, now or later; it is open until then, or until this raises `ApiError`."""
+        """Answer an admitted request, now or later; it is open until then, or until this raises `ApiError`."""
 
     def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
-        """Answer with what was raised."""
+        """Answer with the raised error."""
 
 
 class Front:
-    """What all clients' connections of a process share."""
+    """The state that all clients' connections of a process share."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class Front:
         return Connection(self)
 
     async def drain(self, timeout_s: float) -> None:
-        """Close what is idle, let answers that have begun end within this time, and cut the others off."""
+        """Close idle connections, let begun answers end within this time, and cut the others off."""
         self.drains = True
         for connection in list(self.open):
             connection.close_if_idle()
@@ -116,7 +119,7 @@ class Front:
                 connection.cut()
 
     def closed(self, connection: Connection) -> None:
-        """One is gone."""
+        """A connection is gone."""
         self.open.discard(connection)
         if self._empty is not None and not self._empty.done() and not any(each.answering for each in self.open):
             self._empty.set_result(None)
@@ -124,14 +127,14 @@ class Front:
 
 class _Phase(Enum):
     HEAD = auto()
-    """Idle, or a head is coming."""
+    """Idle, or a head is arriving."""
     BODY = auto()
     ANSWERING = auto()
     COLD = auto()
-    """aiohttp has it."""
+    """aiohttp has the connection."""
     COLD_FOR_GOOD = auto()
     LINGERING = auto()
-    """Refused: what still comes is thrown away."""
+    """Refused: further bytes are dropped."""
 
 
 class _Known:
@@ -158,51 +161,53 @@ class _Known:
 
 
 class Connection(asyncio.Protocol):
-    """One client's. Long, as callbacks of the transport, of its timer and of answers move one state machine."""
+    """One client's connection. The class is long because callbacks of the transport, of its timer and of answers move
+    one state machine.
+    """
 
     def __init__(self, front: Front) -> None:
         self._front = front
         self._transport: asyncio.Transport | None = None
         self._phase = _Phase.HEAD
         self._buffer = b""
-        """Came, and is not read yet."""
+        """Bytes that have arrived and are not read yet."""
         self._head: Head | None = None
-        """Of the request whose body is coming."""
+        """The head of the request whose body is arriving."""
         self._known: _Known | None = None
         self._path = self._tenant = ""
         self._admitted = False
-        """A request of this tenant's is open, and is not answered yet."""
+        """A request of this tenant is open, and is not answered yet."""
         self._left = 0
         """Bytes of a body that are still to come; -1: it comes in chunks."""
         self._body = BytesIO()
-        """Its value is what was written, and no copy of it: copying 33 MB takes 15 ms."""
+        """Its value is the written buffer, without a copy: copying 33 MB takes 15 ms."""
         self._chunks: Chunks | None = None
         self._cold: RequestHandler | None = None
         self.outlet: Outlet | None = None
-        """Where an answer is on its way."""
+        """The way of the answer in progress."""
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._unwritten = 0
-        """Bytes of answers that the client had not taken when it was last looked at."""
+        """Bytes of answers that the client had not taken at the last look."""
         self._served = self._surplus = self._unheard = self._waited = False
         self._looking = self._paused = self._body_awaited = self._full = False
 
     @property
     def answering(self) -> bool:
-        """A request is under way."""
+        """Whether a request is under way."""
         return self._phase in {_Phase.BODY, _Phase.ANSWERING}
 
     @property
     def cold(self) -> bool:
-        """aiohttp has it, and ends it."""
+        """Whether aiohttp has the connection, and will end it."""
         return self._phase in {_Phase.COLD, _Phase.COLD_FOR_GOOD}
 
     # -- bytes --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         front = self._front
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by descent
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass
         front.open.add(self)
         place = front.doors.enter(self, front.loop.time())
         if place is Place.NONE:
@@ -222,7 +227,7 @@ class Connection(asyncio.Protocol):
         self._advance()
 
     def _advance(self) -> None:
-        """Read on, as far as what has come allows."""
+        """Read on, as far as the arrived bytes allow."""
         try:
             if self._phase is _Phase.COLD:
                 self._go_on_cold()
@@ -281,7 +286,7 @@ class Connection(asyncio.Protocol):
         self._begin(head, rest, expects)
 
     def _begin(self, head: Head, rest: bytes, expects: str | None) -> None:
-        """A request for generation: its head is here, and these bytes after it."""
+        """A generation request: its head is complete, and `rest` follows it."""
         front = self._front
         try:
             self._tenant = front.answers.admit(head.headers)
@@ -299,7 +304,7 @@ class Connection(asyncio.Protocol):
         self._read_body(rest)
 
     def _turn_away(self, problem: ApiError, head: Head, rest: bytes) -> None:
-        """A request that is here whole, and not let in: its connection may go on."""
+        """A complete request is refused: its connection may continue."""
         self._phase, self._deadline, self._head = _Phase.ANSWERING, math.inf, None
         self._buffer, self._left = rest[self._left :], 0
         self._served = True
@@ -307,7 +312,7 @@ class Connection(asyncio.Protocol):
         self._front.answers.refuse(outlet, problem)
 
     def _meet(self, expectation: str, *, all_here: bool) -> None:
-        """`all_here`: the client has not waited for our word."""
+        """`all_here`: the client has not waited for the router's 100 Continue."""
         check_expectation(expectation)
         assert self._transport is not None
         if not all_here:
@@ -318,7 +323,7 @@ class Connection(asyncio.Protocol):
         if chunks is not None:
             used = chunks.feed(data) if data else 0
             if chunks.done:
-                # Where the next request begins, two readers could see differently: what follows is not read.
+                # Two readers could disagree on where the next request begins: the bytes after this are not read.
                 self._unheard = used < len(data)
                 self._answer(chunks.body.getvalue(), keep=not self._unheard)
                 return
@@ -341,7 +346,7 @@ class Connection(asyncio.Protocol):
             self._limit(self._front.body_timeout_s)
 
     def _client(self) -> str:
-        """Whose upload it is: a tenant's, or where there are none an address's."""
+        """The client of the upload: a tenant, or without tenants an address."""
         assert self._transport is not None
         return client_of(self._tenant, self._transport.get_extra_info("peername"))
 
@@ -358,7 +363,7 @@ class Connection(asyncio.Protocol):
             self._front.answers.refuse(outlet, problem)
 
     def _end_body(self) -> None:
-        """No more of this body is waited for, in whatever way it has ended."""
+        """This body is over, in whatever way it has ended."""
         self._head = self._chunks = None
         if self._body.tell():
             self._body = BytesIO()
@@ -387,7 +392,7 @@ class Connection(asyncio.Protocol):
             self._front.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """With what came meanwhile, once the answer before it is on its way."""
+        """Continue with the bytes that came meanwhile, once the former answer is on its way."""
         if self._full or self._transport is None:
             return
         self._resume()
@@ -408,7 +413,7 @@ class Connection(asyncio.Protocol):
     # -- refusals --
 
     def _refuse(self, problem: ApiError) -> None:
-        """What came cannot be read on."""
+        """The arrived bytes cannot be read further."""
         if self._cold is not None:
             self._leave_cold()
         self._phase, self._buffer = _Phase.ANSWERING, b""
@@ -417,7 +422,7 @@ class Connection(asyncio.Protocol):
         self._front.answers.refuse(self._outlet(chunked=True, keep=False), problem, close=True)
 
     def _let_go(self) -> None:
-        """Of a request that gets no answer."""
+        """End a request that gets no answer."""
         self._end_body()
         if self._admitted:
             self._admitted = False
@@ -426,7 +431,7 @@ class Connection(asyncio.Protocol):
     def _linger_or_close(self) -> None:
         """The last answer is on its way."""
         assert self._transport is not None
-        # Closed with bytes of the client's unread, a socket is reset, and the client may never read its answer.
+        # If a socket is closed with unread bytes, it is reset, and the client may never read its answer.
         unheard, self._unheard = self._unheard or bool(self._buffer), False
         self._phase, self._buffer = _Phase.LINGERING, b""
         self._front.doors.idles(self, self._front.loop.time())
@@ -434,7 +439,7 @@ class Connection(asyncio.Protocol):
         if not unheard or not self._transport.can_write_eof():
             self._transport.close()
             return
-        self._resume()  # what still comes is thrown away, and the end is to be heard
+        self._resume()  # further bytes are dropped, and the end must be noticed
         try:
             self._transport.write_eof()
         except OSError:  # the client has reset it meanwhile
@@ -443,11 +448,9 @@ class Connection(asyncio.Protocol):
     # -- aiohttp's --
 
     def _go_cold(self, head: Head, end: int) -> None:
-        """The request at the beginning of what came is aiohttp's."""
+        """Hand the request at the beginning of the arrived bytes to aiohttp."""
         assert self._transport is not None
-        if self._buffer.startswith(
-            _TUNNEL
-        ):  # what follows such a head is no body to some readers: aiohttp reads on in it
+        if self._buffer.startswith(_TUNNEL):  # some readers see no body after such a head: aiohttp reads on in it
             raise ApiError(405, "MethodNotAllowedError", "`CONNECT` is not allowed here: this is no proxy.")
         chunks = Chunks(self._front.body_bytes_max, keeps=False) if head.comes_in_chunks() else None
         left = -1 if chunks is not None else head.length()
@@ -471,7 +474,7 @@ class Connection(asyncio.Protocol):
         self._go_on_cold()
 
     def _feed_cold(self, data: bytes) -> None:
-        """No more than the one request that it is answering."""
+        """Give aiohttp no more than the one request that it is answering."""
         assert self._cold is not None
         if self._chunks is not None:
             used = self._chunks.feed(data)
@@ -487,7 +490,7 @@ class Connection(asyncio.Protocol):
             self._front.doors.idles(self, self._front.loop.time())
 
     def _go_on_cold(self) -> None:
-        """More has come: of this request, or of the next."""
+        """More bytes have arrived: of this request, or of the next."""
         assert self._cold is not None
         if self._left and self._buffer:
             data, self._buffer = self._buffer, b""
@@ -516,7 +519,7 @@ class Connection(asyncio.Protocol):
             self._advance()
 
     def _leave_cold(self) -> None:
-        """aiohttp is not to close this connection when it finds it idle."""
+        """Keep aiohttp from closing this connection when it finds it idle."""
         cold, self._cold = self._cold, None
         if cold is not None:
             cold.transport = None
@@ -525,7 +528,7 @@ class Connection(asyncio.Protocol):
     # -- time --
 
     def _limit(self, seconds: float) -> None:
-        """Something has to come within this."""
+        """Set the time within which the next bytes have to arrive."""
         loop = self._front.loop
         self._deadline = loop.time() + seconds
         if self._timer is not None and self._due > self._deadline:
@@ -557,10 +560,10 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    # -- what else becomes of it --
+    # -- other events --
 
     def pause_writing(self) -> None:
-        """The client does not keep up."""
+        """The client reads too slowly."""
         if self._cold is not None:
             self._cold.pause_writing()
         self._full = True
@@ -568,7 +571,7 @@ class Connection(asyncio.Protocol):
             self.outlet.pause()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The client has caught up."""
         if self._cold is not None:
             self._cold.resume_writing()
         self._full = False
@@ -588,7 +591,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
-        """A client that will send nothing more has left."""
+        """A client that will send nothing more counts as gone."""
         if self._cold is not None:
             self._cold.eof_received()
         return False
@@ -623,7 +626,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def close_if_idle(self) -> None:
-        """The router is to stop."""
+        """The router is about to stop."""
         idle = self._phase is _Phase.HEAD or (self._phase is _Phase.COLD and not self._left and self._cold_is_idle)
         if idle and self._transport is not None:
             self._transport.close()
@@ -635,7 +638,7 @@ class Connection(asyncio.Protocol):
 
 
 def _hot(data: bytes) -> str:
-    """The path of a request for generation; empty for any other."""
+    """The path of a generation request; empty for any other request."""
     start = data[:_HOT_LONGEST]
     for known, path in _HOT.items():
         if start.startswith(known):

@@ -1,38 +1,27 @@
 """Connections to engines for legs: kept alive, one leg at a time on each, answers told piece by piece. A shell.
 
-Who sends a leg hears `Listener`'s calls: never while it is being sent, and none after `Leg.close`. Of a lost leg holds
-what `router.http.upstream` promises: `EngineLost.reached` tells whether there was a connection at all.
+A leg calls its `Listener`: never during `Legs.send`, and not after `Leg.close`. For a lost leg `EngineLost.reached`
+tells whether a connection was made (`router.http.upstream`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import select
-import ssl
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
-from urllib.parse import urlsplit
 
-import httptools
-
-from cluster.bounded import encoding
-from cluster.http.headers import printable
-from router.http.upstream import CONNECT_S, KEEPALIVE_S, EngineLost, not_connected
+from cluster.http.answers import AnswerReader
+from cluster.http.pool import Pool
+from router.http.upstream import CONNECT_S, EngineLost, not_connected
 
 SWEEP_S: Final = 0.5
 """Idle connections are looked at this often, and legs that may be silent for long. (An idle connection older than
-`KEEPALIVE_S` is never used in any case.)"""
+`cluster.http.pool.KEEPALIVE_S` is never used in any case.)"""
 
 LONG_SILENCE_S: Final = 10.0
 """A leg that may be silent for this long is looked at in the sweep, without a timer of its own: half a second more does
 not matter then, and most legs never need one."""
-
-HEAD_BYTES_MAX: Final = 1 << 16
-"""An answer's head is shorter, or it is no answer. So is what comes of its framing (trailers, chunks' extensions)
-without a byte of its body between."""
-
-_NO_ANSWER: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
-"""What the parser raises: the second one, of a status 101, is none of the first."""
 
 PIECE_BYTES: Final = 1 << 16
 """Bodies over this are not copied together with their heads."""
@@ -51,44 +40,38 @@ def _framings(longest: int) -> list[bytes]:
 
 
 _EVENT_ENDS: Final = b"\n\n\r\n"
-"""And its chunk with it."""
+"""The end of an event, and of its chunk with it."""
 
 _FRAMINGS: Final = _framings(CHUNK_BYTES_MAX)
-"""How a whole chunk begins, by its length, framing included. To compare is cheaper than to read a number."""
-
-
-_READ: Final = frozenset(
-    {b"content-type", b"cache-control", b"content-encoding", b"content-length", b"transfer-encoding"}
-)
-"""Headers of an answer that are looked at."""
+"""How a whole chunk begins, by its length with framing. Comparing bytes is cheaper than reading a number."""
 
 
 class Listener(Protocol):
-    """Who hears an answer. `ended` or `lost` comes last."""
+    """Receives an answer. The last call is `ended` or `lost`."""
 
     def opened(self, status: int, content_type: str, cache_control: str) -> None:
-        """Its head is here."""
+        """The head of the answer has come."""
 
     def body(self, data: bytes) -> None:
-        """Bytes of it came."""
+        """Bytes of its body have come."""
 
     def chunk(self, framed: bytes, begin: int) -> object:
-        """One whole chunk, as HTTP frames it, that ends as an event does: its bytes are ``framed[begin:-2]``. What it
-        returns comes back through `happened`, if it is not None.
+        """One whole chunk with its framing, and an event ends with it: its bytes are ``framed[begin:-2]``. A value
+        other than None comes back through `happened`.
         """
 
     def happened(self, found: object) -> None:
         """`Leg.chunk` has returned this."""
 
     def ended(self) -> None:
-        """It is complete."""
+        """The answer is complete."""
 
     def lost(self, lost: EngineLost) -> None:
-        """It never will be."""
+        """The answer will never be complete."""
 
 
 class Patient(Protocol):
-    """Who waits for something that mostly comes long before it is due."""
+    """Waits for an event that mostly comes long before its deadline."""
 
     def look(self, now: float) -> None:
         """Called every `SWEEP_S`. `now`: monotonic seconds, as the loop counts them."""
@@ -114,7 +97,7 @@ class Leg:
     def __init__(
         self,
         legs: Legs,
-        pool: Pool,
+        pool: Pool[Connection],
         request: tuple[bytes | memoryview, ...],
         listener: Listener,
         *,
@@ -122,11 +105,11 @@ class Leg:
         silence_s: float,
     ) -> None:
         self.listener: Listener | None = listener
-        """None: it is over."""
+        """None: the leg is over."""
         self.complete = False
-        """All of its answer is here: what the listener hears now is followed by its end."""
+        """The whole answer has come: `ended` follows the call of `body` that is under way."""
         self.chunk: Callable[[bytes, int], object] = listener.chunk
-        """Takes whole chunks: the listener's own, until it names another. A token's way is as short as it can be."""
+        """Takes whole chunks: the listener's own method, until the listener sets another. Each token comes this way."""
         self._legs = legs
         self._pool = pool
         self._request = request
@@ -137,7 +120,7 @@ class Leg:
         self._connection: Connection | None = None
 
     def begin(self, *, fresh: bool = False) -> None:
-        """Send it, on a connection that is there or on a new one."""
+        """Send the leg on an idle connection, or on a new one."""
         connection = None if fresh else self._pool.idle(self._legs.loop.time())
         if connection is None:
             self._legs.spawn(self)
@@ -145,14 +128,14 @@ class Leg:
             self.ride(connection)
 
     def ride(self, connection: Connection) -> None:
-        """Send it on this connection."""
+        """Send the leg on this connection."""
         self._connection = connection
         connection.send(self, self._request)
         if self._silence_s and self._timer is None:
             self._watch(self._silence_s)
 
     def look(self, now: float) -> None:
-        """How long it has been silent."""
+        """Give the leg up if its engine has been silent for too long."""
         connection = self._connection
         if connection is None or connection.paused:
             return
@@ -160,7 +143,7 @@ class Leg:
             self._silent(connection)
 
     async def connect(self) -> None:
-        """A new connection for it."""
+        """Open a new connection for the leg."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 connection = await self._pool.connect()
@@ -175,8 +158,8 @@ class Leg:
                 self.ride(connection)
 
     def broke(self, because: str, *, heard: bool) -> None:
-        """Its connection is gone. Without a byte of an answer it is taken for an idle one that the engine closed at
-        this very moment, and the leg sent again on a new one; with `once` it is not.
+        """The connection is lost. If no byte of an answer has come, the engine probably closed an idle connection at
+        this moment: the leg is sent again on a new one, unless it has `once`.
         """
         self._connection = None
         if heard or self._once or self._tried:
@@ -186,7 +169,7 @@ class Leg:
             self.begin(fresh=True)
 
     def over(self, lost: EngineLost | None = None) -> None:
-        """It has ended."""
+        """The leg has ended."""
         listener = self._forget()
         if listener is not None and lost is None:
             listener.ended()
@@ -194,14 +177,14 @@ class Leg:
             listener.lost(lost)
 
     def refuse(self, lost: EngineLost) -> None:
-        """Break off: what has come of its answer is not what its listener can take; the listener hears of the loss."""
+        """Break off, because the listener cannot use this answer; the listener is told of the loss."""
         connection = self._connection
         if connection is not None:
             connection.cut()
         self.over(lost)
 
     def close(self) -> None:
-        """Break off: its engine aborts what it is doing for us. Nobody is told."""
+        """Break off, and do not tell the listener. The engine aborts the request."""
         connection = self._connection
         if self._forget() is not None and connection is not None:
             connection.cut()
@@ -218,7 +201,7 @@ class Leg:
     # -- silence and slow readers --
 
     def limit_silence(self, silence_s: float) -> None:
-        """It may be silent for no longer than this from now on."""
+        """Set the longest silence of the engine, counted from now on."""
         self._silence_s = silence_s
         if self._timer is not None:
             self._timer.cancel()
@@ -254,67 +237,45 @@ class Leg:
             listener.lost(EngineLost(f"silent for {self._silence_s:g} s", reached=True))
 
     def pause(self) -> None:
-        """Read no more of it: its client does not keep up."""
+        """Stop reading: the client does not keep up."""
         if self._connection is not None:
             self._connection.pause()
 
     def resume(self) -> None:
-        """Read on."""
+        """Read again."""
         if self._connection is not None:
             self._connection.resume()
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one leg at a time."""
+    """One connection to an engine; one leg at a time."""
 
-    __deletable__ = ("_parser",)  # compiled (mypyc) no other attribute can be
     __slots__ = (
-        "_bodies",
-        "_cache_control",
-        "_complete",
-        "_content_type",
-        "_fault",
-        "_framing_bytes",
-        "_head",
-        "_head_bytes",
-        "_keep",
         "_leg",
-        "_length_known",
         "_loop",
-        "_parser",
         "_poll",
         "_pool",
-        "_status",
+        "_reader",
         "_time",
         "_transport",
         "_whole_chunks",
         "heard_at",
         "idle_since",
-        "on_body",
         "paused",
     )
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool[Connection], loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
-        self._loop = pool.loop
-        self._time = pool.loop.time
+        self._loop = loop
+        self._time = loop.time
         self._leg: Leg | None = None
         self._transport: asyncio.Transport | None = None
-        self._bodies: list[bytes] = []
-        self.on_body = self._bodies.append
-        """The parser's callback."""
+        self._reader = AnswerReader()
+        self._whole_chunks = False
+        """The bytes that came last ended with a whole event and its chunk."""
         self.paused = False
         self.heard_at = self.idle_since = 0.0
-        self._parser = httptools.HttpResponseParser(self)
         self._poll = select.poll()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._content_type, self._cache_control = "application/json", ""
-        self._head = self._length_known = self._whole_chunks = self._complete = self._keep = False
-        self._head_bytes = self._status = self._framing_bytes = 0
-        self._fault: EngineLost | None = None
-        """Why its answer is not read on."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by descent
@@ -325,20 +286,21 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """It can take a leg."""
-        return self._leg is None and self._transport is not None and not self._transport.is_closing()
-
-    @property
-    def silent(self) -> bool:
-        """Nothing has come that was not read yet. What comes before a leg is sent is no answer to it: bytes behind the
-        end of another client's answer, or the connection's end.
+        """It can take a leg. Unread bytes are the end of the connection, or stand behind the end of another client's
+        answer: they do not answer the next leg.
         """
-        return not self._poll.poll(0)
+        return (
+            self._leg is None
+            and self._transport is not None
+            and not self._transport.is_closing()
+            and not self._poll.poll(0)
+        )
 
     def send(self, leg: Leg, request: tuple[bytes | memoryview, ...]) -> None:
         """Write a leg's request."""
         self._leg = leg
-        self._reset()
+        self._reader.reset()
+        self._whole_chunks = False
         self.heard_at = self._time()
         if self._transport is None:
             self._loop.call_soon(self._tell_broke, "the engine closed the connection at once")
@@ -348,13 +310,13 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(request)
 
     def cut(self) -> None:
-        """Break off at once; nobody is told."""
+        """Close the connection at once, and do not tell the leg."""
         self._leg = None
         if self._transport is not None:
             self._transport.abort()
 
     def pause(self) -> None:
-        """Read nothing."""
+        """Stop reading."""
         if self._transport is not None and not self.paused:
             self.paused = True
             self._transport.pause_reading()
@@ -369,7 +331,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._time()
         leg, size = self._leg, len(data)
-        # Most of what comes is one token: one chunk, whole. It is looked at no further than to be sure of that.
+        # Mostly one token comes: one whole chunk. The check is no longer than it takes to be sure of that.
         if self._whole_chunks and size <= CHUNK_BYTES_MAX and leg is not None:
             begin = _FRAMINGS[size]
             if data.startswith(begin) and data.endswith(_EVENT_ENDS):
@@ -378,49 +340,38 @@ class Connection(asyncio.Protocol):
                     leg.listener.happened(found)
                 return
         if leg is None:
-            self.cut()  # nobody has asked anything
+            self.cut()  # an answer to no request
             return
-        if not self._head:
-            self._head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except _NO_ANSWER as error:
-            if not self._complete:
-                self._give_up(self._fault or _malformed(str(error)))
+        reader = self._reader
+        in_head = not reader.head
+        fault = reader.feed(data)
+        if in_head and reader.head:
+            if reader.encoding:
+                self._give_up(_encoded(reader.encoding))
                 return
-            self._keep = False  # the answer is whole; what stands behind its end goes with the connection
-        if not self._head and self._head_bytes > HEAD_BYTES_MAX:
-            self._give_up(_malformed("its head has no end"))
+            if leg.listener is not None:
+                leg.listener.opened(reader.status, reader.content_type, reader.cache_control)
+        if fault:
+            self._give_up(_malformed(fault))
             return
-        if self._bodies:
-            self._framing_bytes = 0
-        elif self._head:
-            self._framing_bytes += size
-            if self._framing_bytes > HEAD_BYTES_MAX and not self._complete:
-                self._give_up(_malformed("its framing has no end"))
-                return
-        # Where a body's last piece is not the last that came, a line end closes its chunk: there is none in between.
-        bodies = self._bodies
+        # A line end behind the last piece of a body closes its chunk: the next bytes begin a chunk.
+        bodies = reader.bodies
         self._whole_chunks = bool(
-            bodies and bodies[-1].endswith(b"\n\n") and data.endswith(_EVENT_ENDS) and not self._complete
+            bodies and bodies[-1].endswith(b"\n\n") and data.endswith(_EVENT_ENDS) and not reader.complete
         )
-        self._tell(leg)
-
-    def _tell(self, leg: Leg) -> None:
-        """What came with the last bytes."""
-        if self._bodies:
-            data = self._bodies[0] if len(self._bodies) == 1 else b"".join(self._bodies)
-            self._bodies.clear()
-            leg.complete = self._complete
+        if bodies:
+            data = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+            bodies.clear()
+            leg.complete = reader.complete
             if leg.listener is not None:
                 leg.listener.body(data)
-        if self._complete and self._leg is leg:
+        if reader.complete and self._leg is leg:
             self._end(leg)
 
     def _end(self, leg: Leg) -> None:
         self._leg = None
         assert self._transport is not None
-        if self._keep and not self._transport.is_closing():
+        if self._reader.keep and not self._transport.is_closing():
             if self.paused:
                 self.resume()
             self.idle_since = self.heard_at
@@ -431,142 +382,48 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self, lost: EngineLost) -> None:
         leg = self._leg
-        self._bodies.clear()
+        self._reader.bodies.clear()
         self.cut()
         if leg is not None:
             leg.over(lost)
-
-    # httptools' callbacks
-
-    def on_message_begin(self) -> None:
-        if self._complete:  # behind the end of an answer: it would be read as the next leg's
-            self._keep = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name not in _READ or self._head:  # trailers say nothing
-            return
-        said = value.decode("latin-1")
-        if name == b"content-type":
-            self._content_type = printable(said) or self._content_type
-        elif name == b"cache-control":
-            self._cache_control = printable(said)
-        elif name == b"content-encoding":
-            found = encoding(said)
-            if found:
-                because = f"its answer is encoded ({found[:40]!r}) although plain bytes were asked for"
-                self._fault = EngineLost(because, reached=True, unfit="encoded")
-        elif name == b"transfer-encoding" and said.strip().lower() != "chunked":
-            self._fault = _malformed(f"its transfer encoding is {said[:40]!r}")
-        else:
-            self._length_known = True
-
-    def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
-        leg = self._leg
-        if self._head:
-            raise ValueError("an answer that nobody asked for")
-        if not 100 <= self._status < 600 or self._status == 101:
-            self._fault = _malformed(f"its status is {self._status}")
-        if self._fault is not None:
-            raise ValueError("an answer that is not read")
-        if self._status < 200:  # what only says that more is to come
-            self._content_type, self._cache_control = "application/json", ""
-            return
-        self._head = True
-        if leg is not None and leg.listener is not None:
-            leg.listener.opened(self._status, self._content_type, self._cache_control)
-
-    def on_message_complete(self) -> None:
-        if self._head:
-            self._complete = True
-            self._keep = self._length_known and self._parser.should_keep_alive()  # known only here
-        else:
-            self._length_known = False
 
     # the end
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
         self._transport = None
-        del self._parser  # the two know each other, and nothing is to be read any more
+        self._reader.close()
         leg = self._leg
-        if leg is not None and exc is None and self._head and not self._length_known:
+        if leg is not None and exc is None and self._reader.ends_with_connection:
             self._leg = None
-            leg.over()  # an answer without a length ends with its connection
+            leg.over()
             return
         self._tell_broke(str(exc) if exc else "the engine closed the connection")
 
     def _tell_broke(self, because: str) -> None:
         leg, self._leg = self._leg, None
         if leg is not None:
-            leg.broke(because, heard=self._head_bytes > 0)
+            leg.broke(because, heard=self._reader.heard)
 
 
 def _malformed(because: str) -> EngineLost:
     return EngineLost(f"no HTTP answer: {because}", reached=True, unfit="malformed")
 
 
-class Pool:
-    """Connections to one engine."""
-
-    def __init__(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
-        parts = urlsplit(url)
-        self.loop = loop
-        self.host = parts.hostname or ""
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.netloc = parts.netloc.rpartition("@")[2]
-        self.base = parts.path.rstrip("/")
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
-        self._idle: dict[Connection, None] = {}
-        """In the order in which they were given back."""
-        self.opened: set[Connection] = set()
-
-    def idle(self, now: float) -> Connection | None:
-        """The connection used last, if one is free: the older ones may then end."""
-        while self._idle:
-            connection, _ = self._idle.popitem()
-            if connection.usable and now - connection.idle_since < KEEPALIVE_S and connection.silent:
-                return connection
-            connection.cut()
-        return None
-
-    async def connect(self) -> Connection:
-        """A new one. Raises OSError."""
-        _, made = await self.loop.create_connection(lambda: Connection(self), self.host, self.port, ssl=self._ssl)
-        return made
-
-    def give_back(self, connection: Connection) -> None:
-        """It is free."""
-        self._idle[connection] = None
-
-    def forget(self, connection: Connection) -> None:
-        """It is gone."""
-        self.opened.discard(connection)
-        self._idle.pop(connection, None)  # which knows its pool: a cycle, once the pool is swept away
-
-    def sweep(self, now: float) -> None:
-        """Close what has been idle for too long."""
-        while self._idle and now - (oldest := next(iter(self._idle))).idle_since >= KEEPALIVE_S:
-            del self._idle[oldest]
-            oldest.cut()
-
-    def close(self) -> None:
-        """Cut every connection."""
-        for connection in list(self.opened):
-            connection.cut()
-        self._idle.clear()
+def _encoded(found: str) -> EngineLost:
+    because = f"its answer is encoded ({found[:40]!r}) although plain bytes were asked for"
+    return EngineLost(because, reached=True, unfit="encoded")
 
 
 class Legs:
-    """The pools of one process."""
+    """The connection pools of one process."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[str, Pool[Connection]] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self.long: set[Patient] = set()
-        """Legs that may be silent for long; and who else wants to be looked at now and then."""
+        """Legs that may be silent for long, and other objects that are looked at in every sweep."""
         self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
         self._heads: dict[tuple[str, str], bytes] = {}
 
@@ -584,17 +441,17 @@ class Legs:
         """POST a leg to the engine at `url`.
 
         Args:
-            url: its root.
+            url: the engine's root.
             path: the endpoint.
             headers: further lines of the head (`headers.lines`).
             body: JSON, in pieces.
-            listener: hears of it.
-            once: never sent a second time, as no one can tell what was done with the first.
+            listener: receives the answer.
+            once: never send it a second time, because the engine may have acted on the first.
             silence_s: longest silence of the engine; 0: any.
         """
         pool = self._pools.get(url)
         if pool is None:
-            pool = self._pools[url] = Pool(url, self.loop)
+            pool = self._pools[url] = Pool(url, self.connection)
         start = self._heads.get((url, path))
         if start is None:
             asks = f"Host: {pool.netloc}\r\nAccept: */*\r\nAccept-Encoding: identity\r\n"
@@ -606,8 +463,12 @@ class Legs:
         leg.begin()
         return leg
 
+    def connection(self, pool: Pool[Connection]) -> Connection:
+        """A connection for this pool, not connected yet."""
+        return Connection(pool, self.loop)
+
     def spawn(self, leg: Leg) -> None:
-        """Connect for a leg."""
+        """Open a connection for a leg."""
         task = self.loop.create_task(leg.connect(), name="connect-leg")
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -624,7 +485,7 @@ class Legs:
         self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
 
     def close(self) -> None:
-        """Cut every connection: engines abort what still runs for us."""
+        """Cut every connection: engines abort the requests that still run."""
         self._sweeping.cancel()
         for task in self._connecting:
             task.cancel()

@@ -1,7 +1,7 @@
 """One answer to one client: its head, its bytes, its end. A shell.
 
-Nothing here waits: what the client's connection cannot take at once its transport keeps, and says when that is too much
-(`Outlet.full`, `Outlet.drained`), so that the leg that feeds it is read no further.
+No call waits: the transport keeps what the client's connection cannot take at once, and reports when that is too much
+(`Outlet.full`, `Outlet.drained`), so that the leg behind the answer is not read further (backpressure).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _REASONS: Final = {each.value: each.phrase for each in HTTPStatus}
 
 
 class OutletListener(Protocol):
-    """Who answers, as far as a connection knows him."""
+    """The answering side, as far as a connection knows it."""
 
     def client_left(self) -> None:
-        """Nobody reads the answer any more."""
+        """The client has left."""
 
     def client_full(self) -> None:
-        """The client does not keep up."""
+        """The client reads too slowly."""
 
     def client_drained(self) -> None:
-        """He does again."""
+        """The client has caught up."""
 
 
 class Outlet:
-    """The way to one client for one answer. `transport` None, or closing: nobody is there any more."""
+    """The way to one client for one answer. `transport` None, or closing: the client has left."""
 
     __slots__ = ("_chunked", "_corked", "_head", "_keep", "_over", "_transport", "begun", "exchange", "full")
 
@@ -44,41 +44,42 @@ class Outlet:
 
         Args:
             transport: the client's connection.
-            over: hears when all of it is written, and whether the connection may take another request.
-            chunked: the client knows chunks (HTTP/1.1); else the connection's end is the answer's.
-            keep: the client wants to go on with this connection.
+            over: called when all of it is written, with whether the connection may take another request.
+            chunked: the client understands chunks (HTTP/1.1); else the connection's end is the answer's.
+            keep: the client wants to keep this connection.
         """
         self._transport: asyncio.Transport | None = transport
         self._over = over
         self._chunked = chunked
         self._keep = keep
         self._head = b""
-        """What is to go out with the next bytes: a stream's head, and what came while more is known to come at once."""
+        """Bytes that go out with the next ones: a stream's head, and bytes written while more are known to come at
+        once."""
         self._corked = False
         self.begun = False
-        """A head has been given."""
+        """Whether a head has been given."""
         self.full = False
         self.exchange: OutletListener | None = None
 
     @property
     def gone(self) -> bool:
-        """The client has left, or has been told everything."""
+        """Whether the client has left, or has its whole answer."""
         return self._transport is None or self._transport.is_closing()
 
     @property
     def address(self) -> object:
-        """The client's, as its socket says it; None: it has left."""
+        """The client's address from its socket; None: the client has left."""
         return None if self._transport is None else self._transport.get_extra_info("peername")
 
     @property
     def passes(self) -> bool:
-        """Whether what comes framed in chunks may go out as it is, now."""
+        """Whether chunks may go out unchanged, now."""
         return self._chunked and not self._corked and not self.gone
 
-    # -- what is said --
+    # -- writing --
 
     def whole(self, status: int, headers: Mapping[str, str], body: bytes, *, close: bool = False) -> None:
-        """All of an answer at once. `close`: and nothing after it."""
+        """A whole answer at once. `close`: the connection ends after it."""
         if self.gone or self.begun:
             return
         self.begun = True
@@ -98,20 +99,20 @@ class Outlet:
             self._head = b"%b%b\r\n" % (self._start(200), headers)
 
     def write(self, data: bytes) -> None:
-        """Bytes of a stream."""
+        """Write bytes of a stream."""
         if data and not self.gone:
             self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def passage(self) -> Callable[[bytes], None]:
-        """Takes whole chunks of a stream that has begun, as they came, for as long as nobody says that he has left."""
+        """A function that takes whole chunks of a begun stream, unchanged, until the client has left."""
         assert not self._head
         return self._nowhere if self._transport is None else self._transport.write
 
     def _nowhere(self, data: bytes) -> None:
-        """Nobody is there."""
+        """Drop the data: the client has left."""
 
     def end(self, tail: bytes = b"") -> None:
-        """The end of a stream, after these bytes."""
+        """End a stream, after these bytes."""
         if self.gone:
             return
         self._corked = False
@@ -120,19 +121,19 @@ class Outlet:
         self._end()
 
     def cork(self) -> None:
-        """More comes at this very moment: what is written goes out with it, or with `uncork`. A write is a system call,
-        and those are a quarter of what a short answer costs.
+        """More bytes come immediately: written bytes go out with them, or with `uncork`. A write is a system call, and
+        those are a quarter of a short answer's cost.
         """
         self._corked = True
 
     def uncork(self) -> None:
-        """Nothing more came."""
+        """No more bytes came."""
         self._corked = False
         if self._head and self._transport is not None and not self.gone:
             self._write(b"")
 
     def abort(self) -> None:
-        """Cut it off: a broken answer must not look like a finished one."""
+        """Cut the answer off: a broken answer must not look like a finished one."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -157,23 +158,23 @@ class Outlet:
             connection = b"Connection: keep-alive\r\n"
         return b"%b%b%b" % (_status_line(status), _date(), connection)
 
-    # -- what its connection says --
+    # -- events of the connection --
 
     def left(self) -> None:
-        """The client has closed it."""
+        """The client has closed the connection."""
         self._transport = None
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_left()
 
     def pause(self) -> None:
-        """The client does not keep up."""
+        """The client reads too slowly."""
         self.full = True
         if self.exchange is not None:
             self.exchange.client_full()
 
     def resume(self) -> None:
-        """He does again."""
+        """The client has caught up."""
         self.full = False
         if self.exchange is not None:
             self.exchange.client_drained()
@@ -185,7 +186,7 @@ def _status_line(status: int) -> bytes:
 
 
 class _Date:
-    """The line that says it, made once a second."""
+    """The `Date` line, made once a second."""
 
     def __init__(self) -> None:
         self.second = -1

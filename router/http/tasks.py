@@ -12,7 +12,7 @@ logger = logging.getLogger("baton.router")
 _Result = TypeVar("_Result")
 
 FOREVER: Final = "probe-"
-"""How the names of tasks begin that run until they are cancelled; all others end by themselves."""
+"""The prefix of the names of tasks that run until they are cancelled; all others end by themselves."""
 
 
 class Tasks:
@@ -22,18 +22,18 @@ class Tasks:
         self._tasks: Final[set[asyncio.Task[Any]]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
-        """Begin one."""
+        """Start a task."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
     def ending(self) -> set[asyncio.Task[Any]]:
-        """Those that end by themselves."""
+        """The tasks that end by themselves."""
         return {task for task in self._tasks if not task.get_name().startswith(FOREVER)}
 
     def cancel(self) -> None:
-        """All of them."""
+        """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()
 

@@ -1,7 +1,7 @@
 """Signs what the router sends to guarded engines: legs and releases, each with a ticket of its own. A shell: its clock.
 
-One ticket is good for one instance, once, for a minute, and for exactly the transfer fields it travels with. Without
-keys legs go without tickets, as to engines that nobody guards.
+A ticket is valid for one instance, once, for a minute, and for exactly the transfer fields it travels with. Without
+keys, legs go without tickets, as to engines without a guard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Tickets:
     """The signing side of one router."""
 
     def __init__(self, keys: Callable[[], tuple[Key, ...]] | None, clock: Callable[[], float] = _UNIX_TIME) -> None:
-        """`keys` tells the fleet's keys as they are now."""
+        """`keys` returns the fleet's current keys."""
         self._keys = keys
         self._clock = clock
         self._instance_keys: dict[InstanceId, Key] = {}
@@ -41,7 +41,7 @@ class Tickets:
     ) -> Mapping[str, Any]:
         """The leg `body` with a ticket for `to`, if it has transfer fields and there are keys.
 
-        `producer` is who holds the blocks that it pulls or releases, or is to hold them: `to` itself.
+        `producer` is the instance whose blocks the leg pulls or releases; for a leg that makes a hold, `to` itself.
         """
         if self._keys is None:
             return body

@@ -1,4 +1,4 @@
-"""TLS for the clients' port, and the kernel's patience with clients that take nothing. A shell: files and sockets."""
+"""TLS for the clients' port, and the kernel's limit for clients that take no bytes. A shell: files and sockets."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def server_context(cert_file: str, key_file: str | None) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask the terminal for one."""
+    """Without this, OpenSSL would ask the terminal for a password."""
     return ""
 
 
 def limit_untaken(listening: socket.socket, limit_s: float) -> None:
-    """Have the kernel cut off connections whose client takes nothing of what was sent for this long.
+    """Make the kernel cut off connections whose client takes no sent bytes for this long.
 
     Accepted sockets inherit it (tcp(7), ``TCP_USER_TIMEOUT``: sent and not acknowledged, or kept back because the
-    client's window is closed). Where there is no such option, keep-alive probes and the stream's end are all there is.
+    client's window is closed). Without that option, only keep-alive probes and the stream's end detect such clients.
     """
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is not None:

@@ -1,15 +1,15 @@
-"""How many bytes of request bodies a router reads at once, and whose turn it is when that is too much. Pure.
+"""Backpressure for request bodies: how many bytes a router reads at once, and which upload goes on at the limit. Pure.
 
-Bytes count when they have come, not when they are announced: a client that announces much and sends nothing takes no
-room from others. At the bound every upload waits (its connection is not read) but the oldest one, which may always go
-on: so one upload comes to its end, and its room goes to the next. Each has its own time limit, waiting or not. At any
-time the bytes are at most the bound, one whole body, and one read for each upload in line.
+Bytes count when they have arrived, not when they are announced: a client that announces much and sends nothing takes no
+room from others. At the limit every upload waits (its connection is not read) except the oldest one, which may always
+go on: so one upload finishes, and its room goes to the next. Each has its own time limit, waiting or not. At any time
+the bytes are at most the limit, one whole body, and one read for each waiting upload.
 
-A large body counts until it is parsed (`keep`): until then it lies in memory beside those that are still coming. Where
-there is such a body no upload goes on at the bound, the oldest neither: parsing makes room.
+A large body counts until it is parsed (`keep`): until then it lies in memory beside those that are still arriving.
+While there is such a body no upload goes on at the limit, not even the oldest: parsing makes room.
 
-One client (a tenant; without tenants an address) has at most `SHARE` of the bytes and of the line. At its share its own
-uploads wait for each other by the same rule, and other clients' go on.
+One client (a tenant; without tenants an address) has at most `SHARE` of the bytes and of the waiting places. At its
+share its own uploads wait for each other by the same rule, and other clients' uploads go on.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Final, Protocol
 from cluster.errors import ApiError, no_room
 
 READ_BYTES: Final = 1 << 18
-"""What comes with one read, at most: an upload that goes on may bring so much before it is held up again."""
+"""The most that arrives with one read: an upload that goes on may bring so much before it is held again."""
 
 LINE_MAX: Final = 128
-"""Uploads that wait for their turn; beyond it they are refused, since each has brought its first bytes already."""
+"""The number of uploads that may wait; more are refused, as each has brought its first bytes already."""
 
 SHARE: Final = 0.75
-"""Of what is there for all, one client has at most this much: the rest is for others, however much it sends."""
+"""The largest share of the whole that one client may have: the rest is for others, however much the client sends."""
 
 
 def share_of(places: int) -> int:
-    """How many of so many places one client may have, at least one."""
+    """The number of places, of `places`, that one client may have, at least one."""
     return max(1, int(places * SHARE))
 
 
@@ -37,7 +37,7 @@ def client_of(tenant: str, address: object) -> str:
     """The client that has a share of its own.
 
     Args:
-        tenant: as found by its key; empty where no key is asked for.
+        tenant: as found by its key; empty if no key is needed.
         address: a socket's `peername`, or a host's name alone.
     """
     if tenant:
@@ -49,26 +49,26 @@ class Upload(Protocol):
     """A body that is being read."""
 
     def hold(self) -> None:
-        """Read no more of it."""
+        """Stop reading the body."""
 
     def go_on(self) -> None:
         """Read on."""
 
 
 class _Client:
-    """What one client has here."""
+    """One client's uploads."""
 
     __slots__ = ("bytes", "held", "kept", "uploads")
 
     def __init__(self) -> None:
         self.bytes = self.kept = self.held = 0
-        """Bytes of all its bodies; bodies that are kept; uploads that are held up."""
+        """Bytes of all its bodies; kept bodies; uploads that are held."""
         self.uploads: Final[dict[Upload, None]] = {}
-        """Oldest first."""
+        """The oldest first."""
 
 
 class Kept:
-    """A body that has come whole and is not parsed yet."""
+    """A body that has fully arrived and is not parsed yet."""
 
     __slots__ = ("client", "size")
 
@@ -78,36 +78,36 @@ class Kept:
 
 
 class Uploads:
-    """Of one router."""
+    """The uploads of one router."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: how many bytes of bodies there may be before uploads wait."""
+        """`bytes_max`: the bytes of bodies from which uploads wait."""
         self._bytes_max: Final = bytes_max
         self._of: Final[dict[Upload, int]] = {}
-        """Bytes of each, oldest first."""
+        """The bytes of each upload, the oldest first."""
         self._whose: Final[dict[Upload, str | None]] = {}
         self._clients: Final[dict[str | None, _Client]] = {}
-        """None: those that have no share of their own."""
+        """None: uploads without a share of their own."""
         self._kept = 0
-        """Bodies that are kept."""
+        """The number of kept bodies."""
         self._held_up: Final[dict[Upload, None]] = {}
         self._reading: Final[dict[Upload, None]] = {}
-        """Those that are not held up."""
+        """The uploads that are not held."""
         self.bytes = 0
-        """Of all that are being read, and of those that are kept."""
+        """The bytes of all uploads and of all kept bodies."""
 
     @property
     def waiting(self) -> int:
-        """Uploads that are held up."""
+        """The number of held uploads."""
         return len(self._held_up)
 
     def waits(self, upload: Upload) -> bool:
-        """Whether this one is held up."""
+        """Whether this upload is held."""
         return upload in self._held_up
 
     def add(self, upload: Upload, count: int, client: str | None = None) -> bool:
-        """So many more bytes of its body have come. False: it is a new one, and too many are in line already, or too
-        many of this client's.
+        """`count` more bytes of this body have arrived. False: the upload is new, and too many wait already, of all or
+        of this client.
         """
         if upload not in self._of:
             own = self._clients.get(client)
@@ -121,20 +121,20 @@ class Uploads:
         return True
 
     def keep(self, size: int, client: str | None = None) -> Kept:
-        """A body of so many bytes has come whole, and is to be parsed: it counts until `drop`."""
+        """A body of `size` bytes has fully arrived and is to be parsed: it counts until `drop`."""
         self._kept += 1
         self._clients.setdefault(client, _Client()).kept += 1
         self._count(client, size)
         return Kept(client, size)
 
     def drop(self, kept: Kept) -> None:
-        """It is parsed, or not wanted any more."""
+        """The body is parsed, or not wanted any more."""
         self._kept -= 1
         self._clients[kept.client].kept -= 1
         self._gone(kept.client, kept.size)
 
     def end(self, upload: Upload) -> None:
-        """It is over, in whatever way. One that is not known is none of these."""
+        """The upload is over, in whatever way. Unknown uploads are ignored."""
         count = self._of.pop(upload, None)
         if count is None:
             return
@@ -170,7 +170,7 @@ class Uploads:
         return client is not None and self._clients[client].bytes > SHARE * self._bytes_max
 
     def _may_read(self, upload: Upload) -> bool:
-        """Whether the bounds let this one read on: there is room, or it is the one that makes room by its end."""
+        """Whether the limits let this upload read on: there is room, or its end will make room."""
         if self.bytes > self._bytes_max and (self._kept or next(iter(self._of)) is not upload):
             return False
         client = self._whose[upload]
@@ -178,8 +178,8 @@ class Uploads:
         return not self._over_share(client) or (not own.kept and next(iter(own.uploads)) is upload)
 
     def _let_on(self) -> None:
-        """The oldest in any case, unless kept bodies make room; others as there is room, in the order in which they
-        were held up.
+        """Let the oldest go on in any case, unless kept bodies make room; others as there is room, in the order in
+        which they were held.
         """
         oldest = next(iter(self._of))
         if self._may_read(oldest):
@@ -207,5 +207,5 @@ class Uploads:
 
 
 def no_room_for_bodies() -> ApiError:
-    """503: an upload has waited in vain for its turn, or too many do."""
+    """503: an upload has waited too long for its turn, or too many wait."""
     return no_room("it is reading as many bytes of bodies as it may (--uploads-bytes-max)")

@@ -14,10 +14,8 @@ import aiohttp
 import msgspec
 
 from cluster.bounded import PLAIN, Unfit, whole_body
+from cluster.http.pool import KEEPALIVE_S
 from cluster.instance import Instance
-
-KEEPALIVE_S = 4.0
-"""Idle connections are dropped before uvicorn drops them (5 s in vLLM): a reused one is then never already closed."""
 
 CONNECT_S = 5.0
 """An engine that does not accept within this is as good as gone."""

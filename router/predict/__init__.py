@@ -1,3 +1,3 @@
-"""What is learned and foretold: answer lengths, prompt tokens, prefix cache, step and transfer times, load in
-flight.
+"""Models that are learned, and predictions: answer lengths, prompt tokens, prefix cache, step model, transfer model,
+load in flight.
 """

@@ -1,17 +1,17 @@
-"""How many tokens an answer will have: a distribution per request, learned from the answers that ended. Pure.
+"""The number of tokens an answer will have: a distribution per request, learned from the answers that ended. Pure.
 
 An answer's length is looked up at up to seven levels, from everything to (tenant, model, class, prompt size,
-`max_tokens`, cues). Each level counts by how much it has seen (`router.predict.sketches`); with nothing seen a prior
-answers. What is learned is the length the model would have chosen: an answer cut off by `max_tokens` counts as "at
-least that", and the limit is applied when a length is predicted. Nothing is predicted above `max_tokens`, and an answer
-that ignores the end of sequence has exactly that many.
+`max_tokens`, cues). Each level counts by how much it has seen (`router.predict.sketches`); with nothing seen, a prior
+is used. What is learned is the length that the model would have chosen: an answer cut off by `max_tokens` counts as "at
+least that", and the limit is applied at prediction. No prediction is above `max_tokens`, and an answer that ignores the
+end of sequence has exactly that many tokens.
 
-Served quantiles are calibrated online per (tenant, model): where too many answers end up above the 0.9 quantile, a
-higher one is served in its place, so that the share of answers below it comes to 0.9 whatever the drift: the quantile
-of the past answers' places in their predicted distributions is tracked by a step per answer (quantile recalibration,
+Served quantiles are calibrated online per (tenant, model): if too many answers end above the 0.9 quantile, a higher one
+is served in its place, so that the share of answers below it comes to 0.9 in spite of drift. For that, the quantile of
+the past answers' places in their predicted distributions is tracked by a step per answer (quantile recalibration,
 Kuleshov 2018, with the step of adaptive conformal inference, Gibbs and Candès 2021). Quantiles never cross.
 
-Not known here: the text. A few `cues` may be given as a number (`cues_of`); docs/lengths.md says what they are worth.
+The text is not used. A few `cues` may be given as a number (`cues_of`); docs/lengths.md says how much they help.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ from typing import Any, Final, NamedTuple
 from router.predict.sketches import Backlog, Sketches, between
 
 LENGTH_MAX = 1 << 17
-"""Longest answer told apart, in tokens; longer ones count as this long."""
+"""The longest answer that is distinguished, in tokens; longer ones count as this long."""
 
 _STEP = 1.12
-"""Ratio of neighbouring edges, one token at least: a served length is off by 6 % at most for that."""
+"""The ratio of neighbouring edges, at least one token: it gives an error of a served length of 6 % at most."""
 
 PRIOR_P50, PRIOR_P90 = 200.0, 900.0
-"""Cold start, tokens: the median between those of Azure's conversations of 2023 (129) and Mooncake's (350), the tail
-wide enough (p99 3,000) that chat (p90 424, 597) is no surprise and reasoning (ServeGen's R1: 5,423) not impossible."""
+"""Cold start, in tokens: a median between those of Azure's conversations of 2023 (129) and Mooncake's (350), and a tail
+wide enough (p99 3,000) that chat (p90 424, 597) is normal and reasoning (ServeGen's R1: 5,423) not impossible."""
 
 OUTPUT_UNKNOWN: Final = 200.0
-"""Tokens of an answer where nobody predicts: `PRIOR_P50`."""
+"""Assumed tokens of an answer without a prediction: `PRIOR_P50`."""
 
 SHARES: Final[tuple[float, ...]] = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
-"""Of answers, for which `Wanted.output_lengths` says how long they are at most: the short ones most closely, as a pause
-is spread over their tokens."""
+"""Shares of answers for which `Wanted.output_lengths` gives the length: short ones most closely, as a pause is spread
+over their tokens."""
 
 SHORT, MIDDLE = SHARES.index(0.1), SHARES.index(0.5)
-"""Places of a short one and of one in the middle."""
+"""Indices of a short answer and of the median one."""
 
 LENGTHS_UNKNOWN: Final = tuple(OUTPUT_UNKNOWN * part for part in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0))
-"""Where nobody predicts: about as broad as the prior."""
+"""The lengths without a prediction: about as broad as the prior."""
 
 CREDIBILITY = 30.0
-"""Observations at which a level counts as much as all before it together. From 15 to 100 the pinball loss on the public
-traces changes by 12 % at most: fewer suit where prompt size tells much, more the tails of small tenants."""
+"""Observations at which a level counts as much as all levels before it together. From 15 to 100 the pinball loss on the
+public traces changes by 12 % at most: fewer suit where prompt size tells much, more suit the tails of small tenants."""
 
 MEMORY = 3000.0
-"""Answers of one key after which one weighs 1/e."""
+"""After so many answers of one key, an answer weighs 1/e."""
 
 KEYS_MAX = 10_000
-"""Keys of all levels together; a tenant with one model and steady traffic takes about 30."""
+"""The number of keys of all levels; a tenant with one model and steady traffic takes about 30."""
 
 LEVELS: Final[tuple[float, ...]] = (0.5, 0.9, 0.99)
-"""Quantiles that are calibrated; those between follow by interpolation."""
+"""The calibrated quantiles; those between are interpolated."""
 
 RATE = 0.02
-"""Step of the calibration, in logits per miss: half a unit of logit after 25 misses in a row."""
+"""The calibration's step, in logits per miss: half a unit of logit after 25 misses in a row."""
 
 _SHIFT_MAX = 4.0
-"""Logits by which a quantile may be corrected at most: 0.99 may become 0.9998 or 0.64."""
+"""The largest correction of a quantile in logits: 0.99 may become 0.9998 or 0.64."""
 
 _SCOPES_MAX = 2000
-"""(tenant, model) pairs calibrated apart; the least recently learned from is forgotten."""
+"""The number of (tenant, model) pairs that are calibrated apart; the one learned from longest ago is dropped."""
 
 
 def _edges() -> tuple[float, ...]:
@@ -102,7 +102,7 @@ _PREDICTED_MAX: Final = 1000
 
 
 class Features(NamedTuple):
-    """What is known of a request when it arrives."""
+    """The known facts about a request when it arrives."""
 
     tenant: str
     model: str
@@ -113,7 +113,7 @@ class Features(NamedTuple):
     min_tokens: int = 0
     ignore_eos: bool = False
     cues: int = 0
-    """`cues_of`, or 0."""
+    """The result of `cues_of`, or 0."""
 
 
 class Outlook:
@@ -134,7 +134,7 @@ class Lengths:
     __slots__ = ("_below", "_cap", "_floor", "_left", "_outlook", "_shifted", "features", "served")
 
     def __init__(self, features: Features, below: list[float], shifts: tuple[float, ...]) -> None:
-        """`below`: share of answers shorter than each of `EDGES`; `shifts`: logits to add at each of `LEVELS`."""
+        """`below`: the share of answers shorter than each of `EDGES`; `shifts`: logits to add at each of `LEVELS`."""
         self.features: Final = features
         self._below: Final = below
         cap = LENGTH_MAX if features.max_tokens is None else max(1, features.max_tokens)
@@ -171,7 +171,7 @@ class Lengths:
         return tuple([self._whole(between(share, self._below, EDGES)) for share in shares])
 
     def _calibrated(self, logit: float) -> float:
-        """With what its level is shifted by; between levels in proportion, beyond them as at the last."""
+        """The logit with its level's shift; between levels interpolated, beyond them as at the last."""
         shifted = self._shifted
         at = bisect_right(_LOGITS, logit)
         if at == 0:
@@ -183,11 +183,13 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        """Expected length. Not calibrated."""
+        """The expected length, not calibrated."""
         return self.mean_remaining(0)
 
     def mean_remaining(self, made: int) -> float:
-        """Expected tokens still to come of an answer that has `made` tokens and goes on; 0 where it must have ended."""
+        """The expected number of further tokens of an answer with `made` tokens that continues; 0 if it must have
+        ended.
+        """
         if made >= min(self._cap, LENGTH_MAX):
             return 0.0
         if made < self._floor:
@@ -203,11 +205,11 @@ class Lengths:
         return min(max(math.ceil(edge) - 1, self._floor), self._cap)
 
     def share_below(self, length: int) -> float:
-        """Share of answers that would be shorter than this, limits and calibration aside."""
+        """The share of answers shorter than this, without limits and calibration."""
         return between(length, EDGES, self._below)
 
     def _area(self, upto: int) -> float:
-        """Sum of 1 - `share_below` over the lengths from 1 to below `upto`: means are differences of these."""
+        """The sum of 1 - `share_below` over the lengths from 1 to below `upto`: means are differences of such sums."""
         at = min(max(bisect_right(EDGES, upto) - 1, 0), len(EDGES) - 2)
         inside, wide = upto - EDGES[at], EDGES[at + 1] - EDGES[at]
         found, left = self._below, self._left
@@ -220,10 +222,10 @@ class Lengths:
 
 
 class _Calibration:
-    """Of one (tenant, model): by how much each level is shifted, and what share of answers came to lie below it.
+    """The calibration of one (tenant, model): each level's shift, and the share of answers that were below it.
 
-    An answer is held against the shift of now, not against what was served when it began: with thousands of answers
-    under way the loop would otherwise be closed minutes late, and swing (it did, on ServeGen's reasoning trace).
+    An answer is compared with the current shift, not with the one served when it began. With thousands of answers under
+    way the loop would otherwise close minutes late, and oscillate (it did, on ServeGen's reasoning trace).
     """
 
     __slots__ = ("covered", "learned", "shifts")
@@ -234,7 +236,7 @@ class _Calibration:
         self.learned = 0
 
     def learn(self, predicted: Lengths, tokens: int, rate: float) -> None:
-        """An answer that was predicted so has ended."""
+        """An answer with this prediction has ended."""
         self.learned += 1
         part = max(1.0 / self.learned, 1.0 / MEMORY)
         place = _logit(predicted.share_below(tokens))
@@ -248,7 +250,7 @@ class _Calibration:
 
 
 class Predictor:
-    """Predicts before an answer begins, learns when it has ended."""
+    """Predicts when an answer begins, learns when it has ended."""
 
     def __init__(
         self,
@@ -258,7 +260,7 @@ class Predictor:
         memory: float = MEMORY,
         rate: float = RATE,
     ) -> None:
-        """`rate` 0 serves quantiles as learned, uncalibrated."""
+        """`rate` 0 serves quantiles as learned, without calibration."""
         self._sketches: Final = Sketches(EDGES, _prior(EDGES), keys_max=keys_max, memory=memory)
         self._credibility: Final = credibility
         self._rate: Final = rate
@@ -296,7 +298,8 @@ class Predictor:
         """An answer ended with so many tokens; it counts before long (`Backlog`). `cut_off`: by its limit
         (`finish_reason: length`), or by its client.
 
-        What ignored the end of sequence teaches nothing, and what was cut off nothing about calibration.
+        Answers that ignored the end of sequence teach nothing; answers that were cut off teach nothing about
+        calibration.
         """
         if predicted.features.ignore_eos or tokens < 1:
             return
@@ -346,7 +349,7 @@ def _place(features: Features) -> Hashable:
 
 
 def _keys(features: Features) -> tuple[Hashable, ...]:
-    """From everything to the most specific."""
+    """The keys from the most general to the most specific."""
     tenant, model, slo_class = features.tenant, features.model, features.slo_class
     octave, quarter = features.prompt_tokens.bit_length(), _quarter(features.prompt_tokens)
     scope = (tenant, model, slo_class)
@@ -364,11 +367,11 @@ _LAST_READ = 400
 
 
 def cues_of(body: Mapping[str, Any]) -> int:
-    """A small number for what an OpenAI body lets one guess without reading it: tools, a demanded format, a code fence,
-    a wish for brevity, and how long the last message is.
+    """A small number for hints in an OpenAI body about the answer: tools, a demanded format, a code fence, a wish for
+    brevity, and the last message's length.
 
-    Total: any JSON object gives a number below 64. No public trace has text, so that none of this is measured; what a
-    cue that means nothing costs is (docs/lengths.md).
+    Total: any JSON object gives a number below 64. No public trace has text, so the benefit is not measured; the cost
+    of a cue that means nothing is (docs/lengths.md).
     """
     cues = (_TOOLS if body.get("tools") else 0) | (_FORMAT if body.get("response_format") else 0)
     messages = body.get("messages")

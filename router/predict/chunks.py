@@ -1,9 +1,9 @@
 """A prompt's text in template order, cut into chunks, each named by a keyed hash of all text up to its end. Pure.
 
-Chunks lie at fixed distances from the beginning, and only whole ones are named: text that is appended, such as the next
-turn of a conversation, changes no name. Names depend on a key that all routers of a fleet share, and on a scope (model,
-tenant or `shared`, cache salt): equal text in two scopes has nothing in common, and nobody without the key can
-aim at a name.
+Chunks lie at fixed distances from the beginning, and only whole ones are named: appended text, such as the next turn of
+a conversation, changes no name. Names depend on a key that all routers of a fleet share, and on a scope (model, tenant
+or `shared`, cache salt): equal text in two scopes has no name in common, and a client without the key cannot produce a
+given name.
 
 The hash is multilinear (Carter and Wegman 1979; Lemire and Kaser 2014): all 32-bit words so far, each times a secret
 random 64-bit number of its place, summed modulo 2^64, with the scope and a random number for each chunk; the upper 63
@@ -26,16 +26,16 @@ from numpy.typing import NDArray
 from router.core.unread import Sort, Unread, beginning
 
 CHUNK_BYTES = 1024
-"""About 256 tokens of prose: below, prefill takes hardly less time (it flattens near 1,000 tokens), and each chunk
+"""About 256 tokens of prose. Smaller chunks save hardly any prefill (it flattens near 1,000 tokens), and each chunk
 costs an entry of the index."""
 
 CHUNKS_MAX = 1024
-"""Chunks of one prompt that are named: 1 MB, about 256k tokens. What is beyond matches nothing."""
+"""The number of a prompt's chunks that are named: 1 MB, about 256k tokens. Text beyond matches nothing."""
 
 NAMED_BYTES: Final = CHUNK_BYTES * CHUNKS_MAX
 
 _IDS_BYTES: Final = 3 * NAMED_BYTES
-"""Of a list of token ids: enough for those that are named, at up to eleven digits."""
+"""Bytes of a list of token ids that are read: enough for the named ones, at up to eleven digits."""
 
 _OF_A_PROMPT: Final = ("messages", "prompt", "tools")
 
@@ -43,7 +43,7 @@ _UNREAD_VALUES: Final = 50_000
 """A chat with more objects, arrays, texts and commas gets no names."""
 
 _UNREAD_BUILT: Final = 2 * NAMED_BYTES
-"""Bytes of messages that are built for their text: 20 ms at worst."""
+"""Bytes of messages that are parsed for their text: 20 ms at worst."""
 
 _SCOPES_MAX: Final = 1000
 """Scopes that are kept: clients give salts of their own."""
@@ -62,7 +62,7 @@ class Hasher:
     """Names chunks, with one key."""
 
     def __init__(self, key: bytes) -> None:
-        """`key`: a secret of 16 to 64 bytes, the same for all routers that are to understand each other's names."""
+        """`key`: a secret of 16 to 64 bytes; routers that exchange names need the same key."""
         assert 16 <= len(key) <= 64
         self._key: Final = key
         self._scopes: Final[dict[tuple[str, str | None, str], int]] = {}
@@ -107,9 +107,10 @@ class Hasher:
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:
-    """What an engine's chat template will read of an OpenAI body, in its order: tools, then messages, or the prompt.
+    """The text that an engine's chat template will read from an OpenAI body, in its order: tools, then messages, or the
+    prompt.
 
-    Not the template's own text, which adds nothing that tells prompts apart; so nothing here depends on the model. A
+    The template's own text is left out, as it does not distinguish prompts; so nothing here depends on the model. A
     conversation's next turn begins with the bytes of the turn before. Total: any JSON object gives bytes. Prompts of
     token ids are four bytes a token.
     """
@@ -142,12 +143,12 @@ def _message(message: Any, parts: list[str]) -> None:
 
 
 def answered_text(text: bytes, answer: str) -> bytes:
-    """A chat prompt's text with the answer it got, as the next turn begins if the client sends it back."""
+    """A chat prompt's text with its answer: the beginning of the next turn if the client sends the answer back."""
     return text + b"\x1eassistant\x1f" + _encoded(answer)
 
 
 def _content(content: Any, parts: list[str]) -> None:
-    """A message's text; of parts that are not text (images) their JSON, in which a URL or the data stands."""
+    """A message's text; for parts that are not text (images) their JSON, which has the URL or the data."""
     if isinstance(content, str):
         parts.append(content)
     elif isinstance(content, list):
@@ -175,7 +176,7 @@ def _completion(prompt: Any) -> bytes:
 
 
 def prompt_bytes(body: Mapping[str, Any], text: bytes) -> int:
-    """How long a prompt's text is, in bytes; `text` is its `prompt_text`, which stops early where that is unread."""
+    """The length of a prompt's text in bytes; `text` is its `prompt_text`, which stops early at unread fields."""
     unread = [each for each in map(body.get, _OF_A_PROMPT) if isinstance(each, Unread)]
     size = sum(4 * each.count if each.sort is Sort.IDS else len(each.raw) for each in unread)
     return max(len(text), size)
@@ -192,15 +193,15 @@ def _unread_prompt(prompt: Unread) -> bytes:
         cut = cut[: commas[NAMED_BYTES // 4 - 1]]
     elif len(cut) < len(prompt.raw):
         cut = cut[: commas[-1]] if len(commas) else b""
-    # A fifth of the time that lists of Python's numbers take; what is too large for it becomes the largest.
+    # A fifth of the time of lists of Python's numbers; a number that is too large becomes the largest.
     ids = np.fromstring(cut.strip(b"[]").decode(), dtype=np.int64, sep=",")
     plain = len(ids) and ids.min() >= 0 and ids.max() < 1 << 32
     return ids.astype("<u4").tobytes() if plain else b""
 
 
 def _unread_chat(messages: Unread, tools: Any) -> bytes:
-    """The same text as of a chat that was read, from its beginning to `NAMED_BYTES`, or to a message that is too large
-    to be built and is not the usual text.
+    """The same text as from a parsed chat, from its beginning to `NAMED_BYTES`, or to a message that is too large to
+    parse and is not the usual text.
     """
     if messages.sort is not Sort.LIST or messages.values > _UNREAD_VALUES:
         return b""
@@ -227,12 +228,12 @@ def _unread_chat(messages: Unread, tools: Any) -> bytes:
 
 
 def _as_it_came(unread: Unread) -> bytes:
-    """What stands for a large field of no known form: its own bytes."""
+    """The bytes of a large field of unknown form, used as its text."""
     return bytes(unread.raw[:NAMED_BYTES])
 
 
 def _large_message(raw: memoryview) -> bytes:
-    """The beginning of a message that is too large to be built."""
+    """The beginning of a message that is too large to parse."""
     if bytes(raw[:1]) != b"{":
         return b"\x1e" + bytes(raw[:NAMED_BYTES])
     fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])

@@ -1,4 +1,6 @@
-"""A straight line through what was seen, forgetting: how long work takes, by how long it was told to take. Pure."""
+"""A line fitted through observations, with forgetting: the time work takes, by the time it was predicted to
+take. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +8,23 @@ from dataclasses import dataclass
 from typing import Final
 
 PRIOR_SPREAD, PRIOR_COUNT = 0.5, 10.0
-"""What was told counts as so many observations whose sizes scatter by this part."""
+"""The prior counts as so many observations whose sizes scatter by this share."""
 
 TOGETHER_S: Final = 0.001
-"""Work that ends no further apart than this has ended with one engine step: it is one observation."""
+"""Work that ends within this time has ended with one engine step, and is one observation."""
 
 LINE_RATE: Final = 0.01
-"""Work differs in size: a hundred observations say how time grows with it."""
+"""Work differs in size: a hundred observations show how time grows with size."""
 
 
 @dataclass(slots=True)
 class Fitted:
-    """observed = rest + slope · plain, by least squares with forgetting. Drawn to slope 1 while sizes are alike."""
+    """observed = rest + slope · plain, by least squares with forgetting. Pulled towards slope 1 while sizes are
+    alike.
+    """
 
     rate: float = LINE_RATE
-    """Weight of one more, once there are as many as its inverse."""
+    """The weight of one observation, once there are as many as its inverse."""
     count: float = 0.0
     plain: float = 0.0
     observed: float = 0.0
@@ -28,7 +32,7 @@ class Fitted:
     both: float = 0.0
 
     def add(self, plain: float, observed: float) -> None:
-        """One more."""
+        """Take one observation."""
         self.count += 1
         part = max(1.0 / self.count, self.rate)
         apart, other = plain - self.plain, observed - self.observed

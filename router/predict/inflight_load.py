@@ -1,15 +1,16 @@
-"""What this router's requests do to the instances they are at: prompts still to be computed, answers under way. Pure.
+"""The load in flight: what this router's requests do to the instances they run on (prompts to compute, answers under
+way). Pure.
 
-The engines' own reports are a second old; what a router has sent itself it knows at once and exactly. Every request has
-one booking, opened when it is placed and closed when it is over. By row of the fleet's columns it keeps
+Engines' own reports are a second old; a router knows its own requests at once and exactly. Every request has one
+booking, opened when it is placed and closed when it is over. By row of the fleet's columns this module keeps
 
-- the prompts' predicted time that is not worked off yet, and since when the first of them runs;
-- the answers, their context, the KV they will come to need (mean and variance), the strictest target among them;
-- by how much prompts of late have kept the engine from decoding;
-- for each answer, how much more of that it can take and still keep its target: so that what a prompt would do to those
-  who decode there is a count of requests, not a guess.
+- the predicted time of prompts that are not computed yet, and since when the first of them runs;
+- the answers, their context, the KV they will need (mean and variance), the strictest target among them;
+- the share of time for which recent prompts have kept the engine from decoding;
+- for each answer, how much more of that it can take and still meet its target: so the harm that a prompt would do to
+  the answers there is a count of requests and not a guess.
 
-All of it is arithmetic on what was predicted; `StepModel` learns from what it really took.
+All of it is arithmetic on predictions; `StepModel` learns from the real times.
 """
 
 from __future__ import annotations
@@ -23,29 +24,31 @@ import numpy as np
 
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
+from router.predict.margins import Margins
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
 
 DUTY_S: Final = 5.0
-"""Over which prefill's part of an instance's time is averaged: some answers' length of a 32B model, several of an 8B's.
-Shorter, and one long prompt looks like steady load; longer, and a burst is over before it is seen."""
+"""The time over which prefill's share of an instance's time is averaged: the length of some answers of a 32B model, or
+several of an 8B's. With a shorter time one long prompt looks like steady load; with a longer one a burst is over before
+it is seen."""
 IDLE_MIN: Final = 0.1
 
 SHORT_ONES: Final = 0.3
-"""Part of all answers that a short one stands for; one in the middle stands for the others."""
+"""The share of all answers that a short answer represents; a median answer represents the others."""
 
 NEARLY: Final = 0.93
-"""Of a target: steps grow while an answer is made, as others join it."""
+"""The share of a target to plan with: steps get longer during an answer, as other answers join it."""
 
 SPREAD: Final = 2.0
-"""Standard deviations of room kept for answers that turn out longer than predicted: 2 % of the time it is not enough,
+"""Standard deviations of space kept for answers that get longer than predicted: in 2 % of the time it is not enough,
 and vLLM preempts."""
 
 STEP_MS_MIN: Final = 0.01
-"""Nobody's step is shorter, whatever costs somebody has written down."""
+"""The shortest step assumed, whatever a cost profile says."""
 
 REBASE_S: Final = 100 * DUTY_S
-"""How far `InflightLoad.recent` may grow before it is scaled down again: by e^100, far from where floats end."""
+"""The time after which `InflightLoad.recent` is scaled down again: by e^100, far below the largest float."""
 
 _ONE_BY_ONE: Final = 64
 """More rows are read by a column."""
@@ -54,29 +57,31 @@ _MIRRORED: Final = ("ends", "opens", "decoding", "step", "beside", "kv_free", "s
 
 
 class LengthLimit:
-    """Up to where an answer of a given length keeps its target. Once it is longer, it is for twice the length."""
+    """The wait up to which an answer of a given length meets its target. Once the answer is longer, the limit is for
+    twice the length.
+    """
 
     __slots__ = ("among", "from_ms", "over", "tokens", "until_ms")
 
     def __init__(self, among: list[float], tokens: float, from_ms: float) -> None:
         self.among = among
-        """All of this kind at its instance, sorted."""
+        """All limits of this kind at the instance, sorted."""
         self.tokens = tokens
         self.from_ms = from_ms
-        """Its instance's `stalled` when the answer began."""
+        """The instance's `stalled` when the answer began."""
         self.until_ms = 0.0
-        """The same when its target is missed."""
+        """The value of `stalled` from which the target is missed."""
         self.over = False
-        """Nobody asks for it any more."""
+        """The limit is not needed any more."""
 
 
 class InflightRequest:
-    """One request's entries."""
+    """The bookings of one request."""
 
     __slots__ = (
-        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "limits", "mean_tokens",
-        "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
-        "prompt_tokens", "pull", "sent_s", "short_tokens", "tpot_ms", "variance",
+        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_s", "limits", "margin",
+        "mean_tokens", "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
+        "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -89,39 +94,46 @@ class InflightRequest:
         variance: float,
         tpot_ms: float = math.inf,
     ) -> None:
-        """A request that is nowhere yet. `tpot_ms`: its target."""
+        """A request that is not placed yet. `tpot_ms`: its target."""
         self.prompt_tokens = prompt_tokens
         self.mean_tokens = mean_tokens
-        """Expected length of its answer."""
+        """The expected length of its answer."""
         self.short_tokens = short_tokens
-        """Length of a short one."""
+        """The length of a short answer."""
         self.middle_tokens = middle_tokens
-        """And of one in the middle."""
+        """The length of a median answer."""
         self.variance = variance
         self.tpot_ms = tpot_ms
         self.prefill_row = -1
         self.prefill_life = -1
         self.prefill_ms = 0.0
-        """Predicted time of its prompt; 0 once that is done."""
+        """The predicted time of its prompt; 0 once the prompt is computed."""
         self.plain_ms = 0.0
-        """The same by the costs alone."""
+        """The same by the cost profile alone."""
         self.sent_s = 0.0
-        """When it can begin, its engine's front end passed."""
+        """The time at which it can begin, after its engine's front end."""
         self.cached_tokens = 0
-        """Of its prompt, where it is prefilled, as expected."""
+        """The expected number of cached prompt tokens at the prefill instance."""
         self.decode_row = -1
         self.decode_life = -1
         self.context = 0.0
         self.pause_ms = 0.0
-        """Between its first and its second token, where it is handed over."""
+        """The expected pause between its first and second token, if it is handed over."""
         self.pull: ExpectedTransfer | None = None
-        """The same for who keeps account of pulls; None where D's prompts are in its way as well."""
+        """The same for the transfer model; None if D's prompts delay the move as well."""
         self.opened_s = -1.0
-        """When its answer's first token was here."""
+        """The time of its answer's first token."""
+        self.seeded = False
+        """Its client has the first token from the instance that computes the prompt."""
+        self.first_s = -1.0
+        """The time at which its client had the first token."""
+        self.margin = 0.0
+        """The share of its target up to which predictions had room when it was let in (`Margins`); 0: it was let in for
+        another reason, or has no target."""
         self.limits: tuple[LengthLimit, ...] = ()
-        """For a short answer, and for one in the middle; where it has a target."""
+        """For a short answer and for a median one, if it has a target."""
         self.began_tpot_ms = 0.0
-        """Time per token that was to be expected when it began to decode."""
+        """The expected time per token when it began to decode."""
 
 
 class RowLoad:
@@ -185,8 +197,9 @@ class InflightLoad:
 
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
+        self.margins: Final = Margins()
         self.answers = 0
-        """All of them."""
+        """The number of all answers."""
         self.turn = 0
         """Counts what happens: what was read before is not true any more."""
         self.rows: Final[list[RowLoad]] = []
@@ -203,7 +216,7 @@ class InflightLoad:
         self.step_model.reach(rows)
 
     def know(self, row: int, make: Make | None) -> None:
-        """An instance has this row now. What was booked for another is void."""
+        """A new instance has this row: drop the bookings of the former one."""
         self.reach(row + 1)
         former = self.rows[row]
         self.answers -= former.decoding
@@ -223,9 +236,8 @@ class InflightLoad:
     # --- what policies ask --------------------------------------------------------------------------------------------
 
     def waits_ms(self, now: float) -> Floats:
-        """How long a prompt placed now waits for those before it, by row. Those that should be done and are not will
-        probably take as long again as they are late: so an engine that has turned slow, or hangs, is seen to before
-        anything ends there.
+        """How long a prompt placed now waits for the prompts before it, by row. Overdue prompts will probably take as
+        long again as they are late: so an engine that has become slow, or hangs, shows before any prompt ends there.
         """
         left = np.abs(self.column("ends") - now * 1000.0)
         left[np.isinf(left)] = 0.0
@@ -244,7 +256,7 @@ class InflightLoad:
         return np.maximum(share, IDLE_MIN, out=share)
 
     def faded(self, now: float) -> float:
-        """What is left of `recent`."""
+        """The factor by which `recent` has faded."""
         return math.exp((self._base_s - now) / DUTY_S)
 
     def _rebase(self, now: float) -> None:
@@ -256,7 +268,9 @@ class InflightLoad:
             self._base_s = now
 
     def harmed(self, row: int, ms: float, now: float) -> float:
-        """How many answers there would probably miss their TPOT target if a prompt took so much of their time."""
+        """The number of answers there that would probably miss their TPOT target if a prompt took `ms` of their
+        time.
+        """
         self._outlive(row, now)
         at = self.rows[row]
         (short, middle), stalled = at.limits, at.stalled
@@ -268,7 +282,7 @@ class InflightLoad:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def prompt_placed(self, booking: InflightRequest, row: int, ms: float, stall_ms: float, now: float) -> None:
-        """A prompt goes there and will take so long."""
+        """A prompt goes to this row and will take `ms`."""
         self.prompt_over(booking, now, done=False)
         self.turn += 1
         at, speed = self.rows[row], self.step_model.rows[row]
@@ -297,7 +311,7 @@ class InflightLoad:
         at.opens = at.ends - self.step_model.rows[row].first if at.prompts >= 2 else -math.inf
 
     def prompt_over(self, booking: InflightRequest, now: float, *, done: bool) -> None:
-        """Its prompt is computed, or will not be (`done` false)."""
+        """The request's prompt is computed, or will not be (`done` false)."""
         row, ms = booking.prefill_row, booking.prefill_ms
         booking.prefill_ms = 0.0
         if ms <= 0:
@@ -311,6 +325,8 @@ class InflightLoad:
         if done:
             self._time_prompt(row, booking, now)
             at.since = now
+            if booking.seeded:
+                booking.first_s = now
             if booking.pull is not None and booking.decode_row >= 0:
                 self.rows[booking.decode_row].pulls.begin(booking.pull, now)
         self._ends(row)
@@ -331,10 +347,10 @@ class InflightLoad:
         return self.rows[row].pulls
 
     def told(self, booking: InflightRequest, now: float, prompt_ms: float, token_ms: float) -> None:
-        """An engine says how long it took for the prompt, and for each token after the first; 0: it does not.
+        """An engine reports its time for the prompt, and for each token after the first; 0: not reported.
 
-        It says so with an answer in one piece, of which nobody here has seen either. Prompts of one step are each told
-        to have taken all of it: there are few of those, as none is sent where some wait
+        It comes with an answer in one piece, whose times the router cannot see. Each prompt of a step is reported with
+        the whole step's time. Such steps are rare, as no prompt is sent to an instance where some wait
         (`router.scheduler.flow_control.queue.Gate`).
         """
         row = booking.prefill_row
@@ -345,7 +361,7 @@ class InflightLoad:
             self.step_model.steps_took(row, self._tpot_ms(row, now), token_ms)
 
     def answer_placed(self, booking: InflightRequest, row: int, now: float) -> None:
-        """Its answer is promised a place there."""
+        """The request's answer is promised a place there."""
         self.answer_over(booking, now)
         at = self.rows[row]
         booking.decode_row, booking.decode_life = row, at.life
@@ -360,18 +376,20 @@ class InflightLoad:
         self._limit(booking, row, now)
 
     def opened(self, booking: InflightRequest, now: float) -> None:
-        """The first token of its answer is there: from now on prompts keep it waiting."""
+        """The first token of the request's answer has arrived: from now on prompts make it wait."""
         row = booking.decode_row
         if row < 0 or self.rows[row].life != booking.decode_life or booking.opened_s >= 0:
             return
         if booking.pull is not None:
             self.rows[row].pulls.end(booking.pull, now, done=True)
         booking.opened_s = now
+        if booking.first_s < 0:
+            booking.first_s = now
         booking.began_tpot_ms = self._tpot_ms(row, now)
         self._limit(booking, row, now)
 
     def _limit(self, booking: InflightRequest, row: int, now: float) -> None:
-        """How much more its instance's prompts may keep it waiting, from now on."""
+        """Set how much longer its instance's prompts may make it wait, from now on."""
         if not math.isfinite(booking.tpot_ms):
             return
         at = self.rows[row]
@@ -397,7 +415,7 @@ class InflightLoad:
     def _expect_longer(
         self, limit: LengthLimit, booking: InflightRequest, row: int, progress: float, tokens: float
     ) -> None:
-        """After so many more tokens it is longer than that."""
+        """The answer will be longer than the limit's length after `tokens` more tokens."""
         self._numbered += 1
         when = progress + tokens * max(self.rows[row].step, STEP_MS_MIN)
         heappush(self.rows[row].outlived, (when, self._numbered, limit, booking))
@@ -407,11 +425,11 @@ class InflightLoad:
         return now * 1000.0 - self.rows[row].stalled
 
     def _outlive(self, row: int, now: float) -> None:
-        """Answers that have become longer than what a limit is for have one for twice the length. What they were kept
-        waiting is spread over all of their tokens: most that pass a limit have long passed its length, too.
+        """Answers that have become longer than their limit's length get a limit for twice the length. Their wait is
+        spread over all of their tokens: most answers that pass a limit have long passed its length, too.
 
-        Done before anything changes that this depends on (the row's step, its clock), and each at its own time: so what
-        is read does not depend on who has read before, and choices may ask as little as they need.
+        This happens before any change of the values it depends on (the row's step, its clock), and for each answer at
+        its own time. So results do not depend on earlier reads, and a choice may read as little as it needs.
         """
         outlived, progress = self.rows[row].outlived, self._progress(row, now)
         while outlived and outlived[0][0] <= progress:
@@ -432,7 +450,9 @@ class InflightLoad:
         booking.limits = ()
 
     def answer_over(self, booking: InflightRequest, now: float, tokens: int = 0) -> None:
-        """Its answer has ended after so many tokens; or will not come from there, or nobody has counted them (0)."""
+        """The request's answer has ended after `tokens` tokens; 0: it will not come from there, or its tokens were not
+        counted.
+        """
         row = booking.decode_row
         if row < 0:
             return
@@ -454,7 +474,7 @@ class InflightLoad:
         self._unlimit(booking)
 
     def _learn(self, booking: InflightRequest, row: int, now: float, tokens: int) -> None:
-        """Its mean time per token, against what was predicted when it began and would be now."""
+        """Learn from its mean time per token, compared with the predictions made when it began and now."""
         predicted = (booking.began_tpot_ms + self._tpot_ms(row, now)) / 2
         self.step_model.steps_took(row, predicted, (now - booking.opened_s) * 1000.0 / (tokens - 1))
 

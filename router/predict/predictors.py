@@ -1,9 +1,9 @@
-"""What a router makes of a request before it chooses: prompt size, prefix names, expected answer. Pure.
+"""The predictors: a request's prompt size, prefix names and expected answer length, before the choice. Pure.
 
-Nothing here reads a token: sizes are guessed from bytes by ratios that engines' `usage` corrects
-(`router.predict.prompt_tokens`), prefixes are named by text (`router.predict.chunks`), lengths by what ended before
-(`router.predict.answer_lengths`). Only routers whose policy or admission foresees anything have an
-intake: it costs them some tens of microseconds a request.
+Nothing here tokenizes: prompt sizes are estimated from bytes with ratios that engines' `usage` corrects
+(`router.predict.prompt_tokens`), prefixes are named by text (`router.predict.chunks`), and lengths are learned from
+ended answers (`router.predict.answer_lengths`). Only routers whose policy or admission needs predictions have a
+predictor: it costs some tens of microseconds a request.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_bytes, prompt_text
 from router.predict.prompt_tokens import Kind, Ratios, kind_of
 
 COMPLETION_TOKENS: Final = 16
-"""vLLM's ``max_tokens`` of a completion that names none (chats then have the rest of the context)."""
+"""vLLM's default ``max_tokens`` of a completion (the default of chats is the rest of the context)."""
 
 KEY_BYTES: Final = 32
 
 TOKENS_MAX: Final = 1 << 31
-"""Nothing has so many tokens: a count from there on is no count. Sums of them stay within what numpy's columns hold."""
+"""No text has so many tokens: larger counts are refused, so that sums stay within the range of numpy's columns."""
 
 
 class PredictedRequest:
-    """One request as taken in."""
+    """One request with its predictions."""
 
     __slots__ = ("kind", "lengths", "text_bytes", "wanted")
 
@@ -43,22 +43,22 @@ class PredictedRequest:
 
 
 class RequestPredictor:
-    """Of one router."""
+    """The predictors of one router."""
 
     def __init__(self, lengths: Predictor, key: bytes) -> None:
-        """`key`: for names of chunks, the same for all routers that are to understand each other's."""
+        """`key`: for names of chunks; routers that exchange names need the same key."""
         self._lengths: Final = lengths
         self._hasher: Final = Hasher(key)
         self._ratios: Final = Ratios()
 
     def take(self, wanted: Wanted, path: str, body: Mapping[str, Any], *, scope: str | None) -> PredictedRequest:
-        """The same request with everything that can be foretold of it.
+        """The same request with all predictions.
 
         Args:
-            wanted: tenant, class, model and arrival are known.
+            wanted: has the tenant, class, model and arrival.
             path: the endpoint.
-            body: already stripped.
-            scope: whose text its names match (`Clients.scope`).
+            body: stripped already.
+            scope: the scope that its names match in (`Clients.scope`).
         """
         text = prompt_text(body)
         model = wanted.model or ""
@@ -91,7 +91,7 @@ class RequestPredictor:
         return PredictedRequest(told, lengths, kind, size)
 
     def told(self, wanted: Wanted, taken: PredictedRequest, usage: Mapping[str, Any]) -> Wanted:
-        """An engine has counted the prompt's tokens: learned from, and put in place of what had been estimated."""
+        """An engine has counted the prompt's tokens: learn from the count, and replace the estimate by it."""
         tokens = _count(usage.get("prompt_tokens"))
         if tokens is None or not taken.text_bytes:
             return wanted
@@ -112,7 +112,7 @@ def foretold(predictor: Predictor, wanted: Wanted, *, max_tokens: int | None = N
 
 
 def cached_in(usage: Mapping[str, Any]) -> int | None:
-    """Tokens of a prompt that came from the cache; None where the engine does not say (vLLM does with
+    """Prompt tokens that came from the prefix cache; None if the engine does not report them (vLLM does with
     ``--enable-prompt-tokens-details``).
     """
     details = usage.get("prompt_tokens_details")
@@ -120,12 +120,12 @@ def cached_in(usage: Mapping[str, Any]) -> int | None:
 
 
 def answer_tokens(usage: Mapping[str, Any]) -> int | None:
-    """Tokens of an answer."""
+    """The number of an answer's tokens."""
     return _count(usage.get("completion_tokens"))
 
 
 def chunk_key(secret: bytes) -> bytes:
-    """A key for names of chunks from a secret that all routers of the fleet have."""
+    """A key for names of chunks, from a secret that all routers of the fleet have."""
     return blake2b(secret[:64], digest_size=KEY_BYTES, person=b"baton chunks").digest()
 
 

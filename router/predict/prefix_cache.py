@@ -1,17 +1,19 @@
-"""Which instance probably holds the beginning of a prompt: an index of text chunks, by hash. Pure.
+"""The prefix-cache index, for KV-aware routing: which instance probably holds the beginning of a prompt, by hashes of
+text chunks. Pure.
 
 Two prompts share KV blocks as far as their text agrees from the beginning. So the text, in template order, is cut into
-chunks of `CHUNK_BYTES`, and each is named by a keyed hash of everything up to its end (`router.predict.chunks`); the
-index keeps for every name who has it, as one bit an instance. It is a guess, kept honest by three things:
+chunks of `CHUNK_BYTES`, and each chunk is named by a keyed hash of all text up to its end (`router.predict.chunks`).
+For every name the index keeps the instances that hold the chunk, one bit each. It is an estimate, corrected in three
+ways:
 
-- it forgets as the engine does: per instance the chunks used longest ago go first, when more was written than fits its
-  KV cache. Answers and the ends of prompts take place there, too, without a name;
-- P's `cached_tokens` correct it: what P had not is forgotten, with everything older, and the place it is believed to
-  have shrinks; where it had more, it grows again. A new epoch forgets all;
-- vLLM's KV events only ever make it forget: their block hashes are vLLM's own and name no text.
+- it evicts as the engine does: for each instance the chunks used longest ago go first, once more was written than fits
+  its KV cache. Answers and the ends of prompts take space, too, without a name;
+- P's `cached_tokens` correct it: a chunk that P did not have is dropped, with everything older, and the assumed
+  capacity shrinks; where P had more than expected, the capacity grows again. A new epoch drops everything;
+- vLLM's KV events only ever remove entries: their block hashes are vLLM's own and name no text.
 
-What always holds: nothing matches across scopes; an instance matches a chunk only if it matches all before it; entries
-of all instances together stay below `entries_max`.
+Invariants: no entry matches across scopes; an instance matches a chunk only if it matches all chunks before it; the
+entries of all instances together stay below `entries_max`.
 """
 
 from __future__ import annotations
@@ -29,24 +31,25 @@ from router.predict.chunks import CHUNK_BYTES
 Ints = NDArray[np.int64]
 
 ENTRIES_MAX = 500_000
-"""Chunks times instances that hold them; about 160 bytes each (`make bench-prefixes`)."""
+"""The number of (chunk, instance) entries; about 160 bytes each (`make bench-prefixes`)."""
 
 TOKENS_PER_CHUNK = CHUNK_BYTES / 4.0
-"""Until prompts have told (`PrefixCacheIndex.answered`)."""
+"""The assumed value until prompts have been counted (`PrefixCacheIndex.answered`)."""
 
 _FEW = 16
-"""Bits that are written to a column one by one; more, and unpacking all is faster."""
+"""Up to this number, bits are written to a column one by one; above it, unpacking all is faster."""
 
 _LEARN = 0.02
-"""Share by which one prompt moves an instance's tokens per chunk."""
+"""The weight with which one prompt moves an instance's tokens per chunk."""
 
 _SHRINK, _GROW = 0.5, 0.02
-"""How far one report moves the believed capacity: half the way down to what was left, 2 % of the stated up. Measured on
-an index that is told a wrong size, or half of the traffic (docs/prefixes.md)."""
+"""How far one report moves the assumed capacity: half the way down to what was left, or up by 2 % of the stated one.
+Measured on an index that is given a wrong size, or half of the traffic (docs/prefixes.md)."""
 
 _CAPACITY_MIN, _CAPACITY_MAX = 0.1, 2.0
-"""Of the stated capacity. Lower, the index would know nothing and never hear that it is wrong; what is found beyond
-what was expected may also be another router's work, so that it says little about capacity."""
+"""The bounds of the assumed capacity, as shares of the stated one. With a lower bound the index would know nothing, and
+never learn that it is wrong. Chunks found beyond those expected may also come from another router's requests, so they
+say little about capacity."""
 
 
 class Match:
@@ -66,7 +69,7 @@ class Match:
         return 0
 
     def column(self, rows: int) -> Ints:
-        """Leading bytes held, by row: for policies, beside the other columns. `rows`: as many as the columns have."""
+        """Leading bytes held, by row: a column for policies, of `rows` rows like their other columns."""
         levels = [(chunks * CHUNK_BYTES, bits & (1 << rows) - 1) for chunks, bits in self.levels]
         if sum(bits.bit_count() for _, bits in levels) > _FEW:
             return _unpacked(levels, rows)
@@ -81,7 +84,7 @@ class Match:
 
 
 def rows_of(bits: int) -> int | Ints:
-    """The rows of some bits, one at least: to read and write a column at. Of one bit a number, which is quicker."""
+    """The rows of some bits, at least one, to index a column with. For one bit it is a number, which is faster."""
     if not bits & (bits - 1):
         return bits.bit_length() - 1
     if bits.bit_count() > _FEW:
@@ -95,7 +98,7 @@ def rows_of(bits: int) -> int | Ints:
 
 
 def _unpacked(levels: list[tuple[int, int]], rows: int) -> Ints:
-    """A column from many bits. No two levels have a bit in common, so that a product with the bits as 0 and 1 adds up.
+    """A column from many bits. No two levels share a bit, so products with the bits as 0 and 1 can be summed.
 
     float32 is exact here: no prompt has 2^24 named bytes.
     """
@@ -107,7 +110,9 @@ def _unpacked(levels: list[tuple[int, int]], rows: int) -> Ints:
 
 
 class _Held:
-    """What one instance holds. Names stand in order of last use, longest ago first; negative ones are unnamed text."""
+    """The chunks of one instance. Names stand in order of last use, longest ago first; negative ones are
+    unnamed text.
+    """
 
     __slots__ = (
         "ahead",
@@ -128,25 +133,25 @@ class _Held:
         self.epoch: Final = epoch
         self.life: Final = life
         self.entries: Final[dict[int, float]] = {}
-        """By name: seconds of its last use."""
+        """By name: the time of its last use, in seconds."""
         self.entries_max = 0
-        """Its share of the index."""
+        """The instance's share of the index."""
         self.nameless = 0.0
-        """Tokens written that are less than an entry."""
+        """Tokens written that do not fill an entry yet."""
         self.tokens_each = TOKENS_PER_CHUNK
         self.hears = False
-        """KV events come from it."""
+        """The instance sends KV events."""
         self.ahead = 0
-        """Entries forgotten by estimate for which no event has come yet: they are not to be forgotten twice."""
+        """Entries dropped by estimate for which no event has come yet: an event must not drop others in their place."""
 
     @property
     def limit(self) -> int:
-        """Entries it may have."""
+        """The number of entries that the instance may have."""
         return min(self.entries_max, int(self.capacity_tokens / self.tokens_each))
 
 
 class PrefixCacheIndex:
-    """The index. Instances are known by the row they have in the view's columns."""
+    """The index. Instances are identified by their row in the view's columns."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries_max: Final = entries_max
@@ -156,11 +161,11 @@ class PrefixCacheIndex:
         self._nameless = 0
 
     def __len__(self) -> int:
-        """Entries of all instances; never more than `entries_max`."""
+        """The number of entries of all instances, never more than `entries_max`."""
         return sum(len(held.entries) for held in self._held.values())
 
     def join(self, row: int, capacity_tokens: int, epoch: int) -> None:
-        """An instance is there, with a KV cache of so many tokens. In a new epoch it holds nothing."""
+        """An instance joins, with a KV cache of `capacity_tokens`. In a new epoch it holds nothing."""
         known = self._held.get(row)
         if known is not None and (known.epoch, known.stated_tokens) == (epoch, capacity_tokens):
             return
@@ -171,13 +176,15 @@ class PrefixCacheIndex:
         self._share_out()
 
     def leave(self, row: int) -> None:
-        """The instance has left; its row may be given to another."""
+        """The instance has left; another may get its row."""
         self.cleared(row)
         if self._held.pop(row, None) is not None:
             self._share_out()
 
     def match(self, chunks: Sequence[int]) -> Match:
-        """Who holds how much of a prompt. Costs one look-up a chunk that somebody holds, however many they are."""
+        """Which instances hold how much of a prompt. Costs one look-up for each held chunk, however many instances hold
+        it.
+        """
         levels: list[tuple[int, int]] = []
         alive = -1
         holders = self._holders
@@ -197,7 +204,7 @@ class PrefixCacheIndex:
         return Match(levels)
 
     def sent(self, row: int, chunks: Sequence[int], now: float) -> Sent | None:
-        """A prompt goes to this instance, which will hold all of it. None where the instance is not known."""
+        """A prompt goes to this instance, which will hold all of it. None if the instance is unknown."""
         held = self._held.get(row)
         if held is None:
             return None
@@ -213,7 +220,8 @@ class PrefixCacheIndex:
     def answered(
         self, sent: Sent, now: float, *, prompt_tokens: int, text_bytes: int, cached_tokens: int | None = None
     ) -> None:
-        """The prompt was computed: its `usage`, with the cached tokens where vLLM has `--enable-prompt-tokens-details`.
+        """The prompt was computed: take its `usage`, with the cached tokens if vLLM has
+        `--enable-prompt-tokens-details`.
 
         `text_bytes`: length of the hashed text. Without `cached_tokens` only tokens per chunk are learned.
         """
@@ -227,15 +235,15 @@ class PrefixCacheIndex:
             self.reported(sent, each, cached_tokens)
 
     def reported(self, sent: Sent, each: float, cached_tokens: int) -> None:
-        """So many of its tokens were in the cache; `each` tokens are one chunk. Once for each prompt, by `answered` or
-        later: an engine that serves a request whole says it with the answer's end.
+        """The engine had `cached_tokens` of the prompt in its cache; one chunk is `each` tokens. Called once for each
+        prompt, by `answered` or later: an engine that serves a whole request reports it at the answer's end.
         """
         held = self._held.get(sent.row)
         if held is None or held.life != sent.life or each <= 0:
             return
         had = min(int((cached_tokens + 0.5 * each) / each), len(sent.chunks))
         expected = len(sent.former_s)
-        slack = 1 + expected // 8  # text is denser here and there, and the engine counts in blocks
+        slack = 1 + expected // 8  # text is denser in some places, and the engine counts in blocks
         if had + slack < expected:
             self._had_less(sent, held, had)
         elif had > expected + slack:
@@ -243,19 +251,19 @@ class PrefixCacheIndex:
             held.capacity_tokens = min(_CAPACITY_MAX * held.stated_tokens, grown)
 
     def wrote(self, row: int, tokens: int, now: float) -> None:
-        """An answer of so many tokens was generated there: it takes place, and pushes older chunks out."""
+        """The instance generated an answer of `tokens` tokens, which takes space and evicts older chunks."""
         held = self._held.get(row)
         if held is not None:
             self._wrote(row, held, tokens, now)
 
     def used(self, row: int, chunks: Sequence[int], now: float) -> None:
-        """A request ended there: vLLM puts its blocks at the end of the queue of what may be evicted only now."""
+        """A request ended on the instance: only now does vLLM put its blocks at the end of the eviction queue."""
         held = self._held.get(row)
         if held is not None:
             self._use(row, held, [name for name in chunks if name in held.entries], now)
 
     def removed(self, row: int, tokens: int) -> None:
-        """KV events: blocks of so many tokens are gone. They do not say whose: those used longest ago."""
+        """KV events: blocks of `tokens` tokens are gone. They do not say which: drop those used longest ago."""
         held = self._held.get(row)
         if held is None:
             return
@@ -265,25 +273,26 @@ class PrefixCacheIndex:
         self._trim(row, held, max(0, len(held.entries) - gone + known))
 
     def cleared(self, row: int) -> None:
-        """KV events: everything is gone."""
+        """KV events: all blocks are gone."""
         held = self._held.get(row)
         if held is not None:
             self._trim(row, held, 0)
 
     def names(self, row: int) -> Iterator[int]:
-        """Chunks it is believed to hold, used longest ago first."""
+        """Chunks that the instance is assumed to hold, used longest ago first."""
         return (name for name in self._held[row].entries if name >= 0) if row in self._held else iter(())
 
     def capacity_tokens(self, row: int) -> float:
-        """Tokens of KV it is believed to keep; falls and rises with what P reports."""
+        """Tokens of KV that the instance is assumed to keep; falls and rises with P's reports."""
         return self._held[row].capacity_tokens
 
     def _had_less(self, sent: Sent, held: _Held, had: int) -> None:
-        """What was expected was not there. The prompt was computed whole, so it is there now; what else was believed is
-        not.
+        """The instance had fewer chunks than expected. The prompt was computed, so its chunks are there now; drop the
+        wrong ones.
 
-        An engine evicts by last use, so whatever was used longer ago than the first missing chunk is gone, too. Not so
-        where that was used lately: then the engine had not computed it yet, or its template rewrites old turns.
+        An engine evicts by last use, so everything used longer ago than the first missing chunk is gone, too. That does
+        not hold if that chunk was used recently: then the engine had not computed it yet, or its template rewrites old
+        turns.
         """
         missed_s = sent.former_s[had]
         oldest_s = next(iter(held.entries.values()), missed_s)
@@ -301,7 +310,7 @@ class PrefixCacheIndex:
         held.capacity_tokens = max(_CAPACITY_MIN * held.stated_tokens, shrunk)
 
     def _use(self, row: int, held: _Held, chunks: Sequence[int], now: float) -> None:
-        """The last chunk first: it is the first to go, as in vLLM, which gives blocks back from the end."""
+        """Mark the last chunk first: it is evicted first, as in vLLM, which frees blocks from the end."""
         entries, holders, bit = held.entries, self._holders, 1 << row
         for name in reversed(chunks[: held.limit]):
             if entries.pop(name, None) is None:
@@ -319,17 +328,17 @@ class PrefixCacheIndex:
         self._fit(row, held)
 
     def _fit(self, row: int, held: _Held) -> None:
-        """Forget what its KV cache has no place for."""
+        """Drop what does not fit the instance's KV cache."""
         over = len(held.entries) - held.limit
         if over > 0:
             held.ahead = min(held.limit, held.ahead + over) if held.hears else 0
             self._trim(row, held, held.limit)
 
     def _trim(self, row: int, held: _Held, limit: int) -> None:
-        """Forget those used longest ago, until so many are left.
+        """Drop the entries used longest ago, until `limit` are left.
 
-        Their names are read at once: a dict's first entry is found past all places of those deleted before it, so that
-        asking for it again and again took a full index 2 to 8 ms a prompt of 100 KB.
+        Their names are read at once: finding a dict's first entry passes all places of those deleted before it, so
+        reading it again and again took a full index 2 to 8 ms a prompt of 100 KB.
         """
         entries, holders, others = held.entries, self._holders, ~(1 << row)
         for name in list(islice(entries, max(0, len(entries) - limit))):
@@ -342,7 +351,7 @@ class PrefixCacheIndex:
                     del holders[name]
 
     def _share_out(self) -> None:
-        """Divide the index by stated capacity."""
+        """Divide the index among instances by their stated capacity."""
         whole = sum(held.stated_tokens for held in self._held.values())
         for row, held in self._held.items():
             held.entries_max = int(self._entries_max * held.stated_tokens / whole) if whole > 0 else 0

@@ -1,11 +1,13 @@
-"""How many tokens a prompt has, from its bytes: a ratio learned per tenant and kind of text, without a tokenizer. Pure.
+"""The number of a prompt's tokens from its bytes: a ratio learned per tenant and kind of text, without a tokenizer.
+Pure.
 
-Every answer's `usage` says how many tokens its prompt had. Their ratio to the text's bytes is kept as a distribution
-(`router.predict.sketches`) per (tenant, model, kind), which stands in for the less specific ones until it has seen
-enough; the median is the estimate, a high quantile the safe side for capacity. What chat templates add, a few tokens a
-message, is inside the ratio.
+Every answer's `usage` reports its prompt's tokens. Their ratio to the text's bytes is kept as a distribution
+(`router.predict.sketches`) per (tenant, model, kind); less specific distributions stand in until the specific one has
+seen enough. The median is the estimate, a high quantile the safe side for capacity. The ratio includes what chat
+templates add, a few tokens a message.
 
-Kinds are told apart by counting bytes in at most three samples of the text: a wrong kind costs precision, nothing else.
+Kinds are detected by counting bytes in at most three samples of the text. A wrong kind only makes the estimate less
+precise.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from router.predict.sketches import Backlog, Sketches, between
 
 
 class Kind(StrEnum):
-    """Sorts of text whose bytes per token differ. `IDS` are prompts given as token ids, four bytes each."""
+    """Kinds of text with different bytes per token. `IDS`: prompts given as token ids, four bytes each."""
 
     TEXT = "text"
     CODE = "code"
@@ -29,11 +31,11 @@ class Kind(StrEnum):
 
 
 START_BYTES_PER_TOKEN: Final = {Kind.TEXT: 4.4, Kind.CODE: 3.4, Kind.JSON: 2.9, Kind.CJK: 3.6, Kind.IDS: 4.0}
-"""Before anything is learned. Guesses in the middle of what vocabularies of 100,000 to 200,000 tokens are known to do;
-they stand for 40 prompts of no tenant, and a tenant's own soon outweigh them."""
+"""The ratios before anything is learned. They are guesses in the middle of what vocabularies of 100,000 to 200,000
+tokens do; they count as 40 prompts of no tenant, so a tenant's own ratios soon outweigh them."""
 
 _CREDIBILITY = 8.0
-"""A tenant's ratios scatter by 10 to 20 %: eight of them say more than the general one."""
+"""A tenant's ratios scatter by 10 to 20 %, so eight of them are better than the general ratio."""
 
 _MEMORY = 500.0
 _KEYS_MAX = 5000
@@ -41,12 +43,13 @@ _TOLD_MAX: Final = 1000
 
 _STEP = 1.04
 _EDGES: Final = tuple(0.5 * _STEP**at for at in range(84))
-"""Bytes per token from 0.5 to 13, each bin 4 % wide: off by 2 % at most for that. What is beyond counts as the end."""
+"""Bytes per token from 0.5 to 13, in bins 4 % wide, which gives an error of 2 % at most. Values beyond count as the
+end."""
 _SAMPLE_BYTES = 512
 
 
 class Estimate(NamedTuple):
-    """Tokens of one prompt."""
+    """The estimated tokens of one prompt."""
 
     tokens: int
     """As likely too high as too low."""
@@ -55,7 +58,7 @@ class Estimate(NamedTuple):
 
 
 class Ratios:
-    """Bytes per token, by whom and of what."""
+    """Bytes per token, by tenant, model and kind."""
 
     def __init__(self) -> None:
         prior = [math.exp(-0.5 * (math.log(edge / 4.0) / 0.35) ** 2) + 1e-6 for edge in _EDGES[:-1]]
@@ -75,7 +78,7 @@ class Ratios:
         return len(self._sketches)
 
     def estimate(self, tenant: str, model: str, kind: Kind, text_bytes: int) -> Estimate:
-        """Tokens of a prompt of so many bytes, at least one."""
+        """The tokens of a prompt of `text_bytes` bytes, at least one."""
         if kind is Kind.IDS:
             tokens = max(1, text_bytes // 4)
             return Estimate(tokens, tokens)
@@ -139,10 +142,10 @@ _SORTS: Final = _sorts()
 
 
 def kind_of(text: bytes) -> Kind:
-    """What sort of text this is, from its first, middle and last half kilobyte.
+    """The kind of a text, from its first, middle and last half kilobyte.
 
-    CJK: one character of six or more. JSON: one byte of eight is its punctuation, and it has quotes. Code: one of
-    twelve is a mark that prose hardly has.
+    CJK: at least one character of six. JSON: one byte of eight is JSON punctuation, and the text has quotes. Code: one
+    byte of twelve is a mark that is rare in prose.
     """
     if len(text) > 3 * _SAMPLE_BYTES:
         middle = len(text) // 2

@@ -1,12 +1,12 @@
 """Distributions learned online, one per key: histograms over log-spaced bins that forget exponentially. Pure.
 
-Why fixed bins, and not P² (Jain and Chlamtac 1985) or a t-digest (Dunning 2019): a row of bins is added to in one
-place, forgets by letting newer observations weigh more, and, above all, can be *mixed* with others by a weighted sum,
-which is what backing off from a specific key to a general one needs. P² answers one quantile and cannot be mixed;
+Why fixed bins, and not P² (Jain and Chlamtac 1985) or a t-digest (Dunning 2019): an observation changes one place of a
+row of bins, a row forgets by giving newer observations more weight, and above all rows can be *mixed* by a weighted
+sum, which backing off from a specific key to a general one needs. P² answers one quantile and cannot be mixed;
 t-digests mix only by clustering again, and forget badly. The price is the width of a bin, which the caller chooses.
 
-What always holds: no more than `keys_max` rows, those learned from longest ago go first; a mixture's distribution
-function rises strictly from 0 to 1, since the caller's prior has mass everywhere.
+Invariants: there are at most `keys_max` rows, and those learned from longest ago go first; a mixture's distribution
+function rises strictly from 0 to 1, as the caller's prior has mass everywhere.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _UNIT_MAX = 2.0**20
 
 
 def between(at: float, places: Sequence[float], heights: Sequence[float]) -> float:
-    """The height at a place, on straight lines between those given; beyond them as at the last. Places ascend.
+    """The height at a place, on straight lines between the given points; beyond them the height of the last. Places
+    ascend.
 
-    To the last bit what `numpy.interp` says, which takes five times as long for one place.
+    The result equals `numpy.interp` to the last bit; that takes five times as long for one place.
     """
     below = bisect_right(places, at) - 1
     if below < 0:
@@ -138,15 +139,16 @@ class Sketches:
         return 32 * sum([len(row.mass) for row in self._rows.values()])
 
     def weight(self, key: Hashable) -> float:
-        """Observations of this key, older ones counting less; at most `memory`."""
+        """The number of this key's observations, older ones counting less; at most `memory`."""
         row = self._rows.get(key)
         return 0.0 if row is None else row.total / row.unit
 
     def add(self, keys: Sequence[Hashable], value: float, *, at_least: bool = False) -> None:
-        """One observation, of each of these keys. `at_least`: it was cut off there, the real value is this or more.
+        """One observation for each of these keys. `at_least`: it was cut off at `value`, and the real value is this or
+        more.
 
-        A cut-off one is spread over what a key has seen beyond it (Efron 1967, "redistribute to the right"); where
-        nothing was, it stays.
+        A cut-off observation is spread over what a key has seen beyond it (Efron 1967, "redistribute to the right"); if
+        nothing was seen beyond, it stays.
         """
         at = min(max(bisect_right(self.edges, value), 1), len(self.edges) - 1)
         growth = self._growth
@@ -159,10 +161,10 @@ class Sketches:
                 row.put(at)
 
     def mixed(self, keys: Sequence[Hashable], credibility: float) -> list[float]:
-        """The distribution function at `edges` for the last key, which the keys before it stand in for.
+        """The distribution function at `edges` for the last key; the keys before it stand in for it.
 
-        Each key counts as n / (n + credibility) of what is said by it and all before it together (Bühlmann's
-        credibility; n = `weight`). Before the first stands the prior.
+        Each key counts as n / (n + credibility) of the mixture of itself and all before it (Bühlmann's credibility; n =
+        `weight`). Before the first key comes the prior.
         """
         known = self._rows
         rows: list[_Row] = []

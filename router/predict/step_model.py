@@ -1,9 +1,10 @@
-"""How fast each instance is: a prompt's time and a decode step's, for all rows of the fleet's columns at once. Pure.
+"""The step model: how fast each instance is. A prompt's time and a decode step's, for all rows of the fleet's columns.
+Pure.
 
-The form is that of `costs.step`. Instances of one make (model, GPU, shape, settings) have the same coefficients, so a
-prompt is priced once for each make and spread over the rows. Two factors for each instance follow what its legs really
-took: wrong costs, or none at all, become right ones within a few dozen legs. Predictions are compared with each other
-(which instance?) and with targets (in time?); the first needs ratios alone, the second needs the factors.
+The formula is that of `costs.step`. Instances of one make (model, GPU, shape, settings) have the same coefficients, so
+a prompt is priced once for each make and spread over the rows. Two factors for each instance follow the real times of
+its legs: wrong costs, or missing ones, become right within a few dozen legs. Predictions are compared with each other
+(which instance?) and with targets (in time?); the first needs only ratios, the second needs the factors.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import Fitted
 
 OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0
-"""How far legs may move a prediction either way: where there are costs, and where there are none (from a tiny model on
-a fast GPU to a large one on a CPU)."""
+"""How far legs may move a prediction either way: with known costs, and without (from a tiny model on a fast GPU to a
+large one on a CPU)."""
 FACTOR_RATE = 0.05
-"""Weight of one observation in the logarithm of the factor, once there are more than twenty."""
+"""The weight of one observation in the logarithm of the factor, once there are more than twenty."""
 CLIP = math.log(3.0)
-"""After the first few, one observation counts as if it had taken three times longer or shorter at most."""
+"""After the first few, one observation counts as at most three times longer or shorter than predicted."""
 FEW = 4
 SURE = 20
-"""Prompts after which speeds that nobody had told are believed."""
+"""After so many prompts, speeds without a cost profile are trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +39,19 @@ class Make:
     prefill: StepCost
     decode: StepCost
     beside: float = 1.0
-    """Context of answers beside a prompt's step costs so many times more than in a decode step."""
+    """How many times more an answer's context costs beside a prompt's step than in a decode step."""
     first_ms: float = 0.0
-    """What a first token waits for beside the engine's steps."""
+    """The wait of a first token besides the engine's steps."""
     capacity_tokens: int = 400_000
-    """KV cache. Where nobody says: an 8B model on 80 GB."""
+    """The KV cache's size. If unknown: an 8B model on 80 GB."""
     budget_tokens: int = 8192
-    """Of one step: `max_num_batched_tokens`; vLLM 0.32's default on GPUs of 70 GB and more."""
+    """The tokens of one step: `max_num_batched_tokens`; vLLM 0.32's default on GPUs of 70 GB and more."""
     kv_bytes: float = 0.0
-    """Of one token; 0: handing over is taken to cost nothing."""
+    """Bytes of one token's KV; 0: a hand-over is assumed to cost nothing."""
     kv_gb_s: float = 0.0
-    """At which an instance sends or takes KV."""
+    """The rate at which an instance sends or takes KV."""
     kv_near_gb_s: float = 0.0
-    """The same between two on one machine; 0: as between any two."""
+    """The rate between two instances on one machine; 0: as between any two."""
     off_max: float = OFF_KNOWN
 
     def prompt_ms(self, new_tokens: float, cached_tokens: float = 0.0) -> float:
@@ -63,12 +64,12 @@ class Make:
         return ms + cost.area_ms * tokens * (tokens + 2.0 * cached_tokens)
 
     def steps(self, new_tokens: float) -> float:
-        """Steps that a prompt takes part in."""
+        """The number of steps that a prompt takes part in."""
         return math.ceil(max(1.0, new_tokens) / self.budget_tokens)
 
 
 def _unknown() -> Make:
-    """An 8B model on an H100, roughly: where there are no costs, factors bring it to what is there."""
+    """Roughly an 8B model on an H100: without a cost profile, factors correct it to the real speed."""
     cost = StepCost(
         floor_ms=8.0, start_ms=0.0, token_ms=0.03, area_ms=0.0, decode_ms=8.0, context_ms=0.0, request_ms=0.05
     )
@@ -79,7 +80,7 @@ UNKNOWN: Final = _unknown()
 
 
 def make_of(costs: Costs, *, capacity_tokens: int = 0, budget_tokens: int = 0) -> Make:
-    """From the cost model's own; capacity and budget where the engine has said them."""
+    """A make from the cost model; capacity and budget are used if the engine has reported them."""
     decode, mixed = costs.now.decode, costs.now.mixed
     return Make(
         prefill=costs.now.prefill,
@@ -132,7 +133,7 @@ class StepModel:
     def __init__(self) -> None:
         self.makes: Final[list[Make]] = [UNKNOWN]
         self._alike: int | None = 0
-        """The make that all rows have, as far as somebody has looked."""
+        """The make of all rows, as far as it was checked."""
         self._unknown = True
         """Some row may have none that is known."""
         self.rows: Final[list[Speed]] = []
@@ -146,7 +147,7 @@ class StepModel:
             self._alike, self._unknown = None, True
 
     def know(self, row: int, make: Make) -> None:
-        """This is the row's instance; what was learned of another one that had the row is forgotten."""
+        """This make is the row's; what was learned of a former instance of the row is dropped."""
         self.reach(row + 1)
         if make not in self.makes:
             self.makes.append(make)
@@ -171,7 +172,7 @@ class StepModel:
         self._alike = kinds.pop() if len(kinds) == 1 else None
 
     def present(self) -> list[Make]:
-        """Makes that some row has, or may have."""
+        """The makes that rows have, or may have."""
         return self.makes if self._alike is None else [self.makes[self._alike]]
 
     def kind(self, row: int) -> int:
@@ -183,15 +184,17 @@ class StepModel:
         return self.rows[row].make
 
     def sure(self, rows: Ints) -> bool:
-        """Whether times are to be believed: there are costs, or legs enough have been timed. Until then nobody is
-        turned away for what they say (design 5.2: a cold start sheds on hard limits alone).
+        """Whether times are trusted: there is a cost profile, or enough legs were timed. Until then no request is
+        refused because of them (design 5.2: a cold start sheds on hard limits alone).
         """
         if not self._unknown:
             return True
         return all(self.make(row) is not UNKNOWN or self.rows[row].prompts.count >= SURE for row in rows.tolist())
 
     def known(self, prompt_row: int, answer_row: int) -> str:
-        """Where the times of a prompt here and an answer there come from: told, learned from legs, or assumed."""
+        """The source of the times of a prompt on one row and an answer on the other: told, learned from legs, or
+        assumed.
+        """
         told = self.make(prompt_row) is not UNKNOWN and self.make(answer_row) is not UNKNOWN
         if told:
             return "told"
@@ -201,11 +204,12 @@ class StepModel:
     # --- times in ms --------------------------------------------------------------------------------------------------
 
     def of_prompt(self, tokens: int, cached_tokens: int = 0) -> tuple[Any, Any, Any]:
-        """A prompt of so many tokens, some of them cached: by row, or one number where all rows have the same.
+        """The time of a prompt of `tokens` tokens, some of them cached: by row, or one number if all rows have the
+        same.
 
-        Returns its time without what decodes beside it; how much of that keeps those answers waiting (the rest they get
-        for nothing: weights are read once for both), the row's `prefill_factor` left out of both; and the steps of a
-        whole one.
+        Returns its time without decoding beside it; the part of that time for which it makes those answers wait (the
+        rest costs them nothing: weights are read once for both), both without the row's `prefill_factor`; and the steps
+        of a whole prompt.
         """
         if self._alike is not None:
             return _of_prompt(self.makes[self._alike], tokens, cached_tokens)
@@ -214,7 +218,7 @@ class StepModel:
         return times, stalls, steps
 
     def of_prompt_by_make(self, tokens: int, cached_tokens: int = 0) -> list[tuple[float, float, float]]:
-        """As `of_prompt`, by make (`make_of_row`). Where all rows are alike, every make has theirs."""
+        """As `of_prompt`, by make (`make_of_row`). If all rows are alike, every make has theirs."""
         if self._alike is not None:
             return [_of_prompt(self.makes[self._alike], tokens, cached_tokens)] * len(self.makes)
         return [_of_prompt(make, tokens, cached_tokens) for make in self.makes]
@@ -233,7 +237,9 @@ class StepModel:
         return added * at.decode_factor
 
     def handoff_ms(self, tokens: float, source: int, target: int, *, near: bool = False) -> float:
-        """Moving a prompt's KV from one to the other, at the slower one's rate. `near`: they are on one machine."""
+        """The time to move a prompt's KV between two rows, at the slower one's rate. `near`: they are on one
+        machine.
+        """
         one, other = self.make(source), self.make(target)
         rate = min(one.kv_near_gb_s, other.kv_near_gb_s) if near else 0.0
         rate = rate or min(one.kv_gb_s, other.kv_gb_s)
@@ -252,7 +258,7 @@ class StepModel:
         self._mirror.changed(row)
 
     def steps_took(self, row: int, predicted_ms: float, observed_ms: float) -> None:
-        """An answer's mean time per token, predicted with the factor of now."""
+        """An answer's mean time per token, with the prediction by the current factor."""
         if not (predicted_ms > 0 and observed_ms > 0):
             return
         at = self.rows[row]

@@ -1,8 +1,8 @@
-"""What one instance pulls from others, and what its network has been seen to take for it. Pure.
+"""The transfer model: an instance's pulls from others, and how long its network has taken for them. Pure.
 
-A network is taken as one server: pulls that overlap share it, and what counts is the time from the end of one to the
-end of the next. Costs tell how long a move takes on the GPU's own network; what is there may be another one (TCP, a
-busy switch), and nobody has to tell: a few pulls do.
+A network is modelled as one server: overlapping pulls share it, and the measure is the time from the end of one pull to
+the end of the next. The cost profile states the time of a move on the GPU's own network; the real network may be
+another one (TCP, a busy switch). The model needs no setting for that: it learns the difference from a few pulls.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from typing import Final
 from router.predict.fitted import TOGETHER_S, Fitted
 
 FADES_S: Final = 300.0
-"""What pulls have taught counts for less, the longer ago that was: where it has kept everybody from handing over,
-nobody would find out that the network is well again."""
+"""The time over which learned pulls lose weight. Without this, a network that once was too slow for any hand-over would
+stay unused, and the router would never see that it works again."""
 
 CLIP: Final = 3.0
 CLIP_MS: Final = 500.0
-"""A pull counts as if it had taken so many times what was expected, or so long, at most: an engine that stood still for
-half a minute says nothing about its network."""
+"""A pull counts for at most this factor or this excess over what was expected: an engine that stopped for half a minute
+says nothing about its network."""
 
 RATE: Final = 0.03
-"""Weight of one pull, once there are more than thirty."""
+"""The weight of one pull, once there are more than thirty."""
 
 LEAST_MS: Final = 5.0
-"""Nobody's network is called slow for less."""
+"""Smaller delays do not make a network count as slow."""
 
 
 class ExpectedTransfer:
-    """One answer's."""
+    """The expected transfer of one answer."""
 
     __slots__ = ("computed_s", "moving_ms", "near", "pause_ms", "told_ms", "unmoved_ms")
 
     def __init__(self, *, told_ms: float, moving_ms: float, unmoved_ms: float, pause_ms: float, near: bool) -> None:
         self.told_ms = told_ms
-        """What moving it takes by the costs alone."""
+        """The time of the move by the cost profile alone."""
         self.moving_ms = moving_ms
-        """And by what pulls have taken here."""
+        """The time of the move by the pulls learned here."""
         self.unmoved_ms = unmoved_ms
-        """What a handoff waits for beside it."""
+        """What a hand-over waits for besides the move."""
         self.pause_ms = pause_ms
-        """All that was expected, together with what was pulled before it."""
+        """The whole expected pause, with the pulls before this one."""
         self.near = near
-        """From the same machine."""
+        """Whether both instances are on one machine."""
         self.computed_s = 0.0
-        """When its prompt was."""
+        """The time at which the prompt was computed."""
 
 
 class TransferModel:
-    """One instance's."""
+    """The transfer model of one instance."""
 
     __slots__ = ("_far", "_near", "_observed_ms", "_told_ms", "_under_way", "_was_near", "moving_ms", "since_s")
 
@@ -57,23 +57,25 @@ class TransferModel:
         self._far: Final = _Network()
         self._near: Final = _Network()
         self._under_way: Final[dict[ExpectedTransfer, None]] = {}
-        """The first to be computed first."""
+        """Pulls under way, in the order in which their prompts were computed."""
         self.moving_ms = 0.0
-        """Of all of them."""
+        """The sum of their times."""
         self.since_s = 0.0
-        """When the first of them began to move, or the last one ended."""
+        """The time at which the first of them began to move, or the last one ended."""
         self._told_ms = self._observed_ms = 0.0
-        """Of those that ended last, together."""
+        """Sums over the pulls that ended together last."""
         self._was_near = False
 
     def expects_ms(self, told_ms: float, now: float, *, near: bool) -> float:
-        """What a move will take that the costs tell to take so long."""
+        """The predicted time of a move that takes `told_ms` by the cost profile."""
         return (self._near if near else self._far).expects_ms(told_ms, now)
 
     def slower(self, now: float) -> float:
-        """So many times slower than expected it is at least, as nothing has come for so long; 1: not that one knows.
+        """By how much the network is slower than expected at least, as no pull has ended for so long; 1: not known to
+        be slower.
 
-        All that is under way has moved alike: no more of any than the first one needs, or that would be here.
+        All pulls under way have moved alike: none has moved more than the first one needs, or the first would have
+        ended.
         """
         first = next(iter(self._under_way), None)
         if first is None:
@@ -83,11 +85,11 @@ class TransferModel:
         return max(1.0, waited_ms / max(moved_ms, LEAST_MS))
 
     def ends_ms(self, now: float) -> float:
-        """When all that is under way will be here; minus infinity: nothing is."""
+        """The time at which all pulls under way will have ended; minus infinity: there are none."""
         return self.since_s * 1000.0 + self.moving_ms * self.slower(now) if self._under_way else -math.inf
 
     def begin(self, pull: ExpectedTransfer, now: float) -> None:
-        """Its prompt is computed."""
+        """The pull's prompt is computed."""
         pull.computed_s = now
         if not self._under_way:
             self.since_s, self.moving_ms = now + pull.unmoved_ms / 1000.0, 0.0
@@ -95,7 +97,7 @@ class TransferModel:
         self.moving_ms += pull.moving_ms
 
     def end(self, pull: ExpectedTransfer, now: float, *, done: bool) -> None:
-        """Its answer has begun, or will not (`done` false)."""
+        """The pull's answer has begun, or will not (`done` false)."""
         if pull not in self._under_way:
             return
         del self._under_way[pull]
@@ -105,7 +107,7 @@ class TransferModel:
             self.since_s = now
 
     def _time(self, pull: ExpectedTransfer, now: float) -> None:
-        """Learn from the time since the one before. Those that end together are one observation."""
+        """Learn from the time since the pull before. Pulls that end together are one observation."""
         began_s = max(self.since_s, pull.computed_s + pull.unmoved_ms / 1000.0)
         if self._told_ms > 0.0 and now - self.since_s < TOGETHER_S and pull.near == self._was_near:
             self._told_ms += pull.told_ms
@@ -117,7 +119,7 @@ class TransferModel:
 
 
 class _Network:
-    """What moves take on it, by what they are told to take."""
+    """The times of moves on one network, by their times in the cost profile."""
 
     __slots__ = ("_last_s", "_line", "_rest_ms", "_slope")
 
@@ -126,13 +128,13 @@ class _Network:
         self._slope, self._rest_ms, self._last_s = 1.0, 0.0, 0.0
 
     def took(self, told_ms: float, observed_ms: float, now: float) -> None:
-        """One more."""
+        """Take one observation."""
         self._line.add(told_ms, observed_ms)
         self._slope, self._rest_ms = self._line.fit()
         self._last_s = now
 
     def expects_ms(self, told_ms: float, now: float) -> float:
-        """What one will take."""
+        """The predicted time of one move."""
         if not self._line.count:
             return told_ms
         held = math.exp(min(0.0, self._last_s - now) / FADES_S)

@@ -23,7 +23,7 @@ from router.telemetry.timing import Stage
 
 
 class Answering:
-    """Of one request."""
+    """The answering leg of one request."""
 
     __slots__ = (
         "_in_one_piece", "_outgoing", "_parts", "_presumed", "_reply", "_request", "_resumable", "_scheduled", "_trace",
@@ -42,7 +42,7 @@ class Answering:
         *,
         resumable: bool,
     ) -> None:
-        """`resumable`: whether another engine may go on where this one's stream breaks."""
+        """`resumable`: whether another engine may continue if this one's stream breaks."""
         self._parts: Final = parts
         self._request: Final = request
         self._outgoing: Final = outgoing
@@ -53,16 +53,16 @@ class Answering:
         self._resumable: Final = resumable
         self.leg: AnswerLeg | None = None
         self.way = "whole"
-        """As metrics say it: by a handoff, or whole."""
+        """The label in metrics: by hand-over, or aggregated ("whole")."""
         self.relayed = False
-        """The client has had a part of an engine's answer."""
+        """The client has received a part of an engine's answer."""
         self._in_one_piece: tuple[Answer, Told] | None = None
-        """An answer that is no stream, all of it."""
+        """The whole answer, if it is not streamed."""
         self._presumed: asyncio.TimerHandle | None = None
-        """When the prompt of an answer in one piece is taken to be computed."""
+        """The timer at which the prompt of an answer in one piece counts as computed."""
 
     def send(self, effect: j.SendDecode, owner: LegOwner, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
-        """It goes out; `owner` hears of it. `producer`: whose hold it is to pull."""
+        """Send the leg and report its events to `owner`. `producer`: the leg whose hold it pulls."""
         instance, transfer, parts = effect.instance, effect.transfer, self._parts
         away = parts.scheduler.turned_away(instance)
         if away is not None:
@@ -94,25 +94,25 @@ class Answering:
         return None
 
     def _presume(self, now: float) -> None:
-        """No engine says when the prompt of an answer in one piece is computed: it is when that was foretold."""
+        """No engine reports when the prompt of an answer in one piece is computed: use the predicted time."""
         context = self._scheduled.context
         if self._scheduled.foretold and context.ttft_ms > 0:
             left_s = self._request.arrived + context.ttft_ms / 1000 - now
             self._presumed = self._parts.engines.loop.call_later(max(0.0, left_s), self._scheduled.prompt_presumed)
 
     def presume_no_more(self) -> None:
-        """Its prompt is known to be computed, or it is over."""
+        """The prompt is known to be computed, or the leg is over."""
         if self._presumed is not None:
             self._presumed.cancel()
 
     # -- how it begins --
 
     def no_stream(self, leg: AnswerLeg, because: str) -> j.Event:
-        """It has begun as something else."""
+        """The leg's answer did not begin as a stream."""
         return self.opened(leg, self._words.no_stream(leg.instance, leg.pieces, because))
 
     def ended(self, leg: AnswerLeg) -> j.Event:
-        """All of it is here, and none was relayed."""
+        """The whole answer has arrived, and none of it was relayed."""
         return self.opened(leg, self._read_in_one_piece(leg))
 
     def _read_in_one_piece(self, leg: AnswerLeg) -> j.Event | None:
@@ -128,7 +128,7 @@ class Answering:
         return None
 
     def opened(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
-        """Its status is known: it begins to answer, or it has failed."""
+        """The leg's status is known: its answer begins, or it has failed."""
         parts = self._parts
         leg.opening = False
         self._outgoing.forget_body()
@@ -144,14 +144,14 @@ class Answering:
             parts.view.pair_met(leg.pulled, leg.instance)
         self.presume_no_more()
         if self._request.stream or self._scheduled.context.wanted.prefill_only:
-            self._scheduled.opened()  # else all of the answer is here, and says no time
+            self._scheduled.opened()  # else the whole answer has arrived, which tells no time
         self._trace.opened(spoken=self._reply.first_out)
         return j.Opened()
 
-    # -- how it goes on --
+    # -- relaying --
 
     def relay(self, *, seeded: bool) -> j.Event | None:
-        """Its bytes are for the client from here on. `seeded`: the client had its first token before."""
+        """Relay its bytes to the client from now on. `seeded`: the client already has its first token."""
         if not self.relayed and not seeded:
             self._parts.meters.first_byte(time.monotonic() - self._request.arrived)
         self.relayed = True
@@ -172,17 +172,17 @@ class Answering:
         return self._reply.relay(leg.content_type, leg.cache_control) or self._reply.feed(leg.pieces)
 
     def pause(self) -> None:
-        """Its engine waits: the client reads too slowly."""
+        """Stop reading from the engine: the client reads too slowly (backpressure)."""
         if self.leg is not None and self.leg.http is not None:
             self.leg.http.pause()
 
     def resume(self) -> None:
-        """Its engine goes on."""
+        """Read from the engine again."""
         if self.leg is not None and self.leg.http is not None:
             self.leg.http.resume()
 
     def close(self) -> None:
-        """Break it off, if there is one; its place is free."""
+        """Break the leg off, if there is one; its place is free."""
         leg, self.leg, self._in_one_piece = self.leg, None, None
         if leg is not None:
             self._parts.losses.unwatch(leg.instance, leg)
@@ -191,11 +191,13 @@ class Answering:
         self._scheduled.occupy(None)
 
     def part(self) -> None:
-        """From its leg, which knows the driver."""
+        """Drop the reference to the leg, which refers to the driver."""
         self.leg = None
 
     def engine_said(self, tokens: int | None) -> tuple[float, float] | None:
-        """Of an answer in one piece: what its prompt took, if the same engine computed it, and each later token, ms."""
+        """For an answer in one piece: the engine's times in ms, for the prompt if the same engine computed it, and for
+        each later token.
+        """
         times = self._trace.times
         if self._request.stream or times is None or not tokens:
             return None

@@ -16,17 +16,17 @@ _REFUSED_PARTS = wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS 
 
 _KEYS: Final = frozenset(name.encode() for name in _REFUSED_PARTS | {wire.MEDIA_NAME})
 _KEY_BYTES_MAX: Final = 6 * max(map(len, _KEYS))
-"""The longest of them with every letter escaped."""
+"""The longest key with every letter escaped."""
 
 _ESCAPED: Final = rb"\u00"
-"""How a letter of one can be escaped: all of them are ASCII."""
+"""The escape of a key's letter: all keys are ASCII."""
 
 _JSON: Final = "application/json"
 
 _NESTING: Final = (dict, list)
 
 _QUOTES_MAX: Final = 1 << 10
-"""A body with more of them is read field by field: that is cheaper than looking at each."""
+"""A body with more quotes is read field by field, which is cheaper than looking at each."""
 
 _COPIED_MAX: Final = 1 << 16
 """Longer bodies are copied once at most."""
@@ -35,7 +35,7 @@ _SPLIT_MAX: Final = 1 << 12
 """Bodies of this size are split at once: copying one long text is cheaper than looking for each quote."""
 
 _FEW, _APART = 16, 512
-"""Quotes, and bytes from one to the next on average: where a split of what is left becomes quicker (seen)."""
+"""Quotes, and mean distance in bytes, from which splitting the rest is faster (measured)."""
 
 
 def parse_json(raw: bytes, content_type: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def parse_json(raw: bytes, content_type: str) -> dict[str, Any]:
 
 
 def check_type(content_type: str) -> None:
-    """Raises ApiError: 400 where a body that must be JSON is not said to be."""
+    """Raises ApiError: 400 if the content type of a body that must be JSON is not JSON."""
     media_type = content_type.split(";", 1)[0].strip().lower() if content_type != _JSON else _JSON
     if media_type != _JSON:
         said = f"`{media_type[:80]}`" if media_type else "missing"
@@ -60,7 +60,7 @@ def check_type(content_type: str) -> None:
 
 
 def object_of(read: Heavy) -> dict[str, Any]:
-    """The fields of a heavy body. Raises ApiError: 400 where it is no object."""
+    """The fields of a heavy body. Raises ApiError: 400 if it is not an object."""
     if not read.is_object:
         raise bad_request("The body must be a JSON object.")
     return read.body
@@ -73,14 +73,14 @@ def clean_json(
     namespace: str = "",
     salt: Callable[[dict[str, Any]], None] | None = None,
 ) -> bytes:
-    """A body for an endpoint we do not read ourselves, with transfer fields gone whatever its content type says.
+    """A body for an endpoint that the router does not read itself, without transfer fields, whatever its content type.
 
-    JSON is parsed and written anew, so that duplicate or escaped keys cannot mean one thing here and another there.
+    JSON is parsed and written anew, so that duplicate or escaped keys cannot have one meaning here and another there.
     `namespace` is `wire.strip`'s; `salt` may add to an object.
 
     Raises:
-        ApiError: 400 for what is neither JSON in UTF-8 nor a form, whatever its content type says, since an engine
-            might read fields in it that we do not; and for forms that carry fields of ours.
+        ApiError: 400 for a body that is neither JSON in UTF-8 nor a form, as an engine might find fields in it that the
+            router does not; and for forms with the router's own fields.
     """
     if is_form(content_type):
         run(form_steps(raw, content_type))
@@ -98,19 +98,19 @@ def clean_json(
 
 
 def is_form(content_type: str) -> bool:
-    """Whether a body is said to be a multipart form."""
+    """Whether the content type is a multipart form."""
     return content_type.split(";", 1)[0].strip().lower() == "multipart/form-data"
 
 
 def check_no_form(content_type: str) -> None:
-    """Raises ApiError: 400 for a form that is not multipart: no engine takes one, and we do not read it."""
+    """Raises ApiError: 400 for a form that is not multipart: no engine takes one, and the router does not read it."""
     if content_type.split(";", 1)[0].strip().lower() == "application/x-www-form-urlencoded":
         raise bad_request("Unsupported Media Type: send `application/json` or `multipart/form-data`.")
 
 
 def form_steps(raw: bytes, content_type: str) -> Steps[list[wire.Part]]:
-    """Read a form, in steps. One whose field names we cannot read plainly is refused, and one that names a field that
-    a client must not set.
+    """Read a form, in steps. A form is refused if its field names are not plain, or if it has a field that a client
+    must not set.
 
     Raises:
         ApiError: 400.
@@ -126,11 +126,11 @@ def form_steps(raw: bytes, content_type: str) -> Steps[list[wire.Part]]:
 
 
 def is_plain(raw: bytes, body: dict[str, Any]) -> bool:
-    """Whether the bytes of this JSON object may go to engines as they are.
+    """Whether the bytes of this JSON object may go to engines unchanged.
 
-    That is: no field that is taken out or changed stands anywhere in them, also not under an escaped key or one that a
-    later key replaces (`raw` is looked through, not what a parser has made of it), and nothing nests too deep. A value
-    that is such a name makes it False, too: then the body is written anew, which is never wrong.
+    That is: no field that is removed or changed stands anywhere in them, also not under an escaped key or one that a
+    later key replaces (this reads `raw`, not a parser's result), and no value nests too deep. A text value that equals
+    such a name makes it False, too: then the body is written anew, which is always right.
     """
     short = _short_texts(raw)
     if short is None or not _KEYS.isdisjoint(short) or _ESCAPED in b'"'.join(short):
@@ -139,10 +139,10 @@ def is_plain(raw: bytes, body: dict[str, Any]) -> bool:
 
 
 def _short_texts(raw: bytes) -> list[bytes] | None:
-    """What stands between two quotes and is as short as a key may be; None where there are too many quotes.
+    """The texts between two quotes that are as short as a key may be; None if there are too many quotes.
 
-    They are looked for one by one as long as they are far apart: CPython finds a byte many times quicker than it splits
-    or counts, and most of a long prompt's bytes are one text.
+    Quotes are searched one by one while they are far apart: CPython finds a byte many times faster than it splits or
+    counts, and most of a long prompt's bytes are one text.
     """
     short: list[bytes] = []
     if len(raw) <= _SPLIT_MAX:
@@ -161,7 +161,7 @@ def _short_texts(raw: bytes) -> list[bytes] | None:
 
 
 def _split_short(raw: bytes, quotes_max: int, short: list[bytes]) -> list[bytes] | None:
-    """The same where quotes are close together; with those before."""
+    """The same if quotes are close together; with those found before."""
     pieces = raw.split(b'"', quotes_max)
     if len(pieces) > quotes_max:
         return None
@@ -170,7 +170,7 @@ def _split_short(raw: bytes, quotes_max: int, short: list[bytes]) -> list[bytes]
 
 
 def _shallow(raw: bytes) -> bool:
-    """Whether so little is opened in it that nothing nests too deep."""
+    """Whether the body has so few brackets that nothing nests too deep."""
     left = wire.DEPTH_MAX
     for opening in (b"{", b"["):
         at = raw.find(opening)
@@ -183,7 +183,7 @@ def _shallow(raw: bytes) -> bool:
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether it nests deeper than this."""
+    """Whether the value nests deeper than this."""
     if levels == 0:
         return True
     for each in value.values() if isinstance(value, dict) else value:
@@ -198,7 +198,7 @@ def spliced(raw: bytes, fields: Mapping[str, Any]) -> bytes:
 
 
 def opened(raw: bytes) -> tuple[bytes | memoryview, ...]:
-    """A JSON object to which more fields may be added: `closing`. In pieces, as a large one is not copied."""
+    """A JSON object to which more fields may be added with `closing`. In pieces, as a large one is not copied."""
     end = raw.rindex(b"}")
     if end > _COPIED_MAX:
         last = raw[end - _COPIED_MAX : end].rstrip() or raw[:end].rstrip()
@@ -226,7 +226,7 @@ def model_of(body: dict[str, Any]) -> str | None:
 
 
 def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
-    """`wire.strip` with its failures told to the client.
+    """`wire.strip`, with its failures as errors for the client.
 
     Raises:
         ApiError: 400 for a body nested too deep, or with too much JSON as text.

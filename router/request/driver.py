@@ -1,8 +1,8 @@
-"""Carries out one `Journey` on real connections: effects in, events back. No decision is made here.
+"""The request driver: carries out one `Journey` on real connections, effects in, events back. It makes no decisions.
 
-Nothing here waits: what connections and timers report is fed to the journey as it comes, and what that wants is done at
-once. Tasks are only for what is rare, and outlives an answer (`router.request.releases`). What has a subject of its own
-is a part: the prefill legs, the answering leg, what they carry, the request's place at the scheduler, its waits.
+No call waits: reports of connections and timers are fed to the journey as they come, and its effects are carried out at
+once. Tasks are used only for rare work that outlives an answer (`router.request.releases`). Parts with a subject of
+their own: the prefill legs, the answering leg, the legs' content, the request at the scheduler, its waits.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _BUG = "%s: a request failed in the router"
 class RequestDriver(LegOwner):
     """One client request on its way through the fleet.
 
-    Long, and with more attributes than others, as every effect of `router.core.journey` and every event of legs and
-    client has its line here: which part of the request it is for.
+    The class is long, and has more attributes than others, because every effect of `router.core.journey` and every
+    event of legs and client has its line here, which names the part of the request that handles it.
     """
 
     __slots__ = (
@@ -77,15 +77,15 @@ class RequestDriver(LegOwner):
         """A request that is about to begin.
 
         Args:
-            parts: of its router.
+            parts: what its router's requests share.
             outlet: where its answer goes.
-            headers: its own.
-            request: what it asks.
-            journey: at its beginning.
-            context: at the scheduler.
+            headers: the request's own.
+            request: its parsed parameters.
+            journey: the machine, at its beginning.
+            context: its context at the scheduler.
             verdict: how it may be served.
-            client: whose it is.
-            predicted: what was foretold of it; None: nothing is foretold here.
+            client: its tenant and class.
+            predicted: its predictions; None: none are made.
         """
         self._parts: Final = parts
         self._request: Final = request
@@ -114,14 +114,14 @@ class RequestDriver(LegOwner):
         self._patience: Final = ClientPatience(parts, request, outlet)
         self._shed = False
         self._driven = False
-        """Effects are being carried out: what is fed meanwhile becomes pending."""
+        """Effects are being carried out: events fed meanwhile become pending."""
         self._over = False
         self._parted = False
-        """All is done that an end asks for."""
+        """All work at the request's end is done."""
         self._pending: Final[deque[j.Effect]] = deque()
 
     def begin(self) -> None:
-        """From here on everything is driven by what comes. It has ended once `Parts.open` forgets it."""
+        """Begin. From now on events drive everything. The request has ended once `Parts.open` forgets it."""
         self._parts.open.add(self)
         self.reply.outlet.exchange = self
         try:
@@ -133,12 +133,12 @@ class RequestDriver(LegOwner):
             self._abandon()
 
     def feed(self, event: j.Event) -> None:
-        """Something has happened."""
+        """Take an event."""
         self._try(None, event)
 
     def _try(self, step: Callable[..., j.Event | None] | None, *given: Any) -> None:
-        """What a step of ours makes of something, or without one an event, fed to the journey, and its effects carried
-        out. A bug in any of it ends this request, and no other: places are given back.
+        """Run a step, or without one take an event, feed the result to the journey, and carry out its effects. A bug in
+        any of it ends this request and no other: places are given back.
         """
         if self._over:
             return
@@ -148,7 +148,7 @@ class RequestDriver(LegOwner):
                 self._fold(event)
                 if not self._driven:
                     self._drive()
-        except Exception:  # whatever it is: every other client of this process goes on being served
+        except Exception:  # any error: all other clients of this process must be served on
             logger.exception(_BUG, self._request.label)
             self._abandon()
 
@@ -158,7 +158,7 @@ class RequestDriver(LegOwner):
         self._pending.extend(self._journey.handle(event, time.monotonic()))
 
     def _drive(self) -> None:
-        """Carry out what is pending. What is fed meanwhile becomes pending, too."""
+        """Carry out what is pending. Events fed meanwhile become pending, too."""
         self._driven = True
         pending = self._pending
         try:
@@ -187,7 +187,7 @@ class RequestDriver(LegOwner):
         seed, meters = self._seeding.seed, self._parts.meters
         assert seed is not None
         if self.reply.outlet.gone:
-            return  # this very moment: the connection will say so
+            return  # at this moment: the connection will report it
         meters.first_byte(time.monotonic() - self._request.arrived)
         meters.seeds.inc()
         self._trace.seeds()
@@ -236,10 +236,10 @@ class RequestDriver(LegOwner):
     def _released(self, task: asyncio.Task[j.Event]) -> None:
         self._try(self._prefilling.released, task)
 
-    # -- what the client's connection says --
+    # -- events of the client's connection --
 
     def client_left(self) -> None:
-        """It will read nothing more."""
+        """The client will read nothing more."""
         self._patience.end()
         self.feed(j.ClientLeft())
 
@@ -253,21 +253,21 @@ class RequestDriver(LegOwner):
         self._patience.end()
         self._answering.resume()
 
-    # -- what legs say --
+    # -- events of legs --
 
     def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost | j.Refused:
-        """What a broken leg is to the journey."""
+        """The journey's event for a broken leg."""
         return self._words.lost(instance, lost)
 
     def prefill_over(self, leg: PrefillLeg) -> None:
-        """Its place is free again, however it ended."""
+        """The leg's place is free again, however the leg ended."""
         try:
             self._prefilling.over(leg)
-        except Exception:  # the place is given to another request: this one goes on
+        except Exception:  # the place is given to another request: this one continues
             logger.exception(_BUG, self._request.label)
 
     def prefill_said(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> None:
-        """It has ended by itself."""
+        """The leg has ended by itself."""
         if self._prefilling.take(leg):
             self._try(self._read_prefill, leg, said)
 
@@ -275,13 +275,13 @@ class RequestDriver(LegOwner):
         return self._prefilling.read(leg, said, newest=leg.attempt == self._journey.attempt)
 
     def prefill_left(self, leg: PrefillLeg) -> None:
-        """Its instance is lost; it may yet do its work, and hold blocks for us."""
+        """The leg's instance is lost; the leg may still do its work and hold blocks for this request."""
         if self._prefilling.take(leg):
             self._prefilling.see_out(leg)
             self.feed(j.Lost("the instance was lost", by=leg.instance))
 
     def answer_began(self, leg: AnswerLeg, because: str) -> None:
-        """The beginning of a stream with a good status is here. `because`: why it is none; empty: it is one."""
+        """The beginning of a stream with a good status has arrived. `because`: why it is not valid; empty: it is."""
         answering = self._answering
         if leg is not answering.leg:
             return
@@ -291,7 +291,7 @@ class RequestDriver(LegOwner):
             self._try(answering.opened, leg, None)
 
     def answer_ended(self, leg: AnswerLeg) -> None:
-        """All of it is here."""
+        """The whole answer has arrived."""
         if leg is self._answering.leg:
             if leg.relays:
                 self._try(self.reply.ended)
@@ -299,7 +299,7 @@ class RequestDriver(LegOwner):
                 self._try(self._answering.ended, leg)
 
     def answer_lost(self, leg: AnswerLeg, lost: EngineLost) -> None:
-        """It broke off."""
+        """The leg broke off."""
         if leg is not self._answering.leg:
             return
         if leg.relays:
@@ -311,17 +311,17 @@ class RequestDriver(LegOwner):
         return self._answering.opened(leg, self._words.lost(leg.instance, lost))
 
     def answer_left(self, leg: AnswerLeg) -> None:
-        """Its instance is lost."""
+        """The leg's instance is lost."""
         if leg is self._answering.leg and leg.opening:
             self._try(self._answering.opened, leg, j.Lost("the instance was lost"))
 
     def passed_on(self, event: object) -> None:
-        """A chunk has told of this."""
+        """A chunk has led to this event."""
         assert isinstance(event, j.Lost)
         self.feed(event)
 
     def relayed(self, data: bytes) -> None:
-        """More of the stream."""
+        """More bytes of the stream have arrived."""
         self._try(self.reply.feed, data)
 
     # -- the end --
@@ -340,13 +340,13 @@ class RequestDriver(LegOwner):
         if reply.broken_seams:
             parts.meters.broken_seams.inc(reply.broken_seams)
         self._trace.finish(outcome, self._scheduled.context, tokens)
-        if reply.outlet.exchange is self:  # the client was told no end: better none than to wait for ever
+        if reply.outlet.exchange is self:  # the client got no end: better a cut connection than waiting for ever
             reply.outlet.abort()
         self._part()
 
     def _abandon(self) -> None:
-        """A bug of ours has ended this request. Each step is tried, whatever became of the others: places are given
-        back, the request is not open any more, and its client hears of it.
+        """A bug of the router's has ended this request. Each step is tried, whatever became of the others: places are
+        given back, the request is no longer open, and its client is told.
         """
         if self._parted:
             return
@@ -363,7 +363,7 @@ class RequestDriver(LegOwner):
         for step in steps:
             try:
                 step()
-            except Exception:  # the next step is as good as before
+            except Exception:  # the next step may still succeed
                 logger.exception(_BUG, self._request.label)
 
     def _tell_broken(self) -> None:
@@ -375,17 +375,19 @@ class RequestDriver(LegOwner):
             self._parts.refusals.refuse(outlet, problem)
 
     def stop(self) -> None:
-        """The router ends: whatever comes now is not looked at."""
+        """The router ends: ignore all further events."""
         self._forget()
 
     def _part(self) -> None:
-        """From its legs, which know it: a cycle would keep it, body and tokens, until the garbage collector runs."""
+        """Drop the references from its legs: the cycle would keep request, body and tokens until the garbage collector
+        runs.
+        """
         self._prefilling.part()
         self._answering.part()
         self._parted = True
 
     def _forget(self) -> None:
-        """Nothing is to come any more."""
+        """No more events are expected."""
         self._over = True
         self._waiting.end()
         self._patience.end()
@@ -412,4 +414,4 @@ _CARRY_OUT: Mapping[type[j.Effect], Callable[[RequestDriver, Any], j.Event | Non
     j.Release: RequestDriver._begin_release,
     j.Finish: RequestDriver._finish,
 }
-"""How each effect is carried out; what that returns is fed to the journey."""
+"""How each effect is carried out; the result is fed to the journey."""

@@ -1,4 +1,4 @@
-"""What engines' refusals, losses and nonsense mean to a request's journey, and what its client reads of it. A shell."""
+"""What engines' refusals, losses and invalid answers mean to a request's journey, and what its client gets. A shell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("baton.router")
 
 
 class EngineWords:
-    """To one request."""
+    """For one request."""
 
     __slots__ = ("_parts", "_refusal", "_request")
 
@@ -31,7 +31,7 @@ class EngineWords:
         self._refusal: Answer | None = None
 
     def refused(self, by: InstanceId, answer: Answer) -> j.Lost | j.Refused:
-        """4xx is the client's to read; all else is the engine's fault, and another engine may do better."""
+        """A 4xx goes to the client; any other refusal is the engine's fault, and another engine may succeed."""
         if wire.is_ticket_refused(answer.status, answer.body):
             logger.error(
                 "%s: our ticket was refused: %s", self._request.label, answer.body[:300].decode(errors="replace")
@@ -45,7 +45,7 @@ class EngineWords:
         return j.Refused(answer.status)
 
     def lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost | j.Refused:
-        """What a broken leg is to the journey. What we have run out of, another instance could not give us either."""
+        """The journey's event for a broken leg. If this router lacks a resource, another instance would not help."""
         if lost.ours:
             logger.warning("%s: %s", self._request.label, lost)
             problem = no_room(str(lost))
@@ -59,11 +59,11 @@ class EngineWords:
         return j.Lost(str(lost), untouched=not lost.reached)
 
     def unfit(self, by: InstanceId, because: str) -> j.Lost | j.Refused:
-        """An engine has answered with status 200 and no answer."""
+        """An engine has answered with status 200 and an invalid answer."""
         return self.lost(by, EngineLost(because, reached=True, unfit="no_completion"))
 
     def no_stream(self, by: InstanceId, pieces: bytes, because: str) -> j.Lost | j.Refused:
-        """What begins as no stream: it may be a refusal with a good status."""
+        """The answer does not begin as a stream: it may be a refusal with a good status."""
         refusal = engine_answers.refusal_in(pieces)
         if refusal is None:
             return self.unfit(by, because)
@@ -72,7 +72,7 @@ class EngineWords:
         return j.Refused(status)
 
     def forward(self, reply: Reply) -> None:
-        """Give the client the last refusal."""
+        """Send the last refusal to the client."""
         refusal = self._refusal
         assert refusal is not None
         if engine_answers.object_in(refusal.body) is not None:

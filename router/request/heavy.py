@@ -1,12 +1,13 @@
-"""Reads bodies that are too large, or hold too much, to be built: in slices, without a copy of what is large. Pure.
+"""Reads bodies that are too large, or have too many values, to be parsed whole: in slices, without copying large
+fields. Pure.
 
 A body up to a megabyte with a usual number of values is parsed whole (`router.request.body`). This module takes all
-others. It checks their syntax and limits, builds what is small, and leaves what is large as it came (`Unread`). What
-engines get are the client's own bytes; where a transfer field stands in a small field, that one is written anew; where
-one stands inside a large field, the body is refused.
+others. It checks their syntax and limits, parses small fields, and leaves large ones as raw JSON (`Unread`). Engines
+get the client's own bytes; a small field with a transfer field in it is written anew; if a transfer field stands inside
+a large field, the body is refused.
 
-Every function here works in steps (`cluster.scan.Steps`), none of which is to take more than 10 ms on an EPYC core. The
-parser takes one step, so it is given the body without the insides of long texts and without long spaces (`_Shortened`):
+Every function here works in steps (`cluster.scan.Steps`), none of which should take more than 10 ms on an EPYC core.
+The parser takes one step, so it gets the body without the insides of long texts and without long spaces (`_Shortened`):
 33 MB of escapes took it 35 ms.
 """
 
@@ -27,52 +28,52 @@ from cluster.errors import ApiError, bad_request
 from router.core.unread import Sort, Unread
 
 LIGHT_BYTES: Final = 1 << 16
-"""Bodies of this size are light whatever they hold: the worst one takes 25 ms."""
+"""Bodies up to this size are light whatever they contain: the worst one takes 25 ms."""
 
 HEAVY_BYTES: Final = 1 << 20
-"""Bodies over this are heavy whatever they hold: a text with one emoji takes four times its size once it is built."""
+"""Larger bodies are heavy whatever they contain: a text with one emoji takes four times its size once it is parsed."""
 
 LIGHT_VALUES: Final = 20_000
-"""So many objects, arrays and texts take 10 ms to build, look through and write anew."""
+"""Parsing, checking and writing this many objects, arrays and texts takes 10 ms."""
 
 LIGHT_NUMBERS: Final = 50_000
 
 _OPENINGS_FEW, _QUOTES_FEW, _LONG = 64, 256, 256
 _OUTSIDE: Final = b"0123456789+-.eE[]{},: \t\r\ntruefalsn"
-"""What stands outside of texts."""
+"""The bytes that stand outside of texts."""
 _NO_MARKS: Final = bytes(set(range(256)) - set(b'[{",'))
 
 FIELDS_MAX: Final = 1024
-"""Fields of a heavy body itself, not of what is in it; vLLM knows about a hundred."""
+"""The number of fields of a heavy body at its top level; vLLM knows about a hundred."""
 
 SMALL_BYTES: Final = 1 << 16
-"""A field up to this size is built."""
+"""A field up to this size is parsed."""
 
 BUILT_BYTES_MAX: Final = 1 << 20
-"""And all of them together."""
+"""The limit of all parsed fields together."""
 
 SINGLE_VALUES_MAX: Final = 50_000
-"""In a body with more values no large list is searched for its only element."""
+"""In a body with more values, no large list is searched for its only element."""
 
 _TEXT_BYTES: Final = 1 << 20
 _AT_ONCE_BYTES: Final = 8 << 20
-"""So much is copied in 3 ms."""
+"""Copying this much takes 3 ms."""
 
 _LOOKED_FOR: Final = wire.TRANSFER_KEYS | wire.FREE_FORM_KEYS
 _NAMES: Final = scan.Names(_LOOKED_FOR | {wire.MEDIA_NAME})
 _MESSAGES: Final = "messages"
-"""Media stand in this field, and nowhere else."""
+"""The only field that may contain media."""
 _TEXT: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.){0,4096}")')
-"""A name of media: longer ones are refused."""
+"""The name of a medium: longer ones are refused."""
 _FOLLOWING_MAX: Final = 3
-"""Bytes of a character behind its first."""
+"""The bytes of a character after its first."""
 _HASHED: Final = "cache_salt"
 _NUMBERS: Final = b"0123456789-, \t\r\n"
 _LIST: Final = (ord("["), ord("]"))
 _SPACES_MAX: Final = 64
 _SPACES: Final = b" \t\r\n"
 _MAY_HOLD: Final = re.compile(rb'[ \t\r\n]*(?:\[|"[\[{ \\])')
-"""The beginning of a free-form field's value that is JSON as text, or a list that may have some."""
+"""The beginning of a free-form field's value that is JSON as text, or a list that may contain some."""
 _PLACE: Final = re.compile(r"\(byte (\d+)\)")
 _TEXTS: Final = frozenset({b'"', b"["})
 
@@ -82,9 +83,9 @@ class Heavy:
     """A heavy body, read."""
 
     body: dict[str, Any]
-    """Its fields, without those that no client may set; empty where it is no object."""
+    """Its fields, without those that no client may set; empty if it is not an object."""
     raw: bytes
-    """What engines may read."""
+    """The bytes that engines may read."""
     is_object: bool
 
 
@@ -94,7 +95,7 @@ class _Shortened:
     __slots__ = ("_lost", "_raw", "_starts", "_texts", "raw")
 
     def __init__(self, raw: bytes, plain: Sequence[scan.Plain]) -> None:
-        """`plain`: of the scan's `Survey`."""
+        """`plain`: from the scan's `Survey`."""
         lost, end = 0, 0
         pieces = []
         starts, sums = [0], [0]
@@ -106,28 +107,28 @@ class _Shortened:
             end = each.end
         self._raw: Final = raw
         self._starts: Final = starts
-        """From where on in `raw`, ascending, `_lost` bytes are missing."""
+        """The positions in `raw`, ascending, from which `_lost` bytes are missing."""
         self._lost: Final = sums
         self._texts: Final = [each.start for each in plain if each.is_text]
         self.raw: Final = b"".join([*pieces, memoryview(raw)[end:]]) if plain else raw
 
     def at(self, short: int) -> int:
-        """Where in the body the byte stands that is at `short` here."""
+        """The position in the body of the byte at `short`."""
         return short + self._lost[bisect_right(self._starts, short) - 1]
 
     def whole(self, part: memoryview) -> memoryview:
-        """What the body has where this part of `raw` stands."""
+        """The body's bytes for this part of `raw`."""
         start = _address(part) - _address(self.raw)
         return memoryview(self._raw)[self.at(start) : self.at(start + len(part) - 1) + 1]
 
     def is_within(self, parts: Iterable[memoryview]) -> bool:
-        """Whether every text that is shorter here stands in one of these parts of the body, which do not overlap."""
+        """Whether every shortened text stands in one of these parts of the body, which do not overlap."""
         ranges = sorted((_address(part) - _address(self._raw), len(part)) for part in parts)
         found = (bisect_right(ranges, (start, len(self._raw))) - 1 for start in self._texts)
         return all(at >= 0 and start < sum(ranges[at]) for at, start in zip(found, self._texts, strict=True))
 
     def said(self, error: Exception) -> str:
-        """A parser's complaint about `raw`, with its place in the body."""
+        """A parser's complaint about `raw`, with its position in the body."""
         return _PLACE.sub(lambda found: f"(byte {self.at(int(found[1]))})", str(error))
 
 
@@ -142,7 +143,9 @@ class _Field(str):
 
 
 def is_heavy(raw: bytes) -> bool:
-    """Whether a body is read here. Never below `LIGHT_BYTES`, always above `HEAVY_BYTES`, else by what it may hold."""
+    """Whether this module reads the body. Never below `LIGHT_BYTES`, always above `HEAVY_BYTES`, else by what it may
+    contain.
+    """
     size = len(raw)
     if size <= LIGHT_BYTES or size > HEAVY_BYTES:
         return size > HEAVY_BYTES
@@ -156,8 +159,8 @@ def is_heavy(raw: bytes) -> bool:
 
 
 def _mostly_text(raw: bytes) -> bool:
-    """Whether a few texts are nearly all of it, as of most prompts: seen in some microseconds, where to count takes 30
-    for 100 kB. What stands between two quotes is one text, or outside of all, and there few characters may be.
+    """Whether a few texts are nearly all of the body, as in most prompts. This takes some microseconds, while counting
+    takes 30 for 100 kB. The bytes between two quotes are one text, or outside of all, where few characters are allowed.
     """
     for opening in (b"{", b"["):
         at = -1
@@ -233,7 +236,7 @@ def _check_utf8(raw: bytes) -> scan.Steps[None]:
 
 
 def _fields(raw: bytes, short: _Shortened) -> dict[str, msgspec.Raw] | None:
-    """The fields of an object, unread; None where it is no object. All of its syntax is checked."""
+    """The fields of an object, unread; None if it is not an object. The whole syntax is checked."""
     count = 0
 
     def name(kind: type, said: Any) -> _Field:  # noqa: ARG001 - msgspec's signature
@@ -266,14 +269,14 @@ def _decoded(raw: bytes, name: Any) -> dict[_Field, msgspec.Raw]:
 
 
 def _built(short: _Shortened, fields: dict[str, msgspec.Raw], values: int) -> scan.Steps[dict[str, Any]]:
-    """What is small, built; what is large, unread."""
+    """Small fields parsed, large ones unread."""
     body: dict[str, Any] = {}
     built = since = 0
     for name, value in fields.items():
         view = short.whole(memoryview(value))
         if len(view) <= SMALL_BYTES:
             built += len(view)
-            if built > BUILT_BYTES_MAX:  # unread it would be: `stream` and others decide what we do
+            if built > BUILT_BYTES_MAX:  # it would stay unread: `stream` and other fields decide what the router does
                 limit = f"the fields of up to {SMALL_BYTES:,} bytes together take over {BUILT_BYTES_MAX:,}"
                 raise bad_request(f"The body has too much beside its large fields: {limit}.", name[:80])
             since += len(view)
@@ -290,7 +293,7 @@ def _built(short: _Shortened, fields: dict[str, msgspec.Raw], values: int) -> sc
 def _value(name: str, view: memoryview) -> Any:
     try:
         return msgspec.json.decode(view)
-    except msgspec.DecodeError as error:  # a number that no float can hold: only building it finds that
+    except msgspec.DecodeError as error:  # a number that no float can hold: only parsing finds that
         raise bad_request(f"`{name[:80]}` is not valid JSON: {error}", name[:80]) from None
 
 
@@ -317,7 +320,7 @@ def _unread(short: _Shortened, part: memoryview, values: int) -> scan.Steps[Unre
 
 
 def _within(view: memoryview) -> memoryview:
-    """What stands between a list's brackets, without spaces around it, as far as those are few."""
+    """The content between a list's brackets, without spaces around it, as far as those are few."""
     start, end = 1, len(view) - 1
     while start < min(end, _SPACES_MAX) and view[start] in _SPACES:
         start += 1
@@ -327,7 +330,7 @@ def _within(view: memoryview) -> memoryview:
 
 
 def _ids(view: memoryview) -> scan.Steps[int]:
-    """How many whole numbers a list has; 0 where it has anything else, or nothing."""
+    """The number of a list's whole numbers; 0 if it contains anything else, or nothing."""
     commas, size = 0, len(view)
     start = 1
     while start < size - 1:
@@ -351,7 +354,9 @@ def _clean(
     keys: Sequence[scan.Key],
     namespace: str,
 ) -> scan.Steps[Heavy]:
-    """Without what no client may set: small fields are stripped and written anew, large ones must have nothing."""
+    """The body without what no client may set: small fields are stripped and written anew, large ones must contain none
+    of it.
+    """
     for name in wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS:
         if isinstance(body.get(name), Unread):
             del body[name]
@@ -378,7 +383,7 @@ def _clean(
 
 
 def _joined(pieces: Sequence[bytes | memoryview]) -> scan.Steps[bytes]:
-    """One text of them. A long one in steps: most of its price is the kernel's, for memory that was not ours before."""
+    """The pieces as one text. A long one in steps: most of the cost is the kernel's, for fresh memory."""
     if sum(map(len, pieces)) <= _AT_ONCE_BYTES:
         return b"".join(pieces)
     written = BytesIO()
@@ -390,7 +395,7 @@ def _joined(pieces: Sequence[bytes | memoryview]) -> scan.Steps[bytes]:
 
 
 def _apart(raw: bytes, view: memoryview, keys: Sequence[scan.Key], namespace: str) -> list[bytes | memoryview]:
-    """The messages, with the names that a client gave to media kept apart from other tenants' (`wire.strip`)."""
+    """The messages, with clients' names of media kept apart from other tenants' (`wire.strip`)."""
     start = _address(view) - _address(raw)
     pieces: list[bytes | memoryview] = []
     done = 0
@@ -407,7 +412,7 @@ def _apart(raw: bytes, view: memoryview, keys: Sequence[scan.Key], namespace: st
 
 
 def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.Key]) -> None:
-    """Refuse a large field that could hold what no client may set."""
+    """Refuse a large field that could contain what no client may set."""
     if name in wire.FREE_FORM_KEYS and bytes(view[:1]) in _TEXTS:
         raise bad_request(
             f"`{name}` is a text of {len(view):,} bytes that may hold JSON; up to {SMALL_BYTES:,} are looked into. "
@@ -424,7 +429,7 @@ def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.Ke
 
 
 def _address(data: bytes | memoryview) -> int:
-    """Where in memory it lies: msgspec's `Raw` is a view of the body itself."""
+    """Its address in memory: msgspec's `Raw` is a view of the body itself."""
     address: int = np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0]
     return address
 

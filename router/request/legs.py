@@ -1,4 +1,5 @@
-"""The two legs of a request, sent: what their connections say is kept until it makes sense, then told on.
+"""The two legs of a request, once sent: they collect the bytes of their connections until those make sense, then
+report.
 
 A leg decides nothing: it tells its owner, the request's driver, which asks the journey.
 """
@@ -19,53 +20,53 @@ from router.http.upstream import Answer, EngineLost, too_long
 
 
 class LegOwner(ABC):
-    """Who sent legs, and hears of them."""
+    """The sender of legs, which gets their events."""
 
     __slots__ = ()
 
     @abstractmethod
     def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost | j.Refused:
-        """What a broken leg is to the journey."""
+        """The journey's event for a broken leg."""
 
     @abstractmethod
     def prefill_over(self, leg: PrefillLeg) -> None:
-        """Its place is free again, however it ended."""
+        """The leg's place is free again, however the leg ended."""
 
     @abstractmethod
     def prefill_said(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> None:
-        """It has ended by itself."""
+        """The leg has ended by itself."""
 
     @abstractmethod
     def prefill_left(self, leg: PrefillLeg) -> None:
-        """Its instance is lost; it may yet do its work, and hold blocks for us."""
+        """The leg's instance is lost; the leg may still do its work and hold blocks for this request."""
 
     @abstractmethod
     def answer_began(self, leg: AnswerLeg, because: str) -> None:
-        """The beginning of a stream with a good status is here. `because`: why it is none; empty: it is one."""
+        """The beginning of a stream with a good status has arrived. `because`: why it is not valid; empty: it is."""
 
     @abstractmethod
     def answer_ended(self, leg: AnswerLeg) -> None:
-        """All of it is here."""
+        """The whole answer has arrived."""
 
     @abstractmethod
     def answer_lost(self, leg: AnswerLeg, lost: EngineLost) -> None:
-        """It broke off."""
+        """The leg broke off."""
 
     @abstractmethod
     def answer_left(self, leg: AnswerLeg) -> None:
-        """Its instance is lost."""
+        """The leg's instance is lost."""
 
     @abstractmethod
     def passed_on(self, event: object) -> None:
-        """A chunk has told of this."""
+        """A chunk has led to this event."""
 
     @abstractmethod
     def relayed(self, data: bytes) -> None:
-        """More of the stream."""
+        """More bytes of the stream have arrived."""
 
 
 class PrefillSaid:
-    """What an engine said to a prefill leg, and when."""
+    """An engine's answer to a prefill leg, and its time."""
 
     __slots__ = ("answer", "at")
 
@@ -75,7 +76,9 @@ class PrefillSaid:
 
 
 class PrefillLeg:
-    """A prefill leg that was sent. A client's leaving does not cut it off before it said what it holds."""
+    """A prefill leg that was sent. If the client leaves, the leg is not cut off before its answer says what it
+    holds.
+    """
 
     __slots__ = (
         "_bytes",
@@ -93,7 +96,7 @@ class PrefillLeg:
     )
 
     def __init__(self, owner: LegOwner, instance: InstanceId, attempt: int, bytes_max: int) -> None:
-        """`bytes_max`: most of its answer that is kept to be read."""
+        """`bytes_max`: the most bytes of its answer that are kept."""
         self._owner = owner
         self._bytes_max = bytes_max
         self.instance = instance
@@ -101,14 +104,14 @@ class PrefillLeg:
         self.started = 0.0
         self.http: Leg | None = None
         self._said: asyncio.Future[PrefillSaid | j.Lost | j.Refused] | None = None
-        """For what outlives the request."""
+        """For work that outlives the request."""
         self._told: PrefillSaid | j.Lost | j.Refused | None = None
         self._status, self._content_type = 0, ""
         self._pieces: list[bytes] = []
         self._bytes = 0
 
     def said(self) -> asyncio.Future[PrefillSaid | j.Lost | j.Refused]:
-        """Done when it has ended."""
+        """Done when the leg has ended."""
         if self._said is None:
             self._said = asyncio.get_running_loop().create_future()
             if self._told is not None:
@@ -116,7 +119,7 @@ class PrefillLeg:
         return self._said
 
     def cut(self) -> None:
-        """Nobody wants to know any more."""
+        """The leg's answer is not wanted any more."""
         http, self.http = self.http, None
         if http is not None:
             http.close()
@@ -136,7 +139,7 @@ class PrefillLeg:
         self.body(framed[begin:-2])
 
     def happened(self, found: object) -> None:
-        """Nothing can."""
+        """Never called."""
 
     def ended(self) -> None:
         answer = Answer(self._status, self._content_type, b"".join(self._pieces))
@@ -155,12 +158,12 @@ class PrefillLeg:
         self._owner.prefill_said(self, told)
 
     def left(self) -> None:
-        """Its instance is lost."""
+        """The leg's instance is lost."""
         self._owner.prefill_left(self)
 
 
 class AnswerLeg:
-    """The leg that answers, sent."""
+    """The answering leg, once sent."""
 
     __slots__ = (
         "_bytes",
@@ -185,11 +188,11 @@ class AnswerLeg:
         """A leg that is about to be sent.
 
         Args:
-            owner: hears of it.
+            owner: gets its events.
             instance: where it goes.
             outlet: the way to its client.
             streams: the client wants a stream.
-            bytes_max: most of an answer that is kept to be read.
+            bytes_max: the most bytes of an answer that are kept.
         """
         self._owner = owner
         self._outlet = outlet
@@ -197,22 +200,22 @@ class AnswerLeg:
         self._bytes_max = bytes_max
         self.instance = instance
         self.producer: InstanceId | None = None
-        """The instance that holds what it pulls, where that is known."""
+        """The instance with the hold that it pulls, if known."""
         self.pulled = ""
-        """The engine whose hold it is to pull; empty: it is to pull none."""
+        """The engine whose hold it pulls; empty: it pulls none."""
         self.http: Leg | None = None
         self.started = time.monotonic()
         self.opening = True
-        """Nothing has come that its status can be told by."""
+        """Nothing has arrived that tells its status."""
         self.relays = False
-        """Its bytes are for the client, as they come."""
+        """Its bytes go to the client as they arrive."""
         self.status, self.content_type, self.cache_control = 0, "", ""
         self._pieces: list[bytes] = []
         self._bytes = 0
 
     @property
     def pieces(self) -> bytes:
-        """What has come of it, and is not relayed."""
+        """The bytes that have arrived and are not relayed."""
         return b"".join(self._pieces)
 
     def opened(self, status: int, content_type: str, cache_control: str) -> None:
@@ -226,7 +229,7 @@ class AnswerLeg:
         outlet = self._outlet
         outlet.cork()
         self._body(data)
-        if self.http is not http:  # something was wrong with it: its end is not to be heard
+        if self.http is not http:  # something was wrong with it: ignore its end
             outlet.uncork()
 
     def _body(self, data: bytes) -> None:
@@ -242,7 +245,7 @@ class AnswerLeg:
             self.http.refuse(too_long(self._bytes_max))
 
     def _begin(self, data: bytes) -> None:
-        """A stream's first bytes: its owner hears of them once they tell whether it is one."""
+        """A stream's first bytes: report them once they show whether the stream is valid."""
         if not self.content_type.startswith("text/event-stream"):
             self._owner.answer_began(self, f"it answered a stream with {self.content_type!r}")
         elif b"\n" in data or self._bytes >= engine_answers.BEGINNING_BYTES_MAX:
@@ -266,11 +269,11 @@ class AnswerLeg:
         self._owner.answer_lost(self, lost)
 
     def left(self) -> None:
-        """Its instance is lost."""
+        """The leg's instance is lost."""
         self._owner.answer_left(self)
 
     def close(self) -> None:
-        """Break it off."""
+        """Break the leg off."""
         http, self.http = self.http, None
         if http is not None:
             http.close()

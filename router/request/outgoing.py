@@ -1,4 +1,6 @@
-"""What the legs of one request carry: heads, its body with our fields, tickets. A shell: a ticket has a clock."""
+"""The content of one request's legs: heads, its body with the router's fields, tickets. A shell: a ticket has a
+clock.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from router.request.trace import RequestTrace
 
 
 class Outgoing:
-    """Of one request."""
+    """The outgoing content of one request."""
 
     __slots__ = ("_head", "_onward", "_open", "_parts", "_request", "_trace")
 
     def __init__(self, parts: Parts, request: Request, headers: Headers, trace: RequestTrace) -> None:
-        """`headers`: as its client sent them."""
+        """`headers`: as the client sent them."""
         self._parts: Final = parts
         self._request: Final = request
         self._trace: Final = trace
@@ -31,7 +33,7 @@ class Outgoing:
             headers.onward = onward, lines(onward)
         self._onward, start = headers.onward
         self._head = b"%bx-request-id: %b\r\n%b" % (start, request.id.encode(), trace.untraced)
-        """Headers of its legs, as lines."""
+        """The headers of its legs, as lines."""
         if trace.unsampled is not None:
             self._head = lines(trace.unsampled.passed_on(self.headers))
         self._open: tuple[bytes | memoryview, ...] = ()
@@ -39,16 +41,16 @@ class Outgoing:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of its legs."""
+        """The headers of its legs."""
         return {**self._onward, "x-request-id": self._request.id}
 
     def lines(self, stage: str, target: Instance) -> bytes:
-        """A leg is sent: its headers, as lines."""
+        """A leg is sent: returns its headers, as lines."""
         self._trace.sends(stage, target)
         return lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
 
     def body(self, fields: Mapping[str, Any]) -> tuple[bytes | memoryview, ...]:
-        """Its client's body with these fields of ours."""
+        """The client's body with these fields of the router's."""
         if not fields:
             return (self._request.raw,)
         if not self._open:
@@ -69,17 +71,17 @@ class Outgoing:
         return (*self._open, b"%b%b%b" % (start, str(transfer).encode(), end))
 
     def forget_body(self) -> None:
-        """An instance answers: the body is not sent again soon."""
+        """An instance has begun to answer: the body will not be sent again soon."""
         self._open = ()
 
     def transfer_id(self, producer: InstanceId, attempt: int) -> TransferId:
-        """The name of this request's hold there, made or not."""
+        """The name of this request's hold on that instance, made or not."""
         view = self._parts.view
         epoch = view.get(producer).instance.epoch if view.knows(producer) else 0
         return TransferId(self._request.id, attempt, epoch)
 
     def stamped(self, body: Mapping[str, Any], to: InstanceId, producer: InstanceId, attempt: int) -> Mapping[str, Any]:
-        """A leg for `to` about the hold of `producer`, with the ticket that a guarded engine asks for."""
+        """A leg for `to` about the hold of `producer`, with the ticket that a guarded engine needs."""
         tickets = self._parts.engines.tickets
         if not tickets.signs:
             return body

@@ -22,11 +22,11 @@ class Open(Protocol):
     """A request that is not over."""
 
     def stop(self) -> None:
-        """The router ends: whatever comes now is not looked at."""
+        """The router ends: ignore all further events."""
 
 
 class Limits:
-    """What a request may take, and what may be done for it."""
+    """The limits of a request, and what may be done for it."""
 
     __slots__ = ("answer_bytes_max", "client_stall_s", "seeding", "stall_s")
 
@@ -39,7 +39,7 @@ class Limits:
 
 
 class Telling:
-    """Where it is told what becomes of requests."""
+    """The receivers of reports about requests."""
 
     __slots__ = ("memory", "meters", "tracing")
 
@@ -50,7 +50,7 @@ class Telling:
 
 
 class Parts:
-    """All of it. It decides nothing."""
+    """All shared parts. This class decides nothing."""
 
     __slots__ = (
         "clients", "dispatch", "engines", "limits", "line", "losses", "meters", "open", "predictor",
@@ -68,7 +68,7 @@ class Parts:
         telling: Telling,
         tasks: Tasks,
     ) -> None:
-        """`predictor`: None where nothing is foretold of requests."""
+        """`predictor`: None if no predictions are made."""
         self.limits: Final = limits
         self.clients: Final = clients
         self.engines: Final = engines

@@ -1,4 +1,4 @@
-"""The prefill legs of one request, and what their answers say: a hold, a first token, how much was cached. A shell."""
+"""The prefill legs of one request, and their answers: a hold, a first token, the cached tokens. A shell."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from router.telemetry.timing import Stage
 
 
 class Prefilling:
-    """Of one request."""
+    """The prefill legs of one request."""
 
     __slots__ = (
         "_had_cached", "_legs", "_outgoing", "_parts", "_releasing", "_request", "_scheduled", "_seeding", "_trace",
@@ -53,16 +53,16 @@ class Prefilling:
         self._words: Final = words
         self._trace: Final = trace
         self._legs: Final[dict[InstanceId, PrefillLeg]] = {}
-        """Those that are waited for, oldest first."""
+        """The awaited legs, the oldest first."""
         self.producer: PrefillLeg | None = None
-        """Whose answer the journey goes on with; before there is one, the leg that was sent last."""
+        """The leg whose answer the journey uses; before there is one, the leg that was sent last."""
         self.answer: Answer | None = None
         self._had_cached: int | None = None
         """Prompt tokens that the first P had cached."""
         self._releasing: asyncio.Task[j.Event] | None = None
 
     def send(self, effect: j.SendPrefill, owner: LegOwner) -> None:
-        """A leg goes out; `owner` hears of it."""
+        """Send a leg and report its events to `owner`."""
         instance, attempt, parts = effect.instance, effect.attempt, self._parts
         leg = self.producer = PrefillLeg(owner, instance, attempt, parts.limits.answer_bytes_max)
         body = self._outgoing.prefill_body(instance, attempt, token_ids=self._seeding.may())
@@ -75,21 +75,21 @@ class Prefilling:
         leg.http = parts.engines.legs.send(target.url, self._request.path, headers, body, leg)
 
     def over(self, leg: PrefillLeg) -> None:
-        """Its place is free again, however it ended."""
+        """The leg's place is free again, however the leg ended."""
         self._parts.losses.unwatch(leg.instance, leg)
         self._parts.dispatch.leg_ended(leg.instance)
 
     def take(self, leg: PrefillLeg) -> bool:
-        """It has ended or is lost: it is waited for no longer. Whether it was."""
+        """The leg has ended or is lost, and is no longer awaited. Returns whether it was."""
         if self._legs.get(leg.instance) is not leg:
             return False
         del self._legs[leg.instance]
         return True
 
-    # -- what they say --
+    # -- their answers --
 
     def read(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused, *, newest: bool) -> j.Event:
-        """One has ended by itself. `newest`: it is of the last attempt."""
+        """A leg has ended by itself. `newest`: it is of the last attempt."""
         if isinstance(said, PrefillSaid):
             self._parts.meters.leg("prefill", said.at - leg.started)
         fields = self._fields(leg.instance, said.answer) if isinstance(said, PrefillSaid) else said
@@ -101,9 +101,9 @@ class Prefilling:
         self.producer, self.answer = leg, said.answer
         reason = wire.first_finish_reason(fields)
         usage = fields.get("usage")
-        done = newest and reason in j.PREFILLED  # else it computed nothing that its time could teach us
+        done = newest and reason in j.PREFILLED  # else it computed nothing to learn a time from
         self._scheduled.prompt_over(done=done, usage=usage if isinstance(usage, dict) and done else {})
-        # An older leg's own times began before the stage that it ends: they are left out, and nothing is claimed.
+        # An older leg's own times began before the stage that it ends: they are left out.
         self._trace.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
         transfer = self._transfer_in(fields)
         not_first = self._not_first(leg, transfer, fields)
@@ -113,7 +113,7 @@ class Prefilling:
         return j.PrefillAnswered(reason, transfer, token, not not_first, by=leg.instance)
 
     def _not_first(self, leg: PrefillLeg, transfer: wire.Transfer | None, fields: Mapping[str, Any]) -> str:
-        """Why P's token is not known to be the answer's first: by its own word, and by the proof of the pair."""
+        """Why P's token is not known to be the answer's first: by P's own answer, and by the proof of the pair."""
         if transfer is None:
             return "P holds nothing: what it has computed cannot be told"
         because = transfer.stops_short_of(fields)
@@ -121,7 +121,7 @@ class Prefilling:
         return because or ("" if decode is None else self._parts.view.not_exact(leg.instance, decode))
 
     def _transfer_in(self, fields: dict[str, Any]) -> wire.Transfer | None:
-        """The hold that P's answer describes; a client is told what the first P of its request had cached."""
+        """The hold that P's answer describes. The client is told how much the first P of its request had cached."""
         transfer = wire.read_transfer(fields)
         if transfer is None:
             return None
@@ -130,7 +130,7 @@ class Prefilling:
         return transfer.at_most_cached(self._had_cached)
 
     def _fields(self, by: InstanceId, answer: Answer) -> dict[str, Any] | j.Lost | j.Refused:
-        """Of P's answer."""
+        """The fields of P's answer."""
         if answer.status != 200:
             return self._words.refused(by, answer)
         fields = engine_answers.prefilled_in(answer.body, reads_blocks=self._parts.engines.tickets.signs)
@@ -142,12 +142,12 @@ class Prefilling:
         lost = self._words.unfit(by, told if isinstance(told, str) else "unreadable answer")
         if fields is None or wire.read_transfer(fields) is None:
             return lost
-        return {**fields, "choices": None}  # half done: what it holds is pulled or given back
+        return {**fields, "choices": None}  # half done: its hold is pulled or given back
 
     # -- how they end --
 
     def close(self) -> None:
-        """No prefill leg is waited for any more."""
+        """No prefill leg is awaited any more."""
         for leg in list(self._legs.values()):
             leg.cut()
         self._legs.clear()
@@ -157,29 +157,29 @@ class Prefilling:
         self._parts.tasks.spawn(self._releases().cancel_prefill(instance), f"abort-{self._request.id}")
 
     def outlast(self, instance: InstanceId) -> None:
-        """Another has answered: let this one end by itself."""
+        """Another leg has answered: let this one end by itself."""
         self._parts.tasks.spawn(self._releases().outlast(self._legs.pop(instance)), f"release-{self._request.id}")
 
     def see_out(self, leg: PrefillLeg) -> None:
-        """Its instance is lost; it may yet do its work, and hold blocks for us."""
+        """The leg's instance is lost; the leg may still do its work and hold blocks for this request."""
         self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
 
     def release(self, effect: j.Release, done: Callable[[asyncio.Task[j.Event]], None]) -> None:
-        """Give the hold up; it may go on meanwhile. `done` hears of its end."""
+        """Give the hold up in a task of its own. `done` is called at its end."""
         assert self.producer is not None
         releasing = self._releases().release(effect.via, effect.transfer, self.producer)
         self._releasing = self._parts.tasks.spawn(releasing, f"release-{self._request.id}")
         self._releasing.add_done_callback(done)
 
     def released(self, task: asyncio.Task[j.Event]) -> j.Event | None:
-        """What a release's end is to the journey; None: it is not the last one's."""
+        """The journey's event for a release's end; None: it is not the last release."""
         if task is not self._releasing:
             return None
         failed = task.cancelled() or task.exception() is not None
         return j.Released(ok=False) if failed else task.result()
 
     def part(self) -> None:
-        """From its legs, which know the driver."""
+        """Drop the references from its legs to the driver."""
         self.producer = None
 
     def _releases(self) -> Releases:

@@ -1,4 +1,4 @@
-"""What is wrong with a request, as an answer: one boundary where faults become OpenAI's errors. A shell: it writes."""
+"""The one boundary where a request's errors become answers in OpenAI's shape. A shell: it writes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ logger = logging.getLogger("baton.router")
 
 
 class Refusals:
-    """Of one router: they are counted."""
+    """The refusals of one router, which are counted."""
 
     def __init__(self, meters: RouterMetrics) -> None:
         self._meters: Final = meters
 
     def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
-        """Answer with what was raised. `close`: the rest of the request is not worth reading."""
+        """Answer with the raised error. `close`: do not read the rest of the request."""
         if not isinstance(problem, ApiError):
             logger.error("a request failed in the router", exc_info=problem)
             problem = broken()
@@ -34,12 +34,12 @@ class Refusals:
 
 
 def broken() -> ApiError:
-    """A bug of ours has ended a request."""
+    """A bug of the router's has ended a request."""
     return ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
 
 
 def headers_of(problem: ApiError) -> dict[str, str]:
-    """What an answer says beside the problem itself."""
+    """The headers of an error's answer."""
     headers = {"Retry-After": "1"} if problem.status == 503 else {}
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)

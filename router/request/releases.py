@@ -1,7 +1,7 @@
-"""What outlives an answer: prefill legs that nobody waits for any more, and the holds that are given up. Its own tasks.
+"""Work that outlives an answer, in tasks of its own: prefill legs that are not awaited any more, and holds to release.
 
-A hold that nobody pulls keeps P's blocks until its lease ends. It is given up by its name where P's connector knows
-names, else by a leg that D rejects, which has D tell P; what neither reaches is left to its lease.
+A hold that is not pulled keeps P's blocks until its lease ends. It is given up by its name if P's connector knows
+names, else by a leg that D rejects, which makes D tell P; if neither works, the lease ends it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("baton.router")
 
 
 class Releases:
-    """Of one request."""
+    """The releases of one request."""
 
     def __init__(self, parts: Parts, request: Request, outgoing: Outgoing) -> None:
         self.parts: Final = parts
@@ -38,14 +38,16 @@ class Releases:
         self.headers: Final = outgoing.headers
 
     async def outlast(self, leg: PrefillLeg) -> None:
-        """Another has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""
+        """Another leg has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""
         done, _ = await asyncio.wait({leg.said()}, timeout=j.PATIENCE_S)
         if not done and self.parts.view.knows(leg.instance):
             await self.cancel_prefill(leg.instance)
         await self.see_out(leg, j.CANCEL_WAIT_S)
 
     async def see_out(self, leg: PrefillLeg, wait_s: float) -> None:
-        """A leg that nobody waits for may yet do its work, and hold blocks for us. To cut it off races with that."""
+        """A leg that is not awaited any more may still do its work, and hold blocks for this request. Cutting it off
+        would race with that.
+        """
         try:
             done, _ = await asyncio.wait({leg.said()}, timeout=wait_s)
             said = leg.said().result() if done else None
@@ -56,7 +58,7 @@ class Releases:
             leg.cut()
 
     async def cancel_prefill(self, instance: InstanceId) -> None:
-        """vLLM aborts by its own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
+        """Abort with vLLM's own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
         engine_id = f"chatcmpl-{self.request.id}" if self.request.path == CHAT else f"cmpl-{self.request.id}-0"
         if not self.parts.view.knows(instance):
             return
@@ -64,7 +66,7 @@ class Releases:
         await self.parts.engines.upstream.abort(target, (engine_id,), self.headers)
 
     async def release(self, via: InstanceId, transfer: wire.Transfer, holder: PrefillLeg) -> j.Event:
-        """Give this hold up by its name; else have D tell P to free it, or, where D does not answer, another one."""
+        """Give this hold up by its name; else make D tell P to free it, or, if D does not answer, another instance."""
         done = await self._give_up(transfer, holder) or await self._reject(via, transfer, holder)
         if not done:
             other = self.parts.scheduler.speaks_for(holder.instance, via)
@@ -75,7 +77,7 @@ class Releases:
         return j.Released(done)
 
     async def _give_up(self, transfer: wire.Transfer, holder: PrefillLeg) -> bool:
-        """Where P has told the name we gave it, it has Baton's connector, and with a guard a place to say so."""
+        """Use the name if P has reported it: then P has Baton's connector, and with a guard a path for releases."""
         name = transfer.fields.get(wire.TRANSFER)
         if not isinstance(name, str) or not self.parts.view.knows(holder.instance):
             return False
@@ -88,8 +90,8 @@ class Releases:
         return answer.status == 200
 
     async def _reject(self, via: InstanceId, transfer: wire.Transfer, holder: PrefillLeg) -> bool:
-        """Have it reject a leg for this hold. To a producer it has never met, D's first word only starts a handshake,
-        and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
+        """Make the instance reject a leg for this hold. To a producer that it has never met, D's first message only
+        starts a handshake, and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
         """
         done = await self._reject_once(via, transfer, holder)
         if done and not self.parts.view.pair_warm(transfer.producer, via):
@@ -107,7 +109,7 @@ class Releases:
         except EngineLost:
             return False
         if wire.is_ticket_refused(answer.status, answer.body):
-            return False  # by the guard: the engine heard nothing of it
+            return False  # refused by the guard: the engine was not asked
         return 400 <= answer.status < 500  # the rejection is the release
 
     def _signed(self, body: Mapping[str, Any], to: InstanceId, holder: PrefillLeg) -> bytes:
@@ -115,6 +117,6 @@ class Releases:
 
 
 def _hold_in(answer: Answer) -> wire.Transfer | None:
-    """What P's answer says it holds for us, of an answer that is not used."""
+    """The hold in a P's answer that is not used."""
     fields = object_in(answer.body) if answer.status == 200 else None
     return None if fields is None else wire.read_transfer(fields)

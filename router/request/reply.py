@@ -1,4 +1,4 @@
-"""The client's side of one exchange: what he is given, and what of it is remembered in case the stream breaks."""
+"""The client's side of one request: what the client receives, and what is remembered in case the stream breaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from router.request.trace import RequestTrace
 logger = logging.getLogger("baton.router")
 
 REMEMBERED_BYTES_MAX = 256 << 10
-"""So much of a stream is kept for its resumption (about 1,000 chunks of vLLM's); a longer one ends with an error."""
+"""The part of a stream that is kept for its resumption (about 1,000 chunks of vLLM's); a longer one ends with
+an error."""
 
 _FRAME_ENDS = b"\n\n\r\n"
 
@@ -31,18 +32,19 @@ _ERROR_LATER: Final = b"\n\n" + ERROR_EVENT
 
 LAST_EVENT = b"data: [DONE]"
 _LAST_LINE = b"\n" + LAST_EVENT
-"""As it cannot stand in a text: JSON has no line ends there."""
+"""It cannot stand in a text: JSON texts have no raw line ends."""
 
 CUT_OFF = b'"finish_reason":"length"'
-"""In an answer that ended by its limit. In a text of the model's own its quotes would be escaped."""
+"""Marks an answer that ended by its limit. In the model's text its quotes would be escaped."""
 
 _EVENTS = "text/event-stream; charset=utf-8"
 
 
 class Reply:
-    """What one client is told.
+    """The answer to one client.
 
-    Long, as engines' events and the client's stream meet in it: what is read, counted and written is one state.
+    The class is long because engines' events and the client's stream meet in it: what is read, counted and written is
+    one state.
     """
 
     __slots__ = (
@@ -77,43 +79,40 @@ class Reply:
         counts: bool = False,
         event_bytes_max: int = 1 << 26,
     ) -> None:
-        """`counts`: the number of tokens is wanted. `event_bytes_max`: a stream with a longer event
-        has failed.
-        """
+        """`counts`: the number of tokens is wanted. `event_bytes_max`: a stream with a longer event has failed."""
         self.outlet = outlet
         self._request = request
         self._account = account
         self._due = 3 if request.path == CHAT else 2
-        """Events until the second token is out: chats begin with one that only names the role."""
+        """The number of events until the second token is sent: chats begin with one that only names the role."""
         self._kept: list[bytes] | deque[bytes] = [] if resumable else deque(maxlen=2)
-        """What was written: all of it while the stream can be resumed, else the last two. Bare events, or as a framed
-        chunk (`_bare`).
-        """
+        """The written events: all of them while the stream can be resumed, else the last two. Bare events, or as a
+        framed chunk (`_bare`)."""
         self._keep = self._kept.append
         self._kept_bytes = 0 if resumable else -1
-        """Of a stream that can be resumed: how much that is, framing included; -1: it cannot be."""
+        """For a stream that can be resumed: the bytes kept, framing included; -1: it cannot be."""
         self._streams_at = 0
-        """How much of what is kept was there before this stream."""
+        """The number of kept entries from before this stream."""
         self._seed: Seed | None = None
         self._seam: Splice | None = None
         self._rest = b""
-        """The beginning of an event whose end has not come."""
+        """The beginning of an event whose end has not arrived."""
         self._event_bytes = 0
-        """How much of one that is too long to be kept has been passed on; 0: there is none."""
+        """The number of passed-on bytes of an event that is too long to keep; 0: there is none."""
         self._event_bytes_max = event_bytes_max
         self._simple = False
-        """Whole chunks may pass as they come: both first tokens are out, and nothing is to be taken out or kept."""
+        """Whole chunks may pass unchanged: both first tokens are sent, and nothing has to be removed or kept."""
         self._passage: Callable[[bytes], None] = outlet.write
         self._counts = counts
         self._events = 0
-        """Events of a stream that are with the client."""
+        """The number of the stream's events that the client has."""
         self.broken_seams = 0
         self.cut_off = False
         """The answer ended by its limit."""
 
     @property
     def first_out(self) -> bool:
-        """The first token of a stream is with the client."""
+        """Whether the client has the first token of a stream."""
         return self._due <= 1
 
     def respond(
@@ -125,9 +124,11 @@ class Reply:
         retry_after_s: int | None = None,
         told: Told | None = None,
     ) -> None:
-        """Answer in one piece. `told`: what an engine's completion says beside its text; None: it is an error."""
+        """Answer in one piece. `told`: what an engine's completion says beside its text; None: the answer is an
+        error.
+        """
         if self.outlet.gone:
-            return  # nobody is there any more
+            return  # the client has left
         about = self._account.headers() if told is None else self._account.answered(told)
         request = self._request
         names = {"X-Request-Id": request.told_id, "X-Baton-Request-Id": request.id}
@@ -148,8 +149,8 @@ class Reply:
     # -- a stream --
 
     def relay(self, content_type: str, cache_control: str) -> j.Event | None:
-        """A stream begins: raw bytes, whole events at a time, so that one that breaks off never leaves half an event
-        with the client. One that goes on after a seed, or after another that broke, passes a seam first.
+        """A stream begins: raw bytes, whole events at a time, so that a stream that breaks never leaves half an event
+        with the client. A stream that continues after a seed, or after another that broke, passes a splice first.
         """
         self._rest, self._simple = b"", False
         if self._kept_bytes < 0:
@@ -163,7 +164,7 @@ class Reply:
         return None
 
     def feed(self, chunk: bytes) -> j.Event | None:
-        """Its next bytes. An event: that it has failed."""
+        """Take the stream's next bytes. Returns an event if it has failed."""
         if self._seam is not None:
             try:
                 chunk = self._seam.feed(chunk)
@@ -177,7 +178,7 @@ class Reply:
             if len(rest) < EVENT_BYTES_MAX:
                 self._rest = rest
                 return None
-            end = len(rest)  # too long to be kept: passed on in pieces
+            end = len(rest)  # too long to keep: passed on in pieces
             self._event_bytes += end
             if self._event_bytes > self._event_bytes_max:
                 return self.lost(f"an event of its stream is longer than {self._event_bytes_max} bytes")
@@ -198,7 +199,7 @@ class Reply:
         return None
 
     def pass_on(self, framed: bytes, begin: int) -> j.Event | None:
-        """The same of one whole chunk that ends as an event does, framed as it came: ``framed[begin:-2]``."""
+        """The same for one whole chunk that ends as an event does, framed as it came: ``framed[begin:-2]``."""
         if not self._simple or ERROR_EVENT in framed:
             return self.feed(framed[begin:-2])
         self._passage(framed)
@@ -212,7 +213,7 @@ class Reply:
         return None
 
     def ended(self) -> j.Event:
-        """Its bytes are all here."""
+        """All bytes of the stream have arrived."""
         tail = self._tail()
         if _LAST_LINE not in (b"\n" + tail)[-64:] + self._rest:
             return self.lost("the stream ended before its end")
@@ -221,7 +222,7 @@ class Reply:
         return j.Ended()
 
     def lost(self, because: str) -> j.Lost:
-        """It broke off."""
+        """The stream broke off."""
         return j.Lost(because, again=self._said() is not None)
 
     def _said(self) -> SaidSoFar | None:
@@ -231,13 +232,13 @@ class Reply:
         return said_in(b"".join(map(_bare, self._kept)), self._request.path)
 
     def _tail(self) -> bytes:
-        """The last events of this stream, of two pieces as they were written."""
+        """The last events of this stream, from two pieces as they were written."""
         kept = self._kept
         return b"".join([_bare(kept[at]) for at in range(max(self._streams_at, len(kept) - 2), len(kept))])
 
     def _broken(self, broken: SpliceBroken) -> j.Lost:
         self.broken_seams += 1
-        return j.Lost(f"the seam does not hold: {broken}")
+        return j.Lost(f"the splice does not hold: {broken}")
 
     def _count(self, events: bytes, count: int) -> None:
         """Tokens that are out, up to the second, of so many events. The end and the usage are none."""
@@ -249,7 +250,7 @@ class Reply:
             self._account.second_out()
 
     def fail(self, error: ApiError) -> None:
-        """The status has been sent: say it as vLLM does, in an event, and end the stream."""
+        """The status has been sent: report the error in an event, as vLLM does, and end the stream."""
         if not self.outlet.begun or self.outlet.gone:
             return
         logger.warning("%s: stream failed: %s", self._request.label, error)
@@ -259,8 +260,8 @@ class Reply:
         self.outlet.end(event + self._account.comment())
 
     def tokens(self) -> int | None:
-        """Tokens of a stream, as its events tell; None where there is none. Engines that put several tokens into one
-        event make it too few.
+        """The number of a stream's tokens, from its events; None if there is no stream. It is too low for engines that
+        put several tokens into one event.
         """
         around = (self._request.path == CHAT) + (LAST_EVENT in self._tail()[-70:])
         return self._events - around if self._events > around else None
@@ -287,35 +288,35 @@ class Reply:
         return count
 
     def _forget(self) -> None:
-        """It has become too long to be resumed."""
+        """The stream has become too long to be resumed."""
         self._kept = deque(list(self._kept)[self._streams_at :], maxlen=2)
         self._keep, self._kept_bytes, self._streams_at = self._kept.append, -1, 0
 
     def _open_seam(self) -> Splice | None:
-        """Between what was said and a new stream. None: nothing was said yet."""
+        """The splice between what the client has and a new stream. None: the client has nothing yet."""
         if not self.outlet.begun:
             return None
         said = self._said()
         if said is None and self._seed is not None and self._kept_bytes < 0:
             said = SaidSoFar(self._seed.text, role=self._seed.role)
         if said is None:
-            raise SpliceBroken("nobody knows any more what was said")
+            raise SpliceBroken("it is not known any more what the client has")
         return Splice(self._request.path, said)
 
 
 @lru_cache(maxsize=64)
 def _lines(content_type: str, cache_control: str) -> bytes:
-    """Of a stream's head. An engine's are mostly the same."""
+    """The lines of a stream's head. An engine's are mostly the same."""
     return lines({"Content-Type": content_type} | ({"Cache-Control": cache_control} if cache_control else {}))
 
 
 def _bare(written: bytes) -> bytes:
-    """Its events. Only a frame ends with a line end of HTTP's; those of events are other ones."""
+    """The events without framing. Only a frame ends with HTTP's line end; those of events differ."""
     return written[written.find(b"\n") + 1 : -2] if written.endswith(_FRAME_ENDS) else written
 
 
 def _error_at(piece: bytes) -> int:
-    """Where an error event begins in whole events; -1 where there is none."""
+    """The position of an error event in whole events; -1 if there is none."""
     if piece.startswith(ERROR_EVENT):
         return 0
     found = piece.find(_ERROR_LATER)

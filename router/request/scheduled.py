@@ -1,4 +1,4 @@
-"""One request at the scheduler: where it is to go, and what is learned from what becomes of it. A shell: the clock."""
+"""One request at the scheduler: its choices, and what is learned from its results. A shell: the clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_USAGE: Mapping[str, Any] = {}
 
 
 class ScheduledRequest:
-    """One."""
+    """The scheduler's side of one request."""
 
     __slots__ = (
         "_at_scheduler", "_cached_tokens", "_made_by", "_parts", "_predicted", "_sent", "_trace", "context", "resumed",
@@ -31,21 +31,22 @@ class ScheduledRequest:
     def __init__(
         self, parts: Parts, context: SchedulingContext, predicted: PredictedRequest | None, trace: RequestTrace
     ) -> None:
-        """`predicted`: None where nothing is foretold."""
+        """`predicted`: None if no predictions are made."""
         self._parts: Final = parts
         self._predicted: Final = predicted
         self._trace: Final = trace
         self.context: Final = context
         self.resumed = False
-        """Its answer was made by two engines: it says nothing about the speed of either."""
+        """Two engines made its answer, which therefore says nothing about the speed of either."""
         self._sent: tuple[Sent, ...] = ()
         self._cached_tokens = 0
-        """Where its prompt is computed, and how much of it is taken to be cached there: until that is known."""
+        """The number of its prompt tokens expected in the cache of the instance that computes it, until the real number
+        is known."""
         self._made_by: tuple[str, int, str] | None = None
-        """The weights, the circle, and what the model's name means, of the instance that made what the client already
-        has."""
+        """The weights, the circle, and the meaning of the model's name, of the instance that made the client's output
+        so far."""
         self._at_scheduler = True
-        """The scheduler has not heard of its end."""
+        """The scheduler has not been told of its end."""
 
     @property
     def foretold(self) -> bool:
@@ -53,7 +54,7 @@ class ScheduledRequest:
         return self._predicted is not None
 
     def choose(self, effect: j.Choose, *, relayed: bool) -> j.Chosen:
-        """Ask where to go. `relayed`: the client has a part of an answer already."""
+        """Ask which instances to use. `relayed`: the client has a part of an answer already."""
         context = self.context
         if self._made_by is not None and effect.excluded:
             weights, circle, meaning = self._made_by
@@ -66,6 +67,8 @@ class ScheduledRequest:
             self._parts.dispatch.call(effects[1:])
         if effect.second and chosen.prefill is None:  # all stays as it is
             return chosen
+        if chosen.prefill is None and effect.hand_over and not self._parts.dispatch.said_whole:
+            self._parts.dispatch.served_whole(chosen)
         if effect.excluded:
             kind = "second" if effect.second else "resumed" if relayed else "again"
             self._parts.meters.retries.labels(kind).inc()
@@ -77,11 +80,11 @@ class ScheduledRequest:
         return chosen
 
     def found_none(self) -> None:
-        """It waits for a place."""
+        """The request waits for a place."""
         self._parts.dispatch.tell(d.FoundNone(self.context), time.monotonic())
 
     def spoken_by(self, instance: InstanceId) -> None:
-        """The client has text of this engine: from here on only its like goes on."""
+        """The client has text of this engine: from now on only an engine like it may continue."""
         view = self._parts.view
         if view.knows(instance):
             maker = view.get(instance)
@@ -89,7 +92,7 @@ class ScheduledRequest:
             self._made_by = maker.instance.weights, view.all().circle(maker.id), meaning
 
     def occupy(self, instance: InstanceId | None) -> None:
-        """Count its answering leg at this instance, and nowhere else."""
+        """Count its answering leg at this instance, and at no other."""
         self._parts.dispatch.tell(d.Occupied(self.context, instance), time.monotonic())
 
     def prompt_over(self, *, done: bool, usage: Mapping[str, Any] = _NO_USAGE) -> None:
@@ -105,7 +108,7 @@ class ScheduledRequest:
         self._prompt_over(done=done, cached_tokens=cached)
 
     def prompt_presumed(self) -> None:
-        """Its prompt is taken to be computed: its time has passed, and its engine will say nothing of it."""
+        """Its prompt counts as computed: the predicted time has passed, and its engine will not report it."""
         self._prompt_over(done=False, cached_tokens=None)
         self._look_for_room()
 
@@ -115,29 +118,29 @@ class ScheduledRequest:
             self._parts.dispatch.scheduling.handle(d.PromptOver(self.context, now, done, cached_tokens), now)
 
     def _look_for_room(self) -> None:
-        """A prompt is computed: where room is more than credits, there may be some."""
+        """A prompt is computed: if more than credits limits admission, there may be room."""
         if self._parts.scheduler.saturation is not None:
             self._parts.dispatch.tell(d.Roomy(), time.monotonic())
 
     def opened(self) -> None:
-        """The first token of its answer has come from where it is decoded."""
+        """The first token of its answer has come from the decoding instance."""
         if self._parts.scheduler.remembers:
             now = time.monotonic()
             self._parts.dispatch.scheduling.handle(d.AnswerOpened(self.context, now), now)
         self._look_for_room()
 
     def _count_cached(self, cached_tokens: int) -> None:
-        """An engine has said how much of the prompt it had."""
+        """An engine has reported how much of the prompt it had cached."""
         wanted, meters = self.context.wanted, self._parts.meters
         meters.attainment.prefix(self._cached_tokens, cached_tokens)
         meters.flow.prefilled(wanted.model or "", wanted.slo_class, wanted.prompt_tokens, cached_tokens)
 
     def count_tokens(self, request: Request, events: int | None) -> int | None:
-        """Of the answer: as its engine has counted them, else by the `events` that went through."""
+        """The number of the answer's tokens: as its engine counted them, else by the `events` that were relayed."""
         predictor, usage = self._parts.predictor, self._trace.usage
         if predictor is None or self._predicted is None:
             return None
-        if usage and self._sent:  # no P has said it: one instance did all of it, and says so with its end
+        if usage and self._sent:  # no P has reported it: one instance did all of it, and reports it at its end
             self.context.wanted = predictor.told(self.context.wanted, self._predicted, usage)
             cached_tokens = cached_in(usage)
             if cached_tokens is not None:
@@ -149,12 +152,12 @@ class ScheduledRequest:
         return tokens // answers if tokens and isinstance(answers, int) and answers > 1 else tokens
 
     def finish(self, now: float, tokens: int | None, engine_ms: tuple[float, float] | None, *, cut_off: bool) -> None:
-        """It is over. See `Scheduler.finish`."""
+        """The request is over. See `Scheduler.finish`."""
         self._parts.dispatch.tell(d.Finished(self.context, now, tokens, cut_off, engine_ms), now)
         self._at_scheduler = False
 
     def leave(self) -> None:
-        """A bug of ours ends it: its place is given back."""
+        """A bug of the router's ends it: give its place back."""
         if self._at_scheduler:
             now = time.monotonic()
             self._parts.dispatch.tell(d.Finished(self.context, now, None, cut_off=False), now)

@@ -1,4 +1,6 @@
-"""Whether a client gets P's first token before the handoff, and which (law 8). A shell: it counts and logs."""
+"""Whether a client gets P's first token before the hand-over (a seed), and which token (law 8). A shell: it counts and
+logs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ logger = logging.getLogger("baton.router")
 
 
 class Seeding:
-    """Of one request."""
+    """The seeding of one request."""
 
     __slots__ = ("_allowed", "_context", "_parts", "_request", "_trace", "seed")
 
@@ -31,7 +33,7 @@ class Seeding:
         self.seed: Seed | None = None
 
     def may(self) -> bool:
-        """Where it is exact, and D can be told to begin with P's token."""
+        """Whether a seed is exact, and D can be told to begin with P's token."""
         return self._allowed and self._parts.scheduler.pins(self._context)
 
     def read(self, answer: dict[str, Any], not_first: str) -> int | None:

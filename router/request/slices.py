@@ -1,8 +1,8 @@
-"""Carries out work that comes in steps (`cluster.scan.Steps`) beside everything else that a router does. A shell.
+"""Runs work that comes in steps (`cluster.scan.Steps`) beside everything else that a router does. A shell.
 
-One piece of work at a time: others run between its steps, and however many large bodies come at once, no other request
-waits for more than one step of one of them. Clients take turns: the bodies of one wait for each other, and not those of
-others. Each body counts as one that is being read (`router.http.uploads`) until its work is done.
+One piece of work at a time: other tasks run between its steps, and however many large bodies arrive at once, no other
+request waits for more than one step of one of them. Clients take turns: the bodies of one client wait for each other,
+and not for those of others. Each body counts as one that is being read (`router.http.uploads`) until its work is done.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from cluster.scan import Steps
 from router.http.uploads import Uploads, share_of
 
 STEP_S: Final = 0.004
-"""Steps that take less together are done without a pause: letting others run costs some ten microseconds."""
+"""Steps that take less together run without a pause: a pause costs some ten microseconds."""
 
 WAITING_MAX: Final = 128
-"""Bodies that wait to be read, whatever their size; one client has at most a share of them. More are refused."""
+"""The number of bodies that may wait to be read, whatever their size; one client has at most a share of them. More are
+refused."""
 
 _Found = TypeVar("_Found")
 
@@ -31,16 +32,16 @@ class ClientLeft(Exception):
 
 
 class Slices:
-    """Of one router."""
+    """The slices of one router."""
 
     def __init__(self, uploads: Uploads | None = None) -> None:
-        """`uploads`: where bodies count; None: nowhere."""
+        """`uploads`: counts the bodies; None: they are not counted."""
         self._uploads: Final = uploads
         self._busy = False
         self._lines: Final[dict[str | None, deque[asyncio.Future[None]]]] = {}
-        """Work that waits, by client, the client whose turn is next first."""
+        """Waiting work by client; the client whose turn is next comes first."""
         self._of: Final[Counter[str | None]] = Counter()
-        """Bodies here by client, the one that is being read included."""
+        """The number of bodies by client, the one that is being read included."""
 
     async def through(
         self,
@@ -50,16 +51,16 @@ class Slices:
         client: str | None = None,
         gone: Callable[[], bool] = lambda: False,
     ) -> _Found:
-        """Do all of it, and give back what it found.
+        """Run all steps, and return the result.
 
         Args:
             steps: the work.
-            size: of the body, in bytes.
-            client: whose it is (`Uploads.add`).
-            gone: whether the client has left: then no more of it is done.
+            size: the body's bytes.
+            client: the upload's client (`Uploads.add`).
+            gone: whether the client has left: then the work stops.
 
         Raises:
-            ApiError: 503 where too much waits already, of all or of this client; and whatever the work raises.
+            ApiError: 503 if too much waits already, of all or of this client; and any error of the work.
             ClientLeft: `gone` says so.
         """
         self._let_in(client)
@@ -87,7 +88,7 @@ class Slices:
         self._of[client] += 1
 
     async def _turn(self, client: str | None) -> None:
-        """Wait for it."""
+        """Wait for the client's turn."""
         if not self._busy:
             self._busy = True
             return
@@ -101,7 +102,7 @@ class Slices:
             raise
 
     def _next(self) -> None:
-        """The turn is over: it goes to the next client's oldest work."""
+        """The turn is over: the next client's oldest work is next."""
         while self._lines:
             client, line = next(iter(self._lines.items()))
             del self._lines[client]

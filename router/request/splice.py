@@ -1,11 +1,12 @@
-"""Where one engine's stream ends and another's takes over: what to say first, and what to swallow. Pure.
+"""The splice of two streams: what the client gets first, and what is dropped where another engine's stream takes over.
+Pure.
 
 A *seed* is P's first token in the form in which D would have streamed it. D makes that token again (it is pinned), so
-exactly its text must be taken out of D's stream. The same is done when a stream dies and another instance generates the
-answer anew: everything that the client already has is swallowed. Events are parsed only here, at the seam; from its
-closing on, bytes are passed on as they come.
+exactly its text must be removed from D's stream. The same is done when a stream breaks and another instance generates
+the answer anew: everything that the client already has is dropped. Events are parsed only here, within the splice; once
+it is closed, bytes are passed on unchanged.
 
-Text that does not match what was said is never passed on: `SpliceBroken`.
+Text that does not match what the client has is never passed on: `SpliceBroken`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from cluster.readable import json_in
 from router.core.eligibility import CHAT
 
 ERROR_EVENT = b'data: {"error"'
-"""How vLLM says, in a stream, that it failed. In an answer's text the quotes would be escaped."""
+"""The beginning of vLLM's error event in a stream. In an answer's text the quotes would be escaped."""
 
 EVENT_BYTES_MAX = 1 << 20
-"""A longer event is passed on in pieces rather than kept; where it would have to be read, it is none."""
+"""A longer event is passed on in pieces and not kept; if it has to be read, it counts as invalid."""
 
 TOKEN_MAX = 1 << 31
-"""Tokens' ids are below it."""
+"""The limit of token ids."""
 
 REPLACEMENT = "\ufffd"
-"""How a decoder shows bytes that are not a whole character."""
+"""What a decoder shows for bytes that are not a whole character."""
 
 
 class SpliceBroken(Exception):
@@ -51,7 +52,7 @@ class Seed:
 def seed_of(answer: Mapping[str, Any], path: str, stops: Sequence[str]) -> Seed | str:
     """The seed that P's answer allows, or why there is none.
 
-    `answer` is the prefill leg's, asked with ``return_token_ids``. The forms of the events are vLLM 0.32's.
+    `answer` is the answer to the prefill leg, which asked for ``return_token_ids``. The events have vLLM 0.32's forms.
     """
     choice = _only_choice(answer)
     tokens = choice.get("token_ids") if choice is not None else None
@@ -93,7 +94,7 @@ def _text_of(choice: Mapping[str, Any], path: str) -> str | _Unfit:
 
 
 def _may_begin(text: str, stop: str) -> bool:
-    """Whether a stop string lies in the text, or could begin in it and end in what follows."""
+    """Whether a stop string stands in the text, or could begin in it and end in later text."""
     return stop in text or any(text.endswith(stop[:length]) for length in range(1, min(len(stop), len(text) + 1)))
 
 
@@ -124,7 +125,7 @@ def _event(fields: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SaidSoFar:
-    """What a client has been given of an answer."""
+    """The part of an answer that a client has received."""
 
     text: str
     role: bool
@@ -132,9 +133,9 @@ class SaidSoFar:
 
 
 def said_in(events: bytes, path: str) -> SaidSoFar | None:
-    """What these whole SSE events told the client; None where another answer could not be joined to them.
+    """What these whole SSE events told the client; None if another answer could not be joined to them.
 
-    That is: an end that was already told, an error, and anything in them but text.
+    That is the case for an end that was already sent, an error, and anything but text.
     """
     text, role = "", False
     for event in events.split(b"\n\n"):
@@ -179,7 +180,7 @@ def _delta_of(event: bytes, path: str) -> _Delta | None:
 
 
 class Splice:
-    """Takes what the client already has out of the beginning of a second stream."""
+    """Removes what the client already has from the beginning of a second stream."""
 
     def __init__(self, path: str, said: SaidSoFar) -> None:
         self._path = path
@@ -189,14 +190,14 @@ class Splice:
 
     @property
     def closed(self) -> bool:
-        """Everything is swallowed: bytes may pass as they are."""
+        """Whether everything is removed: bytes may pass unchanged."""
         return not self._left and not self._role
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of the stream so far is for the client.
+        """The part of the stream so far that is for the client.
 
         Raises:
-            SeamBroken: it is another answer.
+            SpliceBroken: the stream is a different answer.
         """
         self._rest += chunk
         out = b""
@@ -207,7 +208,7 @@ class Splice:
                     raise SpliceBroken(f"an event of more than {EVENT_BYTES_MAX} bytes came")
                 return out
             if event.startswith(ERROR_EVENT):
-                return out + event + end  # this stream is at its end too: the caller looks for it
+                return out + event + end  # this stream has ended, too: the caller looks for the end
             self._rest = rest
             out += self._take(event)
         out, self._rest = out + self._rest, b""
@@ -215,7 +216,7 @@ class Splice:
 
     def _take(self, event: bytes) -> bytes:
         if event and not event.startswith(b"data:"):
-            return event + b"\n\n"  # a comment, which some send to keep a connection alive
+            return event + b"\n\n"  # a comment, which some engines send to keep a connection alive
         delta = _delta_of(event, self._path) if event else None
         if delta is None:
             raise SpliceBroken(f"a stream of text was to go on, and this came: {event[:120]!r}")
@@ -225,7 +226,7 @@ class Splice:
         return self._join(delta)
 
     def _join(self, delta: _Delta) -> bytes:
-        self._role = False  # an engine that names the role together with its first words
+        self._role = False  # an engine that names the role together with its first text
         if self._left.startswith(delta.text):
             self._left = self._left[len(delta.text) :]
             if not delta.ended:

@@ -1,7 +1,8 @@
-"""Keeps one request's account: what was decided and when, told to `/explain`, to the meters and to the trace. A shell.
+"""The request trace: keeps one request's record (decisions and times), and reports it to `/explain`, to the meters and
+to the OpenTelemetry trace. A shell.
 
-The exchange says what happens; only here the clock is read for it. Nothing is done per token: the stream's first events
-are looked at until the second token is out, and its last ones for the usage that a client asked for.
+The request driver reports events; the clock is read here only. Nothing is done per token: the stream's first events are
+read until the second token is sent, and its last ones for the usage that a client asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from cluster.telemetry import RequestSpan, Tracing
 
 HEADER: Final = "x-baton-timing"
-"""A client that sends 1 gets the parts: as the last comment of a stream, or under this name in an answer's head."""
+"""A client that sends 1 gets the times: as the last comment of a stream, or under this name in an answer's head."""
 
 _LEG_NAMES: Final[dict[str, str]] = {
     Stage.PREFILL_LEG: "prefill",
@@ -40,10 +41,9 @@ _LEG_NAMES: Final[dict[str, str]] = {
 
 
 class RequestTrace:
-    """One request's.
+    """The trace of one request.
 
-    Long, as it has a method of a few lines for everything that may happen to a request, and all of them fill one
-    record.
+    The class is long because it has a short method for each event of a request, and all of them fill one record.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class RequestTrace:
         self._leg: str = Stage.AGGREGATED_LEG
         self._told = Told()
         self.times: EngineTimes | None = None
-        """What the answering engine says of its part, where it does."""
+        """What the answering engine reports about its part, if it does."""
         self._span: RequestSpan | None = None
         self.untraced = b""
-        """A line for its legs' heads: the trace that begins here, and that nobody records it."""
+        """A line for its legs' heads: the trace that begins here and is not recorded."""
         self.unsampled: RequestSpan | None = None
-        """Its client's trace, which nobody records."""
+        """The client's trace, if it is not recorded."""
         if tracing is not None:
             self.untraced = tracing.dropped(headers)
             if not self.untraced:
@@ -87,13 +87,13 @@ class RequestTrace:
             self.unsampled = span
 
     def begin(self) -> None:
-        """Its exchange begins."""
+        """The driver begins."""
         self._memory.begin(self._story)
 
     # -- on its way --
 
     def chose(self, effect: Choose, chosen: Chosen, context: SchedulingContext) -> None:
-        """The policy has spoken."""
+        """The policy has decided."""
         now = time.monotonic()
         excluded = sorted(effect.excluded) if effect.excluded else ()
         foretold = (context.ttft_ms, context.tpot_ms) if context.ttft_ms > 0 and chosen.decode is not None else None
@@ -105,15 +105,15 @@ class RequestTrace:
             self._span.event("baton.choice", choice)
 
     def waits(self) -> None:
-        """It stands in line."""
+        """The request waits in the flow-control queue."""
         self._timeline.enter(Stage.CREDIT, time.monotonic())
 
     def called(self) -> None:
-        """It does not any more."""
+        """The request has left the queue."""
         self._timeline.enter(Stage.ROUTER, time.monotonic())
 
     def sends(self, leg: str, instance: Instance) -> None:
-        """A leg goes out."""
+        """A leg is sent."""
         now = time.monotonic()
         self._leg = leg
         self._timeline.enter(leg, now)
@@ -121,11 +121,11 @@ class RequestTrace:
 
     @property
     def recorded(self) -> bool:
-        """Whether its trace is: each of its legs has headers of its own then (`traced`)."""
+        """Whether the trace is recorded: then each of its legs has headers of its own (`traced`)."""
         return self._span is not None
 
     def traced(self, leg: str, instance: Instance, headers: dict[str, str]) -> dict[str, str]:
-        """What a leg of these headers says, its span included."""
+        """A leg's headers, its span included."""
         assert self._span is not None
         place = urlsplit(instance.url)
         attributes = {
@@ -140,7 +140,7 @@ class RequestTrace:
         return self._span.leg(_LEG_NAMES[leg], headers, attributes)
 
     def failed(self, event: Lost | Refused) -> None:
-        """A leg came to nothing, or was refused by its engine."""
+        """A leg failed, or its engine refused it."""
         now = time.monotonic()
         if isinstance(event, Refused):
             self._story.add(now, "refused", (event.status,))
@@ -154,7 +154,7 @@ class RequestTrace:
     # -- the prefill leg --
 
     def prefilled(self, at: float, finish_reason: str | None, answer: Mapping[str, Any]) -> None:
-        """P has answered, at this time."""
+        """P answered at this time."""
         self._timeline.enter(Stage.ROUTER, at)
         times = engine_times(answer.get("metrics"))
         if times is not None:
@@ -168,16 +168,16 @@ class RequestTrace:
             self._span.leg_over("prefill", attributes=told)
 
     def not_seeded(self, because: str) -> None:
-        """Its first token waits for D."""
+        """The first token waits for D."""
         self._story.seed = because
 
     def seeds(self) -> None:
-        """Its first token is about to go out before D has spoken."""
+        """The first token is about to be sent before D has answered."""
         self._timeline.seeded = True
         self._timeline.relabel(Stage.RELAY)
 
     def seeded(self) -> None:
-        """It is out."""
+        """The seed is sent."""
         now = time.monotonic()
         self._timeline.first(now, Stage.ROUTER)
         self._story.add(now, "seed")
@@ -185,38 +185,38 @@ class RequestTrace:
     # -- the answering leg --
 
     def opened(self, *, spoken: bool) -> None:
-        """D has begun to answer; `spoken`: its client has had a token already."""
+        """D's answer begins; `spoken`: the client has had a token already."""
         at = time.monotonic()
         self._timeline.enter(Stage.STEP if spoken else Stage.RELAY, at)
         self._story.add(at, "opened")
 
     def first_out(self) -> None:
-        """The first token is out, of a stream without a seed."""
+        """The first token of a stream without a seed is sent."""
         self._timeline.first(time.monotonic(), Stage.STEP)
 
     def second_out(self) -> None:
-        """The second token is."""
+        """The second token is sent."""
         self._timeline.second(time.monotonic())
 
     def answered(self, told: Told) -> dict[str, str]:
-        """A whole answer is about to go out: the headers that tell about it."""
+        """A whole answer is about to be sent: returns the headers about it."""
         self._read(told)
         return self.headers()
 
     def headers(self) -> dict[str, str]:
-        """What an answer in one piece says about its times, where that was asked for."""
+        """The headers about times of an answer in one piece, if the client asked for them."""
         self._timeline.end(time.monotonic())
         return {HEADER: self._timing_json().decode()} if self._asked else {}
 
     def streamed(self, tail: bytes) -> bytes:
-        """All of the stream is out: its last events are these, and this is what may follow them."""
+        """The whole stream is sent, ending with `tail`; returns what may follow."""
         self._timeline.end(time.monotonic())
         if self._usage_asked:
             self._read(told_at_end(tail) or Told())
         return self.comment()
 
     def comment(self) -> bytes:
-        """What a stream says about its times, where that was asked for."""
+        """The comment about times of a stream, if the client asked for it."""
         return b": " + HEADER.encode() + b" " + self._timing_json() + b"\n\n" if self._asked else b""
 
     def _read(self, told: Told) -> None:
@@ -230,13 +230,13 @@ class RequestTrace:
 
     @property
     def usage(self) -> Mapping[str, Any]:
-        """What the answering engine has counted, where it has said so."""
+        """The answering engine's token counts, if it reported them."""
         return self._told.usage or {}
 
     # -- the end --
 
     def finish(self, outcome: str, context: SchedulingContext | None = None, tokens: int | None = None) -> None:
-        """It is over, after so many tokens of an answer; None: nobody has counted them."""
+        """The request is over, after `tokens` tokens of an answer; None: they were not counted."""
         if self._story.outcome:
             return
         now = time.monotonic()
@@ -252,12 +252,12 @@ class RequestTrace:
                 result, late_first = self._judge(context, seen, outcome)
             model = self._request.model if context is None else context.wanted.model or ""
             self._meters.flow.ended(model, self._client.slo_class, counted, result, late_first=late_first)
-        finally:  # a story that is over is not open, whatever else fails
+        finally:  # a story that is over must not stay open, whatever else fails
             self._memory.finish(self._story)
         self._end_span(now, outcome)
 
     def broken(self) -> None:
-        """A bug of ours has ended it."""
+        """A bug of the router's has ended the request."""
         self.finish("broken")
 
     def _end_span(self, now: float, outcome: str) -> None:
@@ -274,7 +274,7 @@ class RequestTrace:
         span.end("" if outcome == "served" else outcome, told)
 
     def _judge(self, context: SchedulingContext, seen: Seen, outcome: str) -> tuple[str, bool]:
-        """What was foretold, and promised, beside what came: whether the class's promise was kept, and if its first
+        """Compare prediction and promise with the result: whether the class's promise was kept, and whether the first
         token was late or never came.
         """
         attainment, slo = self._meters.attainment, self._client.slo
@@ -298,7 +298,7 @@ class RequestTrace:
         )
         return result, late_first
 
-    # -- in a trace --
+    # -- in an OpenTelemetry trace --
 
     def _operation_name(self) -> str:
         return "chat" if self._request.path == CHAT else "text_completion"
@@ -335,7 +335,7 @@ _SETTINGS: Final = {
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Token counts as an engine gives them."""
+    """An engine's token counts."""
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     counts = {

@@ -1,4 +1,4 @@
-"""What a request waits with: a place in line, a timer for its journey, patience with its client. A shell: timers."""
+"""The waits of a request: for a place, for its journey's timer, for a slow client. A shell: timers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from router.scheduler.scheduler import SchedulingContext
 logger = logging.getLogger("baton.router")
 
 FAR_S = 5.0
-"""What is due later than this has no timer yet: most of it comes before. Looked at every `legs.SWEEP_S`."""
+"""Deadlines later than this have no timer yet, as most events come before. They are checked every `legs.SWEEP_S`."""
 
 _TIMED = frozenset({j.State.CHOOSING, j.State.PREFILLING, j.State.OPENING, j.State.CANCELLING})
 """States that a clock may end."""
 
 
 class Waiting:
-    """Of one request: for a call from the line, and for the clock, where its journey's state says so."""
+    """The waits of one request: for a call from the flow-control queue, and for the clock if its journey's state needs
+    it.
+    """
 
     __slots__ = ("_context", "_due", "_feed", "_in_line", "_journey", "_looked_at", "_parts", "_timer", "_trace")
 
@@ -37,7 +39,7 @@ class Waiting:
         trace: RequestTrace,
         feed: Callable[[j.Event], None],
     ) -> None:
-        """`feed`: hears what the wait ends with."""
+        """`feed`: takes the event that ends the wait."""
         self._parts: Final = parts
         self._journey: Final = journey
         self._context: Final = context
@@ -45,13 +47,14 @@ class Waiting:
         self._feed: Callable[[j.Event], None] | None = feed
         self._in_line = False
         self._looked_at = False
-        """It is in `Legs.long`."""
+        """The request is in `Legs.long`."""
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        """When it fires, in monotonic seconds; often earlier than wanted, as moving it costs more than looking."""
+        """The time at which the timer fires, in monotonic seconds; often earlier than wanted, as moving it costs more
+        than checking."""
 
     def begin(self) -> None:
-        """Nothing is pending."""
+        """Begin without any wait."""
         if self._journey.state not in _TIMED:
             return
         if self._journey.state is j.State.CHOOSING and not self._in_line:
@@ -75,7 +78,7 @@ class Waiting:
         self._timer = self._parts.engines.loop.call_later(max(0.0, left_s), self._tick)
 
     def look(self, now: float) -> None:
-        """A moment like any other: what was far may be near now."""
+        """Check again: a far deadline may be near now."""
         if self._timer is None and self._journey.state in _TIMED:
             wakeup = self._journey.next_wakeup()
             if wakeup is not None:
@@ -104,7 +107,7 @@ class Waiting:
             self._trace.called()
 
     def end(self) -> None:
-        """Nothing is waited for any more."""
+        """End all waits."""
         self._feed = None
         self._parts.line.forget(self._context)
         if self._looked_at:
@@ -115,7 +118,7 @@ class Waiting:
 
 
 class ClientPatience:
-    """With a client that reads too slowly: it is cut off after `Limits.client_stall_s`."""
+    """The limit for a client that reads too slowly: it is cut off after `Limits.client_stall_s`."""
 
     __slots__ = ("_outlet", "_parts", "_request", "_timer")
 
@@ -126,12 +129,12 @@ class ClientPatience:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """It does not keep up."""
+        """The client reads too slowly."""
         if self._timer is None:
             self._timer = self._parts.engines.loop.call_later(self._parts.limits.client_stall_s, self._cut)
 
     def end(self) -> None:
-        """It does again, or has left."""
+        """The client has caught up, or has left."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

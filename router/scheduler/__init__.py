@@ -1,1 +1,1 @@
-"""Which request runs where and when: the scheduler, flow control above scoring, the decision log."""
+"""The scheduler: which request runs where and when. Flow control above scoring, and the decision log."""

@@ -1,7 +1,7 @@
-"""A machine whose events are written down: the decision log is their list (`router.fleet.events`). Pure: who writes is
-given.
+"""Machines whose events are logged: the decision log is the list of these events (`router.fleet.events`). Pure: the
+writer is passed in.
 
-A router without a decision log has none of these: it costs nothing then.
+A router without a decision log makes none of these, so it costs nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Scheduling = Machine[d.SchedulerEvent, Chosen | SchedulingContext]
 
 
 class DecisionLog:
-    """Where one router's events go."""
+    """The receiver of one router's events."""
 
     def __init__(self, write: Write, policy: str) -> None:
         """`policy`: its name, by which it is found again."""
@@ -36,22 +36,22 @@ class DecisionLog:
         self._write: Final = write
 
     def write(self, entry: d.Entry) -> None:
-        """Write it down."""
+        """Write an entry."""
         self._write(d.line_of(entry))
 
 
 def numbers(called: Sequence[object]) -> tuple[int, ...]:
-    """Of requests that stand in line: they have asked, so that they are in the log."""
+    """The numbers of queued requests: they have asked, so the log has them."""
     return tuple(each.entered[0] for each in called if isinstance(each, SchedulingContext) and each.entered is not None)
 
 
 def nameless(wanted: Wanted) -> Wanted:
-    """Without its prefix, the longest part of it and the same at every choice; and without what scoring goes by."""
+    """Without its prefix, which is the longest part and the same at every choice; and without the scoring's inputs."""
     return replace(wanted, prefix=(), scoring=None) if wanted.prefix or wanted.scoring is not None else wanted
 
 
 class LoggedFleet:
-    """A view of the fleet whose events are written down, each before it is folded in."""
+    """A view of the fleet that logs each event before it applies it."""
 
     def __init__(self, log: DecisionLog, view: FleetView) -> None:
         self._log: Final = log
@@ -76,7 +76,7 @@ class LoggedFleet:
         return self._view.next_wakeup()
 
     def _tell_make(self, instance: Instance) -> None:
-        """Once, before the first event that is about this instance."""
+        """Once, before the first event about this instance."""
         makes = self._view.makes
         if makes is not None and self._made.get(instance.id) != instance:
             self._made[instance.id] = instance
@@ -84,7 +84,7 @@ class LoggedFleet:
 
 
 class LoggedScheduler:
-    """A scheduler whose events are written down, each before it is folded in, and what came of it."""
+    """A scheduler that logs each event before it applies it, and the results."""
 
     def __init__(self, log: DecisionLog, scheduler: Scheduler) -> None:
         self._log: Final = log
@@ -113,7 +113,7 @@ class LoggedScheduler:
         return self._scheduler.next_wakeup()
 
     def _enter(self, request: SchedulingContext) -> None:
-        """Number it; what it wants now is written down first, where that is not what the log says."""
+        """Number the request; first log what it wants now, if the log does not have it."""
         known, wanted = request.entered, request.wanted
         if known is not None and known[1] is wanted:
             return
@@ -128,7 +128,7 @@ class LoggedScheduler:
             self._log.write(d.Seated(number, wanted, request.promise))
 
     def _share_out(self) -> None:
-        """How the fleet is divided, where that has changed."""
+        """Log how the fleet is divided, if that has changed."""
         scheduler, shared = self._scheduler, self._shared
         now = (scheduler.view.routers, scheduler.shares, scheduler.local_shares)
         if shared is None or now != (shared.routers, shared.shares, shared.local_shares):
@@ -137,14 +137,14 @@ class LoggedScheduler:
 
 
 def fleet_of(log: DecisionLog | None, view: FleetView) -> Fleet:
-    """The view as a machine, logged where there is a log."""
+    """The view as a machine, logged if there is a log."""
     return view if log is None else LoggedFleet(log, view)
 
 
 def scheduler_of(
     log: DecisionLog | None, view: FleetView, policy: Policy, *, admission: bool, foresees: bool
 ) -> tuple[Scheduler, Scheduling]:
-    """A scheduler, and the same as a machine, logged where there is a log."""
+    """A scheduler, and the same as a machine, logged if there is a log."""
     if log is None:
         scheduler = Scheduler(view, policy, admission=admission, foresees=foresees)
         return scheduler, scheduler
@@ -154,7 +154,7 @@ def scheduler_of(
 
 
 def _logged(log: DecisionLog, policy: Policy) -> Policy:
-    """A policy that writes down what it says."""
+    """A policy that logs its decisions."""
 
     def choose(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         chosen = policy(fleet, wanted)

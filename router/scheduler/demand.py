@@ -1,8 +1,8 @@
-"""What a router announces to the instances' agents, so that they can share out their credits. Pure.
+"""What a router announces to the instances' agents, so that they can divide their credits among routers. Pure.
 
-Its demand, by pool and tenant: legs in flight and requests in line. And what it uses of its grants: by instance, legs
-in flight and the heartbeat that it goes by. Both are bounded (`cluster.credits`): a fleet of thousands with hundreds of
-tenants must not be sent every second.
+It announces its demand by pool and tenant (legs in flight and queued requests), and its use of grants: by instance, the
+legs in flight and the heartbeat that the router follows. Both are bounded (`cluster.credits`): data of a fleet of
+thousands with hundreds of tenants must not be sent every second.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from router.scheduler.scheduler import Scheduler, SchedulingContext
 from router.telemetry.flow import Flow
 
 MODEL_BYTES_MAX = 4 * NAME_BYTES_MAX
-"""Longest name of a model in an announcement; a longer one's demand is not told."""
+"""The longest model name in an announcement; the demand for a longer one is left out."""
 
 ENTRY_BYTES = 34
-"""Of one instance's legs beside its name: three numbers and what stands between them."""
+"""The bytes of one instance's legs besides its name: three numbers and the separators."""
 
 Order = tuple[int, int]
 
@@ -32,7 +32,7 @@ _Pool = tuple[Role, str]
 
 
 class OwnWord:
-    """What one router says of itself in its heartbeat."""
+    """What one router says about itself in its heartbeat."""
 
     def __init__(self, scheduler: Scheduler, flow: Flow | None = None) -> None:
         self._scheduler: Final = scheduler
@@ -52,14 +52,14 @@ class OwnWord:
         return demands(self._scheduler)
 
     def counters(self, now: float) -> dict[str, Any]:
-        """What the goodput controller reads: fields of a heartbeat."""
+        """The fields of a heartbeat that the goodput controller reads."""
         if self._flow is None:
             return {}
         return {"counted": self._flow.told(), "backlog": backlog(self._scheduler.line.everybody(), now)}
 
 
 def demands(scheduler: Scheduler) -> tuple[Demand, ...]:
-    """What this router's tenants want of each pool now, the pools with most demand."""
+    """The current demand of this router's tenants for each pool, the pools with most demand first."""
     wanted = _waiting(scheduler)
     for (role, model), legs in _running(scheduler).items():
         tenants = wanted.setdefault((role, model), {})
@@ -71,9 +71,10 @@ def demands(scheduler: Scheduler) -> tuple[Demand, ...]:
 
 
 def legs_said(view: FleetView, goes_by: Mapping[InstanceId, Order], turn: int) -> dict[str, tuple[int, int, int]]:
-    """Legs at each instance and the heartbeat this router goes by there, for as many as an announcement holds.
+    """Legs at each instance, and the heartbeat that this router follows there, for as many as an announcement holds.
 
-    Who finds no room has it in a later `turn`: an agent goes by the last word it heard, and grants no more on it.
+    An instance without room in this announcement gets it in a later `turn`: its agent uses the last announcement, and
+    grants no more on it.
     """
     names = sorted({*goes_by, *(seen.id for seen in view.all())})
     room = sum(len(name) + ENTRY_BYTES for name in names) <= PLACES_BYTES_MAX
@@ -93,7 +94,7 @@ def _demand(scheduler: Scheduler, pool: _Pool, tenants: dict[str, int]) -> Deman
 
 
 def _waiting(scheduler: Scheduler) -> dict[_Pool, dict[str, int]]:
-    """Requests in line: each wants a place for its answer, and one for its prompt if it may be handed over."""
+    """Queued requests: each wants a place for its answer, and one for its prompt if it may be handed over."""
     found: dict[_Pool, dict[str, int]] = {}
     for context in scheduler.line.everybody():
         assert isinstance(context, SchedulingContext)
@@ -106,7 +107,7 @@ def _waiting(scheduler: Scheduler) -> dict[_Pool, dict[str, int]]:
 
 
 def _running(scheduler: Scheduler) -> dict[_Pool, dict[str, int]]:
-    """Legs in flight. Whose prefill legs are whose nobody keeps: they are told as the places of answers are."""
+    """Legs in flight. Prefill legs are not recorded by tenant: they are divided as the places of answers are."""
     found: dict[_Pool, dict[str, int]] = {}
     unnamed: dict[_Pool, int] = {}
     at: dict[InstanceId, int] = {}
@@ -139,7 +140,7 @@ def _model(names: tuple[str, ...]) -> str:
 
 
 def _places(fleet: FleetSnapshot, role: Role, model: str) -> int:
-    """Credits of a pool's instances together."""
+    """The credits of a pool's instances together."""
     fits = (
         seen.credits or 0
         for seen in fleet
@@ -151,7 +152,7 @@ def _places(fleet: FleetSnapshot, role: Role, model: str) -> int:
 
 
 def backlog(waiting: Iterable[object], now: float) -> tuple[Backlog, ...]:
-    """What stands in line, by model. `waiting`: requests; `now` on the clock of their arrivals."""
+    """The backlog of the flow-control queue, by model. `waiting`: requests; `now` on the clock of their arrivals."""
     found: dict[str, tuple[int, float]] = {}
     for context in waiting:
         assert isinstance(context, SchedulingContext)

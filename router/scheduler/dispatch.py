@@ -1,4 +1,6 @@
-"""Tells waiting requests what the scheduler says, and requests with legs what happens to instances. A shell: timers."""
+"""Wakes waiting requests at the scheduler's word, and tells requests with legs what happens to instances. A shell:
+timers.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,22 @@ import time
 from typing import Final
 
 from cluster.ids import InstanceId
+from router.core.journey import Chosen
 from router.fleet import events as d
 from router.fleet.view import FleetView
 from router.scheduler.decision_log import Fleet, Scheduling
 from router.scheduler.flow_control.waiters import Losses, Waiters
 from router.scheduler.scheduler import Calls, Scheduler
+from router.scheduler.scoring.workload import PAIR_COSTS_MORE
 
 logger = logging.getLogger("baton.router")
 
 
 class Dispatch:
-    """Of one router."""
+    """The dispatch of one router."""
 
     def __init__(self, view: FleetView, scheduler: Scheduler, fleet: Fleet, scheduling: Scheduling) -> None:
-        """`fleet`, `scheduling`: the view and the scheduler as machines; their events may be written down."""
+        """`fleet`, `scheduling`: the view and the scheduler as machines, which may log their events."""
         self.view: Final = view
         self.scheduler: Final = scheduler
         self.fleet: Final = fleet
@@ -29,16 +33,18 @@ class Dispatch:
         self.line: Final = Waiters()
         self.losses: Final = Losses()
         self._looks_s = -1.0
-        """When the scheduler is to look for room; -1: not at all."""
+        """The time at which the scheduler is to look for room; -1: none."""
+        self.said_whole = False
+        """The log has said that a request which could be handed over is not."""
 
     def tell(self, event: d.SchedulerEvent, now: float) -> None:
-        """The scheduler hears of it; requests that may find a place now ask again."""
+        """Pass an event to the scheduler; requests that may find a place now ask again."""
         whom = self.scheduling.handle(event, now)
         if whom or self.scheduler.wakeup_s is not None:
             self.call(whom)
 
     def call(self, whom: Calls) -> None:
-        """These are to ask for a place again; and when the scheduler says so, look whether there is one for anybody."""
+        """Wake these requests to ask for a place again; when the scheduler wants it, set a timer to look for room."""
         if whom:
             self.line.call(whom)
         wakeup_s = self.scheduler.wakeup_s
@@ -46,19 +52,25 @@ class Dispatch:
             self._looks_s = wakeup_s
             asyncio.get_running_loop().call_later(max(0.0, wakeup_s - time.monotonic()), self._look, wakeup_s)
 
+    def served_whole(self, chosen: Chosen) -> None:
+        """A request is not handed over. If a pair could have served it and costs more, the log says so, once."""
+        if any(words in chosen.because for words in PAIR_COSTS_MORE):
+            self.said_whole = True
+            logger.info("handing over costs more here than it gives, so far: %s (said once)", chosen.because)
+
     def _look(self, wakeup_s: float) -> None:
-        """There may be room in the fleet, if nothing has happened since."""
+        """The fleet may have room now, if no event has come since."""
         if wakeup_s == self._looks_s:
             self._looks_s = -1.0
             now = time.monotonic()
             self.call(self.scheduling.handle(d.Looked(now), now))
 
     def fleet_changed(self) -> None:
-        """There may be a place for somebody."""
+        """The fleet has changed: requests may find a place."""
         self.call(self.scheduling.handle(d.FleetChanged(), time.monotonic()))
 
     def leg_started(self, instance: InstanceId) -> None:
-        """A leg that is no answer's goes there."""
+        """A leg without an answer of its own (a prefill leg) goes to the instance."""
         self.fleet.handle(d.LegStarted(instance), time.monotonic())
 
     def leg_ended(self, instance: InstanceId) -> None:
@@ -66,7 +78,7 @@ class Dispatch:
         self.tell(d.LegEnded(instance), time.monotonic())
 
     def unreachable(self, instance: InstanceId) -> None:
-        """A leg could not connect: all others on it had better look elsewhere, too."""
+        """A leg could not connect: all other legs on the instance should move, too."""
         if self.view.knows(instance):
             for lost in self.fleet.handle(d.Unreachable(instance), time.monotonic()):
                 logger.warning("%s is down: it accepts no connection", instance)

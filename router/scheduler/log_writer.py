@@ -1,8 +1,8 @@
-"""Writes a decision log where the disk may be full: decides what is left out, and tells it. A shell: its clock.
+"""Writes a decision log where the disk may be full: decides what is left out, and records it. A shell: its clock.
 
-`LogWriter` never raises and never waits. A write that fails loses its entries; they are counted, and once a write works
-again, a `Missing` entry says in the log how many are not in it. A line that was cut by the failure is completed first,
-so that each line of the file is an entry, also on files that cannot be truncated.
+`LogWriter` never raises and never waits. A write that fails loses its entries. They are counted, and once a write
+succeeds again, a `Missing` entry in the log says how many are lost. A line that was cut by the failure is completed
+first, so that each line of the file is an entry, also on files that cannot be truncated.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from router.fleet.events import Missing, line_of
 logger = logging.getLogger("baton.router")
 
 BATCH_BYTES: Final = 8 << 10
-"""Entries are written together once they are so long: a system call for each would cost more than the entry."""
+"""Entries are written together once they have this length: a system call for each would cost more than the entry."""
 
 FLUSH_S: Final = 1.0
-"""What is not written yet is written this often (`LogWriter.flush`); a log that cannot be written is tried so often."""
+"""The interval at which waiting entries are written (`LogWriter.flush`), and at which a failed log is tried again."""
 
 
 class LogWriter:
@@ -32,11 +32,11 @@ class LogWriter:
         dropped: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Entries go to `write` and nowhere else.
+        """Entries go to `write` only.
 
         Args:
-            write: takes bytes, raises OSError or ValueError where it cannot, and returns how many it took; None: all.
-            dropped: hears how many entries were lost, each time some are.
+            write: takes bytes, raises OSError or ValueError if it cannot, and returns how many it took; None: all.
+            dropped: called with the number of lost entries, each time some are lost.
             clock: monotonic seconds.
         """
         self._write: Final = write
@@ -47,12 +47,12 @@ class LogWriter:
         self._cut = b""
         """The end of a line whose beginning is written."""
         self._missing = 0
-        """Entries that are lost, and that the log does not tell of yet."""
+        """Lost entries that the log does not mention yet."""
         self._failing = False
         self._retry_at = 0.0
 
     def add(self, line: bytes) -> None:
-        """One more entry, with its line feed."""
+        """Add an entry, with its line feed."""
         if self._failing and self._clock() < self._retry_at:
             self._lose(1)
             return
@@ -62,7 +62,7 @@ class LogWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is not written yet. To be called every `FLUSH_S`, and at the end."""
+        """Write the waiting entries. To be called every `FLUSH_S`, and at the end."""
         if self._failing:
             if self._clock() < self._retry_at:
                 return
@@ -94,7 +94,7 @@ class LogWriter:
             self._dropped(entries)
 
     def _put(self, data: bytes) -> tuple[Exception | None, int]:
-        """What went wrong, and how many bytes were taken."""
+        """Returns the error, if any, and how many bytes were written."""
         at = 0
         try:
             while at < len(data):
@@ -106,9 +106,9 @@ class LogWriter:
 
 
 def _begun(pieces: list[bytes], taken: int) -> tuple[int, bytes]:
-    """How many of `pieces` were written at least in part when `taken` bytes were, and what is left of the last one.
+    """How many of `pieces` were written at least in part when `taken` bytes were, and the rest of the last one.
 
-    The first piece counts as begun in any case: it is the end of a line.
+    The first piece always counts as begun: it is the end of a line.
     """
     left = taken
     for number, piece in enumerate(pieces):

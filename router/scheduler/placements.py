@@ -1,9 +1,9 @@
-"""What is expected of the requests of one router, from their arrival to their end: lengths, bookings, prefixes. Pure.
+"""Predictions about one router's requests, from arrival to end: lengths, bookings, prefixes. Pure.
 
-The scheduler tells it what happens; policies and admission read what follows from it (`FleetSnapshot.inflight`,
-`FleetSnapshot.prefixes`). What was expected is compared with what came, so that the next expectation is better:
-lengths of answers (`router.predict.answer_lengths`), step times (`router.predict.step_model`), which instance still
-has which prefix (`router.predict.prefix_cache`).
+The scheduler reports events; policies and admission read the results (`FleetSnapshot.inflight`,
+`FleetSnapshot.prefixes`). Predictions are compared with results, so that later ones are better: lengths of answers
+(`router.predict.answer_lengths`), step times (`router.predict.step_model`), which instance still has which prefix
+(`router.predict.prefix_cache`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from router.scheduler.scoring.prices import Prices, prices_of
 
 
 class Placement:
-    """Of one request."""
+    """The predictions for one request."""
 
     __slots__ = ("booking", "lengths", "sent")
 
@@ -30,18 +30,18 @@ class Placement:
         self.lengths: Lengths | None = None
         self.booking: InflightRequest | None = None
         self.sent: list[Sent] = []
-        """Where its prompt is taken to be cached from now on."""
+        """The instances whose prefix cache is expected to have its prompt from now on."""
 
 
 class Placements:
-    """Of all requests of one router."""
+    """The placements of one router's requests."""
 
     def __init__(self, fleet: FleetSnapshot) -> None:
         self._fleet: Final = fleet
         self.lengths: Final = Predictor()
 
     def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen) -> Prices:
-        """The policy has found a place. Tells what it was predicted to cost there."""
+        """The policy has found a place. Returns the predicted prices there."""
         fleet, inflight = self._fleet, self._fleet.inflight
         assert chosen.decode is not None
         prices = prices_of(fleet, wanted)
@@ -57,10 +57,12 @@ class Placements:
             tpot_ms=wanted.tpot_ms or math.inf,
         )
         booking.cached_tokens = prices.cached_at(prompt_row)
+        booking.margin = prices.margin_at(answer_row) if wanted.sheds else 0.0
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
+            booking.seeded = not prices.waits(answer_row)
             if prices.learns(answer_row):
                 booking.pull = ExpectedTransfer(
                     told_ms=prices.told_ms(prompt_row, answer_row),
@@ -81,7 +83,7 @@ class Placements:
     def prompt_over(
         self, expected: Placement, wanted: Wanted, now: float, *, done: bool, cached_tokens: int | None = None
     ) -> None:
-        """Its prompt is computed, or will not be."""
+        """The request's prompt is computed, or will not be."""
         if expected.booking is None:
             return
         self._fleet.inflight.prompt_over(expected.booking, now, done=done)
@@ -95,7 +97,9 @@ class Placements:
             )
 
     def opened(self, expected: Placement, wanted: Wanted, now: float) -> None:
-        """The first token of its answer has come from where it is decoded: its prompt is computed, wherever it was."""
+        """The first token of its answer has come from the decoding instance, so its prompt is computed, wherever it
+        was.
+        """
         if expected.booking is not None:
             self.prompt_over(expected, wanted, now, done=True)
             self._fleet.inflight.opened(expected.booking, now)
@@ -110,11 +114,15 @@ class Placements:
         cut_off: bool = False,
         engine_ms: tuple[float, float] | None = None,
     ) -> None:
-        """It is over, after so many tokens; None: nobody has counted them. `engine_ms`: see `Scheduler.finish`."""
+        """The request is over, after `tokens` tokens; None: they were not counted. `engine_ms`: see
+        `Scheduler.finish`.
+        """
         booking = expected.booking
         if booking is not None:
             if engine_ms is not None:
                 self._fleet.inflight.told(booking, now, *engine_ms)
+            if booking.margin and tokens and not cut_off:
+                self._promised(booking, now, tokens, engine_ms)
             row = booking.decode_row
             if row >= 0 and self._fleet.prefixes is not None:
                 self._fleet.prefixes.used(row, wanted.prefix, now)
@@ -124,8 +132,20 @@ class Placements:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
         self.let_go(expected, now)
 
+    def _promised(
+        self, booking: InflightRequest, now: float, tokens: int, engine_ms: tuple[float, float] | None
+    ) -> None:
+        """Whether its target was kept, for the margin by which it was let in."""
+        observed_ms = 0.0
+        if booking.first_s >= 0 and tokens > 1:
+            observed_ms = (now - booking.first_s) * 1000.0 / (tokens - 1)
+        elif engine_ms is not None:
+            observed_ms = engine_ms[1]
+        if observed_ms > 0:
+            self._fleet.inflight.margins.ended(booking.tpot_ms, booking.margin, observed_ms)
+
     def let_go(self, expected: Placement, now: float) -> None:
-        """It is not where it was placed any more."""
+        """The request has left the place it had."""
         booking, expected.booking, expected.sent = expected.booking, None, []
         if booking is not None:
             self._fleet.inflight.prompt_over(booking, now, done=False)

@@ -1,9 +1,10 @@
-"""Which request has which place, and which wait for one. Pure: the router and the simulator run this module.
+"""The scheduler: the places of requests, and the requests that wait for one. Pure: the router and the simulator run
+this module.
 
-What always holds: a request has at most one place for its answer, from the moment it was chosen until the request is
-over, so that a hold never waits for a place on D; a place that is given back is offered to the line.
+Invariants: a request has at most one place for its answer, from the choice until the request is over, so that a hold
+never waits for a place on D; a place that is given back is offered to the flow-control queue.
 
-Whoever is *called* (the methods' results) is to be asked again: its driver feeds `journey.FleetChanged`.
+The requests that are *called* (the methods' results) are to be asked again: their drivers feed `journey.FleetChanged`.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ from router.scheduler.scoring.prices import Scoring, prices_of
 from router.scheduler.scoring.workload import gains
 
 SECOND_LEGS_SHARE = 0.1
-"""Second legs (`Choose.second`) beside each choice with a prefill leg. In a fleet where everybody is slow each of them
-makes all others slower; a tenth cannot tip it over (the retry budget of Site Reliability Engineering, chapter 21)."""
+"""Second legs (`Choose.second`) for each choice with a prefill leg. In a fleet where all instances are slow, each
+second leg makes all others slower; a tenth cannot overload it (the retry budget of Site Reliability Engineering,
+chapter 21)."""
 
 SECOND_LEGS_SAVED = 10.0
-"""So many may be sent at once: one P that hangs has about as many legs of one router."""
+"""The number of second legs that may be sent at once: one P that hangs has about as many legs of one router."""
 
 HANDSHAKE_S = 0.5
-"""What a first handshake between two engines takes, with room (0.1 to 0.3 s on loopback)."""
+"""The time of a first handshake between two engines, with margin (0.1 to 0.3 s on loopback)."""
 
 LOSES = "handing over loses for its class, so it was not offered"
-"""What such a choice says."""
+"""The reason in such a choice."""
 
 Calls = tuple[object, ...]
 
@@ -55,36 +57,36 @@ class SchedulingContext:
         self.wanted = wanted
         self.promise = promise
         self.decode: InstanceId | None = None
-        """Where its answer has a place."""
+        """The instance where its answer has a place."""
         self.prefill: InstanceId | None = None
-        """Where its last prefill leg was to go."""
+        """The instance of its last prefill leg."""
         self.ahead = 0
-        """Our legs that were there before it, less those that have ended."""
+        """This router's legs that were there before it, less those that have ended."""
         self.ended = 0
-        """Of all our legs there, how many had ended when that was counted."""
+        """The number of this router's ended legs there when that was counted."""
         self.late = False
-        """It is taken to miss its target for the first token."""
+        """The request is expected to miss its TTFT target."""
         self.lane = -1
-        """The row whose lane for late prompts it is in."""
+        """The row whose lane for late prompts it uses."""
         self.expected = Placement()
         self.ttft_ms = 0.0
-        """What it was told at its last choice that its first token would take, since it came; 0: nobody foretells."""
+        """The predicted time of its first token from its arrival, at its last choice; 0: no prediction."""
         self.tpot_ms = 0.0
-        """The same of each token after it."""
+        """The predicted time of each later token."""
         self.degraded = False
-        """It has its class's second promise."""
+        """The request has its class's second promise."""
         self.aggregated: bool | None = None
-        """The guard has it served whole; None: it has not been asked."""
+        """The guard's decision to serve it aggregated; None: the guard was not asked."""
         self.foretold: Foretold | None = None
-        """What was told of it when it was first placed, until its answer begins."""
+        """The prediction at its first placement, until its answer begins."""
         self.entered: tuple[int, Wanted] | None = None
-        """Its number in a decision log, and what it wants by that (`router.scheduler.decision_log`)."""
+        """Its number in a decision log, and what it wants by that log (`router.scheduler.decision_log`)."""
 
 
 class Scheduler:
     """The places of one router.
 
-    Long, as line, choice and places change together at each event of a request.
+    The class is long because queue, choice and places change together at each event of a request.
     """
 
     def __init__(
@@ -99,11 +101,12 @@ class Scheduler:
 
         Args:
             view: its fleet.
-            policy: who chooses.
-            admission: keep promises by order, and by letting nobody in who would break them
+            policy: makes the choices.
+            admission: keep promises by order, and by admitting no request that would break them
+                (`router.scheduler.flow_control.queue`).
             (`router.scheduler.flow_control.queue`).
-            foresees: keep what is expected of requests for the policy; an admission has it kept in any case. Whoever
-                chooses by it is guarded: while handing over loses, it is not offered.
+            foresees: keep predictions of requests for the policy; admission keeps them in any case. A policy that uses
+                them is guarded: while handing over loses, it is not offered.
         """
         self.view: Final = view
         self.policy: Final = policy
@@ -115,42 +118,42 @@ class Scheduler:
         self.placed: Final[dict[tuple[InstanceId, str], int]] = {}
         """Places taken, by instance and tenant."""
         self.shares: Mapping[str, float] = {}
-        """The tenants' weights; who is not in it has 1."""
+        """The tenants' weights; others have 1."""
         self.local_shares: Mapping[str, float] = {}
-        """The part of them that counts here, where other routers serve the same tenants (`cluster.credits`)."""
+        """The tenants' weights at this router, if other routers serve the same tenants (`cluster.credits`)."""
         self._now = 0.0
-        """When something last happened."""
+        """The time of the last event."""
         self.wakeup_s: float | None = None
-        """When somebody in line may find room although nothing happens until then: `look` then. Set by any method."""
+        """When a queued request may find room without any event: call `look` then. Set by any method."""
         self._second_legs = SECOND_LEGS_SAVED
-        """Second legs that may be sent now."""
+        """The number of second legs that may be sent now."""
         self._ended: Final[dict[InstanceId, int]] = {}
-        """Our legs that have ended, by instance."""
+        """The number of this router's ended legs, by instance."""
 
     # --- as a machine -------------------------------------------------------------------------------------------------
 
     def handle(self, event: d.SchedulerEvent, now: float) -> tuple[Chosen | SchedulingContext, ...]:
-        """Fold one event in. Effects: what a request that asked is told, then requests that are to ask again.
+        """Apply one event. Effects: the reply to a request that asked, then the requests that are to ask again.
 
-        `now`: events whose outcome depends on the time say it themselves.
+        `now`: events whose outcome depends on the time carry it themselves.
         """
         effects: tuple[Chosen | SchedulingContext, ...] = _FOLD[type(event)](self, event)
         return effects
 
     def next_wakeup(self) -> float | None:
-        """When a request in line may find room although nothing happens until then: `Looked` then."""
+        """When a queued request may find room without any event: send `Looked` then."""
         return self.wakeup_s
 
     @property
     def remembers(self) -> bool:
-        """Whether it matters here what becomes of a request between its choice and its end."""
+        """Whether the scheduler needs a request's events between its choice and its end."""
         return self.placements is not None
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
     def choose(self, context: SchedulingContext, effect: Choose, now: float) -> tuple[Chosen, Calls]:
-        """Ask the policy, and take D's place before P begins. Without a place the request waits in the queue;
-        a request that asks for its second leg keeps the place that it has.
+        """Ask the policy, and take D's place before P begins. Without a place the request waits in the queue; a request
+        that asks for its second leg keeps its place.
         """
         if effect.second and (self._has_a_queue(context) or self._second_legs < 1):
             return Chosen(None, None, "its prefill instance has a queue, or there are enough second legs"), ()
@@ -182,13 +185,13 @@ class Scheduler:
         return chosen, calls + self.occupy(context, chosen.decode)
 
     def _keeps_apart(self, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
-        """Whether the chosen decode instance must not have the blocks of an instance that holds or computes them."""
+        """Whether the chosen decode instance must not use the blocks of an instance that holds or computes them."""
         fleet, decode = self.view.all(), chosen.decode
         return decode is not None and not all(fleet.pairs(each, decode, wanted.model) for each in effect.holders)
 
     def pick(self, wanted: Wanted) -> Chosen:
-        """An instance for a request that nobody can foretell, and that stands in no line: as soon as credits allow,
-        whatever is promised to others. There are few of them, and turned away at every gate they would never be served.
+        """An instance for a request without prediction and outside the queue: as soon as credits allow, whatever is
+        promised to others. Such requests are few, and with the other limits they would never be served.
         """
         return self.policy(self.view.all(), wanted)
 
@@ -201,6 +204,8 @@ class Scheduler:
             routers=self.view.routers,
             ttft_ms=promise.ttft_ms,
             tpot_ms=promise.tpot_ms,
+            sheds=promise.sheds,
+            lengths_within=promise.lengths_within,
             late=context.late,
             whose=self.view.all().whose(context.wanted.tenant),
             now=now,
@@ -208,7 +213,7 @@ class Scheduler:
         )
 
     def _aggregated(self, context: SchedulingContext, effect: Choose, now: float) -> bool:
-        """Whether it is served whole although it could be handed over."""
+        """Whether the request is served aggregated although it could be handed over."""
         if (
             context.aggregated is None
             and self.guard is not None
@@ -219,11 +224,11 @@ class Scheduler:
         return bool(context.aggregated)
 
     def _judged(self, context: SchedulingContext, wanted: Wanted) -> Wanted:
-        """Whether it can still have its first token in time, on the best instance and with nobody before it."""
+        """Mark whether it can still have its first token in time, on the best instance and without other prompts."""
         if self.saturation is None or context.late or not wanted.ttft_ms:
             return wanted
         found, sure = self.view.all().ready_for(wanted), self.view.all().inflight.step_model.sure
-        rows = found.any if sure(found.any) else found.prefills  # who only decodes has timed no prompt
+        rows = found.any if sure(found.any) else found.prefills  # rows that only decode have timed no prompt
         if not len(rows) or not sure(rows):
             return wanted
         prices = prices_of(self.view.all(), wanted)
@@ -233,7 +238,7 @@ class Scheduler:
         return replace(wanted, ttft_ms=context.promise.ttft_ms, tpot_ms=context.promise.tpot_ms, late=context.late)
 
     def _cannot(self, context: SchedulingContext) -> None:
-        """Its promise cannot be kept: it has its class's second one, or is late."""
+        """The request's promise cannot be kept: it gets its class's second one, or is late."""
         if context.promise.degraded is not None:
             context.promise, context.degraded = context.promise.degraded, True
         else:
@@ -284,6 +289,8 @@ class Scheduler:
         answer_ms = prices.output * prices.longer_at(answer_row)
         self.line.gave(wanted.tenant, (prompt_ms + answer_ms) / self._share(wanted.tenant))
         self.line.took(prompt_ms, wanted.now)
+        if wanted.ttft_ms and not context.late:
+            self.line.given_up.add(wanted.prompt_tokens, gone=False)
         if context.late:
             context.lane = row
             self.saturation.took(row)
@@ -291,12 +298,12 @@ class Scheduler:
     def _share(self, tenant: str) -> float:
         return self.local_shares.get(tenant, self.shares.get(tenant, 1.0))
 
-    # --- what becomes of it -------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------------
 
     def prompt_over(
         self, context: SchedulingContext, now: float, *, done: bool, cached_tokens: int | None = None
     ) -> None:
-        """Its prompt is computed, with so many tokens of it from the cache (`done`), or will not be."""
+        """The request's prompt is computed, with `cached_tokens` from the prefix cache (`done`), or will not be."""
         self._now = max(self._now, now)
         if self.placements is not None:
             self.placements.prompt_over(context.expected, context.wanted, now, done=done, cached_tokens=cached_tokens)
@@ -305,7 +312,7 @@ class Scheduler:
             self.guard.computed(context.foretold, now)
 
     def opened(self, context: SchedulingContext, now: float) -> None:
-        """The first token of its answer has come from where it is decoded."""
+        """The first token of its answer has come from the decoding instance."""
         self._now = max(self._now, now)
         if self.placements is not None:
             self.placements.opened(context.expected, context.wanted, now)
@@ -313,7 +320,7 @@ class Scheduler:
         self._came(context, now)
 
     def _came(self, context: SchedulingContext, now: float) -> None:
-        """Its answer has begun."""
+        """The request's answer has begun."""
         if self.guard is not None and context.foretold is not None:
             self.guard.came(context.foretold, now)
         context.foretold = None
@@ -327,10 +334,10 @@ class Scheduler:
         cut_off: bool = False,
         engine_ms: tuple[float, float] | None = None,
     ) -> Calls:
-        """The request is over, after so many tokens; None: nobody has counted them.
+        """The request is over, after `tokens` tokens; None: they were not counted.
 
-        `engine_ms`: what its engine says, where nobody here could see it, that its prompt took, and each token after
-        the first; 0 for what it does not say.
+        `engine_ms`: if the router could not see it, the engine's own times for the prompt and for each token after the
+        first; 0 for a missing one.
         """
         self._now = max(self._now, now)
         if self.placements is not None:
@@ -338,7 +345,7 @@ class Scheduler:
         self._leave_lane(context)
         if (
             self.guard is not None and context.foretold is not None
-        ):  # nobody saw it begin: it is in one piece, or has not
+        ):  # its beginning was not seen: it is in one piece, or has not begun
             if tokens and not cut_off:
                 self.guard.came(context.foretold, context.foretold.began_s(now, tokens))
             self.guard.gone(context.foretold)
@@ -366,7 +373,7 @@ class Scheduler:
         return self._call_first()
 
     def _call_first(self) -> Calls:
-        """Offer a place to the line, if there may be one for anybody in it."""
+        """Offer a place to the queue, if a queued request may find one."""
         return self.line.call_first() if self._may_begin() else ()
 
     def _may_begin(self) -> bool:
@@ -377,18 +384,18 @@ class Scheduler:
         opens_s = self.saturation.opens_at(self.view.all(), self._now)
         if opens_s <= self._now:
             return True
-        self.wakeup_s = opens_s if math.isfinite(opens_s) else None  # else somebody has to come first
+        self.wakeup_s = opens_s if math.isfinite(opens_s) else None  # else an instance has to come first
         return False
 
     def found_none(self, context: SchedulingContext) -> Calls:
-        """It waits (`journey.AwaitFleet`): if it was called, the call was for somebody else."""
+        """The request waits (`journey.AwaitFleet`): if it was called, the call passes to another request."""
         if not self._may_begin():
             self.line.rests(context)
             return ()
         return self.line.found_none(context)
 
     def occupy(self, context: SchedulingContext, instance: InstanceId | None) -> Calls:
-        """Count its answering leg at this instance, and nowhere else."""
+        """Count its answering leg at this instance, and at no other."""
         if instance == context.decode:
             return ()
         former, context.decode = context.decode, instance
@@ -419,9 +426,9 @@ class Scheduler:
         return self._call_first()
 
     def _has_a_queue(self, context: SchedulingContext) -> bool:
-        """Whether its prefill instance has, since we looked last, answered legs that were there before this one, and no
-        later ones, as far as one can count: it works, and in order. Elsewhere the queue is as long, or the policy would
-        have gone there.
+        """Whether its prefill instance has, since the last look, answered legs that were there before this one, and no
+        later ones, as far as counting tells: it works, and in order. Elsewhere the queue is as long, or the policy
+        would have chosen it.
         """
         assert context.prefill is not None
         ended = self._ended.get(context.prefill, 0)
@@ -430,11 +437,11 @@ class Scheduler:
         return answered > 0 and context.ahead >= 0
 
     def fleet_changed(self) -> Calls:
-        """Somebody came, left, or said something new."""
+        """An instance came, left, or reported a change."""
         return self.line.call_all()
 
     def speaks_for(self, holder: InstanceId, *not_: InstanceId) -> InstanceId | None:
-        """Who else can tell `holder` to free a hold: a D if there is one, else a P. None: nobody that is ready."""
+        """Another instance that can tell `holder` to free a hold: a D if there is one, else a P. None: no ready one."""
         others = [seen for seen in self.view.all() if seen.ready and seen.id not in {holder, *not_}]
         found = max(others, key=lambda seen: seen.role.decodes, default=None)
         return None if found is None else found.id
@@ -445,7 +452,7 @@ class Scheduler:
         return known and context.decode is not None and self.view.get(context.decode).instance.pins
 
     def turned_away(self, instance: InstanceId) -> Lost | None:
-        """What an answering leg hears instead of being sent to an instance that takes none any more."""
+        """The loss that an answering leg gets if its instance takes no more legs; None: send the leg."""
         if self.view.knows(instance) and self.view.get(instance).ready:
             return None
         return Lost("it went away while the prompt was prefilled", untouched=True)  # draining, down, or a new epoch
@@ -518,4 +525,4 @@ _FOLD: Final[Mapping[type, Callable[[Scheduler, Any], Any]]] = {
     d.Looked: _look,
     d.FleetChanged: _fleet_changed,
 }
-"""What each event does; its effects."""
+"""The handler of each event; it returns the effects."""

@@ -1,1 +1,1 @@
-"""What is told about requests: metrics, rolling statistics, times by part, the explain store."""
+"""Telemetry about requests: metrics, rolling statistics, times by part, the explain store."""

@@ -1,6 +1,6 @@
-"""How well promises are kept, for Prometheus: by class and tenant. A shell: the counters of this process.
+"""How well promises are kept, for Prometheus, by class and tenant. A shell: the counters of this process.
 
-Requests that were shed have an outcome of their own: counted as cancelled they would leave every alert green.
+Requests that were shed have an outcome of their own: if they counted as cancelled, every alert would stay green.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from router.core.slo import COUNTED, MET, Seen
 from router.telemetry.histograms import Counts, Histograms
 
 LAST: Final = 1000
-"""Requests of a class of which the gauge of attainment tells: enough for two digits, few enough to follow a change."""
+"""The number of a class's requests that the attainment gauge covers: enough for two digits, few enough to follow a
+change."""
 
 _RATIOS: Final[tuple[float, ...]] = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
 
 class Scheduled(Protocol):
-    """What the scheduler knows of one request (`router.scheduler.scheduler.Seat`), as far as it is counted here."""
+    """The parts of a scheduled request (`router.scheduler.scheduler.Seat`) that are counted here."""
 
     late: bool
     degraded: bool
@@ -38,7 +39,7 @@ class Attainment:
         self._results = Counts(
             "baton_slo_requests",
             "Requests of a class that ended: met, missed, shed; and those that do not count: left (the client went "
-            "away in time), refused (by the engine), unknown (one piece, nobody saw its first token).",
+            "away in time), refused (by the engine), unknown (one piece, its first token was not seen).",
             ["slo_class", "tenant", "result"],
             registry=registry,
         )
@@ -81,7 +82,7 @@ class Attainment:
         )
         self._last: dict[str, deque[bool]] = {}
         self._met: dict[str, int] = {}
-        """How many of them met every target."""
+        """The number of them that met every target."""
 
     def ended(self, client: Client, context: Scheduled, result: str) -> None:
         """A request of a class is over."""
@@ -97,7 +98,7 @@ class Attainment:
             self._degraded.labels(name, client.tenant).inc()
         if result in COUNTED:
             last = self._last[name]
-            if not last:  # of a class of which nothing has counted yet there is no share
+            if not last:  # without a counted request the class has no share
                 self._share.labels(name).set_function(lambda: self._met[name] / len(self._last[name]))
             self._met[name] += (result == MET) - (last[0] if len(last) == LAST else 0)
             last.append(result == MET)
@@ -107,25 +108,25 @@ class Attainment:
         name = client.slo_class
         self._last[name] = deque(maxlen=LAST)
         self._met[name] = 0
-        for each in COUNTED:  # a class that has met nothing yet must not lack the counter that says so
+        for each in COUNTED:  # export all counters of the class, also those that are still zero
             self._results.add((name, client.tenant, each), 0)
         self._target.labels(name).set(slo.attainment)
 
     def retarget(self, classes: Mapping[str, SloClass]) -> None:
-        """Other promises from now on; what counted until now still does."""
+        """The promises have changed; earlier results still count."""
         for name, slo in classes.items():
             if name in self._last:
                 self._target.labels(name).set(slo.attainment)
 
     def compare(self, context: Scheduled, seen: Seen) -> None:
-        """What was foretold beside what came."""
+        """Compare the prediction with the result."""
         if context.ttft_ms > 0 and seen.ttft_ms is not None:
             self._foretold.observe(("ttft",), seen.ttft_ms / context.ttft_ms)
         if context.tpot_ms > 0 and seen.tpot_ms is not None:
             self._foretold.observe(("tpot",), seen.tpot_ms / context.tpot_ms)
 
     def prefix(self, expected_tokens: int, cached_tokens: int) -> None:
-        """A prompt's instance has said how much of it was cached."""
+        """A prompt's instance has reported how much of it was cached."""
         self._expected.inc(expected_tokens)
         self._found.inc(min(expected_tokens, cached_tokens))
         self._cached.inc(cached_tokens)

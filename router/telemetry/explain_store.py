@@ -1,8 +1,8 @@
-"""What became of the last requests, and of all open ones: what `/explain` tells. Pure.
+"""The explain store: what happened to the open and the last finished requests, for `/explain`. Pure.
 
-A `Story` is one request's decisions, each with its ``because``, its legs, and its times. `ExplainStore` keeps those of
-open requests, and the last finished ones within a limit in count and in bytes; the oldest go first. Nothing of what a
-client wrote or read is kept, but the names in it: model, path, what the client calls its request.
+A `Story` is one request's trace: its decisions, each with its ``because``, its legs, and its times. `ExplainStore`
+keeps those of open requests, and the last finished ones within a limit in count and in bytes; the oldest go first. It
+keeps no text that a client wrote or read, only names: the model, the path, the client's request id.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from router.core.timing_parts import Timing
 from router.telemetry.timing import Timeline
 
 TEXT_MAX = 400
-"""Characters kept of a reason: some quote engines."""
+"""Characters kept of a reason: some reasons quote engines."""
 
 TURNS_MAX = 64
-"""Turns kept of a story, the first and the last: one that waits long in a full fleet asks again and again."""
+"""Turns kept of a story, the first and the last: a request that waits long in a full fleet asks again and again."""
 
 BYTES_MAX = 16 << 20
-"""All finished stories together. One is about 3 KB, so that the default count is reached long before."""
+"""The limit of all finished stories together. One is about 3 KB, so the default count is reached long before."""
 
 _STORY_BYTES = 1200
 _TURN_BYTES = 300
 _SLO_BYTES = 500
 _NAME_BYTES = 550
-"""As measured with `tracemalloc` on CPython 3.11, texts apart."""
+"""The memory of a name without its text, measured with `tracemalloc` on CPython 3.11."""
 
 
 _CHOICE: Final = frozenset({"prefill", "decode", "wait", "because"})
@@ -53,7 +53,7 @@ _Turn = tuple[float, str, tuple[Any, ...], str | None]
 
 
 class Story:
-    """One request, as it happens."""
+    """The trace of one request, as it happens."""
 
     __slots__ = (
         "_dropped",
@@ -73,14 +73,14 @@ class Story:
     def __init__(self, request: Request, verdict: Verdict, client: Client = NOBODY) -> None:
         self.client: Final = client
         self.judged: Judged | None = None
-        """Its class's targets, what was foretold and what came; None where nothing was."""
+        """The class's targets, the prediction and the result; None without a class."""
         self.request_id: Final = request.id
         self.client_id: Final = request.client_id
         self.verdict: Final = verdict
         self.timeline: Final = Timeline(request.arrived, stream=request.stream)
         self.told: Final = {"path": request.path, "model": request.model[:TEXT_MAX], "stream": request.stream}
         self.seed = ""
-        """Why it was not seeded; empty where it was, or where the verdict says it all."""
+        """Why the request was not seeded; empty if it was, or if the verdict says it."""
         self.outcome = ""
         """Empty while it is open."""
         self._turns: list[_Turn] = []
@@ -101,17 +101,17 @@ class Story:
 
     @property
     def bytes(self) -> int:
-        """What it takes, about."""
+        """The approximate memory."""
         texts = min(self._texts, TURNS_MAX * TEXT_MAX)
         named = _NAME_BYTES if self.client_id else 0
         return _STORY_BYTES + named + (self.judged is not None) * _SLO_BYTES + _TURN_BYTES * len(self._turns) + texts
 
     def timing(self, now: float) -> Timing:
-        """Where its time went, or has gone until now."""
+        """Where the request's time went, until its end or now."""
         return self.timeline.read(now)
 
     def line(self, now: float) -> dict[str, Any]:
-        """It in a line."""
+        """The request in one line."""
         timing = self.timing(now)
         ttft, tt2t = timing.ttft, timing.tt2t
         return {
@@ -131,7 +131,7 @@ class Story:
         return {name: value for name, value in _said(chosen[-1]).items() if name in _CHOICE} if chosen else {}
 
     def as_json(self, now: float) -> dict[str, Any]:
-        """All of it; times in milliseconds since it arrived."""
+        """The whole story; times in milliseconds since the request arrived."""
         arrived = self.timeline.arrived
         timing = self.timing(now).as_json()
         turns = [
@@ -152,11 +152,11 @@ class Story:
         }
 
     def _names(self) -> dict[str, str]:
-        """Ours, and its client's where it gave one."""
+        """The router's id, and the client's if it sent one."""
         return {"id": self.request_id, **({"client_id": self.client_id} if self.client_id else {})}
 
     def _whose(self) -> dict[str, str]:
-        """What there is of tenant and class."""
+        """Tenant and class, if there are any."""
         named = {"tenant": self.client.tenant, "slo_class": self.client.slo_class}
         return {name: value for name, value in named.items() if value}
 
@@ -186,7 +186,7 @@ class ExplainStore:
         self._last: Final[deque[tuple[Story, int]]] = deque()
         self._by_id: Final[dict[str, Story]] = {}
         self._by_client_id: Final[dict[str, dict[Story, None]]] = {}
-        """Several may have one name, of one tenant or of several; the oldest first."""
+        """Several requests may have one client id, of one tenant or of several; the oldest first."""
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -194,7 +194,7 @@ class ExplainStore:
 
     @property
     def bytes(self) -> int:
-        """What the finished ones take, about."""
+        """The approximate memory of the finished stories."""
         return self._bytes
 
     def begin(self, story: Story) -> None:
@@ -226,22 +226,24 @@ class ExplainStore:
                 del self._by_client_id[story.client_id]
 
     def get(self, request_id: str) -> Story | None:
-        """The one that we call so."""
+        """The request with this router id."""
         return self._by_id.get(request_id)
 
     def named(self, client_id: str, tenant: str | None = None) -> list[Story]:
-        """Those that their clients call so, the newest first. `tenant`: of this one only."""
+        """The requests with this client id, the newest first. `tenant`: of this tenant only."""
         alike = reversed(self._by_client_id.get(client_id, {}))
         return [story for story in alike if tenant is None or story.client.tenant == tenant]
 
     def both(self, count: int, tenant: str | None = None) -> list[Story]:
-        """Some of each: at most so many that are open, and so many that have ended; the newest first."""
+        """At most `count` open requests, and at most `count` that have ended; the newest first."""
         kinds = (reversed(self._open), (story for story, _ in reversed(self._last)))
         mine = ((story for story in kind if tenant is None or story.client.tenant == tenant) for kind in kinds)
         return [story for kind in mine for story in islice(kind, count)]
 
     def latest(self, count: int, tenant: str | None = None) -> list[Story]:
-        """The last that came and are open, then the last that ended; the newest first. `tenant`: of this one only."""
+        """The last open requests that came, then the last that ended; the newest first. `tenant`: of this
+        tenant only.
+        """
         stories = (*reversed(self._open), *(story for story, _ in reversed(self._last)))
         mine = (story for story in stories if tenant is None or story.client.tenant == tenant)
         return list(islice(mine, count))

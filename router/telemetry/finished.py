@@ -1,9 +1,9 @@
-"""Times of served streams, counted many at once: at its end a request only leaves its marks here. Pure.
+"""Times of served streams, counted many at once: when a request ends, it only leaves its marks here. Pure.
 
-Of requests that went through the same stages every part of every sum is the same sum of stages' lengths. So what
-`Timeline.read` makes of one is asked once of each row of stages, for one stage of a second at a time; then a matrix
-gives the parts of hundreds of requests, for a tenth of the work. What an engine has reported on, or is no stream, is
-read by itself.
+For requests that went through the same stages, every part of every sum is the same sum of stage lengths. So the result
+of `Timeline.read` is computed once for each row of stages, for one stage of one second at a time; then a matrix gives
+the parts of hundreds of requests, for a tenth of the work. Requests with an engine's report, and those that are not
+streams, are read one by one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from router.telemetry.histograms import Times
 
 TOGETHER: Final = 256
-"""Requests that are counted at once, at most."""
+"""The largest number of requests that are counted at once."""
 
 SHAPES_MAX: Final = 256
-"""Rows of stages that are remembered: retries make new ones."""
+"""The number of rows of stages that are remembered: retries make new ones."""
 
 
 class _Lengths:
-    """What is counted of requests of one shape: a column for each number, a row for each of their stages."""
+    """What is counted for requests of one shape: a column for each number, a row for each of their stages."""
 
     def __init__(self, shape: Shape) -> None:
         stages = len(shape.stages)
@@ -40,7 +40,7 @@ class _Lengths:
 
 
 def _numbers(timing: Timing) -> dict[tuple[str, str], float]:
-    """By sum and part; totals have no part."""
+    """The numbers by sum and part; totals have no part."""
     found = {("", ""): timing.total_s}
     if timing.first_made_s is not None:
         found["made", ""] = timing.first_made_s
@@ -53,7 +53,7 @@ def _numbers(timing: Timing) -> dict[tuple[str, str], float]:
 
 
 class Finished:
-    """Served requests that are not counted yet: whoever reads what they are counted in has them counted first."""
+    """Served requests that are not counted yet. A reader of the statistics must call `count` first."""
 
     def __init__(self, times: Times, lately: RollingStatistics) -> None:
         self._times: Final = times
@@ -64,7 +64,7 @@ class Finished:
         times.settle = lately.settle = self.count
 
     def add(self, now: float, timeline: Timeline, tokens: int | None) -> None:
-        """One has ended, after so many tokens; None: nobody has counted them. `now` in monotonic seconds."""
+        """A request has ended, after `tokens` tokens; None: they were not counted. `now` in monotonic seconds."""
         slot = int(now // SLOT_S)
         if slot != self._slot or len(self._fresh) >= TOGETHER:
             self.count()
@@ -72,7 +72,7 @@ class Finished:
         self._fresh.append((timeline, tokens))
 
     def count(self) -> None:
-        """All that have ended."""
+        """Count all requests that have ended."""
         fresh, self._fresh = self._fresh, []
         now = self._slot * SLOT_S
         alike: dict[Shape, list[tuple[Marks, int | None]]] = {}

@@ -1,6 +1,6 @@
-"""Counts the requests that come to this router and how they fare, for the goodput controller. Pure.
+"""Counts the requests that come to this router, and their results, for the goodput controller. Pure.
 
-Demand is counted when it arrives: a fleet that is full finishes no more than it can, whatever is asked of it.
+Demand is counted at arrival: a full fleet finishes no more than it can, whatever the demand is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Series = tuple[str, str]
 
 
 class _Counters:
-    """Of one model and class."""
+    """The counters of one model and class."""
 
     __slots__ = (
         "answer_tokens", "answers", "arrivals", "cached_tokens", "computed_tokens", "ended", "late_first",
@@ -32,32 +32,32 @@ class _Counters:
 
 
 class Flow:
-    """Of one router process, from its start on."""
+    """The counters of one router process, since its start."""
 
     def __init__(self) -> None:
         self._series: Final[dict[Series, _Counters]] = {}
 
     def arrived(self, model: str, slo_class: str, prompt_tokens: int) -> None:
-        """A request came in that may be served. `prompt_tokens`: as far as that can be told from its bytes."""
+        """A request that may be served has arrived. `prompt_tokens`: estimated from its bytes."""
         counters = self._of(model, slo_class)
         counters.arrivals += 1
         counters.prompt_tokens += prompt_tokens
         _count(counters.prompts, prompt_tokens)
 
     def prefilled(self, model: str, slo_class: str, prompt_tokens: int, cached_tokens: int) -> None:
-        """An engine has said how much of a prompt was cached."""
+        """An engine has reported how much of a prompt was cached."""
         counters = self._of(model, slo_class)
         counters.cached_tokens += min(cached_tokens, prompt_tokens)
         counters.computed_tokens += max(0, prompt_tokens - cached_tokens)
 
     def ended(self, model: str, slo_class: str, answer_tokens: int | None, result: str, *, late_first: bool) -> None:
-        """It is over.
+        """A request is over.
 
         Args:
             model: as at its arrival, and so is `slo_class`.
             slo_class: empty for best effort.
-            answer_tokens: None where nothing was answered, or the engine did not count.
-            result: of `router.core.slo`; empty where nothing was promised.
+            answer_tokens: None if there was no answer, or the engine did not count.
+            result: of `router.core.slo`; empty if nothing was promised.
             late_first: whether its first token was late, or never came.
         """
         counters = self._of(model, slo_class)
@@ -70,7 +70,7 @@ class Flow:
             _count(counters.answers, answer_tokens)
 
     def told(self) -> tuple[Counted, ...]:
-        """All counters as they are."""
+        """All counters as they are now."""
         return tuple(_told(series, counters) for series, counters in self._series.items())
 
     def _of(self, model: str, slo_class: str) -> _Counters:

@@ -1,7 +1,7 @@
-"""Histograms that cost a tenth of `prometheus_client`'s own, for what is observed a dozen times per request. A shell.
+"""Histograms that cost a tenth of `prometheus_client`'s own, for values observed a dozen times per request. A shell.
 
-One thread observes and is scraped, so there is nothing to lock. An observation is an entry in a list (the library's are
-2.5 µs with their labels, measured on CPython 3.11); a list that is full, or is to be read, is counted all at once.
+One thread observes and is scraped, so there is nothing to lock. An observation is an entry in a list (the library's
+take 2.5 µs with their labels, measured on CPython 3.11); a list that is full, or is to be read, is counted all at once.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from router.core.arrays import Floats
 from router.core.timing_parts import Sum, Timing
 
 _OWN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025)
-"""Buckets of parts begin lower than others: our own are fractions of a millisecond."""
+"""Buckets of parts begin lower than others, as the router's own parts are fractions of a millisecond."""
 
 
 def _nothing() -> None:
-    """Nobody counts late."""
+    """The default of `settle`: all requests are counted at once."""
 
 
 FRESH_MAX: Final = 256
-"""Values with one set of labels that wait to be counted."""
+"""The number of values with one set of labels that may wait to be counted."""
 
 
 class Histograms(Collector):
@@ -48,7 +48,9 @@ class Histograms(Collector):
         registry.register(self)
 
     def fresh(self, labels: tuple[str, ...]) -> list[float]:
-        """Values with these labels that are not counted yet. Whoever puts some there calls `count` now and then."""
+        """The values with these labels that are not counted yet. A caller that adds some must call `count` now and
+        then.
+        """
         found = self._fresh.get(labels)
         if found is None:
             found = self._fresh[labels] = []
@@ -66,7 +68,7 @@ class Histograms(Collector):
             self.count()
 
     def count(self) -> None:
-        """All that is fresh."""
+        """Count all waiting values."""
         for labels, fresh in self._fresh.items():
             if fresh:
                 counts = self._counts[labels]
@@ -82,7 +84,7 @@ class Histograms(Collector):
         self._sums[labels] += float(values.sum())
 
     def sums(self) -> dict[tuple[str, ...], float]:
-        """Of all values, by labels."""
+        """The sums of all values, by labels."""
         self.count()
         return dict(self._sums)
 
@@ -98,7 +100,7 @@ class Histograms(Collector):
 
 
 class Counts(Collector):
-    """One counter with labels; as cheap."""
+    """One counter with labels, as cheap."""
 
     def __init__(self, name: str, told: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
         self._name: Final = name
@@ -108,7 +110,7 @@ class Counts(Collector):
         registry.register(self)
 
     def add(self, labels: tuple[str, ...], more: int = 1) -> None:
-        """So many more. None: they are told from now on."""
+        """Add `more`. With 0, the labels are exported from now on."""
         self._counts[labels] = self._counts.get(labels, 0) + more
 
     def collect(self) -> Iterable[CounterMetricFamily]:
@@ -124,8 +126,8 @@ class Times(Collector):
 
     def __init__(self, registry: CollectorRegistry, bounds: Sequence[float]) -> None:
         self.settle: Callable[[], None] = _nothing
-        """Called before anything is read: by whoever counts requests some time after they have ended."""
-        registry.register(self)  # the first of its metrics
+        """Called before any reading, so that requests which are counted some time after their end are included."""
+        registry.register(self)  # registered first, so that it is collected first
 
         def one(name: str, told: str, *labels: str, more: Sequence[float] = ()) -> Histograms:
             return Histograms(f"baton_{name}_seconds", told, (*labels, "way"), (*more, *bounds), registry)
@@ -139,7 +141,7 @@ class Times(Collector):
         """By sum and way, then by part."""
 
     def collect(self) -> Iterable[Metric]:
-        """No metric of its own: but those that follow are to be complete."""
+        """Returns no metric of its own, but makes the metrics collected after it complete."""
         self.settle()
         return ()
 
@@ -187,4 +189,4 @@ class Times(Collector):
                 if fresh is None:
                     fresh = found[part] = self._parts.fresh((name, part, way))
                 fresh.append(seconds)
-        self._parts.observe((name, "residual", way), each.residual_s)  # and counts, when there are enough
+        self._parts.observe((name, "residual", way), each.residual_s)  # also counts, once there are enough

@@ -1,4 +1,4 @@
-"""The router's own metrics, by the names operators see in Prometheus."""
+"""The router's own metrics, with the names that operators see in Prometheus."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RouterMetrics:
         self.times = Times(self.registry, _SECONDS)
         self.finished = Finished(self.times, self.lately)
         self.attainment = Attainment(self.registry)
-        self.waiting = Gauge("baton_waiting_requests", "Requests in line for a place.", registry=self.registry)
+        self.waiting = Gauge("baton_waiting_requests", "Requests in the flow-control queue.", registry=self.registry)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
         self.clients = _ClientGauges(self.registry)
         self._handoffs = Counts(
@@ -101,11 +101,11 @@ class RouterMetrics:
         self._controlled = Gauge("baton_controller_heard", told, registry=self.registry)
 
     def leg(self, leg: str, seconds: float) -> None:
-        """A prefill leg was answered, or an answering one has begun or failed, so long after it was sent."""
+        """A prefill leg was answered, or an answering leg has begun or failed, `seconds` after it was sent."""
         self._leg_seconds.observe((leg,), seconds)
 
     def first_byte(self, seconds: float) -> None:
-        """An answer begins, so long after its request came."""
+        """An answer begins, `seconds` after its request came."""
         self._first_byte_seconds.observe((), seconds)
 
     def ended(self, path: str, way: str, outcome: str, seconds: float) -> None:
@@ -114,7 +114,7 @@ class RouterMetrics:
         self._request_seconds.observe((), seconds)
 
     def over(self, now: float, outcome: str, timeline: Timeline, tokens: int | None) -> None:
-        """A request has ended, after so many tokens. `now` in monotonic seconds."""
+        """A request has ended, after `tokens` tokens. `now` in monotonic seconds."""
         if outcome == "served":
             self.finished.add(now, timeline, tokens)
         else:
@@ -129,7 +129,7 @@ class RouterMetrics:
     def text(
         self, view: FleetView, waiting: int, stale_s: float = 0.0, unproven: int = 0, *, controlled: bool = False
     ) -> bytes:
-        """Prometheus text, with the fleet's gauges and the line's brought up to date; who has left is left out."""
+        """Prometheus text, with up-to-date gauges of the fleet and the queue; instances that have left are left out."""
         self.waiting.set(waiting)
         self._controlled.set(controlled)
         self._fleet.show(view, stale_s, unproven)
@@ -137,7 +137,7 @@ class RouterMetrics:
 
 
 class _PairFailures(Collector):
-    """From the pairs that are remembered: as many as these, however many names a fleet uses up."""
+    """Counters from the remembered pairs: bounded, however many names a fleet uses up."""
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
@@ -153,7 +153,7 @@ class _PairFailures(Collector):
 
 
 class _Recomputed(Collector):
-    """From what engines say of it."""
+    """Counters from the engines' reports about recomputed tokens."""
 
     def __init__(self, counted: Recomputed) -> None:
         self._counted = counted
@@ -171,7 +171,7 @@ class _Recomputed(Collector):
 
 
 class _Arrivals(Collector):
-    """From what the router announces to the goodput controller."""
+    """Counters from what the router announces to the goodput controller."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
@@ -190,14 +190,14 @@ class _Arrivals(Collector):
 
 
 class Guard(Protocol):
-    """Turns hand-overs off by class while they lose (`router.scheduler.scoring.handoff_guard`)."""
+    """Switches hand-overs off by class while they lose (`router.scheduler.scoring.handoff_guard`)."""
 
     def off(self) -> Mapping[str, bool]:
-        """By class, whether they are."""
+        """By class, whether hand-overs are off."""
 
 
 class _HandoffsOff(Collector):
-    """From the guard of a router's scheduler."""
+    """Gauges from the guard of a router's scheduler."""
 
     def __init__(self) -> None:
         self.guard: Guard | None = None
@@ -212,7 +212,7 @@ class _HandoffsOff(Collector):
 
 
 class _ClientGauges(Collector):
-    """What clients hold of this router, brought up to date at each scrape."""
+    """What clients hold of this router, updated at each scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._connections = Gauge("baton_client_connections", "Connections of clients.", registry=registry)
@@ -225,7 +225,7 @@ class _ClientGauges(Collector):
         self._uploads = Gauge("baton_uploads_waiting", "Uploads that wait for their turn.", registry=registry)
 
     def show(self, doors: Doors, uploads: Uploads) -> None:
-        """As it is now."""
+        """Update the gauges."""
         self._doors = doors
         self._connections.set(len(doors.guests))
         self._most.set(doors.guests_max)
@@ -243,7 +243,7 @@ class _ClientGauges(Collector):
 
 
 class _FleetGauges:
-    """What this router sees of the fleet, brought up to date at each scrape."""
+    """What this router sees of the fleet, updated at each scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ["instance", "role"]
@@ -283,7 +283,7 @@ class _FleetGauges:
         self._shown: set[tuple[str, str]] = set()
 
     def show(self, view: FleetView, stale_s: float, unproven: int) -> None:
-        """As it is now; who has left is left out."""
+        """Update the gauges; instances that have left are left out."""
         self._unproven.set(unproven)
         self._stale.set(stale_s)
         self._routers.set(view.routers)

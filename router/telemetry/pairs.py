@@ -1,4 +1,4 @@
-"""Which prefill instance handed over to which decode instance, how often, and how often that failed. Pure."""
+"""How often each prefill instance handed over to each decode instance, and how often that failed. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 from cluster.ids import InstanceId
 
 PAIRS_MAX: Final = 4096
-"""Pairs that are counted; the one that was used longest ago goes first."""
+"""The number of pairs that are counted; the pair used longest ago goes first."""
 
 
 @dataclass(slots=True)
 class PairCounts:
-    """Two instances."""
+    """The counts of one pair."""
 
     prefill: InstanceId
     decode: InstanceId
@@ -24,7 +24,7 @@ class PairCounts:
 
 
 class Pairs:
-    """Of one router."""
+    """The pairs of one router."""
 
     def __init__(self) -> None:
         self._pairs: Final[dict[tuple[InstanceId, InstanceId], PairCounts]] = {}

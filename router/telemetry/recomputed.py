@@ -1,8 +1,8 @@
-"""How much of what was handed over each instance computed itself nevertheless: engines' words as counters. Pure.
+"""How many handed-over tokens each instance computed itself nevertheless: engines' reports as counters. Pure.
 
-An engine's word (`Load.recomputed_tokens`) begins at zero with each of its lives, and by vLLM's own counts it may be
-too high for a moment: pulls that are under way are among them. So of the last `LOOKS` words the lowest counts, and
-what was counted is not taken back.
+An engine's report (`Load.recomputed_tokens`) begins at zero with each of its lives, and with vLLM's own counters it may
+be too high for a moment, as they include pulls under way. So the lowest of the last `LOOKS` reports counts, and a
+counted token is never taken back.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from cluster.ids import InstanceId
 from router.fleet.snapshot import FleetSnapshot, InstanceView
 
 LOOKS: Final = 5
-"""Words of one life before any of it counts. Looks are a second apart, a pull takes milliseconds."""
+"""The number of reports of one life before any counts. Reports are a second apart, a pull takes milliseconds."""
 
 LATELY: Final = 60
-"""Looks: what was counted since then is lately."""
+"""The number of looks that count as recent."""
 
 
 class Counted:
-    """Of one instance."""
+    """The counters of one instance."""
 
     __slots__ = ("_before", "_epoch", "_last", "_life", "_totals", "_words")
 
@@ -32,12 +32,12 @@ class Counted:
         self._life = (0, 0)
         self._epoch = 0
         self._last = 0
-        """Tokens pulled in this life, by the last word."""
+        """Tokens pulled in this life, by the last report."""
         self._words: deque[int] = deque(maxlen=LOOKS)
         self._totals: deque[int] = deque(maxlen=LATELY + 1)
 
     def hear(self, seen: InstanceView) -> None:
-        """One word of its engine's."""
+        """Take one report of the instance's engine."""
         load, epoch = seen.load, seen.instance.epoch
         if self._words and (epoch != self._epoch or load.external_kv_tokens < self._last):
             self._before = self.recomputed, self.pulled
@@ -51,41 +51,41 @@ class Counted:
 
     @property
     def known(self) -> bool:
-        """Whether anything can be told."""
+        """Whether there are figures."""
         return bool(self._totals)
 
     @property
     def recomputed(self) -> int:
-        """Prompt tokens that were to be pulled and were computed."""
+        """Prompt tokens that were to be pulled and were computed instead."""
         return self._before[0] + self._life[0]
 
     @property
     def pulled(self) -> int:
-        """Prompt tokens whose KV came from elsewhere."""
+        """Prompt tokens whose KV came from another instance."""
         return self._before[1] + self._life[1]
 
     @property
     def lately(self) -> int:
-        """Of those that were computed, the ones that were counted within the last `LATELY` looks."""
+        """Those computed tokens that were counted within the last `LATELY` looks."""
         return self._totals[-1] - self._totals[0] if self._totals else 0
 
 
 class Recomputed:
-    """Of all instances that are there."""
+    """The counters of all present instances."""
 
     def __init__(self) -> None:
         self._counted: dict[InstanceId, Counted] = {}
 
     def look(self, fleet: FleetSnapshot) -> None:
-        """Once a second."""
+        """Called once a second."""
         for seen in fleet:
-            if seen.load.kv_tokens or seen.load.prompt_tokens:  # else its engine has said nothing yet
+            if seen.load.kv_tokens or seen.load.prompt_tokens:  # else its engine has not reported yet
                 self._counted.setdefault(seen.id, Counted()).hear(seen)
         for gone in self._counted.keys() - fleet.by_id.keys():
             del self._counted[gone]
 
     def of(self, instance: InstanceId) -> Counted | None:
-        """What is known of one; None: nothing yet."""
+        """The counters of one instance; None: none yet."""
         found = self._counted.get(instance)
         return found if found is not None and found.known else None
 

@@ -1,7 +1,7 @@
-"""What a router has seen in the last five minutes, in slots of five seconds: what `/ui` shows. Pure.
+"""Rolling statistics: the last five minutes of a router in slots of five seconds, for `/ui`. Pure.
 
-Prometheus keeps the history of a fleet; this is for the moment when somebody looks, also where nobody scrapes. All of
-it is sums and counts, so that what several routers have seen adds up to what the fleet has: `together`.
+Prometheus keeps the history of a fleet; this serves operators who look now, also without a Prometheus server. All of it
+is sums and counts, so that several routers' figures add up to the fleet's: `together`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ SLOTS: Final = 60
 """Five minutes."""
 
 NOW_SLOTS: Final = 6
-"""What is called *now*: half a minute. Shorter, and a burst of a few requests is called a state of the fleet."""
+"""What the page calls *now*: half a minute. With less, a burst of a few requests would look like the state of the
+fleet."""
 
 GROWTH: Final = 1.1
-"""Of the buckets: a percentile is right within 5 %."""
+"""The ratio of neighbouring buckets: percentiles are right within 5 %."""
 
 _LEAST: Final = 1e-4
-"""Seconds; what took less is in one bucket with it."""
+"""Seconds; shorter times share one bucket."""
 
 _PER_LOG: Final = 1 / log(GROWTH)
 _FIRST: Final = ceil(log(_LEAST) * _PER_LOG)
@@ -38,19 +39,19 @@ class _Slot:
     number: int
     outcomes: dict[str, int] = field(default_factory=dict)
     results: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By class and result; `late_ttft` and `late_tpot` beside them."""
+    """By class and result, with `late_ttft` and `late_tpot` beside them."""
     values: dict[str, dict[int, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
-    """By kind and bucket."""
+    """Counts by kind and bucket."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
-    """Sums of the kinds."""
+    """Sums by kind."""
     waits: dict[str, float] = field(default_factory=dict)
     """Seconds by part of TTFT."""
     line: int = 0
-    """Requests in line, summed over the looks."""
+    """Requests in the queue, summed over the looks."""
     looks: int = 0
 
     def count(self, kind: str, values: Sequence[float]) -> None:
-        """Values of one kind."""
+        """Add values of one kind."""
         counts = self.values[kind]
         for number, count in Counter(map(bucket, values)).items():
             counts[number] = counts.get(number, 0) + count
@@ -58,13 +59,13 @@ class _Slot:
 
 
 class RollingStatistics:
-    """Of one router. `now` is monotonic seconds."""
+    """The statistics of one router. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         self._slots: Final[deque[_Slot]] = deque(maxlen=SLOTS)
         self._parts: dict[str, float] = {}
         self.settle: Callable[[], None] = _nothing
-        """Called before anything is told: by whoever counts requests some time after they have ended."""
+        """Called before any reading, so that requests which are counted some time after their end are included."""
 
     def _at(self, now: float) -> _Slot:
         number = int(now // SLOT_S)
@@ -72,7 +73,7 @@ class RollingStatistics:
             self._slots.append(_Slot(number))
         return self._slots[-1]
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def ended(self, now: float, outcome: str) -> None:
         """A request is over."""
@@ -82,21 +83,23 @@ class RollingStatistics:
     def served(
         self, now: float, ttft_s: Sequence[float], tt2t_s: Sequence[float], tpot_s: Sequence[float], count: int = 1
     ) -> None:
-        """So many served requests are over, with these times."""
+        """`count` served requests are over, with these times."""
         slot = self._at(now)
         slot.outcomes["served"] = slot.outcomes.get("served", 0) + count
         for kind, values in (("ttft", ttft_s), ("tt2t", tt2t_s), ("tpot", tpot_s)):
             slot.count(kind, values)
 
     def judged(self, now: float, slo_class: str, result: str, *, late_ttft: bool, late_tpot: bool) -> None:
-        """A request of a class is over: whether its promise was kept, and which part was not."""
+        """A request of a class is over: whether its promise was kept, and which target was missed."""
         results = self._at(now).results
         results[slo_class, result] += 1
         results[slo_class, "late_ttft"] += late_ttft
         results[slo_class, "late_tpot"] += late_tpot
 
     def look(self, now: float, waiting: int, parts: Mapping[str, float]) -> None:
-        """Once a second: so many are in line; and seconds that first tokens spent by part, since the process began."""
+        """Called once a second: the number of queued requests, and the seconds that first tokens spent by part, since
+        the process began.
+        """
         slot = self._at(now)
         slot.line += waiting
         slot.looks += 1
@@ -106,10 +109,10 @@ class RollingStatistics:
                 slot.waits[name] = slot.waits.get(name, 0.0) + more
         self._parts = dict(parts)
 
-    # --- what is told -------------------------------------------------------------------------------------------------
+    # --- readings -----------------------------------------------------------------------------------------------------
 
     def told(self, now: float) -> Json:
-        """All of it, for `together`."""
+        """All figures, for `together`."""
         self.settle()
         last = int(now // SLOT_S)
         kept = [slot for slot in self._slots if last - slot.number < SLOTS]
@@ -121,16 +124,16 @@ class RollingStatistics:
 
 
 def _nothing() -> None:
-    """Nobody counts late."""
+    """The default of `settle`: all requests are counted at once."""
 
 
 def bucket(seconds: float) -> int:
-    """Which bucket a duration is in."""
+    """The bucket of a duration."""
     return ceil(log(seconds) * _PER_LOG) if seconds > _LEAST else _FIRST
 
 
 def percentile(buckets: Mapping[str, int], share: float) -> float | None:
-    """The duration in seconds below which this share lies; None where there is nothing."""
+    """The duration in seconds below which this share lies; None without values."""
     left = share * sum(buckets.values())
     for number in sorted(buckets, key=int):
         left -= buckets[number]
@@ -164,7 +167,7 @@ def _window(slots: Iterable[_Slot]) -> Json:
 
 
 def _history(slots: Iterable[_Slot], last: int) -> list[Json]:
-    """By slot, the oldest first; zeros where nothing happened."""
+    """The slots, the oldest first; zeros where nothing happened."""
     by_number = {slot.number: slot for slot in slots}
     told = []
     for number in range(last - SLOTS + 1, last + 1):
@@ -177,7 +180,7 @@ def _history(slots: Iterable[_Slot], last: int) -> list[Json]:
 
 
 def together(told: Iterable[Json]) -> Json:
-    """What several routers have seen, as one: numbers are summed, by name; lists entry by entry."""
+    """Several routers' figures as one: numbers are summed by name, lists entry by entry."""
     found: Json = {}
     for each in told:
         found = _sum(found, each)

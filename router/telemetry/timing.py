@@ -1,11 +1,11 @@
-"""Where a request's time went: two sums, each part from its own clock, and what is left over. Pure.
+"""Where a request's time went: two sums, each part by its own clock, and the rest. Pure.
 
-A `Timeline` is the router's own clock: which stage a request was in since when, without gaps. What an engine says
-about its part of a leg (`EngineTimes`, from vLLM's per-request ``metrics``) replaces that part of the leg; the rest of
-the leg is the *residual*: networks, the engine's HTTP server, and whatever nobody's clock has seen. docs/timing.md has
+A `Timeline` is the router's own clock: the stage of a request and since when, without gaps. An engine's report about
+its part of a leg (`EngineTimes`, from vLLM's per-request ``metrics``) replaces that part of the leg; the rest of the
+leg is the *residual*: networks, the engine's HTTP server, and all other time that no clock measured. docs/timing.md has
 the sums.
 
-What always holds: the parts of a sum and its residual add up to its total; a part that nobody measured is None, not 0.
+Invariants: the parts of a sum and its residual add up to its total; a part that was not measured is None, not 0.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class Stage:
     """What a request is waiting for. Plain texts: an Enum's hash costs more than all else that is done with them."""
 
     ROUTER: Final = "router"
-    """Us: parsing, choosing, building the legs."""
+    """The router: parsing, choosing, building the legs."""
     CREDIT: Final = "credit"
-    """A place on an instance, in line."""
+    """A place on an instance, in the flow-control queue."""
     PREFILL_LEG: Final = "prefill_leg"
     """P's answer."""
     DECODE_LEG: Final = "decode_leg"
     """D's first event; its whole answer where that is not streamed."""
     AGGREGATED_LEG: Final = "whole_leg"
-    """The same, of the one instance that does it all."""
+    """The same for the one instance that serves an aggregated request."""
     RELAY: Final = "relay"
-    """Us: an engine has spoken, the client has not heard it yet."""
+    """The router: an engine's output has arrived, and the client has not received it yet."""
     STEP: Final = "step"
     """D's second token."""
     RETRIES: Final = "retries"
-    """Anything that came to nothing, and was done again."""
+    """Work that failed and was repeated."""
     REST: Final = "rest"
     """The answer's further tokens: in no sum."""
 
@@ -46,21 +46,21 @@ LEGS: Final = {
     Stage.DECODE_LEG: ("handoff_queue_d", "step_d"),
     Stage.AGGREGATED_LEG: ("queue", "prefill"),
 }
-"""Legs, and what their engines' ``queue_time_ms`` and ``time_to_first_token_ms`` are.
+"""The legs, and the meaning of their engines' ``queue_time_ms`` and ``time_to_first_token_ms``.
 
-vLLM 0.32 counts a request as queued until its first step is scheduled (v1/core/sched/scheduler.py), and a pull goes
-before that: D's queue time is handoff and queue in one. Time to first token is counted from that step on
-(entrypoints/generate/base/serving.py), so that the two follow one another.
+vLLM 0.32 counts a request as queued until its first step is scheduled (v1/core/sched/scheduler.py), and a pull comes
+before that: D's queue time is hand-over and queue in one. Time to first token is counted from that step on
+(entrypoints/generate/base/serving.py), so the one follows the other.
 """
 
 _NONE_YET: Final = {Stage.ROUTER: 0.0, Stage.CREDIT: 0.0, Stage.RETRIES: 0.0}
 
 _LOST: Final = frozenset({*LEGS, Stage.RELAY, Stage.STEP, Stage.REST})
-"""What is charged to `RETRIES` when the request has to be sent again."""
+"""The stages charged to `RETRIES` when the request has to be sent again."""
 
 
 class EngineTimes(NamedTuple):
-    """What one engine says about one leg, in seconds of its own clock."""
+    """One engine's report about one leg, in seconds of its own clock."""
 
     queue_s: float
     first_s: float
@@ -70,7 +70,9 @@ class EngineTimes(NamedTuple):
 
 
 def engine_times(metrics: object) -> EngineTimes | None:
-    """From the ``metrics`` of an answer (``--enable-per-request-metrics``); None where they are not, or not whole."""
+    """The times in the ``metrics`` of an answer (``--enable-per-request-metrics``); None if they are missing or
+    incomplete.
+    """
     if not isinstance(metrics, dict):
         return None
     queue_s, first_s = _seconds(metrics, "queue_time_ms"), _seconds(metrics, "time_to_first_token_ms")
@@ -90,7 +92,7 @@ _TOLD: Final = msgspec.json.Decoder(Told)
 
 
 def told_in(body: bytes) -> Told | None:
-    """From a whole answer: everything else in it is passed over. None: not an engine's JSON."""
+    """The report in a whole answer; the rest of the answer is skipped. None: not an engine's JSON."""
     try:
         return _TOLD.decode(body)
     except (ValueError, RecursionError):  # msgspec's own errors and Unicode's are ValueErrors
@@ -98,7 +100,9 @@ def told_in(body: bytes) -> Told | None:
 
 
 def told_at_end(tail: bytes) -> Told | None:
-    """From a stream's last events: its usage event, which has no choices. None: the client did not ask for one."""
+    """The report in a stream's last events: its usage event, which has no choices. None: the client did not ask for
+    one.
+    """
     at = tail.rfind(b'"usage":')
     if at < 0:
         return None
@@ -111,7 +115,7 @@ Marks = list[float]
 
 
 class Shape(NamedTuple):
-    """What a stream went through, apart from when."""
+    """The stages of a stream, without their times."""
 
     stages: tuple[str, ...]
     first: int | None
@@ -126,7 +130,7 @@ class Shape(NamedTuple):
 
 
 class Timeline:
-    """Which stage a request is in, and since when. Times are monotonic seconds of one clock."""
+    """The current stage of a request, and since when. Times are monotonic seconds of one clock."""
 
     __slots__ = ("_ended", "_first", "_reports", "_second", "_since", "_stages", "_stream", "arrived", "seeded")
 
@@ -137,23 +141,23 @@ class Timeline:
         self._stages: list[str] = [Stage.ROUTER]
         self._since: list[float] = [arrived]
         self._reports: dict[int, EngineTimes] = {}
-        """What engines said, by the stage it is about."""
+        """The engines' reports, by stage."""
         self._first: int | None = None
-        """The stage that began as the first token went out; everything before belongs to the first sum."""
+        """The stage that began as the first token was sent; all stages before it belong to the first sum."""
         self._second: int | None = None
         self._ended: float | None = None
 
     def enter(self, stage: str, now: float) -> None:
-        """Something else begins."""
+        """Begin another stage."""
         self._stages.append(stage)
         self._since.append(now)
 
     def relabel(self, stage: str) -> None:
-        """What is under way turns out to be something else."""
+        """The stage under way turns out to be another one."""
         self._stages[-1] = stage
 
     def again(self, now: float) -> None:
-        """It has to be sent (again): what was waited for last came to nothing."""
+        """The request has to be sent (again): the last wait was in vain."""
         if self._stages[-1] in _LOST:
             self._stages[-1] = Stage.RETRIES
             self.enter(Stage.ROUTER, now)
@@ -164,30 +168,30 @@ class Timeline:
         self.enter(then, now)
 
     def second(self, now: float) -> None:
-        """The second token is."""
+        """The second token is on its way to the client."""
         self._second = len(self._stages)
         self.enter(Stage.REST, now)
 
     def end(self, now: float) -> None:
-        """The last byte is; what is said later changes nothing."""
+        """The last byte is on its way to the client; later calls change nothing."""
         if self._ended is None:
             self._ended = now
 
     def report(self, leg: str, times: EngineTimes) -> None:
-        """What the engine of the last such leg says."""
+        """The report of the last such leg's engine."""
         for number in range(len(self._stages) - 1, -1, -1):
             if self._stages[number] == leg:
                 self._reports[number] = times
                 return
 
     def shape(self) -> Shape | None:
-        """Of a stream that has ended, and that no engine has reported on; None for others."""
+        """The shape of a stream that has ended without an engine's report; None for others."""
         if self._reports or not self._stream or self._ended is None:
             return None
         return Shape(tuple(self._stages), self._first, self._second, self.seeded)
 
     def marks(self) -> Marks:
-        """Of one that has ended."""
+        """The marks of a stream that has ended."""
         assert self._ended is not None
         return [*self._since, self._ended]
 
@@ -216,7 +220,7 @@ class Timeline:
         )
 
     def totals(self, now: float) -> Totals:
-        """What `read` says in total, for a fraction of its work."""
+        """The totals of `read`, for a fraction of its work."""
         ended = now if self._ended is None else self._ended
         since, first, second = [*self._since, ended], self._first, self._second
         return Totals(
@@ -227,7 +231,7 @@ class Timeline:
         )
 
     def _sum(self, begin: int, end: int, since: Sequence[float]) -> Sum:
-        """Of the stages from `begin` to before `end`."""
+        """The sum of the stages from `begin` to before `end`."""
         parts: dict[str, float | None] = dict(_NONE_YET)
         residual, reports, stages, at = 0.0, self._reports, self._stages, since[begin]
         for number in range(begin, end):
@@ -244,7 +248,7 @@ class Timeline:
         return Sum(at - since[begin], parts, residual)
 
     def _add_leg(self, parts: dict[str, float | None], stage: str, times: EngineTimes, seconds: float) -> float:
-        """By its engine's clock; and what is left of it."""
+        """The leg's parts by its engine's clock; returns the rest."""
         queue, first = LEGS[stage]
         parts[queue] = (parts.get(queue) or 0.0) + times.queue_s
         parts[first] = (parts.get(first) or 0.0) + times.first_s
@@ -255,7 +259,7 @@ class Timeline:
         return left
 
     def _first_made(self, since: Sequence[float]) -> float | None:
-        """When P answered; without P, when the first event came, or by the engine's own word."""
+        """When P answered; without P, when the first event came, or the engine's own report."""
         for number, stage in enumerate(self._stages):
             if stage not in LEGS or (number + 1 == len(self._stages) and self._ended is None):
                 continue

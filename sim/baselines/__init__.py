@@ -1,4 +1,5 @@
-"""Rivals' routing policies, each after its published description, in the shape of our own: `(Fleet, Wanted) -> Chosen`.
+"""Rivals' routing policies, each after its published description, with the interface of Baton's own: `(FleetSnapshot,
+Wanted) -> Chosen`.
 
     policy = BASELINES["dynamo"]()          # a new one for each run: what it remembers is its own
     world = World(members, settings, policy=policy)

@@ -1,8 +1,8 @@
-"""Who is in question for a leg: the same for every rival, so that they differ by their own rule and nothing else.
+"""The candidates for a leg: the same for every rival, so that rivals differ by their own rule only.
 
 Instances of role both serve whole requests, as aggregated workers do; prefill and decode instances serve pairs. A full
-instance is nobody's candidate: the agents' credits hold for rivals as for us (law: the same admission), which gives
-those a waiting line at the router that choose at once in their own products.
+instance is no candidate: the agents' credits hold for rivals as for Baton (the same admission), which gives a queue at
+the router to those that choose at once in their own products.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from router.core.values import Wanted
 
 
 class Sent:
-    """What was sent to whom, as far as it is remembered."""
+    """The prompts sent to each instance, as far as they are remembered."""
 
     def __init__(self, capacity_tokens: int) -> None:
         self.capacity_tokens: Final = capacity_tokens

@@ -3,11 +3,11 @@
 Source: Patel et al., ISCA 2024, section IV; Mutinifni/splitwise-sim, ``MixedPoolScheduler`` of ``scheduler.py`` and
 ``mixed_pool.yml`` at 3780880. Prompt: the least pending tokens in the prompt pool, then in the mixed pool; a queue is
 long where something waits and pending + prompt > 8,192 tokens. Token: the least booked memory in the token pool, then
-mixed; full where prompt and answer do not fit. Where nobody is found, the least loaded machine of the opposite pool
+mixed; full where prompt and answer do not fit. If none is found, the least loaded machine of the opposite pool
 joins the mixed pool; it goes home when it has nothing left to do. Where that fails too, one machine serves all of it.
 
 Homes are given, or the instances' roles; those of role both without a home are mixed from the start, and only those of
-role both can leave home: an engine of one role cannot do the other's work. Where nobody has a home there is nothing to
+role both can leave home: an engine of one role cannot do the other's work. Where no instance has a home, nothing is
 split: a request stays on one machine, the one with the least pending tokens, which is the paper's baseline
 (``TokenJSQScheduler``).
 
@@ -34,7 +34,7 @@ PROMPT_PENDING_MAX: Final = 8192
 ANSWER_TOKENS: Final = 211
 """Mean answer of Azure's conversation trace of 2023, which is theirs."""
 KV_FULL: Final = 0.95
-"""Of the reported KV usage, where nobody says how many tokens fit."""
+"""Of the reported KV usage, if the number of tokens that fit is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Splitwise:
         self.capacity_tokens: Final = capacity_tokens
         self.answer_tokens: Final = answer_tokens
         self.known: Final = known
-        """Answers' tokens by the number of the request, where somebody knows them."""
+        """Answers' tokens by the number of the request, if they are known."""
         self.mixed: Final[set[InstanceId]] = set()
         """Away from home."""
         self.pending: Final[Counter[InstanceId]] = Counter()

@@ -33,7 +33,7 @@ STRETCHES: Final = 10
 """Of a run, as samples for an interval: much longer than a queue lives."""
 
 PATIENCE_S: Final = 300.0
-"""Nobody expires: a latency is wanted of every request."""
+"""No request expires: a latency is wanted of every request."""
 
 
 def always(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:

@@ -150,7 +150,7 @@ class Assumed:
     by_tokens: bool = False
     prompts_first: bool = False
     plenty: bool = False
-    """All memory for KV, links that nobody shares, no time in a router or a server."""
+    """All memory for KV, unshared links, no time in a router or a server."""
     known: bool = False
     """The scheduler knows how long answers will be."""
     drawn: bool = False

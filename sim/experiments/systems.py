@@ -236,7 +236,7 @@ def simulate(
 ) -> Result:
     """One run, without the simulator's own checks. A request without a first token after `first_token_s` has failed.
 
-    `targets` are what the router is told to promise to everybody, where the system has an admission. `watch` is called
+    `targets` are what the router promises to all requests, if the system has an admission. `watch` is called
     as the run goes on (`World.on_progress`); what it raises ends the run.
     """
     members = shelf.members(model, system.pools)

@@ -11,7 +11,8 @@ from contextlib import suppress
 import pytest
 
 from cluster.accepting import close_server
-from engine.mock.http import Exchange, Request
+from cluster.http.requests import Request
+from engine.mock.http import Exchange
 from engine.mock.listener import Listener
 
 

@@ -199,7 +199,7 @@ async def test_the_controller_sizes_a_pool_and_the_spec_stays() -> None:
         writes = [
             path for method, path in stage.double.asked if method != "GET" and path.endswith("batonclusters/chat")
         ]
-        assert writes == [], "nobody wrote the user's object"
+        assert writes == [], "the user's object was not written"
 
 
 async def test_sizes_outlive_the_operator() -> None:

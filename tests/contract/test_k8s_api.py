@@ -230,7 +230,7 @@ def changed(thing: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("thing", "path", "value"),
     [
-        (SERVICE, "metadata.name", "1s"),
+        (SERVICE, "metadata.name", "S"),
         (SERVICE, "metadata.name", "a.b"),
         (SERVICE, "spec.ports", []),
         (CONFIG, "metadata.labels", {"a": "b c"}),

@@ -190,10 +190,10 @@ async def test_fifty_scale_patches_touch_no_template() -> None:
         assert old <= {each["metadata"]["uid"] for each in stage.server.all("pods")}
         revisions = {each["metadata"]["labels"][LABEL_REVISION] for each in stage.instances().values()}
         assert len(revisions) == 2, "one of prefill, one of decode"
-        said = await stage.client.request(
-            "GET", f"/apis/serving.baton.dev/v1alpha1/namespaces/{NS}/batonpools/chat-decode/scale"
-        )
-        assert said["status"]["replicas"] == 4
+        path = f"/apis/serving.baton.dev/v1alpha1/namespaces/{NS}/batonpools/chat-decode/scale"
+        async with asyncio.timeout(REAL_LIMIT_S):  # a pool's status is written after its cluster's
+            while (said := await stage.client.request("GET", path))["status"]["replicas"] != 4:
+                await asyncio.sleep(0.02)
         assert "serving.baton.dev/pool=decode" in said["status"]["selector"]
 
 

@@ -227,7 +227,7 @@ async def stranger(
                 await asyncio.sleep(0.1)
         heard = [{str(each["id"]) for each in word["instances"]} for word in await heard_by_routers(server, processes)]
         assert heard
-        assert all(heard), "routers tell whom they know"
+        assert all(heard), "routers tell which instances they know"
         return all(name in each for each in heard)
     finally:
         process.terminate()
@@ -334,11 +334,15 @@ async def last_streams_end(server: ApiServer, client: Client, processes: Process
     assert {code for _, code in processes.ended} == {0}, processes.ended
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["in order", "at once"])
 async def test_a_deleted_cluster_answers_all_that_it_had_admitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
     """Streams that run, prompts that are prefilled, requests in line for it: the operator is dead, the resource is
     deleted, and each of them is answered whole, because instances are told to end after the last router (0010).
+
+    `at_once`: all pods are told to end in the same moment, as with their namespace or by `--cascade=foreground`:
+    instances linger.
     """
     monkeypatch.setattr(controller, "BUSY_S", 0.5)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -362,13 +366,23 @@ async def test_a_deleted_cluster_answers_all_that_it_had_admitted(
         await asyncio.sleep(0.7)  # some are prefilled, some wait for it
         assert not any(each.done() for each in long), "all of them are on their way"
         processes.ended.clear()
-        await client.delete(API_VERSION, "BatonCluster", NS, "chat")
+        if at_once:
+            end_all(server)
+        else:
+            await client.delete(API_VERSION, "BatonCluster", NS, "chat")
         said = Counter(await asyncio.gather(*streams, *long))
         assert said == {"ok": 16}, said
         async with asyncio.timeout(60):
             while server.all("pods"):
                 await asyncio.sleep(0.1)
         assert {code for _, code in processes.ended} == {0}, processes.ended
+
+
+def end_all(server: ApiServer) -> None:
+    for each in server.all("deployments"):
+        server.remove("deployments", each)
+    for each in server.all("pods"):
+        server.delete(server.kinds["pods"], each, {})
 
 
 async def running(server: ApiServer, processes: Processes, count: int) -> None:

@@ -307,6 +307,11 @@ async def test_nothing_answered_is_exit_code_1(engine: FakeEngine) -> None:
     [
         ([], "which endpoint?"),
         (["ftp://x"], "not a URL"),
+        ([""], "not a URL"),
+        (["http://[::1"], "Invalid IPv6 URL"),
+        (["http://x", "--requests", "999999999999"], "more than 5,000,000 requests"),
+        (["http://x", "--duration-s", "1e300"], "more than 5,000,000 requests"),
+        (["http://x", "--out", "{tmp}/a.html", "--html", "{tmp}/a.html"], "--out and --html name one file"),
         (["http://x:99999"], "Port out of range"),
         (["http://x", "--trace", "/nowhere"], "/nowhere: No such file or directory"),
         (["http://x", "--trace", "{tmp}/bad.jsonl", "--strict"], "bad.jsonl: line 2: timestamp -3 is negative"),
@@ -318,6 +323,10 @@ async def test_nothing_answered_is_exit_code_1(engine: FakeEngine) -> None:
         (["http://x", "--format", "azure"], "there is none"),
         (["http://x", "--input-tokens", "few"], "--input-tokens: 'few' is not a number of tokens"),
         (["http://x", "--cv", "2"], "--cv shapes gamma"),
+        (["http://x", "--arrivals", "gamma", "--cv", "1e300"], "--cv 1e+300: gamma takes 0.001 to 1000"),
+        (["http://x", "--arrivals", "gamma", "--cv", "1e-300"], "--cv 1e-300: gamma takes 0.001 to 1000"),
+        (["http://x", "--arrivals", "weibull", "--cv", "40"], "--cv 40: weibull takes 0.001 to 30; gamma takes more"),
+        (["http://x", "--rate", "1e-300", "--requests", "3"], "a load lasts up to 1e+09 s"),
         (["http://x", "--chat", "--token-ids", "5-9"], "--token-ids needs completions"),
         (["http://x", "--requests", "1", "--out", "/nowhere/x"], "--out /nowhere/x: No such file"),
         (["http://x", "--", "--max-model-len", "3"], "takes no vLLM flags"),
@@ -337,12 +346,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("flag", ["--rate=0", "--rate=-1", "--rate=nan", "--requests=0", "--seed=-1", "--extra-body=[]",
-                                  "--header=x", "--token-ids=9-5", "--cv=x"])  # fmt: skip
+                                  "--header=x", "--token-ids=9-5", "--cv=x", "--rate-scale=1e18"])  # fmt: skip
 def test_bad_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["load", "http://x", flag])
     assert ended.value.code == 2
-    assert flag.partition("=")[0] in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert flag.partition("=")[0] in err
+    assert err.count("\n") == 1
 
 
 def test_skipped_rows_are_counted_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,8 +76,8 @@ async def test_a_connection_may_be_for_one_request(port: int) -> None:
     [
         (b"nonsense\r\n\r\n", b"400"),
         (b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n", b"400"),
-        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"413"),
-        (b"GET / HTTP/1.1\r\n" + b"X-Long: %b\r\n" % (b"a" * 30_000) * 3 + b"\r\n", b"413"),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\n" + b"X-Long: %b\r\n" % (b"a" * 30_000) * 3 + b"\r\n", b"431"),
     ],
     ids=["nonsense", "length", "long target", "long head"],
 )

@@ -99,7 +99,7 @@ def test_wrong_usage_is_one_line(engine: str, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("url", "said"), [("http://127.0.0.1:9", "nobody listens"), ("nonsense", "not a URL"), ("ftp://x", "not a URL")]
+    ("url", "said"), [("http://127.0.0.1:9", "nothing listens"), ("nonsense", "not a URL"), ("ftp://x", "not a URL")]
 )
 def test_nobody_there(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", url, "--gpu", "H200"]) == 2

@@ -396,6 +396,33 @@ async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_ove
     assert "baton_pair_apart{" not in (await fleet.get("/metrics"))[1]
 
 
+async def test_an_instance_that_joins_does_not_wait_for_a_proof_of_others(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full fleet a proof takes seconds, and an instance that has just flipped is there to help at once."""
+    monkeypatch.setattr(prover, "EVERY_S", 0.01)
+    joined, due = set[str](), asyncio.Event()
+
+    async def made(proof: prover._Proof) -> tuple[str, str]:
+        if not proof._joining:
+            due.set()
+            await asyncio.Event().wait()  # for ever
+        joined.update(proof._pair.names)
+        return "", ""
+
+    monkeypatch.setattr(prover._Proof, "made", made)
+    for name in ("p0", "p1", "p2"):
+        await cast.join(name, Role.PREFILL)
+    for name in ("d0", "d1"):
+        await cast.join(name, Role.DECODE)
+    await cast.serve(proves=True)
+    async with asyncio.timeout(10):
+        await due.wait()
+    await cast.join("p3", Role.PREFILL)
+    await eventually(lambda: "p3" in joined, "it is proven beside the other proof")
+    assert "p3" in joined
+
+
 async def test_a_proof_that_nobody_has_pulled_for_leaves_nothing_behind(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:

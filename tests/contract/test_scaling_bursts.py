@@ -29,6 +29,11 @@ slo:
   chat: {ttft_ms: 4000, tpot_ms: 150, attainment: 0.9}
 """
 """No instance can be started and none may leave: only roles can change."""
+BURST = 240
+"""Prompts, the first half at once and the others in twelve seconds."""
+CYCLES = 4
+"""Of 45 s each: much shorter than an hour, in which eight instances may flip six times together."""
+FLIPS_HOUR = 6
 
 
 @asynccontextmanager
@@ -57,7 +62,7 @@ def short(number: int) -> list[int]:
 
 
 def long(number: int) -> list[int]:
-    return [5 + at % (90 + number) for at in range(5000)]
+    return [5 + at % (90 + number) for at in range(2500)]
 
 
 async def test_a_burst_of_long_prompts_gets_a_first_token_of_a_flipped_instance_in_ten_seconds(tmp_path: Path) -> None:
@@ -67,6 +72,24 @@ async def test_a_burst_of_long_prompts_gets_a_first_token_of_a_flipped_instance_
             await asyncio.sleep(0.5)
         assert at.flips() == []
         burst_s = time.monotonic()
-        names = [f"burst-{number}" for number in range(120)]
-        await asyncio.wait([group.create_task(at.ask(each, long(number), 20)) for number, each in enumerate(names)])
+        names, asked = [f"burst-{number}" for number in range(BURST)], list[asyncio.Task[None]]()
+        for number, name in enumerate(names):
+            asked.append(group.create_task(at.ask(name, long(number), 20)))
+            await asyncio.sleep(0.1 if number >= BURST / 2 else 0)
+        await asyncio.wait(asked)
         at.check_burst(names, burst_s)
+
+
+async def test_a_load_that_goes_on_and_off_flips_six_times_an_hour_at_most(tmp_path: Path) -> None:
+    async with clients(tmp_path) as at:
+        async with asyncio.TaskGroup() as group:
+            for cycle in range(CYCLES):
+                for number in range(100):
+                    group.create_task(at.ask(f"on-{cycle}-{number}", long(number), 20))
+                for number in range(60):
+                    group.create_task(at.ask(f"off-{cycle}-{number}", short(number), 40))
+                    await asyncio.sleep(0.75)
+        assert at.faults == []
+        flips = at.flips()
+        print(f"flips in {CYCLES} cycles: {flips}")
+        assert 1 <= len(flips) <= FLIPS_HOUR

@@ -179,7 +179,7 @@ async def test_another_text_than_the_seed_ends_the_stream_and_is_counted(start: 
     events = await listen(fleet, GREEDY)
     assert text_of(events) == "one "
     (message,) = errors(events)
-    assert "seam" in message
+    assert "splice" in message
     await eventually_metric(fleet, "baton_broken_seams_total", 1)
 
 

@@ -22,7 +22,7 @@ from cluster.ids import RequestId, TransferId
 from cluster.instance import Role
 from engine.tiny import model_path
 from kvtransfer.door import ask as knock
-from kvtransfer.slots import FIELD
+from kvtransfer.hold_marks import FIELD
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 from support.cluster import within
-from support.ray_fleet import MODEL, RayFleet, pids_of
+from support.ray_fleet import MODEL, RayFleet, engines_of
 from support.ray_nodes import RayNodes
 from support.streams import Streams
 
@@ -33,7 +33,7 @@ def nodes() -> Iterator[RayNodes]:
 @pytest.fixture
 async def fleet(nodes: RayNodes, request: pytest.FixtureRequest) -> AsyncIterator[RayFleet]:
     """Two instances; when it ends nothing of it is left, and Ray has as much to give as before."""
-    before, others = nodes.ask("free"), set(engines_of(*ALL))
+    before = nodes.ask("free")
     looks = 60 if request.node.get_closest_marker("long") else 6
     found = await asyncio.to_thread(RayFleet, nodes.address, f"t{uuid4().hex[:6]}", looks=looks)
     try:
@@ -44,16 +44,12 @@ async def fleet(nodes: RayNodes, request: pytest.FixtureRequest) -> AsyncIterato
     if not found.lost_node:
         await asyncio.to_thread(within, GONE_S, lambda: nodes.ask("free") == before, lambda: nodes.ask("free"))
     assert nodes.ask("groups") == {}
-    left = lambda: set(engines_of(*ALL)) - others  # noqa: E731 - engines of this fleet
+    left = lambda: engines_of(found.cluster, *ALL)  # noqa: E731 - said once for two arguments
     await asyncio.to_thread(within, GONE_S, lambda: not left(), left)
 
 
 def groups_of(fleet: RayFleet, *names: str) -> set[str]:
     return {f"baton:{fleet.cluster}:{name.partition('-')[0]}:{name}" for name in names}
-
-
-def engines_of(*names: str) -> list[int]:
-    return [pid for name in names for pid in pids_of(f"--name\0{name}\0")]
 
 
 FIRST = ("prefill-0", "decode-0")
@@ -70,7 +66,7 @@ async def test_from_two_engines_to_six_and_back_on_three_nodes_of_two_types(node
     await running
     assert load.faults == []
     assert load.served == load.sent > 20
-    assert engines_of(*(name for name in ALL if name not in FIRST)) == []
+    assert engines_of(fleet.cluster, *(name for name in ALL if name not in FIRST)) == []
 
 
 async def with_another(nodes: RayNodes, fleet: RayFleet) -> tuple[Streams, asyncio.Future[None]]:
@@ -90,7 +86,8 @@ async def test_a_killed_actor_or_keeper_leaves_no_engine_and_no_group(
     told = nodes.ask("actor", instance="decode-1", cluster=fleet.cluster)
     os.kill(told[what], signal.SIGKILL)
     name = next(iter(groups_of(fleet, "decode-1")))
-    await asyncio.to_thread(within, GONE_S, lambda: not engines_of("decode-1"), lambda: engines_of("decode-1"))
+    left = lambda: engines_of(fleet.cluster, "decode-1")  # noqa: E731 - said once for two arguments
+    await asyncio.to_thread(within, GONE_S, lambda: not left(), left)
     await asyncio.to_thread(within, GONE_S, lambda: name not in nodes.ask("groups"), lambda: nodes.ask("groups"))
     load.over.set()
     await running
@@ -102,11 +99,11 @@ async def test_a_killed_driver_leaves_everything_serving_and_the_next_one_goes_o
     nodes: RayNodes, fleet: RayFleet
 ) -> None:
     load, running = await with_another(nodes, fleet)
-    before = engines_of(*ALL)
+    before = engines_of(fleet.cluster, *ALL)
     fleet.controller.kill()
     fleet.controller.wait()
     await asyncio.sleep(5)
-    assert set(before) <= set(engines_of(*ALL)), "detached: engines live on without a driver"
+    assert set(before) <= set(engines_of(fleet.cluster, *ALL)), "detached: engines live on without a driver"
     fleet.controller = await asyncio.to_thread(fleet.start_controller)
     await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *FIRST), 100)
     load.over.set()
@@ -122,7 +119,8 @@ async def test_a_killed_raylet_leaves_no_engine_and_no_group(nodes: RayNodes, fl
     nodes.ask("kill_raylet", gpu="L4")
     fleet.lost_node = True
     prefills = [name for name in ALL if name.startswith("prefill")]
-    await asyncio.to_thread(within, GONE_S, lambda: not engines_of(*prefills), lambda: engines_of(*prefills))
+    left = lambda: engines_of(fleet.cluster, *prefills)  # noqa: E731 - said once for two arguments
+    await asyncio.to_thread(within, GONE_S, lambda: not left(), left)
     placed = groups_of(fleet, *prefills)
 
     def none_placed() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 from support.cluster import within
-from support.ray_fleet import MODEL, RayFleet, pids_of
+from support.ray_fleet import MODEL, RayFleet, engines_of
 from support.ray_nodes import RayNodes
 from support.streams import Streams
 
@@ -27,10 +26,6 @@ def free_port() -> int:
     with socket.socket() as at:
         at.bind(("127.0.0.2", 0))
         return int(at.getsockname()[1])
-
-
-def engines() -> list[int]:
-    return [pid for name in NAMES for pid in pids_of(f"--name\0{name}\0")]
 
 
 @pytest.fixture
@@ -73,8 +68,8 @@ async def test_when_the_head_is_killed_engines_serve_on_until_their_nodes_end_an
     nodes: tuple[RayNodes, str], fleet: RayFleet
 ) -> None:
     """Without an external store Ray ends its nodes some time after their head."""
-    before = engines()
-    assert before
+    engines = lambda: engines_of(fleet.cluster, *NAMES)  # noqa: E731 - said once for three uses
+    assert engines()
     nodes[0].ask("kill_head")
     load = Streams(fleet.endpoint, MODEL, tokens=20, every_s=0.25)
     running = asyncio.ensure_future(load.run())
@@ -86,4 +81,3 @@ async def test_when_the_head_is_killed_engines_serve_on_until_their_nodes_end_an
     fleet.controller.send_signal(signal.SIGKILL)
     fleet.controller.wait()
     await asyncio.to_thread(within, 3 * RECONNECT_S, lambda: not engines(), engines)
-    assert os.getpid() not in engines()

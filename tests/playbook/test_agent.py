@@ -51,6 +51,43 @@ def test_credits_are_for_ready_instances_only() -> None:
     assert machine.credits == 0
 
 
+def test_one_that_lingers_takes_work_until_it_drains() -> None:
+    machine = ready()
+    effects = machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
+    assert said(effects) == "p drains in 5 s, and takes work until then"
+    assert (machine.state, machine.next_wakeup()) == (State.READY, 15.0)
+    assert machine.credits > 0
+    machine.handle(LoadRead(HOLDS), 12.0)
+    assert machine.handle(Tick(), 14.9) == ()
+    assert kinds(machine.handle(Tick(), 15.0)) == [Publish, Say]
+    assert (machine.state, machine.next_wakeup()) == (State.DRAINING, 45.0)
+    machine.handle(LoadRead(IDLE), 20.0)
+    assert StopEngine() in machine.handle(Tick(), 20.0 + QUIET_S)
+
+
+def test_one_that_lingers_ends_at_once_when_told_again_and_one_that_drains_does_not_linger() -> None:
+    machine = ready()
+    machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
+    assert StopEngine() in machine.handle(DrainAsked(30, leave=True, linger_s=5), 11.0)
+    machine = ready()
+    machine.handle(DrainAsked(30, leave=False), 10.0)
+    machine.handle(DrainAsked(30, leave=True, linger_s=5), 11.0)
+    assert (machine.state, machine.next_wakeup()) == (State.DRAINING, 10.0 + QUIET_S)
+
+
+def test_a_drain_or_a_lost_engine_ends_the_lingering() -> None:
+    machine = ready()
+    machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
+    machine.handle(DrainAsked(60, leave=False), 11.0)
+    assert machine.state is State.DRAINING
+    assert StopEngine() in machine.handle(Tick(), 11.0 + QUIET_S)
+    machine = ready()
+    machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
+    machine.handle(EngineIs("restarting", "exit code 1", 1), 12.0)
+    assert machine.next_wakeup() == 15.0
+    assert "stopped before it was ready" in said(machine.handle(Tick(), 15.0))
+
+
 def test_idle_drain_leaves_after_the_quiet_time_and_the_registry_last() -> None:
     machine = ready()
     assert kinds(machine.handle(DrainAsked(30, leave=True), 10.0)) == [Publish, Say]

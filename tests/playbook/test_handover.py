@@ -18,8 +18,8 @@ from support.handover import TERMS, Offer, World
 
 from decode.peers import ASIDE_S, FAILURES
 from decode.table import BECAUSE, READINGS, WANTS, Act, Cause, Reading, Want
+from kvtransfer.hold_marks import CLEAR, Slot
 from kvtransfer.rows import rows
-from kvtransfer.slots import CLEAR, Slot
 
 STALE = BECAUSE[Reading.GONE]
 

@@ -14,7 +14,7 @@ from support.handover import Offer, World, Wrong
 
 import decode.reads
 import prefill.leases
-from kvtransfer.slots import CLEAR, SLOT_BYTES
+from kvtransfer.hold_marks import CLEAR, SLOT_BYTES
 from prefill.table import Act, Lease
 
 STEPS = {

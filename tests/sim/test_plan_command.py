@@ -15,6 +15,7 @@ from baton import planning
 from baton.cli import main
 from baton.plan_file import pools_of
 from baton.planning import Answer
+from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import instances, parse
 from costs.hardware import gpu_named
@@ -149,6 +150,13 @@ def test_a_workload_has_several_classes_at_once(file: Path, capsys: pytest.Captu
         ("parts: {}", "write `parts:"),
         ("durations: 3\nparts: {interactive: {}}", "durations: unknown"),
         ("parts: {interactive: {rate: 0.0000001}}", "the load holds no request"),
+        ("seed: soon\nparts: {interactive: {}}", "seed is 'soon': must be a whole number of 0 at least"),
+        ("seed: -1\nparts: {interactive: {}}", "seed is -1: must be a whole number of 0 at least"),
+        (
+            "duration_s: 1.0e+300\nparts: {interactive: {rate: 1.0e-299}}",
+            "duration_s is 1e+300: a load lasts up to 1e+09 s",
+        ),
+        ("parts: " + "[" * 5000, "nested too deep"),
     ],
 )
 def test_a_wrong_workload_is_one_line(text: str, told: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,6 +177,12 @@ def test_a_wrong_workload_is_one_line(text: str, told: str, file: Path, capsys: 
         (["--plot", "{}/x.gif"], 2, "name it .png, .svg, .pdf"),
         (["--gpus", "L9=1"], 2, "Nothing is known about the GPU 'L9'"),
         (["--gpus", "L4=0"], 2, "--gpus L4=0: write TYPE=N"),
+        (["--gpus", ""], 2, "--gpus : write TYPE=N"),
+        (["--gpus", "L4=1,l4=2"], 2, "--gpus names L4 twice"),
+        (["--on", "ray://"], 2, "--on ray://: write ray"),
+        (["--dry-run"], 2, "--dry-run is `baton load`'s"),
+        (["--html", "{}/" + "x" * 300], 2, "File name too long"),
+        (["--out", "{}/one.html", "--html", "{}/one.html"], 2, "--out and --html name one file"),
         (["--power-w", "30"], 1, "may draw 72 W, and all GPUs together may draw 30 W (--power-w)"),
         (["--objective", "energy", "--objective", "cost"], 2, "--objective energy and --objective cost: give one"),
     ],
@@ -181,6 +195,32 @@ def test_what_cannot_be_is_told_before_anything_is_simulated(
     said = capsys.readouterr()
     assert told in said.out + said.err
     assert file.read_text() == FILE
+
+
+@pytest.mark.parametrize("flag", ["--rate=3", "--arrivals=gamma", "--cv=1", "--input-tokens=9", "--output-tokens=9",
+                                  "--prefix-tokens=9", "--prefix-groups=2", "--requests=5", "--duration-s=5",
+                                  "--speed=2", "--rate-scale=2", "--format=azure", "--from-s=3",
+                                  "--tick-ms=0"])  # fmt: skip
+def test_flags_that_a_workload_would_ignore_are_refused(
+    flag: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = file.parent / "workload.yaml"
+    load.write_text("parts: {interactive: {rate: 3}}")
+    assert main(["plan", str(file), "--workload", str(load), flag]) == 2
+    assert f"{flag.partition('=')[0]} beside --workload" in capsys.readouterr().err
+
+
+def test_a_plan_is_printed_even_if_its_file_cannot_be_written(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise UsageError("--out x: No space left on device")
+
+    monkeypatch.setattr("baton.plan_file.write", full)
+    assert main(["plan", str(file), *LOAD, "--no-steps", "--out", str(file.parent / "x.yaml")]) == 2
+    said = capsys.readouterr()
+    assert "the cheapest fleet" in said.out
+    assert said.err.endswith("baton: --out x: No space left on device\n")
 
 
 def test_a_load_has_to_be_said(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

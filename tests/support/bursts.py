@@ -67,5 +67,6 @@ class Clients:
         theirs = [name for name in names if self.prefilled_on(name) in flipped]
         assert theirs, (flipped, self.cluster.baton("scale").stdout)
         first_s = min(self.first_s[name] for name in theirs) - sent_s
+        print(f"first token of a flipped instance after {first_s:.1f} s; {sorted(flipped)} flipped")
         assert first_s < FLIPPED_S, (first_s, flipped)
         return theirs

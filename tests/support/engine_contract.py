@@ -20,7 +20,7 @@ from support.engine_pair import CHAT, COMPLETIONS, IDLE_S, STORY, Open, Pair, as
 from support.tickets import GuardedUrl
 
 from cluster import wire
-from kvtransfer.slots import FIELD
+from kvtransfer.hold_marks import FIELD
 
 Check = Callable[[Pair], None]
 CHECKS: list[Check] = []

@@ -15,8 +15,8 @@ from typing import Any
 from decode.peers import Peers
 from decode.pulls import Pulls
 from decode.reads import Landings, Outcome, Reads, Source
+from kvtransfer.hold_marks import SLOT_BYTES, Slot, Slots
 from kvtransfer.notes import parse, with_proof
-from kvtransfer.slots import SLOT_BYTES, Slot, Slots
 from prefill.holds import Holds
 from prefill.leases import Leases, Terms
 from prefill.orders import Orders

@@ -78,7 +78,7 @@ class ApiServer:
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Every request: method and path."""
     verbs: set[tuple[str, str, str]] = field(default_factory=set)
-    """What role-based access control would ask of whoever sent them: group, resource, verb."""
+    """What role-based access control would ask of the sender: group, resource, verb."""
     away: bool = False
     refuse: Callable[[str, str], None] | None = None
     """Called before every write with method and path; may raise."""
@@ -242,6 +242,40 @@ class ApiServer:
             return self._put(kind.plural, marked, "MODIFIED", thing)
         return self.remove(kind.plural, thing)
 
+    def evict(self, pod: Json) -> Json:
+        """What `kubectl drain` asks for: refused while a disruption budget has none to spare, else a deletion with a
+        condition that says so."""
+        labels = pod["metadata"].get("labels", {})
+        for budget in self.all("poddisruptionbudgets"):
+            chosen = budget["spec"]["selector"]["matchLabels"]
+            if chosen.items() <= labels.items() and self._spare(budget["spec"], chosen) < 1:
+                raise Refused(
+                    429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget."
+                )
+        said = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        said["lastTransitionTime"] = self.stamp()
+        status = {**pod["status"], "conditions": [*pod["status"].get("conditions", ()), said]}
+        marked = self.change(self.kinds["pods"], pod, {**pod, "status": status}, "status", "eviction")
+        self.delete(self.kinds["pods"], marked, {})
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
+    def _spare(self, budget: Json, chosen: Json) -> int:
+        """Pods that may go: those that are Ready, less the scales of their controllers, plus what may be lacking."""
+        scales = [
+            each["spec"].get("replicas", 1)
+            for each in self.all("deployments")
+            if chosen.items() <= each["spec"]["template"]["metadata"].get("labels", {}).items()
+        ]
+        ready = [
+            each
+            for each in self.all("pods")
+            if chosen.items() <= each["metadata"].get("labels", {}).items()
+            and not each["metadata"].get("deletionTimestamp")
+            and ("Ready", "True") in {(one["type"], one["status"]) for one in each["status"].get("conditions", ())}
+        ]
+        spare: int = len(ready) - sum(scales) + budget["maxUnavailable"]
+        return spare
+
     def remove(self, plural: str, thing: Json) -> Json:
         """Gone; the garbage collector follows."""
         self._put(plural, copied(thing), "DELETED", copied(thing))
@@ -337,13 +371,15 @@ class Wire:
         if self.server.refuse is not None:
             self.server.refuse(request.method, request.path)
         body = json.loads(await request.read() or b"{}")
+        before = self.server.get(kind.plural, name, namespace)
         after = self._write(request, kind, namespace, name, sub, body)
+        self._note_owners(kind, before, after)
         async with self.server.changed:
             self.server.changed.notify_all()
         return web.json_response(after, status=201 if request.method == "POST" else 200)
 
     def _note(self, request: web.Request, kind: Kind, name: str, sub: str) -> None:
-        group = kind.api_version.partition("/")[0] if "/" in kind.api_version else ""
+        group = _group(kind.api_version)
         if request.method == "GET":
             verb = "get" if name else "watch" if request.query.get("watch") == "true" else "list"
         else:
@@ -353,6 +389,17 @@ class Wire:
         applies = request.headers.get("Content-Type", "").startswith("application/apply-patch")
         if applies and self.server.get(kind.plural, name) is None:
             self.server.verbs.add((group, resource, "create"))
+
+    def _note_owners(self, kind: Kind, before: Json | None, after: Json) -> None:
+        """What the admission plugin OwnerReferencesPermissionEnforcement asks for: to change the owners of an object,
+        the right to delete it; to block an owner's deletion, the right to its finalizers."""
+        old, new = (each["metadata"].get("ownerReferences", []) if each else [] for each in (before, after))
+        if before is not None and old != new:
+            self.server.verbs.add((_group(kind.api_version), kind.plural, "delete"))
+        for owner in new:
+            if owner.get("blockOwnerDeletion") and owner not in old:
+                plural = next(each.plural for each in self.server.kinds.values() if each.kind == owner["kind"])
+                self.server.verbs.add((_group(owner["apiVersion"]), f"{plural}/finalizers", "update"))
 
     def _discovery(self, api_version: str) -> web.Response:
         known = [kind for kind in self.server.kinds.values() if kind.api_version == api_version]
@@ -398,6 +445,8 @@ class Wire:
             pod = self._read(kind, namespace, name, "")
             placed = {**pod, "spec": {**pod["spec"], "nodeName": body["target"]["name"]}}
             return server.change(kind, pod, placed, "", "scheduler")
+        if sub == "eviction":
+            return server.evict(self._read(kind, namespace, name, ""))
         if request.method == "POST":
             return server.create(kind, namespace, body, manager)
         if request.method == "PATCH" and content.startswith("application/apply-patch"):
@@ -471,6 +520,10 @@ class Wire:
         """Every watch ends, as on a restart of the server."""
         for task in list(self.server.watchers):
             task.cancel()
+
+
+def _group(api_version: str) -> str:
+    return api_version.partition("/")[0] if "/" in api_version else ""
 
 
 async def _say(response: web.StreamResponse, kind: str, thing: Json) -> None:

@@ -91,7 +91,7 @@ class Nodes:
     """Images whose engines never come up."""
     ages: dict[str, int] = field(default_factory=dict)
     down: list[int] = field(default_factory=list)
-    """Serving instances at each step, for those who watch a floor."""
+    """Serving instances at each step: tests look whether it fell below a floor."""
 
     async def run(self) -> None:
         while True:

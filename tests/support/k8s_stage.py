@@ -237,7 +237,7 @@ async def remote_stage(client: Client, fleet: FakeFleet, gpus: int | None) -> St
 
 
 async def emptied(stage: Stage) -> None:
-    """Nothing is left for the next scenario on the same server: clusters first, then what nobody owns."""
+    """Nothing is left for the next scenario on the same server: clusters first, then what has no owner."""
     for task in stage.tasks[1:]:  # the first keeps the watches, by which we see it
         if task.get_name() == "operator":
             task.cancel()

@@ -129,7 +129,7 @@ class World:
             self._change(name, drained=True)
 
     def _open_gates(self) -> None:
-        """Routers know who is healthy, and have proven every pair of a family."""
+        """Routers know which instances are healthy, and have proven every pair of a family."""
         there = list(self.instances.values())
         healthy = [each.name for each in there if each.healthy]
         pairs = frozenset(frozenset({one, other}) for one in healthy for other in healthy)

@@ -16,7 +16,7 @@ from router.predict.answer_lengths import OUTPUT_UNKNOWN, SHARES
 from router.predict.inflight_load import SPREAD
 from router.predict.step_model import Make
 from router.predict.transfer_model import FADES_S, LEAST_MS
-from router.scheduler.flow_control.saturation import AHEAD_MS, LATE_LANES, MARGIN
+from router.scheduler.flow_control.saturation import AHEAD_MS, LATE_LANES
 from router.scheduler.scoring.budget import BARRIER_MAX, MISS, RAMP
 from router.scheduler.scoring.figures import LOOSE
 from router.scheduler.scoring.filters import ready, saturation_of
@@ -142,8 +142,9 @@ class Plain:
                 taken = [at for at, count in saturation._late.items() if count]
                 if wanted.late and len(taken) >= max(1, len(self.fleet) // LATE_LANES):
                     found.open &= row in taken
-            strictest = min(inflight.rows[row].strictest, wanted.tpot_ms or math.inf)
-            found.answers &= bool(empty or found.tpot <= MARGIN * strictest)
+            own_ms = wanted.tpot_ms or math.inf
+            limit_ms = min(inflight.margins.limit_ms(inflight.rows[row].strictest), inflight.margins.limit_ms(own_ms))
+            found.answers &= bool(empty or found.tpot <= limit_ms)
         self._price(found, row, longer, idle)
         return found
 

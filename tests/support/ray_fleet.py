@@ -116,16 +116,21 @@ class RayFleet:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def pids_of(word: str) -> list[int]:
-    """Processes of this machine with this word in their command line."""
+def engines_of(cluster: str, *names: str) -> list[int]:
+    """Processes of these instances of this fleet: a machine may have others, with instances of the same names."""
+    return [pid for name in names for pid in pids_of(f"--name\0{name}\0", f"--cluster\0{cluster}\0")]
+
+
+def pids_of(*words: str) -> list[int]:
+    """Processes of this machine with all of these words in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace")
+            told = (entry / "cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if word in words:
+        if all(word in told for word in words):
             found.append(int(entry.name))
     return found

@@ -15,7 +15,7 @@ from engine.twin.life import Life, _Freed
 from engine.twin.machine import Twin
 from engine.twin.request import Request, Source
 from engine.twin.tokens import Prompt, Segment, answer_key, token
-from kvtransfer.slots import Slot
+from kvtransfer.hold_marks import Slot
 
 MS = 1_000_000
 

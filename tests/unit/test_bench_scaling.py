@@ -38,3 +38,9 @@ def test_what_rows_depend_on_is_there() -> None:
         assert (scaling.ROOT / name).is_file(), name
     assert len({scaling.digest(system) for system in (scaling.OURS, scaling.DYNAMO, "HPA")}) == 3
     assert scaling.digest("HPA") == scaling.digest("static")
+
+
+def test_a_mended_sentence_keeps_rows_and_a_changed_number_does_not() -> None:
+    before = scaling.code('"""Says."""\n\nLEAST = 3  # of them\n"""Fewest."""\n')
+    assert scaling.code('"""Says it better."""\nLEAST = 3\n') == before
+    assert scaling.code('"""Says."""\n\nLEAST = 4  # of them\n"""Fewest."""\n') != before

@@ -16,9 +16,9 @@ from decode.reads import Landings, Outcome, Reads, Source, try_to_read
 from kvtransfer.asks import Forget, Introduce, Metadata, Payload, Release, State
 from kvtransfer.asks import parse as parse_ask
 from kvtransfer.fields import Pull, held_in, name_in, pull_in, sane
+from kvtransfer.hold_marks import CLEAR, FIELD, SLOT_BYTES, SLOTS_MAX, Slot, Slots, mark_of, slot_in
 from kvtransfer.notes import Beat, Read, with_proof
 from kvtransfer.notes import parse as parse_note
-from kvtransfer.slots import CLEAR, FIELD, SLOT_BYTES, SLOTS_MAX, Slot, Slots, mark_of, slot_in
 from prefill.rests import LONG_S, QUIET_S, STEP_S, Rest
 
 KEY = b"k" * 32
@@ -367,7 +367,7 @@ def test_nothing_is_compared_where_the_hold_is_gone_and_what_raises_is_not_used(
     p.add("r", ["g"], [Source("a", 64, b"note")], MARK, wrong=lambda: {}["memory that is gone"])
     assert p.step() == 0
     told = p.take("r")
-    assert told is not None and told.because == "what has come could not be checked (KeyError)" and not told.broken
+    assert told is not None and told.because == "the blocks could not be checked (KeyError)" and not told.broken
 
 
 def test_a_mark_of_an_earlier_life_is_none_of_this_one() -> None:

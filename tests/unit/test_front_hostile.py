@@ -125,7 +125,8 @@ def connected(front: Front, *sent: bytes) -> tuple[Connection, Line]:
 def alive() -> Counter[str]:
     """Objects of a connection's that are there."""
     kinds = [type(each) for each in gc.get_objects()]
-    return Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith(("router.http", "httptools")))
+    ours = ("cluster.http", "router.http", "httptools")
+    return Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith(ours))
 
 
 def _upload(client: tuple[Connection, Line]) -> None:

@@ -95,4 +95,4 @@ async def test_an_engine_without_our_connector_says_so(tmp_path: Path, monkeypat
 
 async def test_a_door_that_is_gone_is_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, answer = await post(ticketed(), tmp_path / "nothing", tmp_path, monkeypatch)
-    assert status == 503 and "door" in answer["error"]["message"]
+    assert status == 503 and "agent socket" in answer["error"]["message"]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtransfer.hold_marks import CLEAR, Slot, Slots
 from kvtransfer.notes import Beat, Read
 from kvtransfer.rows import rows
-from kvtransfer.slots import CLEAR, Slot, Slots
 from prefill.holds import REMEMBER_S, REMEMBERED_MAX, Holds
 from prefill.leases import HOLD_S_MAX, Leases, Terms, terms
 from prefill.orders import Orders

@@ -251,6 +251,20 @@ def test_two_files_of_one_key_are_an_error() -> None:
     assert [each.field for each in read.errors] == ["tenants.b.key_file"]
 
 
+def test_a_pool_that_no_label_holds_and_one_of_the_routers_name_are_errors() -> None:
+    models = [{"name": f"org/m{number}" + "x" * 40, "pools": {"both": {}}} for number in range(2)]
+    models[1]["pools"]["extra"] = {"q" * 55: {"role": "both"}}  # type: ignore[index]
+    read = read_resource(resource({"models": models}))
+    assert [(each.field, each.fix) for each in read.errors] == [
+        ("models[1].pools.extra." + "q" * 55, "shorten the name by 33"),
+    ]
+    one = {"name": "m", "pools": {"both": {}, "extra": {"router": {"role": "both"}}}}
+    assert [each.field for each in read_resource(resource({"models": [one]})).errors] == [
+        "models[0].pools.extra.router"
+    ]
+    assert not read_resource(resource({"models": [one, {"name": "n"}]})).errors, "there it is `m-router`"
+
+
 def test_the_kubernetes_section_has_the_same_checks() -> None:
     wrong = {"models": [{"name": "m"}], "kubernetes": {"routers": 0, "puased": True, "pools": {"decod": {}}}}
     read = read_resource(resource(wrong))

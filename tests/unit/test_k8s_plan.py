@@ -234,8 +234,10 @@ def test_grace_is_longer_than_the_drain_and_the_agent_is_the_first_process() -> 
     pod = manifests()["Deployment", "chat-prefill-0"]["spec"]["template"]["spec"]
     command = pod["containers"][0]["command"]
     assert command[:2] == ["baton", "engine"]
-    drain_s = float(command[command.index("--drain-s") + 1])
-    assert pod["terminationGracePeriodSeconds"] >= drain_s + 60
+    drain_s, linger_s = (float(command[command.index(each) + 1]) for each in ("--drain-s", "--linger-s"))
+    assert pod["terminationGracePeriodSeconds"] >= linger_s + drain_s + 60
+    router = manifests()["Deployment", "chat-router"]["spec"]["template"]["spec"]["containers"][0]
+    assert linger_s > router["lifecycle"]["preStop"]["sleep"]["seconds"], "what a router still admits is prefilled"
     assert pod["readinessGates"] == [{"conditionType": "serving.baton.dev/serving"}]
 
 

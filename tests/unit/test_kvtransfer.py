@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.alarms import Alarms, Memory
 from kvtransfer.span import Span, pull_span
+from kvtransfer.timers import Alarms, Memory
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from router.http.legs import Leg, Legs, Pool
+from cluster.http.pool import Pool
+from router.http.legs import Leg, Legs
 from router.http.upstream import EngineLost
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -65,22 +66,15 @@ def chunk(data: bytes) -> bytes:
 
 def fed(legs: Legs, pieces: list[bytes]) -> Heard:
     """What a listener hears of these bytes."""
-    heard, pool = Heard(), Pool("http://engine", legs.loop)
+    heard, pool = Heard(), Pool("http://engine", legs.connection)
     leg = Leg(legs, pool, (b"",), heard, once=False, silence_s=0.0)
-    connection = pool_connection(pool)
+    connection = legs.connection(pool)
+    connection.connection_made(Transport())
     leg.ride(connection)
     for piece in pieces:
         if not heard.over:
             connection.data_received(piece)
     return heard
-
-
-def pool_connection(pool: Pool):
-    from router.http.legs import Connection
-
-    connection = Connection(pool)
-    connection.connection_made(Transport())
-    return connection
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.values import NOTHING_PROVEN, Wanted
+from router.fleet.events import LegStarted
 from router.fleet.pair_proofs import (
     AGAIN_S,
     EACH,
@@ -332,3 +333,22 @@ def test_what_an_engine_says() -> None:
     assert read(b'{"choices": [{"text": "ab"}], "usage": {"prompt_tokens_details": {}}}') == ProofAnswer("ab", 0)
     for bad in (b"", b"{}", b'{"choices": []}', b'{"choices": [{"text": 3}]}', b"[" * 10_000, b"\xff"):
         assert read(bad) is None
+
+
+def test_two_that_have_decoded_in_one_circle_need_not_show_again_how_they_read_chats() -> None:
+    """One has flipped: what is left to prove is that it hands over."""
+    proofs, view = PairProofs(), fleet(prefills=1)
+    flipped = Pair(D0, 1, D1, 1)
+    assert not proofs.reads_alike(flipped)
+    all_due(proofs, view)
+    assert proofs.reads_alike(flipped) and not proofs.reads_alike(Pair(P0, 1, D1, 1))
+
+
+def test_an_instance_that_joins_is_proven_with_the_partner_that_has_least_to_do() -> None:
+    proofs, view = PairProofs(), fleet(prefills=1)
+    all_due(proofs, view)
+    view.handle(LegStarted(D0), 0.0)
+    view.add(Instance(id=P1, role=Role.PREFILL, url="http://p1", epoch=1))
+    view.seen(P1, ({"id": "m"},), Load())
+    pair = proofs.joining(view.all(), "m", 1.0)
+    assert pair is not None and pair.names == (P1, D1)

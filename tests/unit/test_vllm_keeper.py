@@ -270,3 +270,32 @@ def test_its_scratch_folder_goes_with_it(
     keep(*python(source), BATON_SCRATCH=str(folder), TMPDIR=str(folder)).wait(LIMIT_S)
     assert (tmp_path / "log").read_text() == "None\n", "it is the keeper's to know"
     assert not folder.exists()
+
+
+# A parent that runs a keeper below it, as `baton engine` does, and ends only when killed.
+NESTED = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(
+    [sys.executable, "-I", "-S", sys.argv[1], *sys.argv[2:]],
+    stdin=subprocess.PIPE, env={**os.environ, "BATON_SCRATCH": os.environ["SCRATCH_BELOW"]},
+)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_a_keeper_below_it_removes_its_own_scratch_folder(
+    keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """On Ray the actor's keeper has `baton engine` below it, and that one the engine's keeper."""
+    below = tmp_path / "below"
+    below.mkdir()
+    words = [*python(NESTED), str(Path(keeper_module.__file__)), *python(SHARING, str(tmp_path))]
+    process = keep(*words, SCRATCH_BELOW=str(below))
+    pid, shared = shared_in(tmp_path)
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(LIMIT_S)
+    assert not alive(pid)
+    assert not any(each.exists() for each in (below, *shared))

@@ -1,6 +1,6 @@
-"""Our connector's digests in one worker: its tables in registered memory, those of its peers, and what is compared.
+"""Block digests in one worker: its own tables in registered memory, those of its peers, and the comparison.
 
-`kvtransfer.vouchers` is what a digest says. Here it gets its memory and its reads. Runs inside vLLM's workers.
+`kvtransfer.block_digests` defines a digest; this module provides its memory and its reads. Runs inside vLLM's workers.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from typing import Any, Final
 
 from decode.peers import NOT_ITS_OWN
 from engine.vllm.connector.pages import Memory
-from kvtransfer.vouchers import DIGEST_BYTES, Hash, Region, Vouchers, runs
+from kvtransfer.block_digests import DIGEST_BYTES, Hash, Region, Vouchers, runs
 
 BLOCKS_MAX: Final = 1 << 28
-"""No engine has more: what a peer says is checked against it before it becomes an address."""
+"""No engine has more blocks: a peer's number is checked against this before it becomes an address."""
 
 
 class Digests:
-    """The digests of one rank. `begin` before anything else of it."""
+    """The digests of one rank. Call `begin` first."""
 
     def __init__(self, blocks: int) -> None:
-        """`blocks`: how many its KV cache has."""
+        """`blocks`: the number of blocks of its KV cache."""
         self.blocks = blocks
         self.offered, self._landing = (Memory(blocks * DIGEST_BYTES) for _ in range(2))
         self._tables: dict[tuple[str, int], tuple[int, int]] = {}
-        """As D: producers' tables by engine and rank: address and blocks."""
+        """As D: the producers' tables by engine and rank: address and number of blocks."""
         self._vouchers: Vouchers | None = None
 
     @property
     def memory(self) -> tuple[Memory, Memory]:
-        """To be registered."""
+        """The memory to register."""
         return self.offered, self._landing
 
     def begin(self, regions: Sequence[Region], new: Callable[[bytes], Hash]) -> None:
-        """The KV memory is there."""
+        """The KV memory exists now."""
         self._vouchers = Vouchers(self.offered.view, self._landing.view, regions, new)
 
     # --- peers ---
 
     def meet(self, engine: str, rank: int, told: object) -> bool:
-        """What a producer says of its table; whether it has one that can be."""
+        """Take a producer's data about its table; returns whether the table is usable."""
         match told:
             case [int(address), int(blocks)] if address > 0 and 0 < blocks <= BLOCKS_MAX:
                 self._tables[engine, rank] = address, blocks
@@ -47,14 +47,14 @@ class Digests:
         return False
 
     def part(self, engine: str) -> None:
-        """It is gone."""
+        """The producer is gone."""
         for key in [each for each in self._tables if each[0] == engine]:
             del self._tables[key]
 
     # --- as P ---
 
     def vouch(self, prompts: Mapping[str, tuple[Sequence[int], Sequence[bytes]]]) -> None:
-        """These prompts are computed."""
+        """These prompts are computed: write their blocks' digests."""
         assert self._vouchers is not None
         for blocks, names in prompts.values():
             self._vouchers.vouch(blocks, names)
@@ -62,10 +62,10 @@ class Digests:
     # --- as D ---
 
     def read(self, nixl: Any, agent: str, source: tuple[str, int], remote: Sequence[int], local: Sequence[int]) -> Any:
-        """Post the read of what `source` (engine and rank) vouches for these blocks. Returns its handle.
+        """Post the read of the digests of these blocks at `source` (engine and rank). Returns its handle.
 
         Raises:
-            LookupError: it has no such table, or no such block in it.
+            LookupError: the source has no such table, or no such block in it.
         """
         assert self._vouchers is not None
         address, blocks = self._tables[source]
@@ -83,7 +83,9 @@ class Digests:
         return handle
 
     def compare(self, names: Sequence[bytes], local: Sequence[int]) -> Callable[[], str]:
-        """What is asked once all has come: why these blocks, which `names` say what they are, must not be used."""
+        """A function to call once all bytes have arrived: it returns why these blocks, named by `names`, must not be
+        used.
+        """
         vouchers = self._vouchers
         assert vouchers is not None
         return lambda: NOT_ITS_OWN if vouchers.wrong(local, names) else ""

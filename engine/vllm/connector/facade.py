@@ -1,13 +1,13 @@
 """Baton's connector for vLLM: its NixlConnector in pull mode, with confirmed reads, names for holds, and no open port.
 
 Loaded by ``--kv-transfer-config`` with ``"kv_connector": "BatonConnector"`` and ``"kv_connector_module_path":
-"engine.vllm.connector.facade"``; its own settings stand in ``kv_connector_extra_config``: `door` (path of the socket
-its agent speaks to it by), `epoch` (the engine's starts, as the agent counts them) and `digests` (true: what D has
-pulled is compared with what P vouches for, block by block). The rest is vLLM's.
+"engine.vllm.connector.facade"``. Its own settings stand in ``kv_connector_extra_config``: `door` (the path of its agent
+socket), `epoch` (the number of the engine's starts, counted by the agent) and `digests` (true: D compares pulled blocks
+with P's digests, block by block). All other settings are vLLM's.
 
-This file is what vLLM sees; its halves are `scheduler` and `worker`. The rules are not here: they are `prefill` (holds)
-and `decode` (pulls), which the engine twin runs as well. docs/connector.md tells it as a whole. vLLM promises nothing
-about what is overridden here, so the range of versions is pinned and checked.
+vLLM sees this file; its halves are `scheduler` and `worker`. The rules are in `prefill` (holds) and `decode` (pulls),
+which the engine twin runs as well. docs/connector.md describes the whole. vLLM gives no promise about the overridden
+methods, so the range of versions is pinned and checked.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ logger = logging.getLogger("vllm.baton.connector")
 
 
 def check_version() -> None:
-    """Refuse a vLLM that this was not written for.
+    """Refuse a vLLM version that this connector was not written for.
 
     Raises:
-        RuntimeError: it is another one.
+        RuntimeError: another version.
     """
     if not is_written_for(vllm.__version__) or NIXL_CONNECTOR_VERSION != WIRE:
         raise RuntimeError(
@@ -50,10 +50,10 @@ def check_version() -> None:
 
 
 def check_config(vllm_config: Any, left: str | None) -> None:
-    """Refuse a configuration with which this would hand over something wrong, or nothing of what was asked for.
+    """Refuse a configuration with which this connector would hand over wrong blocks, or not do what was asked for.
 
     Raises:
-        RuntimeError: it names the setting and the way out (`engine.vllm.connector.served.refused`).
+        RuntimeError: names the setting and the fix (`engine.vllm.connector.served.refused`).
     """
     why = served.refused(vllm_config, left=left, device=current_platform.device_type)
     if why is not None:
@@ -61,22 +61,24 @@ def check_config(vllm_config: Any, left: str | None) -> None:
 
 
 def not_served(vllm_config: Any, kv_cache_config: Any) -> str | None:
-    """Why this engine's KV cache is left to vLLM's own connector; None: it is served (`served.left_to_vllm`)."""
+    """Why this engine's KV cache is left to vLLM's own connector; None: Baton's connector serves it
+    (`served.left_to_vllm`).
+    """
     groups = kv_cache_config.kv_cache_groups
-    # Subclasses of full attention may keep other blocks (`RSWASpec`): only what was read is served.
+    # Subclasses of full attention may keep other blocks (`RSWASpec`): only classes whose source was read are served.
     full = len(groups) == 1 and type(groups[0].kv_cache_spec) in {FullAttentionSpec, MLAAttentionSpec}
     return served.left_to_vllm(vllm_config, full_attention=full, device=current_platform.device_type)
 
 
 class _NotDeprecated(logging.Filter):
-    """Keeps vLLM's warning about `kv_both` back: an instance that may change roles is just that."""
+    """Suppresses vLLM's warning about `kv_both`, which is right for an instance that may change roles."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "kv_role='kv_both'" not in record.getMessage()
 
 
 class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
-    """See the module."""
+    """The connector as vLLM sees it; see the module."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         check_version()
@@ -98,12 +100,12 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
             self.connector_worker = worker(vllm_config, self.engine_id, kv_cache_config)
         self._started = False
         # On a GPU the forward pass is only launched when vLLM starts loads; on a CPU it is over by then, and a load
-        # that starts before it runs beside it. Blocks to read into belong to their request since it was scheduled, and
-        # no earlier step is under way on a CPU.
+        # that starts before it runs beside it. The blocks to read into have belonged to their request since it was
+        # scheduled, and no earlier step is under way on a CPU.
         self._early = why is None and current_platform.device_type == "cpu"
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        """The first that a worker hears of a step."""
+        """A worker's first call in a step."""
         super().bind_connector_metadata(connector_metadata)
         self._started = False
         if isinstance(self.connector_worker, BatonWorker):
@@ -114,33 +116,33 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
                 self.start_load_kv(None)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Once a step."""
+        """Called once a step."""
         if not self._started:
             self._started = True
             super().start_load_kv(forward_context, **kwargs)
 
     def wait_for_save(self) -> None:
-        """After a step's forward pass, before anything of it is reported."""
+        """Called after a step's forward pass, before any of its results is reported."""
         super().wait_for_save()
         if isinstance(self.connector_worker, BatonWorker):
             assert isinstance(self._connector_metadata, BatonMetadata)
             self.connector_worker.vouch(self._connector_metadata)
 
     def build_connector_worker_meta(self) -> Any:
-        """What the worker half tells the scheduler half."""
+        """The worker half's report to the scheduler half."""
         return self.connector_worker.tell() if isinstance(self.connector_worker, BatonWorker) else None
 
     def shutdown(self) -> None:
-        """With the engine."""
+        """Called when the engine ends."""
         if self._door is not None:
             self._door.close()
         super().shutdown()
 
 
 def _register() -> None:
-    """Let vLLM find this connector by its name alone, too.
+    """Register this connector in vLLM by its name alone, too.
 
-    A MultiConnector's statistics are read by the API server under the names of the connectors' classes.
+    The API server reads a MultiConnector's statistics under the names of the connectors' classes.
     """
     name = BatonConnector.__name__
     with contextlib.suppress(ValueError):  # a second import under another name, in tests

@@ -1,4 +1,4 @@
-"""What the two halves of our connector tell each other with every step. Runs inside vLLM's processes."""
+"""The messages between the two halves of Baton's connector in each step. Runs inside vLLM's processes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerM
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 
 from kvtransfer.asks import Introduce
-from kvtransfer.slots import Slot
+from kvtransfer.hold_marks import Slot
 from prefill.orders import Orders
 
 TABLE: str = "baton_slot_table"
-"""Our key in vLLM's agent metadata, which is a msgpack map whose unknown keys vLLM skips: ``[address, slots]``."""
+"""Baton's key in vLLM's agent metadata, a msgpack map whose unknown keys vLLM skips: ``[address, slots]``."""
 
 DIGESTS: str = "baton_digests"
-"""As `TABLE`: ``[address, blocks]`` of the digests of an engine that vouches for its blocks (`kvtransfer.vouchers`)."""
+"""As `TABLE`: ``[address, blocks]`` of the block digests, if the engine has them (`kvtransfer.block_digests`)."""
 
 
 class Expected(NamedTuple):
-    """What a request that is pulled is to find at its producer."""
+    """What a pulling request must find at its producer."""
 
     slot: Slot | None
     names: tuple[bytes, ...] = ()
-    """Where blocks are vouched for: what the prompt is, block by block."""
+    """With digests: the name of each of the prompt's blocks."""
 
 
 class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]
-    """vLLM's, and ours beside it. From the scheduler half to every worker, in order, none left out."""
+    """vLLM's metadata with Baton's. It goes from the scheduler half to every worker, in order and without gaps."""
 
     def __init__(self, stock: NixlConnectorMetadata) -> None:
         super().__init__()
@@ -37,33 +37,33 @@ class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]
         self.forgotten: tuple[str, ...] = ()
         """Engine ids."""
         self.orders = Orders()
-        """Of holds: what each rank is to do about its leases before anything of this step is computed. vLLM's own lists
-        of the same (`reqs_in_batch`, `reqs_to_send`, `reqs_not_processed`) are empty: the rules are `prefill.table`'s.
-        """
+        """Orders about holds: each rank's work on its leases before any token of this step is computed. vLLM's own
+        lists of the same (`reqs_in_batch`, `reqs_to_send`, `reqs_not_processed`) are empty, as `prefill.table` has the
+        rules."""
         self.reqs_in_batch: set[str] = set()
         self.reqs_to_send: dict[str, float] = {}
         self.reqs_not_processed: set[str] = set()
         self.expected: dict[str, Expected] = {}
         """For `reqs_to_recv`."""
         self.vouched: dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]] = {}
-        """Prefill legs whose prompts are done with this step: their blocks, and what each is."""
+        """Prefill legs whose prompts this step completes: their blocks, and each block's name."""
 
 
 class Told(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """From the workers to the scheduler half: what was counted since the last time, all ranks together."""
+    """The workers' reports to the scheduler half since the last one, all ranks together."""
 
     def __init__(self, counts: Counter[str], peers: dict[str, str], ended: dict[str, str]) -> None:
         self.counts = counts
         self.peers = peers
-        """Engine id -> how it stands with this engine; of the rank that spoke last."""
+        """Engine id -> state of the link with this engine; from the rank that reported last."""
         self.ended = ended
-        """Pulls by request: why their blocks cannot be used, or nothing."""
+        """Ended pulls by request: why their blocks cannot be used; empty: they can."""
 
     def __bool__(self) -> bool:
         return bool(self.counts or self.peers or self.ended)
 
     def aggregate(self, other: Any) -> Told:
-        """Of several ranks: what one of them cannot use, nobody uses."""
+        """Combine the reports of several ranks: blocks that one rank cannot use are not used."""
         ended = {
             request: self.ended.get(request) or other.ended.get(request, "") for request in self.ended | other.ended
         }

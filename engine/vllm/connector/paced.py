@@ -1,7 +1,8 @@
-"""NIXL agents as our connector needs them, made through vLLM's own start-up. Runs inside vLLM's workers.
+"""NIXL agents with the settings that Baton's connector needs, made through vLLM's own start-up. Runs inside vLLM's
+workers.
 
-NIXL's Python agent writes ``pthrDelay = 0`` into its configuration and offers no option for it: its progress thread
-then spins on a whole core while the engine is idle. And it asks for no locking, which two threads with one agent need.
+NIXL's Python agent writes ``pthrDelay = 0`` into its configuration and offers no option for it, so its progress thread
+spins on a whole core while the engine is idle. It also asks for no locking, which two threads with one agent need.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from types import ModuleType
 from typing import Any, Final
 
 PROGRESS_US: Final = 1000
-"""Pause between two rounds of the progress thread. It must run: a read over shared memory or TCP may need the target's
-help, which would else come with the target's next step. Measured: 0 burns half a core and more, 1,000 about 2 % of one.
-"""
+"""The pause between two rounds of the progress thread. The thread must run: a read over shared memory or TCP may need
+the target's help, which would otherwise come only with the target's next step. Measured: 0 burns half a core and more,
+1,000 about 2 % of one."""
 
 
 @contextmanager
 def paced(api: ModuleType, locking: Any) -> Iterator[None]:
-    """Agents that NIXL's `_api` module makes meanwhile have a paced progress thread, and the locking asked for.
+    """Agents that NIXL's `_api` module makes in this context have a paced progress thread and the given locking.
 
-    Where NIXL's bindings are not as they were when this was written, nothing is changed.
+    If NIXL's bindings have changed since this was written, nothing is changed.
     """
     bindings: Any = getattr(api, "nixlBind", None)
     plain: Any = getattr(bindings, "nixlAgentConfig", None)
@@ -32,7 +33,7 @@ def paced(api: ModuleType, locking: Any) -> Iterator[None]:
         return
 
     class Config(plain):  # type: ignore[misc]
-        """NIXL's agent configuration, in which two settings are ours."""
+        """NIXL's agent configuration with two of Baton's settings."""
 
         @property
         def pthrDelay(self) -> Any:  # noqa: N802 - NIXL's own name
@@ -58,10 +59,10 @@ def paced(api: ModuleType, locking: Any) -> Iterator[None]:
 
 
 class NoticesKept:
-    """A NIXL agent, but the notice that vLLM ties to a read is kept back, to be sent once the read is confirmed."""
+    """A NIXL agent that keeps back the notice that vLLM ties to a read; it is sent once the read is confirmed."""
 
     def __init__(self, agent: Any, prove: Callable[[bytes], bytes]) -> None:
-        """`prove` adds to a notice what shows that it may be given."""
+        """`prove` adds the proof to a notice."""
         self._agent = agent
         self._prove = prove
         self.kept: list[bytes] = []
@@ -70,11 +71,11 @@ class NoticesKept:
         return getattr(self._agent, name)
 
     def make_prepped_xfer(self, *args: Any, notif_msg: bytes = b"", **more: Any) -> Any:
-        """Without the notice."""
+        """Prepare the transfer without the notice."""
         if notif_msg:
             self.kept.append(notif_msg)
         return self._agent.make_prepped_xfer(*args, **more)
 
     def send_notif(self, agent_name: str, notif_msg: bytes) -> None:
-        """One that no read is tied to."""
+        """Send a notice that is not tied to a read."""
         self._agent.send_notif(agent_name, notif_msg=self._prove(notif_msg))

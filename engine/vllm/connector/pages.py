@@ -1,4 +1,4 @@
-"""Memory by its address: whole pages of our own, and views of what is somebody else's. A shell, of ctypes alone."""
+"""Memory by its address: whole pages of Baton's own, and views of other memory. A shell, of ctypes alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import mmap
 
 
 class Memory:
-    """Bytes of this process that NIXL may be shown: whole pages, outside Python's heap."""
+    """Bytes of this process that NIXL may register: whole pages, outside Python's heap."""
 
     def __init__(self, size: int) -> None:
         self._pages = mmap.mmap(-1, size)
@@ -17,5 +17,5 @@ class Memory:
 
 
 def view(address: int, size: int) -> memoryview:
-    """Bytes that stand there, in host memory, for as long as whoever they belong to keeps them."""
+    """A view of these bytes in host memory. It is valid while their owner keeps them."""
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")

@@ -1,7 +1,8 @@
-"""Our connector's scheduler half: tells `prefill.holds` and `decode.pulls` what vLLM's hooks bring, and opens the door.
+"""The connector's scheduler half: passes vLLM's hooks to `prefill.holds` and `decode.pulls`, and opens the agent
+socket.
 
-Runs inside vLLM's engine core. It only ever answers vLLM's own hooks, on vLLM's own thread. What comes in at the door
-waits in a queue for the next step; the engine is woken for it, since one without work makes none.
+Runs inside vLLM's engine core. It only ever answers vLLM's own hooks, on vLLM's own thread. Requests at the agent
+socket wait in a queue for the next step; the engine is woken for them, as an engine without work makes no step.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from decode.peers import PEERS_MAX, Peer, Peers
 from decode.pulls import Pulls, worth_pulling
 from engine.vllm.connector.metadata import BatonMetadata, Expected, Told
 from kvtransfer.asks import Ask, Forget, Introduce, Metadata, Payload, Release, State
+from kvtransfer.block_digests import Computing, names
 from kvtransfer.door import Door
 from kvtransfer.fields import held_in, name_in, pull_in, sane
-from kvtransfer.slots import FIELD, SLOTS, Slots, slot_in
+from kvtransfer.hold_marks import FIELD, SLOTS, Slots, slot_in
 from kvtransfer.span import pull_span
-from kvtransfer.vouchers import Computing, names
 from prefill.holds import Holds
 from prefill.rests import Rest
 
@@ -39,7 +40,7 @@ logger = logging.getLogger("vllm.baton.scheduler")
 class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorScheduler`.
 
-    Long, as vLLM calls all of these hooks on one object; the rules stand in `prefill` and `decode`.
+    The class is long because vLLM calls all of these hooks on one object; the rules are in `prefill` and `decode`.
     """
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
@@ -54,30 +55,30 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
         self._pulls = Pulls(Peers())
         self._computing = Computing() if options.get("digests") else None
-        """Legs whose blocks are to be vouched for; None: digests are off."""
+        """Legs whose blocks will get digests; None: digests are off."""
         self._counts: Counter[str] = Counter()
         self._rests = Rest()
         self._core = _engine_core()
         if self._core is None:
             logger.warning("The engine's core was not found: what comes to an idle engine waits for its next request.")
 
-    # --- the door ---
+    # --- the agent socket ---
 
     def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Where vLLM opens its ZMQ port for whoever asks, a door is opened for the agent."""
+        """Where vLLM would open its ZMQ port to all callers, open the agent socket instead."""
         encoder = msgspec.msgpack.Encoder()
         self._payloads = tuple(
             Payload(stage, rank, encoder.encode(handshake)) for (stage, rank), handshake in sorted(metadata.items())
         )
         self._compatibility = next(iter(metadata.values())).compatibility_hash
         if self._door_path is None:
-            logger.warning("No `door` in kv_connector_extra_config: nobody can introduce engines to this one.")
+            logger.warning("No `door` in kv_connector_extra_config: no agent can introduce engines to this one.")
         elif self._door is None:
             self._door = Door(Path(self._door_path), self._answer)
-            logger.info("The door is at %s", self._door_path)
+            logger.info("The agent socket is at %s", self._door_path)
 
     def _answer(self, ask: Ask) -> dict[str, Any]:
-        """On a thread of the door's: says what is known, and queues what is to be done."""
+        """On a thread of the socket: answer from memory, and queue the rest."""
         match ask:
             case Metadata():
                 return {
@@ -124,15 +125,15 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
     def has_pending_push_work(self) -> bool:
-        """vLLM asks whether there is something to step for: what was asked, or a handshake. That ends between two
-        steps and is told of with the second, which an engine without requests would not make.
+        """vLLM asks whether a step is needed: for a queued request of the socket, or for a handshake. A handshake ends
+        between two steps and is reported with the second, which an engine without requests would not make.
         """
         return not self._asked.empty() or self._pulls.peers.meeting(time.monotonic())
 
     # --- a decode leg ---
 
     def on_new_request(self, request: Any) -> None:
-        """Fields that vLLM's connector would stumble over end here; a prefill leg gets its slot."""
+        """Drop fields that vLLM's connector cannot handle; give a prefill leg its slot."""
         fields = request.kv_transfer_params
         if fields is not None and sane(fields) is None:
             logger.warning("%s: transfer fields that cannot be read are left out", request.request_id)
@@ -148,7 +149,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 self._computing.open(request.request_id, len(prompt), self._names(request, len(prompt)))
 
     def _names(self, request: Any, tokens: int) -> tuple[bytes, ...]:
-        """What the blocks of a prompt's first tokens are: with what else their KV depends on, of a request."""
+        """The names of a prompt's first blocks, including what else in the request their KV depends on."""
         adapter, seen = request.lora_request, request.mm_features or ()
         if adapter is None and not seen:
             return names((request.prompt_token_ids or ())[:tokens], self.block_size)
@@ -157,7 +158,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return names((request.prompt_token_ids or ())[:tokens], self.block_size, repr(about).encode())
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """How much of a prompt is pulled: what P holds of it, if that can be confirmed; else nothing of it."""
+        """How many of a prompt's tokens are pulled: those that P holds, if the hold can be confirmed; else none."""
         fields = request.kv_transfer_params
         if not fields or not fields.get("do_remote_prefill"):
             return 0, False
@@ -165,26 +166,26 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         because = pull if isinstance(pull, str) else self._pulls.judge(pull.engine, time.monotonic())
         if isinstance(pull, str) or because:
             local = max(0, held_in(fields, prompt) - num_computed_tokens)
-            if self._pulls.local(request.request_id, local):  # asked again at each step, until there is room for it
+            if self._pulls.local(request.request_id, local):  # asked again at each step, until there is room
                 logger.info("%s is computed here: %s", request.request_id, because)
                 self._counts["not pulled"] += 1
             return 0, False
-        # Of a hold longer than the prompt the worker reads only the prompt's blocks (`BatonWorker._aligned`).
+        # Of a hold longer than the prompt, the worker reads only the prompt's blocks (`BatonWorker._aligned`).
         tokens = worth_pulling(pull.tokens, prompt, num_computed_tokens)
         return tokens, tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Blocks to read into are there, if any are needed."""
+        """The blocks to read into are allocated, if any are needed."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         now, entry = time.monotonic(), self._reqs_need_recv.get(request.request_id)
-        if entry is None or not entry[3]:  # nothing that it would wait for
+        if entry is None or not entry[3]:  # the request waits for no pull
             self._pulls.allocated(request.request_id, "", 0, now)
             return
         engine = request.kv_transfer_params["remote_engine_id"]
         self._pulls.allocated(request.request_id, engine, num_external_tokens, now)
         _, (local,), (cached,), _ = entry
         held, prompt = request.kv_transfer_params["remote_num_tokens"], len(request.prompt_token_ids or ())
-        # vLLM may have taken a block more than what is pulled fills: for the token that D computes after it.
+        # vLLM may have taken one block more than the pull fills: for the token that D computes after it.
         span = pull_span(
             held_tokens=held,
             prompt_tokens=prompt,
@@ -196,7 +197,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     # --- a prefill leg ---
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Hold its blocks, unless the router has given them up already."""
+        """Hold the request's blocks, unless the router has given the hold up already."""
         mine = request.request_id
         self._pulls.finished(mine)
         if not _holds(request):
@@ -206,7 +207,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if self._computing is not None:
             self._computing.end(mine)
         if not held or fields is None:
-            self._holds.dropped(mine)  # its blocks are free at once: no rank may think of it any more
+            self._holds.dropped(mine)  # its blocks are free at once: no rank may use it any more
             self._reqs_need_save.pop(mine, None)
             return held, fields
         slot = self._holds.filled(mine)
@@ -218,7 +219,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     # --- a step ---
 
     def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
-        """vLLM's, and what came in since."""
+        """vLLM's metadata, with what has come in since the last step."""
         self._rest(scheduler_output)
         introductions, forgotten = self._take_asked()
         expected = {name: self._expected(*entry[:2]) for name, entry in self._reqs_need_recv.items()}
@@ -229,13 +230,15 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return meta
 
     def _expected(self, request: Any, local: Any) -> Expected:
-        """What a request is to find at its producer. Without `local` blocks it reads nothing, and only says so."""
+        """What a request must find at its producer. Without `local` blocks it reads nothing, and only sends the
+        notice.
+        """
         fields = request.kv_transfer_params or {}
         vouched = self._computing is not None and any(local)
         return Expected(slot_in(fields), self._names(request, fields["remote_num_tokens"]) if vouched else ())
 
     def _vouched(self, output: Any) -> dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]]:
-        """The prompts that this step ends: vLLM tells a connector of a request's blocks by its steps alone."""
+        """The prompts that this step completes: a connector learns a request's blocks only from vLLM's steps."""
         if self._computing is None:
             return {}
         computed: dict[str, int] = {}
@@ -256,7 +259,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         while not self._asked.empty():
             match self._asked.get():
                 case Introduce() as met:
-                    meets = self.vllm_config.kv_transfer_config.kv_role != "kv_producer"  # that one meets nobody
+                    meets = self.vllm_config.kv_transfer_config.kv_role != "kv_producer"  # such a one meets none
                     self._pulls.peers.met(met.engine_id, met.instance, time.monotonic(), shakes_hands=meets)
                     introductions.append(met)
                 case Forget(engine_id):
@@ -267,7 +270,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return tuple(introductions), tuple(forgotten)
 
     def _rest(self, scheduler_output: Any) -> None:
-        """An engine that does nothing but hold waits for news here, and not in a step a millisecond."""
+        """An engine that only holds blocks waits for news here, instead of making a step a millisecond."""
         core, now = self._core, time.monotonic()
         if (
             core is None
@@ -287,7 +290,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 arrived.not_empty.wait(self._rests.pause_s(now))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """What the workers report: holds that have ended, pulls that have ended, and what they counted."""
+        """The workers' reports: ended holds, ended pulls, and counts."""
         super().update_connector_output(connector_output)
         now, told = time.monotonic(), connector_output.kv_connector_worker_meta
         if isinstance(told, Told):
@@ -301,11 +304,11 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if connector_output.finished_sending:
             self._rests.news(now)
         for request in connector_output.finished_sending or ():
-            # Its slot was cleared by every rank before this was reported, and its blocks are freed after this.
+            # Every rank cleared its slot before this report, and its blocks are freed after it.
             self._holds.reported(request)
 
     def shutdown(self) -> None:
-        """With the engine."""
+        """Called when the engine ends."""
         if self._door is not None:
             self._door.close()
         super().shutdown()
@@ -317,9 +320,10 @@ def _holds(request: Any) -> bool:
 
 
 def _engine_core() -> Any:
-    """The engine core that this scheduler is being made for: vLLM gives a connector no way to it, nor to a wake-up.
+    """The engine core that makes this scheduler: vLLM gives a connector no way to it, nor to a wake-up.
 
-    It is the `self` of one of our callers, and known by what we need of it. None: there is none (another executor).
+    It is the `self` of one of the callers, recognised by the attributes that are needed. None: there is none (another
+    executor).
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to one's callers
     while frame is not None:

@@ -3,8 +3,8 @@
 vLLM's configuration is read by the names of its fields only, so that this is decided, and tested, without vLLM.
 
 - *Left to vLLM*: vLLM's own connector moves the KV cache, inside the same engine, and the log says why.
-- *Refused*: vLLM adapts or refuses a setting where its connector goes by the name ``NixlConnector``, and does neither
-  under another name. The engine must not start with it: what it would hand over is wrong.
+- *Refused*: for a connector named ``NixlConnector`` vLLM adapts or refuses some settings, and for any other name it
+  does neither. An engine with such a setting must not start, as it would hand over wrong blocks.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ STAGES: Final = "pipeline parallelism"
 CONTEXT: Final = "context parallelism"
 
 _RANK: Final = re.compile(r"_dp\d+\Z")
-"""vLLM ends an engine's id so in each data-parallel rank; a dense model's rank is told `data_parallel_size` 1."""
+"""The end of an engine's id in each data-parallel rank; a dense model's rank sees `data_parallel_size` 1."""
 
 
 def left_to_vllm(config: Any, *, full_attention: bool, device: str) -> str | None:
-    """Why this engine's KV cache is handed over by vLLM's own connector; None: Baton's serves it.
+    """Why this engine's KV cache is handed over by vLLM's own connector; None: Baton's connector serves it.
 
     Args:
-        config: vLLM's whole configuration, as a connector is given it.
-        full_attention: whether the KV cache has one kind of block only, and that is full attention's.
-        device: what the engine computes on, in vLLM's words.
+        config: vLLM's whole configuration, as a connector gets it.
+        full_attention: whether the KV cache has only full attention's kind of block.
+        device: the engine's device, in vLLM's words.
     """
     parallel, transfer = config.parallel_config, config.kv_transfer_config
     if not full_attention:
         return "it has more kinds of KV cache than full attention"
     if parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0 or _RANK.search(transfer.engine_id or ""):
-        return f"{RANKS}: an engine has one door, and each of its ranks would need its own"
+        return f"{RANKS}: an engine has one agent socket, and each of its ranks would need its own"
     if parallel.pipeline_parallel_size > 1:
         return STAGES
     if parallel.prefill_context_parallel_size > 1:
@@ -47,12 +47,12 @@ def left_to_vllm(config: Any, *, full_attention: bool, device: str) -> str | Non
 
 
 def refused(config: Any, *, left: str | None, device: str) -> str | None:
-    """Why an engine with this configuration must not start, and what to write instead; None: it may.
+    """Why an engine with this configuration must not start, and the fix; None: it may start.
 
     Args:
         config: as in `left_to_vllm`.
         left: that function's answer.
-        device: what the engine computes on, in vLLM's words.
+        device: the engine's device, in vLLM's words.
     """
     use = "Use vLLM's own connector: `transfer: {connector: nixl}` in the cluster file, or `--transfer nixl`."
     asked = config.kv_transfer_config.get_from_extra_config("digests", False)

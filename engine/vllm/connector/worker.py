@@ -1,7 +1,7 @@
-"""Our connector's worker half: gives `prefill.leases` and `decode.reads` their memory, transport and clock.
+"""The connector's worker half: gives `prefill.leases` and `decode.reads` their memory, transport and clock.
 
-Runs inside vLLM's workers. As P it asks `prefill.leases` which holds have ended; as D it posts reads and lets
-`decode.reads` say whether the blocks may be used.
+Runs inside vLLM's workers. As P it asks `prefill.leases` which holds have ended; as D it posts reads, and
+`decode.reads` decides whether the blocks may be used.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from engine.vllm.connector.metadata import DIGESTS, TABLE, BatonMetadata, Expect
 from engine.vllm.connector.paced import NoticesKept, paced
 from engine.vllm.connector.pages import Memory, view
 from kvtransfer.asks import Introduce
+from kvtransfer.block_digests import Region
+from kvtransfer.hold_marks import SLOT_BYTES, SLOTS, SLOTS_MAX
 from kvtransfer.notes import parse, with_proof
-from kvtransfer.slots import SLOT_BYTES, SLOTS, SLOTS_MAX
-from kvtransfer.vouchers import Region
 from prefill.leases import Leases, terms
 
 logger = logging.getLogger("vllm.baton.worker")
 
 LANDINGS = 1024
-"""Slots that are being read at one time: pulls times the ranks they read from. More wait."""
+"""The number of slots that may be read at one time (pulls times the ranks they read from); more pulls wait."""
 
 POLL_S = 0.0002
-"""While blocks are on their way, their reads are looked at this often."""
+"""The interval at which reads under way are polled."""
 
 FIRST_READ_S = 2.0
-"""For how long a handshake waits for one slot of whom it has met: UCX connects with the first read."""
+"""How long a handshake waits for the first read of a peer's slot: UCX connects with that read."""
 
 
 class NotServed(RuntimeError):
-    """A pull that cannot be served; its prompt is computed here."""
+    """A pull that cannot be served; this engine computes the prompt."""
 
 
 class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`.
 
-    Long, as vLLM calls all of these hooks on one object; the rules stand in `prefill` and `decode`.
+    The class is long because vLLM calls all of these hooks on one object; the rules are in `prefill` and `decode`.
     """
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
@@ -67,28 +67,28 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._table = Memory(SLOTS * SLOT_BYTES)
         self._landing = Memory(LANDINGS * SLOT_BYTES)
         self._first = Memory(mmap.PAGESIZE)
-        """Where first reads of whom we meet land, all in one place: nobody looks at what they say."""
+        """The common target of the first reads of new peers: its content is never used."""
         self._leases = Leases(terms(int(options.get("kv_lease_duration", 30))), self._write)
-        """As P."""
+        """As P: the leases."""
         self._introduced: dict[str, Introduce] = {}
         self._tables: dict[tuple[str, int], tuple[int, int]] = {}
-        """As D: the producers' tables, by engine and rank: address and slots."""
+        """As D: the producers' slot tables, by engine and rank: address and number of slots."""
         self._expected: dict[str, Expected] = {}
-        """As D: what requests are to find, until their pull has ended."""
+        """As D: what requests must find, until their pull has ended."""
         self._sources: list[Source] = []
-        """Of the request whose reads are being posted: the ranks it reads from."""
+        """The ranks that the current request reads from, while its reads are posted."""
         self._told = Told(Counter(), {}, {})
-        """What the scheduler half is to be told next."""
+        """The next report to the scheduler half."""
         self._reads = Reads(self._agent, Landings(self._landing.view, self._landing.address), self._look)
         self._work = threading.Condition()
         self._over = threading.Event()
         self._follower = threading.Thread(target=self._follow, name="baton-pulls", daemon=True)
         self._follower.start()
 
-    # --- memory that others see ---
+    # --- memory that peers read ---
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """vLLM's, with the slots registered before and their address told beside."""
+        """vLLM's, with the slots registered before it, and their address in the metadata."""
         for memory in (
             self._table,
             self._landing,
@@ -112,7 +112,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         )
 
     def _regions(self) -> list[Region]:
-        """The KV memory of this rank, as it is registered. Only ever of a CPU's (`served.refused`)."""
+        """The registered KV memory of this rank. Used on CPUs only (`served.refused`)."""
         parts = self._physical_blocks_per_logical_kv_block
         bases = self.kv_caches_base_addr[self.engine_id][self.tp_rank]
         blocks = self._logical_num_blocks * parts
@@ -122,7 +122,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         ]
 
     def _look(self, agent: str, address: int, landing: int) -> Any:
-        """A read of one slot."""
+        """Prepare a read of one slot."""
         here = self._agent.get_xfer_descs([(landing, SLOT_BYTES, 0)], "DRAM")
         there = self._agent.get_xfer_descs([(address, SLOT_BYTES, 0)], "DRAM")
         return self._agent.initialize_xfer("READ", here, there, agent)
@@ -130,25 +130,25 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # --- peers ---
 
     def meet(self, metadata: BatonMetadata) -> None:
-        """Shake hands with who was introduced, in the background; let go of who is gone."""
+        """Shake hands with introduced engines, in the background; forget engines that are gone."""
         for met in metadata.introductions:
             for engine_id in [each.engine_id for each in self._introduced.values() if each.instance == met.instance]:
                 if engine_id != met.engine_id:
                     self._forget(engine_id)
             self._introduced[met.engine_id] = met
-            if self.kv_transfer_config.kv_role != "kv_producer":  # who only holds reads from nobody
+            if self.kv_transfer_config.kv_role != "kv_producer":  # a producer-only engine reads from no peer
                 self._ensure_handshake(met.engine_id, met.instance, 0, met.ranks)
         for engine_id in metadata.forgotten:
             self._forget(engine_id)
 
     def _forget(self, engine_id: str) -> None:
         self._introduced.pop(engine_id, None)
-        with self._handshake_lock:  # its state goes once nothing reads from it: vLLM's `_cleanup_remote_engines`
+        with self._handshake_lock:  # vLLM's `_cleanup_remote_engines`: its state goes once no read uses it
             for address in [each for each, name in self._engine_by_address.items() if name == engine_id]:
                 del self._engine_by_address[address]
 
     def _ensure_handshake(self, engine_id: str, host: str, port: int, tp_size: int, *more: Any, **named: Any) -> Any:
-        """vLLM's, but by what was introduced: addresses in a request are nothing that we connect to."""
+        """vLLM's, but only for introduced engines: this engine never connects to an address in a request."""
         met = self._introduced.get(engine_id)
         instance, ranks = ("", 1) if met is None else (met.instance, met.ranks)
         return super()._ensure_handshake(engine_id, instance, 0, ranks)
@@ -159,7 +159,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         """vLLM's, without its question over ZMQ. On the handshake thread.
 
         Raises:
-            RuntimeError: it was not introduced, or is not compatible.
+            RuntimeError: the engine was not introduced, or is not compatible.
         """
         met = self._introduced.get(expected_engine_id)
         if met is None:
@@ -180,7 +180,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         return agents, 0.0
 
     def _can_be_read(self, agent: str, address: int) -> bool:
-        """Read something of whom we have just met: the way is open, and no request waits for its being opened."""
+        """Read a slot of a new peer, so that the connection exists and no request waits for it."""
         pauses = int(FIRST_READ_S / POLL_S)
         return try_to_read(
             self._agent, lambda: self._look(agent, address, self._first.address), lambda: time.sleep(POLL_S), pauses
@@ -220,20 +220,20 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # --- as D: reads ---
 
     def start_load_kv(self, metadata: BatonMetadata) -> None:
-        """vLLM's, with what is to be found in the slots."""
+        """vLLM's, with what requests must find in the slots."""
         self._expected.update(metadata.expected)
         super().start_load_kv(metadata)
 
     def _read_blocks_for_req(self, req_id: str, meta: Any) -> None:
-        """vLLM's; whatever cannot be done is a failed load, and never an error of the engine's step."""
+        """vLLM's; any problem is a failed load, and never an error of the engine's step."""
         engine_id = meta.remote.engine_id
         if not meta.awaiting_kvs and engine_id not in self._introduced and engine_id not in self._remote_agents:
-            self._told.counts["not told"] += 1  # of a hold of somebody unknown there is nobody to tell
+            self._told.counts["not told"] += 1  # the hold's producer is unknown, so no notice can be sent
             self._expected.pop(req_id, None)
             return
         try:
             self._read(req_id, meta, self._expected.get(req_id, Expected(None)))
-        except Exception as error:  # one pull that fails is computed here; raised, it would end the engine
+        except Exception as error:  # one failed pull: this engine computes the prompt; raising would end the engine
             if not isinstance(error, NotServed):
                 logger.exception("%s cannot be pulled", req_id)
             else:
@@ -264,7 +264,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 self._work.notify()
 
     def _compare(self, meta: Any, expected: Expected, remote: Sequence[int]) -> tuple[tuple[Any, ...], Any]:
-        """Where digests are on: the read of those of these blocks, and what compares them with what has come."""
+        """With digests: the read of these blocks' digests, and the function that compares them with the blocks."""
         if self._digests is None:
             return (), None
         engine_id, (local,), (first,) = meta.remote.engine_id, meta.local_block_ids, meta.local_num_computed_blocks
@@ -274,12 +274,12 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         return (handle,), self._digests.compare(expected.names[first:], local)
 
     def _check(self, meta: Any, expected: Expected) -> Sequence[int]:
-        """Before anything is read: it could be confirmed, and it is this prompt's own blocks that are read.
+        """Before anything is read: check that the pull could be confirmed, and that it reads this prompt's own blocks.
 
-        Returns them, where P's are of our size.
+        Returns these blocks, if P's have this engine's size.
 
         Raises:
-            NotServed: one of the two is not so.
+            NotServed: one of the two does not hold.
         """
         engine_id, slot = meta.remote.engine_id, expected.slot
         if slot is None:
@@ -298,7 +298,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         return list(meta.remote.block_ids[0])
 
     def _aligned(self, meta: Any, blocks_max: int) -> tuple[list[int], ...]:
-        """P's blocks for our prompt, from its first on: vLLM takes as many as we need from the *end* of P's list."""
+        """P's blocks for this prompt, from its first on: vLLM takes the needed number from the *end* of P's list."""
         groups = []
         for group, local, cached in zip(
             meta.remote.block_ids, meta.local_block_ids, meta.local_num_computed_blocks, strict=True
@@ -312,7 +312,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         return tuple(groups)
 
     def _read_blocks(self, **fields: Any) -> bool:
-        """vLLM's; the notice of having read waits until the slot has been looked at."""
+        """vLLM's; the notice of having read is kept until the slot has been read."""
         self.nixl_wrapper.kept.clear()
         posted: bool = super()._read_blocks(**fields)
         engine_id, rank = fields["dst_engine_id"], fields["read_spec"].remote_rank
@@ -328,7 +328,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         return with_proof(note, self._proof) if self._proof else note
 
     def _follow(self) -> None:
-        """The thread that follows reads: they end, and are confirmed, while the engine computes something else."""
+        """The thread that follows reads: they end, and are confirmed, while the engine computes other requests."""
         device_set = False
         while not self._over.is_set():
             with self._work:
@@ -341,7 +341,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 time.sleep(POLL_S)
 
     def _pop_done_transfers(self, transfers: dict[str, list[Any]]) -> tuple[set[str], set[str]]:
-        """vLLM's for what it follows itself; ours for what our thread does."""
+        """vLLM's for the transfers that it follows itself; Baton's for those of the following thread."""
         ours = {name: transfers.pop(name) for name in list(transfers) if self._reads.under_way(name)}
         done, failed = super()._pop_done_transfers(transfers)
         for request, handles in ours.items():
@@ -365,44 +365,46 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # --- as P: holds ---
 
     def step(self, metadata: BatonMetadata) -> None:
-        """Before a step computes anything: what its engine has decided about holds."""
+        """Before a step computes anything: apply the scheduler half's orders about holds."""
         self._leases.step(metadata.orders, time.perf_counter())
 
     def _write(self, index: int, content: bytes) -> None:
         self._table.view[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = content
 
     def vouch(self, metadata: BatonMetadata) -> None:
-        """After a step: the prompts that it has ended are computed, and nobody has been told of them yet."""
+        """After a step: the prompts that it completed are computed, and their answers are not sent yet. Write their
+        digests.
+        """
         if self._digests is None or not metadata.vouched:
             return
         try:
             self._digests.vouch(metadata.vouched)
-        except Exception:  # raised, it would end the engine; what is not vouched for is computed by whoever reads it
+        except Exception:  # raising would end the engine; a consumer computes prompts without digests itself
             logger.exception("%d prompts are not vouched for", len(metadata.vouched))
             self._told.counts["not vouched for"] += 1
 
     def get_transfer_results(self) -> Any:
-        """vLLM's. A hold's slot is cleared before its end is reported, and its blocks are freed only after."""
+        """vLLM's. A hold's slot is cleared before its end is reported, and its blocks are freed only after that."""
         results = super().get_transfer_results()
         for request in self._leases.expire(time.perf_counter()):
             self.xfer_stats.record_kv_expired_req()
             logger.warning("%s: no consumer has read its blocks before the lease ended", request)
         results.finished_sending.update(self._leases.take_reports())
         for request in results.finished_recving:
-            self._expected.pop(request, None)  # of one whose handshake has failed it is still there
+            self._expected.pop(request, None)  # a request whose handshake has failed is still here
         return results
 
     def _get_new_notifs(self) -> set[str]:
-        """What consumers say. In vLLM's own, a notice that it does not understand ends the engine."""
+        """The consumers' notices. In vLLM's own connector, a notice that it does not understand ends the engine."""
         for agent, notes in self._agent.get_new_notifs().items():
             for note in notes:
                 self._leases.heard(agent, parse(note), time.perf_counter())
-        return set()  # holds that have ended are reported once leases were looked at, too
+        return set()  # ended holds are reported once leases were checked, too
 
     # --- reports ---
 
     def tell(self) -> Told | None:
-        """What has happened since the last time."""
+        """The report since the last one."""
         self._told.counts.update(self._leases.counts)
         self._leases.counts.clear()
         if not self._told:
@@ -411,7 +413,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         return told
 
     def shutdown(self) -> None:
-        """With the engine."""
+        """Called when the engine ends."""
         if hasattr(self, "_work"):
             self._over.set()
             with self._work:

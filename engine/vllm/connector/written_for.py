@@ -1,4 +1,6 @@
-"""Which vLLM Baton's connector is written for. Pure: asked before there is an engine, and again inside it."""
+"""The vLLM versions that Baton's connector is written for. Pure: checked before the engine starts, and again
+inside it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ import re
 from typing import Final
 
 VLLM: Final = re.compile(r"0\.32\.\d+(\D.*)?")
-"""Versions whose source was read for this."""
+"""Versions whose source was read for this connector."""
 WIRE: Final = 14
-"""vLLM's own number for what its connectors say to each other."""
+"""vLLM's own version number of its connectors' messages."""
 
 
 def is_written_for(vllm: str | None) -> bool:
-    """Whether it is loaded by this version of vLLM; None: there is none."""
+    """Whether this version of vLLM can load the connector; None: there is no vLLM."""
     return vllm is not None and VLLM.fullmatch(vllm) is not None

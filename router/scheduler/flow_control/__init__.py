@@ -1,1 +1,1 @@
-"""Admission: the flow control queue, fairness between tenants, saturation, credits."""
+"""Flow control (admission): the queue, fairness between tenants, saturation, credits."""

@@ -1,12 +1,13 @@
-"""The flow control queue: who is let in, in which order, and who cannot be served in time any more (design 5.2). Pure.
+"""The flow-control queue: which requests are admitted, in which order, and which cannot be served in time any more
+(design 5.2). Pure.
 
-It holds the requests for which there is no room (`router.scheduler.flow_control.saturation`): tenants by what they have
-been given of the fleet over their share, both stages counted; a tenant's requests by their deadlines. When not all of
-them can be in time, it gives up those whose work is largest until the others can (Moore and Hodgson's rule, which
-leaves the fewest jobs late on one machine; here the fleet is taken as one machine that does as much at once as it has
-been seen to do). Who is given up is *late*: it is served when nobody waits who can be in time, refused, or held to its
-class's second promise, as the class says; and who has been late for `AGING` times its target goes before everybody.
-Requests without a target are due in `PATIENCE_S`.
+The queue holds the requests for which there is no room (`router.scheduler.flow_control.saturation`): tenants in the
+order of what they have got of the fleet relative to their share, both stages counted; a tenant's requests by their
+deadlines. If not all of them can be in time, the queue gives up those with the most work until the others can (Moore
+and Hodgson's rule, which leaves the fewest jobs late on one machine; here the fleet counts as one machine with the rate
+it was seen to have). A request that is given up is *late*: it is served once no request waits that can be in time, or
+refused, or held to its class's second promise, as the class says. A request that has been late for `AGING` times its
+target goes before all others. Requests without a target are due in `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -19,35 +20,41 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from router.core.values import Wanted
+from router.scheduler.flow_control.sizes import GivenUp
 
 PROMPTLY: Final = 0.92
-"""Of a TTFT target: who is planned to begin at the last moment begins too late half of the time."""
+"""The usable share of a TTFT target: a request that is planned to begin at the last moment begins too late half of the
+time."""
 
 AGING: Final = 5.0
 AGING_S_MIN: Final = 10.0
 PATIENCE_S: Final = 30.0
 
 FAIR_MS: Final = 2000.0
-"""Of a share's work by which a tenant may be ahead of the one that was given least, before its deadlines stop to count:
-short bursts are no reason to break the order of deadlines."""
+"""How far a tenant may be ahead of the tenant that got least, in a share's work, before its deadlines stop to count:
+short bursts do not break the order of deadlines."""
 
 RATE_S: Final = 2.0
-"""Over which the rate is averaged at which the fleet takes work."""
+"""The time over which the fleet's rate of taking work is averaged."""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One who waits."""
+    """One waiting request."""
 
     who: Any
     kind: Hashable
     tenant: str
     due: float
-    """Seconds: its target's end, less what its own prompt takes."""
+    """Seconds: the end of its target, less the time of its own prompt."""
     work_ms: float
     number: int
+    tokens: int = 0
+    """Of its prompt."""
     whose: str = ""
     """`Wanted.whose`."""
+    within: float = 1.0
+    """`Promise.lengths_within`."""
     promised: bool = False
     late: bool = False
     aged_at: float = math.inf
@@ -58,28 +65,30 @@ class _Entry:
 
 
 class FlowControlQueue:
-    """Everybody who waits for a place. Whoever is returned is to ask again.
+    """All requests that wait for a place. Returned requests are to ask again.
 
-    Who is called asks for a place again; one who finds none keeps its position and passes the call on, to the next that
-    wants something *else*: to those that want the same, the same would be said. So a call costs as many questions as
-    there are kinds of wishes, not as there are requests in line. Where nobody is promised anything, it is first come,
-    first served.
+    A request that is called asks for a place again. If it finds none, it keeps its position and passes the call on to
+    the next request that wants something *else*: a request that wants the same would get the same reply. So a call
+    costs as many questions as there are kinds of requests, not as there are requests. Without promises, the order is
+    first come, first served.
     """
 
     def __init__(self) -> None:
         self._entries: Final[dict[object, _Entry]] = {}
         self._groups: Final[dict[tuple[Hashable, str, bool], list[tuple[float, int, _Entry]]]] = {}
         self._called: Final[dict[object, set[Hashable]]] = {}
-        """Who is asking now, and the kinds that found nothing in this round."""
+        """The requests that ask now, and the kinds that found no place in this round."""
         self._again: Final[set[object]] = set()
-        """Of those: when they have found a place, the next is to ask, too, and so on until one finds none."""
+        """Those after whose success the next request is to ask, too, and so on until one finds no place."""
         self._number = 0
         self._patient = 0
         self._given: Final[dict[str, float]] = {}
-        """By tenant: work over share that it has been given."""
+        """By tenant: the work it has got, divided by its share."""
         self._rate = 0.0
         """Milliseconds of work a second that the fleet takes; 0: not seen yet."""
         self._rate_at = -1.0
+        self.given_up: Final = GivenUp()
+        """By size of prompts, how many were."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -87,21 +96,23 @@ class FlowControlQueue:
     # --- entering and leaving -----------------------------------------------------------------------------------------
 
     def whose(self) -> set[str]:
-        """Tenants that stand in line and have instances kept for them; and the one without a name, where others do."""
+        """Tenants with queued requests and instances reserved for them; and the tenant without a name, if others are
+        queued.
+        """
         return {group[0][2].whose for group in self._groups.values()}
 
     def everybody(self) -> tuple[object, ...]:
-        """All who stand in line, in no order."""
+        """All queued requests, in no order."""
         return tuple(self._entries)
 
     def enter(self, who: object, wanted: Wanted, work_ms: float = 0.0, lead_ms: float = 0.0) -> None:
-        """Stand in line; who stands there already keeps its place unless what it wants has changed.
+        """Join the queue; a queued request keeps its place unless what it wants has changed.
 
         Args:
-            who: anything that is itself.
-            wanted: what it wants.
-            work_ms: of an engine's time for its prompt.
-            lead_ms: what a first token takes beside it.
+            who: hashable identity of the waiting request.
+            wanted: what the request wants.
+            work_ms: an engine's time for its prompt.
+            lead_ms: what a first token takes besides.
         """
         known = self._entries.get(who)
         kind = _kind(wanted)
@@ -111,8 +122,9 @@ class FlowControlQueue:
         self._remove(who)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
-        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number, wanted.whose)
+        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number, wanted.prompt_tokens, wanted.whose)
         entry.promised = bool(wanted.ttft_ms)
+        entry.within = wanted.lengths_within
         if entry.promised:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
         entry.late = wanted.late
@@ -127,7 +139,7 @@ class FlowControlQueue:
         return self._number
 
     def _begins(self, tenant: str) -> None:
-        """A tenant that has not been waiting has no claim on the time it was away."""
+        """A tenant that had no waiting requests has no claim on that time."""
         waiting = {entry.tenant for entry in self._entries.values()}
         least = min((self._given.get(name, 0.0) for name in waiting), default=None)
         if least is not None:
@@ -153,7 +165,7 @@ class FlowControlQueue:
             del self._groups[name]
 
     def leave(self, who: object, *, placed: bool) -> tuple[object, ...]:
-        """It found its place, or gave up: whom to ask now."""
+        """The request found its place, or gave up: returns the requests to ask now."""
         tried = self._called.get(who)
         again = who in self._again
         self._remove(who)
@@ -164,7 +176,7 @@ class FlowControlQueue:
     # --- calling ------------------------------------------------------------------------------------------------------
 
     def found_none(self, who: object) -> tuple[object, ...]:
-        """`who` was called and there was no place for it: whom to ask now, of another kind."""
+        """`who` was called and found no place: returns the requests to ask now, of another kind."""
         tried, again = self._called.pop(who, None), who in self._again
         self._again.discard(who)
         if tried is None:
@@ -174,20 +186,20 @@ class FlowControlQueue:
 
     @property
     def patient(self) -> int:
-        """How many of them have no target: they begin wherever credits allow."""
+        """The number of queued requests without a target: they begin wherever credits allow."""
         return self._patient
 
     def rests(self, who: object) -> None:
-        """It was called, found nothing, and neither would anybody else."""
+        """No instance can take this request now; do not wake the requests behind it."""
         self._called.pop(who, None)
         self._again.discard(who)
 
     def call_first(self) -> tuple[object, ...]:
-        """A place became free: whom to ask."""
+        """A place became free: returns the requests to ask."""
         return self._call(set()) if self._groups else ()
 
     def call_all(self) -> tuple[object, ...]:
-        """The fleet has changed: the first may ask, and as long as they find places, those behind."""
+        """The fleet has changed: the first request may ask and, as long as requests find places, those behind it."""
         return self._call(set(), again=True)
 
     def _call(self, tried: set[Hashable], *, again: bool = False) -> tuple[object, ...]:
@@ -203,7 +215,7 @@ class FlowControlQueue:
         return (entry.who,)
 
     def _first(self, tried: set[Hashable]) -> _Entry | None:
-        """Who is next, of kinds that may still find a place."""
+        """The next request, of the kinds that may still find a place."""
         heads = [group[0][2] for (kind, _, _), group in self._groups.items() if kind not in tried]
         if not heads:
             return None
@@ -215,14 +227,14 @@ class FlowControlQueue:
 
         return min(heads, key=rank)
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- accounting ---------------------------------------------------------------------------------------------------
 
     def gave(self, tenant: str, work_ms: float) -> None:
-        """A tenant's request was placed: so much of the fleet's time, over its share, it has been given."""
+        """A tenant's request was placed: add its work, divided by the tenant's share."""
         self._given[tenant] = self._given.get(tenant, 0.0) + work_ms
 
     def took(self, work_ms: float, now: float) -> None:
-        """The fleet has taken a prompt: at which rate does it, while somebody waits?"""
+        """The fleet has taken a prompt: update the rate, if requests wait."""
         if not self._entries:
             self._rate_at = -1.0
             return
@@ -235,16 +247,19 @@ class FlowControlQueue:
         self._rate += part * (work_ms / gap - self._rate)
 
     def _rate_ms(self, servers: int) -> float:
-        """Milliseconds of work a second that so many instances do: as seen, a quarter of what all could do at least."""
+        """Milliseconds of work a second that `servers` instances do: as seen, at least a quarter of what all
+        could do.
+        """
         return max(self._rate, 250.0 * servers) if self._rate else 1000.0 * servers
 
     def drains_s(self, servers: int) -> float:
-        """Until all who wait now would be served."""
+        """The seconds until all waiting requests would be served."""
         return sum(entry.work_ms for entry in self._entries.values()) / self._rate_ms(servers)
 
     def hopeless(self, now: float, servers: int, whose: str = "") -> list[object]:
-        """Who cannot be in time any more, those with the most work first to go; they are late from now on. Of those in
-        line `whose` places these servers are: a tenant's that instances are kept for, or of all others.
+        """The requests that cannot be in time any more, those with the most work first, of sizes that have not had
+        enough of that (`GivenUp`); they are late from now on. `whose`: the tenant whose reserved instances the servers
+        are, or the name of all others.
         """
         rate = self._rate_ms(servers)
         waiting = sorted(
@@ -255,13 +270,17 @@ class FlowControlQueue:
             ),
             key=lambda entry: entry.key,
         )
-        largest: list[tuple[float, int, _Entry]] = []
+        largest: list[tuple[bool, float, int, _Entry]] = []
         ahead_ms, gone = 0.0, []
         for entry in waiting:
-            heapq.heappush(largest, (-entry.work_ms, entry.number, entry))
+            if now > entry.due:
+                gone.append(entry)
+                continue
+            enough = self.given_up.enough(entry.tokens, entry.within)
+            heapq.heappush(largest, (enough, -entry.work_ms, entry.number, entry))
             ahead_ms += entry.work_ms
             while largest and now + (ahead_ms - entry.work_ms) / rate > entry.due:
-                given_up = heapq.heappop(largest)[2]
+                given_up = heapq.heappop(largest)[3]
                 ahead_ms -= given_up.work_ms
                 gone.append(given_up)
                 if given_up is entry:
@@ -270,10 +289,11 @@ class FlowControlQueue:
             self._take_out(entry)
             entry.late = True
             self._insert(entry)
+            self.given_up.add(entry.tokens, gone=True)
         return [entry.who for entry in gone]
 
     def aged(self, now: float) -> Iterator[object]:
-        """Who has been late for so long that it goes before everybody."""
+        """The requests that have been late for so long that they go before all others."""
         for entry in list(self._entries.values()):
             if entry.late and now >= entry.aged_at:
                 self._take_out(entry)
@@ -283,5 +303,5 @@ class FlowControlQueue:
 
 
 def _kind(wanted: Wanted) -> Hashable:
-    """Whose wishes are alike; memory is short for long prompts first."""
+    """The kind of a request; long prompts are a kind of their own, as memory is short for them first."""
     return (wanted.kind, wanted.prompt_tokens.bit_length() if wanted.ttft_ms else 0, wanted.late)

@@ -1,8 +1,9 @@
-"""Where there is room for one more *without breaking a promise*, for every policy alike. Pure.
+"""The saturation detector: where there is room for one more request *without breaking a promise*, for every policy
+alike. Pure.
 
 An engine whose prompts already wait for longer than a step gets no more of them: no request in an engine's queue can be
 put behind a more urgent one. An engine that decodes as many answers as its strictest target allows gets no more
-answers. Without targets there is no saturation: best effort, agents' credits alone are the limit.
+answers. Without targets there is no saturation: for best effort, only the agents' credits limit.
 """
 
 from __future__ import annotations
@@ -16,32 +17,29 @@ from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.scoring.figures import Saturation
 
 AHEAD_MS: Final = 10.0
-"""Work that an engine is given ahead, beside what its front end needs: a step of a few hundred tokens. It must never
-run dry, and more would be out of reach of the order kept here."""
-
-MARGIN: Final = 0.93
-"""Of a TPOT target, what engines are filled to: a request's own mean scatters around what is predicted for all."""
+"""The work that an engine gets ahead, besides what its front end needs: a step of a few hundred tokens. The engine must
+never run dry; more work could no longer be reordered here."""
 
 LATE_LANES: Final = 4
 """One in so many instances may compute late prompts at a time: they are long, and no engine stops one for another."""
 
 
 class SaturationDetector(Saturation):
-    """Where one more has room. Asked by policies for the rows they are about to price."""
+    """Where one more request has room. Policies ask it for the rows that they are about to price."""
 
     def __init__(self, line: FlowControlQueue) -> None:
         self._line: Final = line
-        self.margin = MARGIN
-        """Of the strictest TPOT target at a row, what answers there may come to."""
         self._late: Final[dict[int, int]] = {}
         """Late prompts by row."""
 
     def opens_until_ms(self, wanted: Wanted) -> float:
-        """A prompt would be computed at once, or nearly so, where `InflightLoad.opens` is no later than this."""
+        """A prompt would be computed at once, or nearly so, at rows where `InflightLoad.opens` is no later than
+        this.
+        """
         return wanted.now * 1000.0 + AHEAD_MS if wanted.ttft_ms else math.inf
 
     def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
-        """Rows where alone a late prompt may go; None: anywhere."""
+        """The only rows that may take a late prompt; None: all rows may."""
         if not wanted.late:
             return None
         taken = [row for row, count in self._late.items() if count]
@@ -49,25 +47,25 @@ class SaturationDetector(Saturation):
 
     @property
     def queue(self) -> int:
-        """How many wait for places."""
+        """The number of requests that wait for places."""
         return len(self._line)
 
     def queue_ms(self, servers: int) -> float:
-        """Until those who wait for places now have them."""
+        """The time until the requests that wait for places now have them."""
         return 1000.0 * self._line.drains_s(servers)
 
     def opens_at(self, fleet: FleetSnapshot, now: float) -> float:
-        """When a prompt of one of those in line could begin somewhere, as far as one can tell: before, nobody needs to
-        be asked. Infinite where there is nobody to compute it.
+        """The predicted time at which a queued prompt could begin on some instance: no request need be asked before.
+        Infinite if no instance can compute it.
         """
         able = [fleet.ready(None, whose).prefills for whose in self._line.whose()]
         opens_ms = min([fleet.inflight.opens_ms(rows) for rows in able], default=math.inf)
         return max(now, (opens_ms - AHEAD_MS) / 1000.0)
 
     def took(self, row: int) -> None:
-        """A late prompt goes there."""
+        """A late prompt goes to this row."""
         self._late[row] = self._late.get(row, 0) + 1
 
     def gave_back(self, row: int) -> None:
-        """It is done."""
+        """The late prompt is done."""
         self._late[row] = max(0, self._late.get(row, 0) - 1)

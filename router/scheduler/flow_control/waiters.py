@@ -1,6 +1,6 @@
-"""Callbacks for "there may be a place" and "the instance is lost". A shell: the scheduler says which to call.
+"""Callbacks for "there may be a place" and "the instance is lost". A shell: the scheduler names the requests to call.
 
-Nobody is told at once, but as soon as the loop comes to it: who tells is often in the middle of something.
+Callers may be inside a state change, so callbacks run on the next loop turn.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Heard = Callable[[], None]
 
 
 class Waiters:
-    """One callback for each who waits. A call that comes before he does is kept for him."""
+    """One callback for each waiting request. A call that comes before the request waits is kept for it."""
 
     def __init__(self) -> None:
         self._waiting: dict[object, Heard] = {}
         self._called: set[object] = set()
 
     def wait(self, who: object, heard: Heard) -> None:
-        """`heard` is called once, when he is."""
+        """`heard` is called once, when the request is called."""
         if who in self._called:
             self._called.discard(who)
             asyncio.get_running_loop().call_soon(heard)
@@ -29,7 +29,7 @@ class Waiters:
             self._waiting[who] = heard
 
     def call(self, whom: tuple[object, ...]) -> None:
-        """These are to ask again."""
+        """These requests are to ask again."""
         for who in whom:
             heard = self._waiting.pop(who, None)
             if heard is None:
@@ -38,19 +38,21 @@ class Waiters:
                 asyncio.get_running_loop().call_soon(heard)
 
     def forget(self, who: object) -> None:
-        """It will not wait again."""
+        """The request will not wait again."""
         self._waiting.pop(who, None)
         self._called.discard(who)
 
 
 class Losses:
-    """Who has a leg on which instance, and is to hear when it can no longer end well: gone, down, or started anew."""
+    """The requests with legs on each instance, which are called when a leg can no longer end well: the instance is
+    gone, down, or restarted.
+    """
 
     def __init__(self) -> None:
         self._watching: dict[InstanceId, dict[object, Heard]] = {}
 
     def watch(self, instance: InstanceId, who: object, heard: Heard) -> None:
-        """`heard` is called when it is lost, once."""
+        """`heard` is called once if the instance is lost."""
         watching = self._watching.get(instance)
         if watching is None:
             watching = self._watching[instance] = {}
@@ -63,7 +65,7 @@ class Losses:
             watching.pop(who, None)
 
     def announce(self, instance: InstanceId) -> None:
-        """Everybody who watches it hears of it."""
+        """Call all requests that watch this instance."""
         loop = asyncio.get_running_loop()
         for heard in self._watching.pop(instance, {}).values():
             loop.call_soon(heard)

@@ -1,1 +1,1 @@
-"""Filters, policies, prices of places (the scorer), break-even, the handoff guard. Pure."""
+"""Scoring: filters, policies, the scorer (prices of places), break-even, the hand-over guard. Pure."""

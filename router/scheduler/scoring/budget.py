@@ -1,7 +1,7 @@
-"""What a part of a budget costs: the more, the less there is left of it; and a target missed. Pure.
+"""The cost of a part of a budget, which grows the less of the budget is left; and of a missed target. Pure.
 
-A budget is what a target allows for, a first token or the time per token after it; a part of it is what a prediction
-takes. Tables, since every choice asks for dozens.
+A budget is what a target allows for: a first token, or the time per later token; a part of it is what a prediction
+takes. Tables are used because every choice asks for dozens.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy as np
 from router.core.arrays import Floats
 
 MISS: Final = 30.0
-"""Of a missed target: nobody saves time for others by missing one, and of two places that miss it the faster one is
-still taken."""
+"""The cost of a missed target: it never pays to miss one to save time for others, and of two places that miss it the
+faster one is still taken."""
 
 BARRIER_MAX: Final = 0.8
-"""What is left of a budget counts as a fifth at least: being late must not cost more than several misses of others."""
+"""At least a fifth of a budget counts as left: being late must not cost more than several misses of others."""
 
 RAMP: Final[tuple[float, ...]] = (0.85, 1.1)
-"""From this part of a target on, a prediction counts as partly missed, beyond this as missed: what is predicted here
-comes out within some 10 % (docs/policy.md)."""
+"""From this share of a target on, a prediction counts as partly missed, beyond the second as missed: predictions here
+are right within some 10 % (docs/policy.md)."""
 
 _SLOPE: Final = 1.0 / (RAMP[1] - RAMP[0])
 
 POINTS: Final = 121
 PER: Final = 100.0
-"""Points of a table in one budget."""
+"""The number of a table's points in one budget."""
 
 
 class Table:
-    """A function of the part of a budget that is used, as straight lines between equally spaced points."""
+    """A function of the used share of a budget, as straight lines between equally spaced points."""
 
     def __init__(self, of: Callable[[Floats], Floats]) -> None:
         used: Floats = np.concatenate([np.arange(POINTS) * 0.01, [1e6]])
@@ -43,7 +43,7 @@ class Table:
         self._rests: Final[list[float]] = self._rest.tolist()
 
     def at(self, used: Floats) -> Floats:
-        """What these cost, none of them negative. (`np.interp` would search for each.)"""
+        """The costs of these shares, none of them negative. (`np.interp` would search for each.)"""
         line = (used * PER).astype(np.int64)
         found = self._slope.take(line, mode="clip")
         found *= used
@@ -51,30 +51,30 @@ class Table:
         return found
 
     def of(self, used: float) -> float:
-        """What one costs: the same to the last bit."""
+        """The cost of one share: the same to the last bit."""
         line = int(min(used * PER, POINTS - 1.0))
         return self._slopes[line] * used + self._rests[line]
 
 
 def missed(part: Floats) -> Floats:
-    """A prediction over its target as a share of a miss."""
+    """A prediction's excess over its target as a share of a miss."""
     found: Floats = np.minimum(np.maximum((part - RAMP[0]) * _SLOPE, 0.0), 1.0)
     return found
 
 
 def missed_one(part: float) -> float:
-    """Of one: the same to the last bit."""
+    """The same for one value, to the last bit."""
     return min(max((part - RAMP[0]) * _SLOPE, 0.0), 1.0)
 
 
 def _near(used: Floats) -> Floats:
-    """What a part of a budget costs, over that part: the more, the less there is left of it."""
+    """The cost of a used share, divided by that share: it grows the less of the budget is left."""
     found: Floats = 1.0 / (1.0 - np.minimum(used, BARRIER_MAX))
     return found
 
 
 NEAR: Final = Table(_near)
 OWN: Final = Table(lambda used: used * _near(used))
-"""What a part of a budget costs..."""
+"""The cost of a used share..."""
 OWN_MISSED: Final = Table(lambda used: used * _near(used) + MISS * missed(used))
-"""... and with what it costs to miss it."""
+"""... and with the cost of missing the target."""

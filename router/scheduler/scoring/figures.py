@@ -1,4 +1,4 @@
-"""What one request comes to in numbers, before any place is looked at. Pure."""
+"""The figures of one request, before any place is considered. Pure."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ LOOSE: Final = 5.0
 
 
 class Saturation(ABC):
-    """Where one more has room without breaking a promise (`router.scheduler.flow_control`)."""
-
-    margin: float
-    """Of the strictest TPOT target at a row, what answers there may come to."""
+    """Saturation: where one more request has room without breaking a promise (`router.scheduler.flow_control`)."""
 
     @property
     @abstractmethod
     def queue(self) -> int:
-        """How many wait for places."""
+        """The number of requests that wait for places."""
 
     @abstractmethod
     def queue_ms(self, servers: int) -> float:
-        """Until those who wait for places now have them, at so many instances."""
+        """The time until the requests that wait for places now have them, with `servers` instances."""
 
     @abstractmethod
     def opens_until_ms(self, wanted: Wanted) -> float:
-        """A prompt would be computed at once, or nearly so, where the load in flight opens no later than this."""
+        """A prompt would be computed at once, or nearly so, at rows where the load in flight opens no later
+        than this.
+        """
 
     @abstractmethod
     def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
-        """Rows where alone a late prompt may go; None: anywhere."""
+        """The only rows that may take a late prompt; None: all rows may."""
 
 
 class Figures:
-    """Of one request, at one fleet, as it is in this turn."""
+    """The figures of one request, in one fleet, at the current turn."""
 
     def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None) -> None:
         self.fleet: Final = fleet
@@ -51,7 +50,7 @@ class Figures:
         self.output: Final[float] = wanted.output_tokens or OUTPUT_UNKNOWN
         self.lengths: Final = wanted.output_lengths or LENGTHS_UNKNOWN
         self.middle: Final[float] = max(2.0, self.lengths[MIDDLE])
-        """Tokens that a pause is spread over, in an answer in the middle."""
+        """The tokens of a median answer, over which a pause is spread."""
         self.ttft_ms: Final[float] = 0.0 if wanted.late else wanted.ttft_ms
         self.tpot_ms: Final[float] = wanted.tpot_ms
         self.promised: Final = bool(wanted.ttft_ms or wanted.tpot_ms)
@@ -59,24 +58,28 @@ class Figures:
         self.context: Final[float] = self.tokens + self.output / 2
         self.tpot_unit: Final[float] = wanted.tpot_ms or LOOSE * self._step_alone_ms()
         self.ttft_unit: float = wanted.ttft_ms
-        """Milliseconds that count as a whole budget of its first token."""
+        """Milliseconds that count as the whole budget of the first token."""
         self.match: Final[Match | None] = (
             fleet.prefixes.match(wanted.prefix) if fleet.prefixes is not None and wanted.prefix else None
         )
 
     def _step_alone_ms(self) -> float:
-        """An idle instance's step with nothing but this answer, on the fastest make there is."""
+        """The step of an idle instance of the fastest make, with nothing but this answer."""
         makes = self.fleet.inflight.step_model.present()
         return min(make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes)
 
+    def tpot_limit_ms(self) -> float:
+        """Up to which its predicted time per token has room; infinite where it has no target."""
+        return self.fleet.inflight.margins.limit_ms(self.tpot_ms or math.inf)
+
     def held(self, chunks: int) -> int:
-        """Tokens of it in so many chunks. Its last token is always computed."""
+        """The prompt's tokens in `chunks` chunks. Its last token is always computed."""
         return min(int(chunks * self.wanted.prefix_block_tokens), self.tokens - 1)
 
     def cached_at(self, row: int) -> int:
-        """Tokens of it that this instance is taken to have."""
+        """The prompt's tokens that this instance is predicted to have cached."""
         return 0 if self.match is None else self.held(self.match.chunks_of(row))
 
     def own_tokens(self) -> float:
-        """Of memory, for its prompt and answer, with `SPREAD` of room."""
+        """The memory for its prompt and answer, in tokens, with `SPREAD` of margin."""
         return self.wanted.prompt_tokens + self.output + SPREAD * math.sqrt(self.wanted.output_variance)

@@ -1,4 +1,4 @@
-"""Who may be considered at all, before any policy scores anybody; and who is least by a row of columns."""
+"""Filters: which instances may be considered at all, before a policy scores them; and the least instance by columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 
 def ready(fleet: FleetSnapshot, wanted: Wanted) -> ReadyRows:
-    """Rows of ready instances that serve the model and the tenant, with the weights it needs, and have not failed this
+    """Rows of ready instances that serve the model and the tenant, with the needed weights, and have not failed this
     request.
     """
     found = fleet.ready_for(wanted)
@@ -42,7 +42,7 @@ def _without(rows: Ints, out: Ints) -> Ints:
 
 
 def of_role(found: ReadyRows, role: Role) -> Ints:
-    """Those of one role."""
+    """The rows of one role."""
     return found.of.get(role, _EMPTY)
 
 
@@ -58,7 +58,7 @@ def with_place(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Ints:
 
 
 def saturation_of(wanted: Wanted) -> Saturation | None:
-    """What holds for this request beside credits."""
+    """The saturation limits that hold for this request beside credits; None: none."""
     scoring: Scoring | None = wanted.scoring
     return None if scoring is None else scoring.saturation
 
@@ -79,7 +79,7 @@ def _unsaturated(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Ints:
 
 
 def least(rows: Ints, *columns: Ints | Floats) -> int | None:
-    """The row that is least by the first column, where that ties by the second, and so on; None where there is none."""
+    """The row that is least by the first column, on a tie by the second, and so on; None without rows."""
     if not len(rows):
         return None
     for column in columns:

@@ -1,20 +1,21 @@
-"""Whether handing over loses, by class of requests; while it does, requests of that class are served whole. Pure.
+"""The hand-over guard: whether handing over loses, by class of requests. While it does, requests of that class are
+served aggregated. Pure.
 
-Prices compare one request's ways with each other, on what is foretold. Two things they cannot see: that a network, or
-the instances at its ends, are not what was told; and that those who compute prompts could as well answer them, if
-nobody handed over. So what came is compared with what was told:
+Prices compare one request's options with each other, on predictions. They cannot see two things: that a network, or the
+instances at its ends, are not as described; and that instances which compute prompts could also serve the answers, if
+no request were handed over. So the guard compares results with predictions:
 
-1. Whether the pauses of those handed over are `SLOWER` times what was told, and in prices
-   (`router.scheduler.scoring.budget`) by more than the first tokens of those served whole come late: what slows the
-   whole fleet slows both. How long P takes is no business of this: a first token is as late on P as it would be
-   elsewhere, and queues are known exactly.
-2. Where they were: whether each, with its pause, was dearer than it would have been whole on the best instance there
-   was, whatever that one's role is, and as late as those were. Only those count that were handed over knowingly.
+1. Whether the pauses of handed-over requests are `SLOWER` times the prediction, and in prices
+   (`router.scheduler.scoring.budget`) by more than the delay of first tokens of aggregated requests: what slows the
+   whole fleet slows both. P's own time does not count: a first token is as late on P as it would be elsewhere, and
+   queues are known exactly.
+2. If so: whether each request, with its pause, was more expensive than it would have been aggregated on the best
+   instance of any role, with the delay of the aggregated ones. Only requests that were handed over knowingly count.
 
-Handing over is turned off once both are sure (`SIGMAS`). While it is off one of `TRIES` is handed over still, where the
-policy wants it; once `FEW` of these have come as told, or no dearer than whole, it is turned on again. A network that
-is slow under load alone is quick as soon as nobody uses it: each time that it has to be turned off again, twice as many
-have to be tried first.
+Hand-overs are turned off once both are certain (`SIGMAS`). While they are off, one of `TRIES` is still handed over if
+the policy wants it; once `FEW` of these have come as predicted, or no more expensive than aggregated, hand-overs are
+turned on again. A network that is slow only under load is quick as soon as it is not used: each time that hand-overs
+have to be turned off again, twice as many must be tried first.
 """
 
 from __future__ import annotations
@@ -26,43 +27,43 @@ from router.scheduler.scoring.budget import OWN, OWN_MISSED
 from router.scheduler.scoring.prices import Prices
 
 FEW: Final = 30
-"""Requests that say something: their mean's error can be told from their own scatter."""
+"""The number of requests that is meaningful: their mean's error can be computed from their own scatter."""
 
 SIGMAS: Final = 3.0
-"""Standard errors of a mean's distance, that it is sure."""
+"""The distance in standard errors at which a difference of means counts as certain."""
 
 SLOWER: Final = 3.0
-"""Of what was told, on average: then the prices are not to be believed. Where all is as told, but every target on edge,
-averages of 1.1 to 1.8 were seen (Azure's code trace on 3 P and 1 D at its goodput), and handing over was right."""
+"""The mean ratio to the prediction from which prices are not trusted. With correct predictions, but every target at its
+limit, means of 1.1 to 1.8 were seen (Azure's code trace on 3 P and 1 D at its goodput), and handing over was right."""
 
 KNOWN: Final = 2.0
-"""Times of what was told that the policy has to expect itself. Else what is wrong is about to be learned
+"""The ratio to the prediction that the policy itself must expect. Otherwise the error is about to be learned
 (`router.predict.transfer_model`), and may be one instance's network alone."""
 
 SLOWEST: Final = 8.0
-"""No request counts for more of that."""
+"""The largest ratio that one request counts for."""
 
 KEPT: Final = 240
-"""Requests that are remembered: beyond that the older ones count half."""
+"""The number of remembered requests: above it the older ones count half."""
 
 TRIES: Final = 20
-"""Of so many one is handed over while it is off."""
+"""While hand-overs are off, one of so many requests is handed over."""
 
 TRIED_MOST: Final = 32 * FEW
-"""More than so many need not be tried."""
+"""The largest number of trials that is needed."""
 
 FORGIVEN: Final = 40 * FEW
-"""After so many handed over in peace, the next failure is a first one."""
+"""After so many good hand-overs, the next failure counts as the first."""
 
 WORST: Final = 60.0
-"""No request counts for more: two missed targets."""
+"""The largest loss that one request counts for: two missed targets."""
 
 OVERDUE_S: Final = 2.0
-"""An answer that should have begun so long ago counts as if it began now: where a network has choked, none begins."""
+"""An answer that is overdue by this counts as if it began now: behind a stalled network, none begins."""
 
 
 class Foretold:
-    """What was told of one request when it was placed for the first time."""
+    """The predictions for one request when it was first placed."""
 
     __slots__ = (
         "_first", "_gains", "_known", "_late", "_pause_ms", "_per_tpot", "_per_ttft", "_second", "_tokens", "_tpot_ms",
@@ -70,13 +71,13 @@ class Foretold:
     )  # fmt: skip
 
     def __init__(self, prices: Prices, prefill: int, decode: int, gains: float | None = None) -> None:
-        """Placed on these rows, equal for a single instance. `gains`: how much cheaper they were told to be than any
-        single instance, where somebody has asked.
+        """Placed on these rows, equal for a single instance. `gains`: how much cheaper they were predicted to be than
+        any single instance, if that was computed.
         """
         self.handed: Final = prefill != decode
         self.arrived: Final = prices.wanted.arrived
         self.computed_s = -1.0
-        """When its prompt was."""
+        """The time at which its prompt was computed."""
         self.slo_class: Final = prices.wanted.slo_class
         self._gains: Final = gains
         self._tpot_ms: Final = prices.tpot_at(decode)
@@ -88,19 +89,19 @@ class Foretold:
         self._tokens: Final = prices.middle - 1.0
         self._pause_ms = prices.told_pause_ms(prefill, decode) if self.handed else 0.0
         self._late: Final = not self.handed or prices.waits(decode)
-        """Its client has nothing before its answer begins."""
+        """The client has nothing before the answer begins."""
         self._ttft_ms: Final = prices.ttft_at(prefill) + (self._pause_ms if self._late else 0.0)
         self._known = gains is not None and (
             not prices.learns(decode) or prices.pause_ms(prefill, decode) >= KNOWN * self._pause_ms
         )
-        """The policy knew better than what was told, or has no way to know."""
+        """The policy expected more than the prediction, or has no way to know."""
 
     def _paused(self, ms: float) -> float:
-        """What an answer in the middle costs with such a pause."""
+        """The cost of a median answer with such a pause."""
         return self._second.of(self._used + max(0.0, ms) * self._per_tpot / self._tokens)
 
     def dearer(self, began_s: float) -> float:
-        """By how much it came dearer than told, where its answer began then."""
+        """By how much the request was more expensive than predicted, if its answer began at `began_s`."""
         if not self._late:
             found = self._paused((began_s - self.computed_s) * 1000.0) - self._paused(self._pause_ms)
         else:
@@ -109,25 +110,27 @@ class Foretold:
         return min(WORST, max(-WORST, found))
 
     def slower(self, began_s: float) -> float:
-        """How many times longer than told its pause was."""
+        """The ratio of the real pause to the predicted one."""
         return min(SLOWEST, (began_s - self.computed_s) * 1000.0 / self._pause_ms)
 
     @property
     def due_s(self) -> float:
-        """When it is overdue, its prompt being computed."""
+        """The time from which it is overdue, once its prompt is computed."""
         return self.computed_s + self._pause_ms / 1000.0 + OVERDUE_S
 
     def lost(self, dearer: float) -> float | None:
-        """By how much it was dearer than whole; None: it says nothing, as pulls will teach better."""
+        """By how much it was more expensive than aggregated; None: it says nothing, as the transfer model will learn
+        it.
+        """
         return max(-WORST, dearer - self._gains) if self._known and self._gains is not None else None
 
     def began_s(self, ended_s: float, tokens: int) -> float:
-        """When an answer in one piece of so many tokens probably began."""
+        """The probable beginning of an answer in one piece of `tokens` tokens."""
         return max(self.arrived, self.computed_s, ended_s - max(0, tokens - 1) * self._tpot_ms / 1000.0)
 
 
 class _Mean:
-    """Of what came of the last requests of one kind."""
+    """The mean of the last requests' results of one kind."""
 
     __slots__ = ("_squares", "count", "value")
 
@@ -135,7 +138,7 @@ class _Mean:
         self.count = self.value = self._squares = 0.0
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Add a value."""
         if self.count >= KEPT:
             self.count /= 2
             self._squares /= 2
@@ -146,18 +149,18 @@ class _Mean:
 
     @property
     def error(self) -> float:
-        """Of the mean, squared."""
+        """The squared error of the mean."""
         return self._squares / (self.count - 1.0) / self.count if self.count > 1.0 else math.inf
 
     def above(self, other: _Mean) -> bool:
-        """Surely."""
+        """Whether this mean is certainly larger."""
         return self.value - other.value > SIGMAS * math.sqrt(self.error + other.error)
 
 
 _NOTHING: Final = _Mean()
 _NOTHING.add(0.0)
 _NOTHING.add(0.0)
-"""Surely zero."""
+"""Certainly zero."""
 
 
 class _Class:
@@ -167,31 +170,31 @@ class _Class:
 
     def __init__(self) -> None:
         self.handed = _Mean()
-        """By how much those came dearer than told."""
+        """How much more expensive than predicted the handed-over requests were."""
         self.whole = _Mean()
         self.slower = _Mean()
-        """How many times longer than told the pauses were."""
+        """The ratio of real to predicted pauses."""
         self.lost = _Mean()
-        """By how much those handed over were dearer than whole."""
+        """How much more expensive than aggregated the handed-over requests were."""
         self.off = False
         self.turn = 0
-        """Counts those that could be handed over while it is off."""
+        """Counts the requests that could be handed over while it is off."""
         self.tries = FEW
-        """So many have to be tried before it is turned on again."""
+        """The number of trials needed before it is turned on again."""
         self.tried = 0
-        """So many have been."""
+        """The number of trials so far."""
         self.peace = 0
-        """Handed over since it was."""
+        """The number of hand-overs since it was turned on."""
 
     @property
     def later(self) -> bool:
-        """Those handed over come later than told, and it is not the fleet."""
+        """Whether handed-over requests come later than predicted, and aggregated ones do not."""
         if self.handed.count < FEW or self.slower.value < SLOWER:
             return False
         return self.handed.above(_NOTHING) and (self.whole.count < FEW or self.handed.above(self.whole))
 
     def came(self, foretold: Foretold, began_s: float) -> None:
-        """One has begun to be answered."""
+        """A request's answer has begun."""
         dearer = foretold.dearer(began_s)
         if not foretold.handed:
             self.whole.add(dearer)
@@ -207,7 +210,7 @@ class _Class:
             self._look()
 
     def _look(self) -> None:
-        """Should it be turned off?"""
+        """Decide whether to turn hand-overs off."""
         self.peace += 1
         if self.peace >= FORGIVEN:
             self.tries = FEW
@@ -218,7 +221,7 @@ class _Class:
             self._begin_again()
 
     def _try_again(self) -> None:
-        """Should it be turned on?"""
+        """Decide whether to turn hand-overs on."""
         self.tried += 1
         if self.tried < self.tries:
             return
@@ -231,12 +234,13 @@ class _Class:
 
 
 class HandoffGuard:
-    """Of one router."""
+    """The guard of one router."""
 
     def __init__(self) -> None:
         self._classes: Final[dict[str, _Class]] = {}
         self._open: Final[dict[Foretold, None]] = {}
-        """Handed over, computed, and not begun to be answered; the first to be computed first."""
+        """Requests that are handed over and computed, and whose answers have not begun; the first to be computed comes
+        first."""
 
     def allows(self, slo_class: str, now: float) -> bool:
         """Whether one more request of this class may be handed over."""
@@ -249,22 +253,22 @@ class HandoffGuard:
         return one.turn % TRIES == 0
 
     def wonders(self, slo_class: str) -> bool:
-        """Whether it wants to know what a pair gains: it costs some time to find out."""
+        """Whether it needs to know what a pair gains, which takes some time to compute."""
         one = self._classes.get(slo_class)
         return one is not None and (one.off or one.later)
 
     def computed(self, foretold: Foretold, now: float) -> None:
-        """Its prompt has been, on P."""
+        """The request's prompt is computed, on P."""
         if foretold.handed:
             foretold.computed_s = now
             self._open[foretold] = None
 
     def gone(self, foretold: Foretold) -> None:
-        """Its answer will not begin, for no fault of ours."""
+        """The request's answer will not begin, for a reason other than the hand-over."""
         self._open.pop(foretold, None)
 
     def came(self, foretold: Foretold, began_s: float) -> None:
-        """Its answer has begun, if that was not taken to have happened before."""
+        """The request's answer has begun, unless that was assumed earlier."""
         if foretold.handed and self._open.pop(foretold, self) is self:
             return
         one = self._classes.get(foretold.slo_class)
@@ -273,9 +277,9 @@ class HandoffGuard:
         one.came(foretold, began_s)
 
     def off(self) -> dict[str, bool]:
-        """By class that it has seen: whether it is served whole now."""
+        """By known class: whether its requests are served aggregated now."""
         return {name: one.off for name, one in self._classes.items()}
 
     def served_whole(self) -> list[str]:
-        """Classes that are now, in order."""
+        """The classes that are served aggregated now, in order."""
         return sorted(name for name, off in self.off().items() if off)

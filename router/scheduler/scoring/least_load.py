@@ -1,4 +1,4 @@
-"""Send each leg where the fewest of our own legs are running."""
+"""Policy `least_load`: send each leg where the fewest of this router's legs run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from router.scheduler.scoring.filters import least, of_role, ready, saturation_o
 def least_load(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     """The least loaded prefill instance and the least loaded decode instance, or one instance for the whole request.
 
-    Own legs count first: they are known exactly and at once. The engine's reported queue and KV usage break ties, then
-    the number of legs ever sent, so that idle twins take turns (Dynamo issue 7836: two of five decoders got nothing).
+    The router's own legs count first: they are known exactly and at once. The engine's reported queue and KV usage
+    break ties, then the number of legs ever sent, so that idle twins take turns (Dynamo issue 7836: two of five
+    decoders got nothing).
     """
     found = ready(fleet, wanted)
     if not len(found.any):
@@ -24,7 +25,7 @@ def least_load(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     kinds = _able(fleet, fleet.kinships(found)) if wanted.hand_over else []
     if kinds:
         pair = _least_of_all(fleet, kinds)
-        # Then it is the least of those with a place, too.
+        # Then it is also the least of those with a place.
         if saturation_of(wanted) is None and all(view.has_place(wanted.routers) for view in pair):
             return _handed_over(*pair)
         kinds = _able(fleet, [(with_place(fleet, p, wanted), with_place(fleet, d, wanted)) for p, d in kinds])
@@ -50,13 +51,13 @@ def _splits(prefills: Ints, decodes: Ints) -> bool:
 
 
 def _able(fleet: FleetSnapshot, kinds: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
-    """Of each kind those that may prefill, and those that take it from one of them; empty kinds are left out."""
+    """For each kind, the rows that may prefill and the rows that pull from one of them; empty kinds are left out."""
     takers = [(prefills, _takers(fleet, prefills, decodes)) for prefills, decodes in kinds]
     return [(prefills, decodes) for prefills, decodes in takers if _splits(prefills, decodes)]
 
 
 def _least_of_all(fleet: FleetSnapshot, kinds: list[tuple[Ints, Ints]]) -> tuple[InstanceView, InstanceView]:
-    """The least loaded pair of each kind, and of these the one whose decode instance is least loaded."""
+    """The least loaded pair of each kind, and of these the pair whose decode instance is least loaded."""
     if len(kinds) == 1:
         return _least_pair(fleet, *kinds[0])
     pairs = {decode.row: (prefill, decode) for prefill, decode in (_least_pair(fleet, *kind) for kind in kinds)}
@@ -66,7 +67,7 @@ def _least_of_all(fleet: FleetSnapshot, kinds: list[tuple[Ints, Ints]]) -> tuple
 
 
 def _takers(fleet: FleetSnapshot, prefills: Ints, decodes: Ints) -> Ints:
-    """Those of the decode instances that pull from one of these, at least: nearly always all of them."""
+    """The decode rows that pull from at least one of these: nearly always all of them."""
     if not fleet.parted:
         return decodes
     return decodes[[any(not fleet.apart(p, d) for p in prefills.tolist() if p != d) for d in decodes.tolist()]]
@@ -74,7 +75,7 @@ def _takers(fleet: FleetSnapshot, prefills: Ints, decodes: Ints) -> Ints:
 
 def _least_pair(fleet: FleetSnapshot, prefills: Ints, decodes: Ints) -> tuple[InstanceView, InstanceView]:
     """The least loaded decode instance that leaves another instance to prefill, and that instance."""
-    if len(prefills) == 1 and len(decodes) > 1:  # the one that prefills can then not decode
+    if len(prefills) == 1 and len(decodes) > 1:  # the only prefill row can then not decode
         decodes = decodes[decodes != prefills[0]]
     decode = _least(fleet, decodes)
     assert decode is not None
@@ -88,7 +89,7 @@ def _least_pair(fleet: FleetSnapshot, prefills: Ints, decodes: Ints) -> tuple[In
 
 
 def _least_alone(fleet: FleetSnapshot, found: ReadyRows, wanted: Wanted) -> InstanceView | None:
-    """For a whole request: an instance of role both, else a decode one; for a single token a prefill one."""
+    """For an aggregated request: an instance of role both, else a decode one; for a single token a prefill one."""
     fits = (Role.PREFILL, Role.BOTH, Role.DECODE) if wanted.prefill_only else (Role.BOTH, Role.DECODE, Role.PREFILL)
     for role in fits:
         best = _least(fleet, with_place(fleet, of_role(found, role), wanted))

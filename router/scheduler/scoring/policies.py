@@ -1,6 +1,6 @@
-"""Routing policies: plain functions from a view of the fleet to a decision that says why.
+"""Routing policies: plain functions from a view of the fleet to a decision with its reason.
 
-Adding a policy is one function and one line in `POLICIES`. A policy reads the fleet's columns, and writes nothing.
+A new policy is one function and one line in `POLICIES`. A policy reads the fleet's columns and writes nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from router.scheduler.scoring.workload import workload
 Policy = Callable[[FleetSnapshot, Wanted], Chosen]
 
 POLICIES: dict[str, Policy] = {"least_load": least_load, "workload": workload}
-"""Policies by the name used on the command line."""
+"""Policies by their names on the command line."""
 
 FORESEEING: frozenset[Policy] = frozenset({workload})
-"""Policies that read what is expected of requests (`FleetSnapshot.inflight`). Keeping it costs some 50 µs a request;
-the other policies do not use it.
-"""
+"""Policies that read the load in flight (`FleetSnapshot.inflight`). Keeping it costs some 50 µs a request; the other
+policies do not use it."""

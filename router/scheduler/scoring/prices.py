@@ -1,7 +1,7 @@
-"""What a place for one request costs the fleet: between two instances, and to those who are there already. Pure.
+"""What a place for one request costs the fleet: between two instances, and for the requests that run there. Pure.
 
-`router.scheduler.scoring.workload` says which parts there are and compares them; admission looks at the same
-predictions for what is promised. `prices_of` works them out once for each time that a request asks.
+`router.scheduler.scoring.workload` names the parts and compares them; admission uses the same predictions for promises.
+`prices_of` computes them once for each time that a request asks.
 """
 
 from __future__ import annotations
@@ -19,41 +19,47 @@ from router.scheduler.scoring.figures import Saturation
 from router.scheduler.scoring.row_prices import FEW, RowPrices
 
 PULL_MS, PULL_STEPS = 3.0, 3.0
-"""A handoff's pause beside its bytes: its engine's front end and the messages, and steps of D's: the one under way when
-the leg comes, the one after which the blocks are there (steps are decided ahead), and the one that makes the seeded
-token once more (seen on the twin: 24.7 ms where a step takes 7.2).
-"""
+"""A hand-over's pause besides its bytes: the engine's front end and the messages, and steps of D: the one under way
+when the leg comes, the one after which the blocks are there (steps are decided ahead), and the one that makes the
+seeded token once more (seen on the twin: 24.7 ms where a step takes 7.2)."""
 
 HOLDS_FREE: Final = 0.5
-"""Up to this part of P's memory in use, what is held there is in nobody's way: new prompts find room. Chosen, not
-measured."""
+"""Up to this share of P's memory in use, holds there cost nothing: new prompts find room. Chosen, not measured."""
 
 _REACHES: Final = tuple(RAMP[0] + (RAMP[1] - RAMP[0]) * (at + 0.5) / 4 for at in range(4))
-"""Parts of a target up to which a prediction may come out as met, equally likely."""
+"""Shares of a target up to which a prediction may still be met, equally likely."""
 
 
 class Prices(RowPrices):
-    """Everything that one choice compares: what it costs at a row (`RowPrices`), and what lies between two."""
+    """Everything that one choice compares: the prices at a row (`RowPrices`), and between two rows."""
 
     def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None, few: int = FEW) -> None:
         super().__init__(fleet, wanted, saturation, few)
         self._usual_ms = -1.0
         self._pulled: Final[dict[int, float]] = {}
-        """By D: when all that it pulls now will be there, less what a handoff waits for beside that."""
+        """By D: when all its current pulls will have ended, without the other waits of a hand-over."""
         self._told: Final[dict[tuple[int, int, bool], float]] = {}
         self._pauses_ms: Final[dict[tuple[int, int, bool], float]] = {}
         self._paused: Final[dict[tuple[int, int, bool], float]] = {}
-        """What such a pause costs."""
+        """The cost of such a pause."""
 
     def tpot_at(self, row: int) -> float:
-        """Milliseconds."""
+        """The TPOT there, in milliseconds."""
         return self.used_at(row) * self.tpot_unit
 
     def step_at(self, row: int) -> float:
         """Milliseconds of a step with its answer."""
         return self.fleet.inflight.rows[row].step + self.longer_at(row)
 
-    # --- what one does to others --------------------------------------------------------------------------------------
+    def margin_at(self, row: int) -> float:
+        """The share of its TPOT target up to which predictions have room; 0: it has no target, or is let in here
+        although its prediction is over that share.
+        """
+        if not self.tpot_ms or self.tpot_at(row) > self.tpot_limit_ms():
+            return 0.0
+        return self.fleet.inflight.margins.of(self.tpot_ms)
+
+    # --- effects on other requests ----------------------------------------------------------------------------------
 
     def harm(self, row: int) -> float:
         """What this prompt does to the targets of answers there."""
@@ -62,9 +68,9 @@ class Prices(RowPrices):
         return MISS * self.fleet.inflight.harmed(row, self.stall_at(row), self.wanted.now)
 
     def handoff(self, prefill: int, decode: int) -> float:
-        """A pause, before the first token (`waits`) or between the first and the second. The latter is the same for all
-        P of a make, where D computes no prompts and nothing that it pulls is in the way, and they are on its machine,
-        or none of them is.
+        """The cost of a pause, before the first token (`waits`) or between the first and the second. The latter is the
+        same for all P of a make, if D computes no prompts and no earlier pull is in the way, and either all or none of
+        them are on D's machine.
         """
         way = self._way(prefill, decode)
         if self.waits(decode):
@@ -75,30 +81,30 @@ class Prices(RowPrices):
         return price
 
     def waits(self, decode: int) -> bool:
-        """Whether the first token of a request that is handed over comes from this D: its engine cannot be told P's, or
-        this request may have no seed. Its client waits for the pause then, too.
+        """Whether the first token of a handed-over request comes from this D: its engine cannot be told P's token, or
+        this request may have no seed. Then the client waits for the pause, too.
         """
         return self.wanted.unseeded or not self.fleet.columns.pins.item(decode)
 
     def first_ms(self, prefill: int, decode: int) -> float:
-        """Milliseconds until its client has the first token; equal rows for a single instance."""
+        """Milliseconds until the client has the first token; equal rows for a single instance."""
         ms = self.ttft_at(prefill)
         return ms + self.pause_ms(prefill, decode) if prefill != decode and self.waits(decode) else ms
 
     def _late(self, prefill: int, pause_ms: float) -> float:
-        """What such a pause costs where it comes before the first token."""
+        """The cost of such a pause before the first token."""
         own, ms = OWN_MISSED if self.ttft_ms else OWN, self.ttft_at(prefill)
         return own.of((ms + pause_ms) / self.ttft_unit) - own.of(ms / self.ttft_unit)
 
     def _way(self, prefill: int, decode: int) -> tuple[int, int, bool]:
-        """Pauses of one of these are alike: a D, and a P, or any P of a make."""
+        """The key of pauses that are alike: a D, and a P, or any P of a make."""
         alone = self.learns(decode) and not self._behind_ms(prefill, decode)
         kind = -1 - self.fleet.inflight.step_model.kind(prefill) if alone else prefill
         return decode, kind, self.fleet.near(prefill, decode)
 
     def hold(self, prefill: int, decode: int) -> float:
-        """What keeping its blocks for D costs P: blocks × seconds, as the part of P's memory that they are, times the
-        pause. So much of P's time is lost to those who wait there and to the next one, if memory is what they wait for.
+        """The cost of keeping its blocks for D on P: blocks × seconds, as a share of P's memory, times the pause. So
+        much of P's time is lost to waiting requests and to the next one, if memory is what they wait for.
         """
         used = self.fleet.columns.kv_usage.item(prefill)
         if used <= HOLDS_FREE:
@@ -109,10 +115,10 @@ class Prices(RowPrices):
         return delayed * lost_ms / self.ttft_unit
 
     def pause_ms(self, prefill: int, decode: int) -> float:
-        """How long a client waits between the first and the second token beside a step.
+        """How long the client waits between the first and the second token besides a step.
 
-        Where D computes prompts as well, an answer that comes there waits for those before it: a prompt that runs takes
-        what there is of each step's token budget, and only what is left goes to those who wait (vLLM's scheduler).
+        If D computes prompts as well, an arriving answer waits for those before it: a running prompt takes what is left
+        of each step's token budget, and only the remainder goes to waiting requests (vLLM's scheduler).
         """
         return self._pause_ms(self._way(prefill, decode), prefill, decode)
 
@@ -125,7 +131,7 @@ class Prices(RowPrices):
         return found
 
     def _behind_ms(self, prefill: int, decode: int) -> float:
-        """How long it waits on D for what is pulled before it."""
+        """The wait on D for earlier pulls."""
         left_ms = self._pulled.get(decode)
         if left_ms is None:
             ends_ms = self.fleet.inflight.pulls(decode).ends_ms(self.wanted.now)
@@ -133,7 +139,7 @@ class Prices(RowPrices):
         return max(0.0, left_ms - self._comes_ms(prefill))
 
     def unmoved_ms(self, decode: int) -> float:
-        """The same with a network that takes no time, and nothing before it on D."""
+        """The same with an infinitely fast network and no earlier pull on D."""
         return PULL_MS + PULL_STEPS * self.step_at(decode)
 
     def learns(self, decode: int) -> bool:
@@ -141,23 +147,23 @@ class Prices(RowPrices):
         return not self.fleet.columns.prefills.item(decode) and not self.fleet.inflight.rows[decode].prompts
 
     def told_pause_ms(self, prefill: int, decode: int) -> float:
-        """The same by the costs alone, whatever pulls have taken."""
+        """The same by the cost profile alone, without learned pulls."""
         if self.learns(decode):
             return self.unmoved_ms(decode) + self.told_ms(prefill, decode)
         return self.pause_ms(prefill, decode)  # what it waits for there is prompts
 
     def handoff_told(self, prefill: int, decode: int) -> float:
-        """What such a pause costs."""
+        """The cost of such a pause."""
         pause_ms = self.told_pause_ms(prefill, decode)
         return self._late(prefill, pause_ms) if self.waits(decode) else self._pause(decode, pause_ms)
 
     def moving_ms(self, prefill: int, decode: int) -> float:
-        """What moving its KV takes, by what D's pulls have taken."""
+        """The time to move the KV, by the transfer model of D."""
         pulls, now, near = self.fleet.inflight.pulls(decode), self.wanted.now, self.fleet.near(prefill, decode)
         return pulls.expects_ms(self.told_ms(prefill, decode), now, near=near) * pulls.slower(now)
 
     def told_ms(self, prefill: int, decode: int) -> float:
-        """And by the costs alone."""
+        """The time to move the KV, by the cost profile alone."""
         step_model, near = self.fleet.inflight.step_model, self.fleet.near(prefill, decode)
         kinds = (step_model.kind(prefill), step_model.kind(decode), near)
         told_ms = self._told.get(kinds)
@@ -166,13 +172,13 @@ class Prices(RowPrices):
         return told_ms
 
     def _comes_ms(self, prefill: int) -> float:
-        """When its prompt is computed there."""
+        """When the prompt will be computed there."""
         return self.wanted.now * 1000.0 + self.ttft_at(prefill) - self.waited_ms
 
     def _queued_ms(self, prefill: int, decode: int, pause_ms: float) -> float:
-        """What is left of D's prompts when the answer comes there, those of requests that a decode instance serves
-        whole among them. Where D is of role both, others may have come until then: at least what all that compute
-        prompts beside answers have before them now, on average.
+        """The rest of D's prompts when the answer arrives there, including those of aggregated requests. If D is of
+        role both, more may have come until then: at least the mean of what all instances that compute prompts beside
+        answers have now.
         """
         left_ms = 0.0
         load = self.fleet.inflight.rows[decode]
@@ -181,7 +187,7 @@ class Prices(RowPrices):
         return max(left_ms, self._usual_queue_ms()) if self.fleet.columns.prefills.item(decode) else left_ms
 
     def _usual_queue_ms(self) -> float:
-        """Until the prompts are done that an instance of role both has now, on average."""
+        """The mean time until the present prompts of an instance of role both are computed."""
         if self._usual_ms < 0:
             rows = self.fleet.ready_for(self.wanted).of.get(Role.BOTH, ())
             self._usual_ms = float(self.fleet.inflight.waits_ms(self.wanted.now)[rows].mean()) if len(rows) else 0.0
@@ -194,9 +200,9 @@ class Prices(RowPrices):
         return price
 
     def _slowed(self, used: float, pause: float) -> float:
-        """Share of such answers that are over their TPOT target with a pause of so many targets, and not without it.
+        """The share of answers that exceed their TPOT target with a pause of `pause` targets, and not without it.
 
-        Each is as long as it happens to be: those too short to spread the pause over miss. A prediction's own error is
+        Answers have different lengths: those too short to spread the pause miss the target. A prediction's own error is
         `RAMP`, here in equal steps.
         """
         missed = 0.0
@@ -204,14 +210,14 @@ class Prices(RowPrices):
             if reach > used:
                 share = _share_shorter(self.lengths, 1.0 + pause / (reach - used))
                 if share == 0.0:
-                    break  # nor is any answer too short where there is more left
+                    break  # with more left, no answer is too short either
                 missed += share
         return missed / len(_REACHES)
 
 
 def _share_shorter(lengths: Sequence[float], than: float) -> float:
-    """Share of answers that are shorter: straight lines between `SHARES`, from two tokens (one has no TPOT) to twice
-    the last length.
+    """The share of shorter answers: linear between `SHARES`, from two tokens (one has no TPOT) to twice the last
+    length.
     """
     at = bisect_left(lengths, than)
     if at == len(lengths):
@@ -222,17 +228,17 @@ def _share_shorter(lengths: Sequence[float], than: float) -> float:
 
 
 class Scoring:
-    """What one scheduler's scoring goes by beside the fleet and a request; and the last prices that it worked out."""
+    """The inputs of one scheduler's scoring besides the fleet and a request, and the last prices it computed."""
 
     def __init__(self, saturation: Saturation | None) -> None:
         """`saturation`: where there is room without breaking a promise; None: nothing is promised."""
         self.saturation: Final = saturation
         self.priced: Prices | None = None
-        """What the last request was told."""
+        """The prices of the last request."""
 
 
 def prices_of(fleet: FleetSnapshot, wanted: Wanted) -> Prices:
-    """Policy, admission and placement look at the same ones."""
+    """The prices of one request; policy, admission and placement use the same ones."""
     scoring: Scoring | None = wanted.scoring
     if scoring is not None:
         known = scoring.priced

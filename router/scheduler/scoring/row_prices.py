@@ -1,9 +1,10 @@
-"""What one request costs at an instance, row by row: among 16 a call of numpy costs more than all that it saves. Pure.
+"""The scorer: what one request costs at an instance, row by row. Among 16 rows a call of numpy costs more than it
+saves. Pure.
 
-A price is a part of what was promised: a first token after half of its target costs one half, and the more the less
-there is left (`budget`); a target missed costs `MISS`, whosever it is. Without targets, `LOOSE` times an idle
-instance's latency takes their place. Of a small fleet all rows are priced at once; of a large one those that are asked
-for and the best of each `shortlist`.
+A price is a share of what was promised: a first token after half of its target costs one half, and more the less of the
+target is left (`budget`); a missed target costs `MISS`, for any request. Without targets, `LOOSE` times an idle
+instance's latency takes their place. In a small fleet all rows are priced at once; in a large one only the requested
+rows and the best of each `shortlist`.
 """
 
 from __future__ import annotations
@@ -24,30 +25,31 @@ from router.scheduler.scoring.figures import LOOSE, Figures, Saturation
 from router.scheduler.scoring.shortlist import Shortlist, listed
 
 FEW: Final = 64
-"""Rows up to which all are priced. Compiled, a row costs half a microsecond; columns cost sixty at any length."""
+"""Up to this number of rows, all are priced. Compiled, a row costs half a microsecond; columns cost sixty at any
+length."""
 
 Priced = list[tuple[float, int]]
-"""Rows and what they cost, the cheapest first; of equal ones the lower row."""
+"""Rows with their prices, the cheapest first; of equal ones the lower row."""
 
 _PRICE: Final = itemgetter(0)
 
 _AGGREGATED: Final = 0
 _PREFILL: Final = 1
 _DECODE: Final = 2
-"""Which legs a place is wanted for."""
+"""The legs that a place is wanted for."""
 
 
 class RowPrices(Figures):
-    """One formula a method, of some rows at a time. Lists are by position: of a small fleet that is the row.
+    """One formula a method, for some rows at a time. Lists are by position: in a small fleet that is the row.
 
-    Long, as each part of a price is made of the parts before it.
+    The class is long because each part of a price is made of the parts before it.
     """
 
     def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None, few: int = FEW) -> None:
-        """`few`: rows up to which all are priced."""
+        """`few`: up to this number of rows, all are priced."""
         super().__init__(fleet, wanted, saturation)
         self._at: Final[dict[int, int]] = {}
-        """Positions by row, of a large fleet."""
+        """Positions by row, in a large fleet."""
         self._prompt: Final[list[float]] = []
         self._stall: Final[list[float]] = []
         self._alone: Final[list[float]] = []
@@ -55,9 +57,9 @@ class RowPrices(Figures):
         self._longer: Final[list[float]] = []
         self._used: Final[list[float]] = []
         self._before: Final[list[float]] = []
-        """As `_used`, without its answer."""
+        """As `_used`, without this request's answer."""
         self._more: Final[list[float]] = []
-        """What its answer adds, of `tpot_unit`."""
+        """What this request's answer adds, as a share of `tpot_unit`."""
         self._places: Final[list[bool]] = []
         self._open: Final[list[bool]] = []
         self._prefill: Final[list[float]] = []
@@ -142,7 +144,7 @@ class RowPrices(Figures):
         loads, speeds = self.fleet.inflight.rows, self.fleet.inflight.step_model.rows
         saturation, now_ms = self.saturation, self.wanted.now * 1000.0
         queue_ms = 0.0
-        if saturation is not None and saturation.queue:  # elsewhere it is not the only one that waits
+        if saturation is not None and saturation.queue:  # elsewhere other requests wait, too
             queue_ms = saturation.queue_ms(len(self.fleet))
         waited_ms = self.waited_ms
         for row in rows:
@@ -175,7 +177,7 @@ class RowPrices(Figures):
             self._used.append(before + more)
 
     def _prices(self) -> tuple[list[float], list[float]]:
-        """Of both legs at each row."""
+        """The prices of both legs at each row."""
         if len(self._prefill) < len(self._ttft):
             self._price(range(len(self._ttft)))
         return self._prefill, self._decode
@@ -209,7 +211,7 @@ class RowPrices(Figures):
                 self._decode[at] += pushed * (loads[row].decoding * MISS)
 
     def _answering(self) -> list[bool]:
-        """Where there is room for its answer."""
+        """Whether there is room for the answer, by row."""
         if len(self._answers) < len(self._places):
             self._take_answers(range(len(self._places)))
         return self._answers
@@ -219,32 +221,34 @@ class RowPrices(Figures):
         loads, own = self.fleet.inflight.rows, self.own_tokens()
         self._answers.extend([self._places[row] and loads[row].kv_free >= own for row in rows])
         if self.saturation is not None:
-            target, margin = self.tpot_ms or math.inf, self.saturation.margin / self.tpot_unit
+            margins, limit_ms = self.fleet.inflight.margins, self.tpot_limit_ms()
             for row in rows:
                 load = loads[row]
-                if load.decoding and self._used[row] > min(load.strictest, target) * margin:
-                    self._answers[row] = False
+                if load.decoding:
+                    until_ms = min(margins.limit_ms(load.strictest), limit_ms)
+                    if self._used[row] * self.tpot_unit > until_ms:
+                        self._answers[row] = False
 
     # --- at one row ---------------------------------------------------------------------------------------------------
 
     def prompt_at(self, row: int) -> float:
-        """Milliseconds of its prompt with what decodes beside it."""
+        """Milliseconds of the prompt with what decodes beside it."""
         return self._prompt[self._position(row)]
 
     def stall_at(self, row: int) -> float:
-        """Milliseconds that answers there would wait for its prompt."""
+        """Milliseconds that answers there would wait for the prompt."""
         return self._stall[self._position(row)]
 
     def ttft_at(self, row: int) -> float:
-        """Milliseconds until its first token, from its arrival."""
+        """Milliseconds until the first token, from the request's arrival."""
         return self._ttft[self._position(row)]
 
     def longer_at(self, row: int) -> float:
-        """Milliseconds by which its answer makes a step there longer."""
+        """Milliseconds by which the answer makes a step there longer."""
         return self._longer[self._position(row)]
 
     def used_at(self, row: int) -> float:
-        """Of `tpot_unit`, its TPOT there."""
+        """The TPOT there, as a share of `tpot_unit`."""
         return self._used[self._position(row)]
 
     def place_at(self, row: int) -> bool:
@@ -252,30 +256,32 @@ class RowPrices(Figures):
         return self._places[self._position(row)]
 
     def open_at(self, row: int) -> bool:
-        """Whether its prompt would be computed at once, or nearly so."""
+        """Whether the prompt would be computed at once, or nearly so."""
         return self._open[self._position(row)]
 
     def answers_at(self, row: int) -> bool:
-        """Whether there is room for its answer: a place, memory, and every target kept."""
+        """Whether there is room for the answer: a place, memory, and every target kept."""
         at = self._position(row)
         return self._answering()[at]
 
     def prefill_at(self, row: int) -> float:
-        """What it costs to compute its prompt there, without what exactly it does to the targets of those who decode
-        there (`harm`).
+        """The cost of computing the prompt there, without the exact effect on the targets of answers that decode there
+        (`harm`).
         """
         at = self._position(row)
         return self._prices()[0][at]
 
     def decode_at(self, row: int) -> float:
-        """What its answer costs there: its own time, and what its part of each step takes from the others."""
+        """The cost of the answer there: its own time, and what its part of each step takes from the others."""
         at = self._position(row)
         return self._prices()[1][at]
 
     # --- of some rows -------------------------------------------------------------------------------------------------
 
     def best_aggregated(self, rows: Ints, count: int) -> tuple[Priced, Priced]:
-        """The cheapest for both legs of those that have room for its answer: that can begin now, and that cannot."""
+        """The cheapest rows for both legs, of those with room for the answer: those that can begin now, and those that
+        cannot.
+        """
         now: Priced = []
         later: Priced = []
         among: list[int] = self._worth(rows, _AGGREGATED)
@@ -287,7 +293,7 @@ class RowPrices(Figures):
         return _best(now, count), _best(later, count)
 
     def best_prefills(self, rows: Ints, count: int) -> Priced:
-        """The cheapest for its prompt of those that have a place; and where none of these can begin now, the cheapest
+        """The cheapest rows for the prompt, of those with a place; if none of these can begin now, also the cheapest
         that can.
         """
         among: list[int] = self._worth(rows, _PREFILL)
@@ -303,7 +309,7 @@ class RowPrices(Figures):
         return best
 
     def best_decodes(self, rows: Ints, count: int) -> Priced:
-        """The cheapest for its answer of those that have room for it."""
+        """The cheapest rows for the answer, of those with room for it."""
         among: list[int] = self._worth(rows, _DECODE)
         answers, (_, decode) = self._answering(), self._prices()
         able = [(decode[at], row) for at, row in zip(self._positions(among), among, strict=True) if answers[at]]
@@ -313,8 +319,8 @@ class RowPrices(Figures):
         return rows if self._few else [self._at[row] for row in rows]
 
     def _worth(self, rows: Ints, legs: int) -> list[int]:
-        """Those of these rows that are priced, rows ascending: of a large fleet the best by rank that have room, and
-        the best of these that can begin now.
+        """The rows of these that are priced, ascending: in a large fleet the best by rank that have room, and the best
+        of these that can begin now.
         """
         shortlist = self._shortlist
         if shortlist is None:
@@ -334,14 +340,16 @@ class RowPrices(Figures):
         return found
 
     def least_prompt_ms(self, rows: Ints) -> float:
-        """Of its prompt, at the quickest of these; one at least."""
+        """The prompt's time at the quickest of these rows, of which there is at least one."""
         if self._shortlist is not None:
             return float(self._shortlist.prompt[rows].min())
         among: list[int] = rows.tolist()
         return min([self._prompt[row] for row in among])
 
     def least_alone_ms(self, rows: Ints) -> float:
-        """Until its first token with nobody before it, at the quickest of these; one at least."""
+        """The time until the first token without other prompts, at the quickest of these rows, of which there is at
+        least one.
+        """
         if self._shortlist is not None:
             return float(self._shortlist.alone[rows].min())
         among: list[int] = rows.tolist()

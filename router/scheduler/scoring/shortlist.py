@@ -1,9 +1,8 @@
-"""Which of many instances are worth pricing for one request: filtered and ranked by columns. Pure.
+"""Shortlist: which of many instances are worth pricing for one request, filtered and ranked by columns. Pure.
 
-A price is worked out row by row (`router.scheduler.scoring.row_prices`), which costs half a microsecond a row. In a
-fleet of a thousand, some twenty calls of numpy say which rows have room and which come first by a rank: a price with
-straight lines in the place of what the last part of a budget costs, and without targets that are missed. The best
-`LISTED` by rank are priced.
+The scorer works row by row (`router.scheduler.scoring.row_prices`), at half a microsecond a row. In a fleet of a
+thousand, some twenty calls of numpy find the rows with room and rank them: the rank is a price with straight lines in
+place of the cost of a budget's last part, and without missed targets. The best `LISTED` rows by rank are priced.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from router.core.arrays import Bools, Floats, Ints
+from router.predict.margins import WIDEST
 from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.figures import LOOSE, Figures
 
@@ -22,10 +22,10 @@ LISTED: Final = 12
 
 
 class Shortlist:
-    """Of one request."""
+    """The shortlist for one request."""
 
     def __init__(self, of: Figures) -> None:
-        """Sets the unit of first tokens where nothing is promised (`Figures.ttft_unit`)."""
+        """Sets the unit of first tokens if nothing is promised (`Figures.ttft_unit`)."""
         self._of: Final = of
         fleet, wanted, inflight, step_model = of.fleet, of.wanted, of.fleet.inflight, of.fleet.inflight.step_model
         self.places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)
@@ -53,7 +53,7 @@ class Shortlist:
         self._ranks: tuple[Floats, Floats] | None = None
 
     def _less_cached(self) -> None:
-        """What is in an instance's cache is not computed again."""
+        """Leave out what is in an instance's cache, as it is not computed again."""
         of, step_model = self._of, self._of.fleet.inflight.step_model
         for chunks, bits in () if of.match is None else of.match.levels:
             rows = rows_of(bits)
@@ -61,7 +61,7 @@ class Shortlist:
             self.prompt[rows] = step_model.column("prefill_factor")[rows] * (ms if isinstance(ms, float) else ms[rows])
 
     def _opened(self) -> Bools:
-        """Where its prompt would be computed at once, or nearly so."""
+        """Whether the prompt would be computed at once, or nearly so, by row."""
         of = self._of
         until = math.inf if of.saturation is None else of.saturation.opens_until_ms(of.wanted)
         if of.saturation is None or until == math.inf:
@@ -75,14 +75,18 @@ class Shortlist:
         return found
 
     def answers(self) -> Bools:
-        """Where there is room for its answer: a place, memory, and every target kept."""
+        """Whether there is room for the answer, by row: a place, memory, and every target kept."""
         found = self._room
         if found is None:
             of, inflight = self._of, self._of.fleet.inflight
             found = self.places & (inflight.column("kv_free") >= of.own_tokens())
             if of.saturation is not None:
-                limits = np.minimum(inflight.column("strictest"), of.tpot_ms or math.inf)
-                limits *= of.saturation.margin / of.tpot_unit
+                strictest = inflight.column("strictest")
+                limits = strictest * WIDEST
+                for target_ms, margin in inflight.margins.narrowed():
+                    limits[strictest == target_ms] = target_ms * margin
+                limits = np.minimum(limits, of.tpot_limit_ms())
+                limits *= 1.0 / of.tpot_unit
                 kept: Bools = self._used <= limits
                 kept |= inflight.column("decoding") == 0
                 found &= kept
@@ -90,7 +94,7 @@ class Shortlist:
         return found
 
     def ranks(self) -> tuple[Floats, Floats]:
-        """Of both legs, by row: the less the better."""
+        """The ranks of both legs, by row: less is better."""
         if self._ranks is None:
             of, inflight = self._of, self._of.fleet.inflight
             prefill = inflight.waits_ms(of.wanted.now)
@@ -107,7 +111,7 @@ class Shortlist:
 
 
 def listed(rows: Ints, rank: Floats) -> list[int]:
-    """The best of these, in the order of their rows. `rank`: of every row of the fleet."""
+    """The best of these rows, in the order of rows. `rank`: of every row of the fleet."""
     if len(rows) > LISTED:
         best = rank[rows].argpartition(LISTED)[:LISTED]
         best.sort()

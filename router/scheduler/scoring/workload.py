@@ -1,17 +1,19 @@
-"""Send each leg where it costs the fleet the least: its own latency, what it does to those there, missed targets.
+"""Policy `workload`: send each leg where it costs the fleet least: its own latency, its effect on running requests,
+missed targets.
 
 The price of a place, in milliseconds, is what all requests together lose by it:
 
 - on P: the wait for the prompts before it and its own time; each answer that decodes there waits as long, too (the
   *mixing impact*, as in the Intelligent Router's formulation);
-- on D: a step's time for each of its tokens, the longer where prompts are computed on D as well; and by how much longer
-  every answer there takes for each of its steps;
+- on D: a step's time for each of its tokens, longer if D computes prompts as well; and the time by which every answer
+  there takes longer for each of its steps;
 - for a pair: moving the KV cache. For both legs on one instance: the wait and the stall, and no move;
-- `MISS` for each target that is missed by it, its own or of those there, counted as a share between 0 and 1 as
+- `MISS` for each target that is missed by it, its own or of requests there, counted as a share between 0 and 1 as
   predictions are not exact.
 
-The best `K` for prefill, then the best `K` for decode, then the pairs of these (never all pairs), against the best
-instance for both legs: so whether to hand over at all is one more comparison of the same prices, with `HYSTERESIS`.
+The policy takes the best `K` for prefill, then the best `K` for decode, then the pairs of these (never all pairs),
+against the best instance for both legs. So whether to hand over at all (break-even) is one more comparison of the same
+prices, with `HYSTERESIS`.
 """
 
 from __future__ import annotations
@@ -28,29 +30,33 @@ from router.scheduler.scoring.prices import Prices, prices_of
 from router.scheduler.scoring.row_prices import Priced
 
 K: Final = 4
-"""Candidates for each leg that are looked at closely; design 5.3 allows 8."""
+"""The number of candidates for each leg that are compared closely; design 5.3 allows 8."""
 
 WAITING: Final = 1.4
-"""What can begin now may cost so many times what is worth waiting for: who waits keeps others waiting, and a price
-knows nothing of those who come after."""
+"""An option that can begin now may cost so many times an option that must wait: a waiting request keeps others waiting,
+and a price does not include later requests."""
 
 HYSTERESIS: Final = 0.02
-"""A handoff must be cheaper by this part than serving on one instance: token counts are estimates, and a handoff has
-costs of its own that no model has."""
+"""A hand-over must be cheaper by this share than an aggregated request: token counts are estimates, and a hand-over has
+costs that no model includes."""
 
 ALIKE: Final = 5.0
-"""The same between two that could do each other's part: only where nothing else is possible. A prompt's instance with
-some answers of its own left is held to their TPOT, and the other's steps are full of everybody's answers: half-made
-pools serve less than none, and the price of one request does not show it (docs/policy.md)."""
+"""The same between two instances that could do each other's part: only if nothing else is possible. A prompt's instance
+with some answers left is held to their TPOT, and the other's steps are full of all answers: half-made pools serve less
+than none, and the price of one request does not show it (docs/policy.md)."""
+
+
+PAIR_COSTS_MORE: Final = ("; a pair ", "; no pair costs less")
+"""What `because` says of a request that is served whole although a pair could serve it."""
 
 
 def workload(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
-    """The cheapest pair, or the cheapest single instance; or none, where the cheapest is worth waiting for."""
+    """The cheapest pair, or the cheapest single instance; or none, if the cheapest is worth waiting for."""
     return weighed(fleet, wanted, HYSTERESIS, ALIKE)
 
 
 def weighed(fleet: FleetSnapshot, wanted: Wanted, hysteresis: float, alike: float) -> Chosen:
-    """The same with another weight on pairs: a pair's price counts for one plus this part of it. Both above -1."""
+    """The same with another weight on pairs: a pair's price counts for one plus this share of it. Both above -1."""
     found = ready(fleet, wanted)
     if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
@@ -68,8 +74,8 @@ def weighed(fleet: FleetSnapshot, wanted: Wanted, hysteresis: float, alike: floa
 
 
 def gains(prices: Prices, prefill: int, decode: int) -> float:
-    """By how much these two are told to be cheaper than the best single instance, whatever the roles: one that computes
-    prompts would answer as well if nobody handed over. Infinite where no single instance has room.
+    """By how much these two rows are predicted to be cheaper than the best single instance of any role: one that
+    computes prompts could also serve the answer if nothing were handed over. Infinite if no single instance has room.
     """
     wholes = _aggregated(prices, ready(prices.fleet, prices.wanted).any)
     pair = prices.prefill_at(prefill) + prices.harm(prefill) + prices.decode_at(decode)
@@ -78,7 +84,7 @@ def gains(prices: Prices, prefill: int, decode: int) -> float:
 
 
 class _Ways:
-    """What pairs are compared by. (Compiled, classes are made and read several times quicker than named tuples.)"""
+    """What pairs are compared by. (Compiled, classes are made and read several times faster than named tuples.)"""
 
     __slots__ = ("dearer", "dearer_alike", "fleet", "parted", "prices")
 
@@ -86,31 +92,31 @@ class _Ways:
         self.fleet: Final = fleet
         self.prices: Final = prices
         self.dearer: Final = dearer
-        """So many times its price is a pair's rank..."""
+        """A pair's rank is its price times this..."""
         self.dearer_alike: Final = dearer_alike
-        """... and that of one whose two could do each other's part."""
+        """... and for two that could do each other's part, its price times this."""
         self.parted: Final = fleet.parted
-        """There are pairs that hand nothing over."""
+        """Whether there are pairs that hand nothing over."""
 
 
 class _Option:
-    """One way to serve it."""
+    """One option to serve the request."""
 
     __slots__ = ("decode", "open", "prefill", "price", "ranked")
 
     def __init__(self, price: float, ranked: float, prefill: int, decode: int, begins: bool) -> None:  # noqa: FBT001
         self.price: Final = price
         self.ranked: Final = ranked
-        """With `HYSTERESIS`."""
+        """The price with `HYSTERESIS`."""
         self.prefill: Final = prefill
-        """Row; equal to `decode` for a single instance."""
+        """The row; equal to `decode` for a single instance."""
         self.decode: Final = decode
         self.open: Final = begins
-        """It can begin now, or nearly so."""
+        """Whether it can begin now, or nearly so."""
 
 
 def _cheapest(fleet: FleetSnapshot, prices: Prices, options: list[_Option], found: ReadyRows | None = None) -> Chosen:
-    """A single instance is preferred by `HYSTERESIS`. `found`: instances that may be a pair."""
+    """A single instance is preferred by `HYSTERESIS`. `found`: instances that may form a pair."""
     now = best = other = None
     for each in options:  # few: the best of each kind, and the best of each that can begin now
         if best is None or each.ranked < best.ranked:
@@ -146,7 +152,7 @@ def _say(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
 
 
 def _known(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
-    """What these prices rest on."""
+    """The sources of these prices."""
     costs = fleet.inflight.step_model.known(option.prefill, option.decode)
     if prices.match is None:
         return f"; costs {costs}, prefixes unknown"
@@ -154,9 +160,9 @@ def _known(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
 
 
 def _pair_up(ways: _Ways, prefills: Ints, decodes: Ints, below: float, bests: dict[bool, _Option]) -> None:
-    """The best pair that can begin now, and the best that cannot, if they rank below that and what there is already.
-    Harm and handoff only add to a price: what ranks no better without them is not looked at. Nor is a pair of which D
-    pulls nothing from P.
+    """The best pair that can begin now, and the best that cannot, if they rank below `below` and the present best. Harm
+    and hand-over only add to a price, so pairs that rank no better without them are skipped. So are pairs whose D pulls
+    nothing from P.
     """
     fleet, prices = ways.fleet, ways.prices
     firsts = prices.best_prefills(prefills, K)
@@ -175,7 +181,7 @@ def _pair_up(ways: _Ways, prefills: Ints, decodes: Ints, below: float, bests: di
 
 
 class _Second:
-    """One that may decode."""
+    """A row that may decode."""
 
     __slots__ = ("kind", "price", "row")
 
@@ -183,16 +189,16 @@ class _Second:
         self.price: Final = price
         self.row: Final = row
         self.kind: Final = kind
-        """Which make it is, where it computes prompts as well."""
+        """The number of its make, if it computes prompts as well."""
 
 
 def _kind(fleet: FleetSnapshot, does: Bools, row: int, otherwise: int) -> int:
-    """Which make it is, where it does that leg."""
+    """The number of its make, if it does that leg."""
     return fleet.inflight.step_model.kind(row) if does.item(row) else otherwise
 
 
 def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second], below: float) -> _Option | None:
-    """The best pair with this P that ranks below that, if there is one. Two of one make are `ALIKE` where either does
+    """The best pair with this P that ranks below `below`, if there is one. Two of one make are `ALIKE` if either does
     the other's leg as well.
     """
     fleet, prices, found, harm, (price, first) = ways.fleet, ways.prices, None, -1.0, priced
@@ -214,7 +220,9 @@ def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second],
 
 
 def _able(found: ReadyRows, wanted: Wanted) -> Ints:
-    """Who may serve all of it: role both or decode; a prefill one for a single token, or if there is no other."""
+    """The rows that may serve the whole request: role both or decode; a prefill one for a single token, or if there is
+    no other.
+    """
     if wanted.prefill_only or not wanted.hand_over:
         return found.any
     return found.decodes if len(found.decodes) else found.any

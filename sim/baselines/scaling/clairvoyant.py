@@ -1,4 +1,4 @@
-"""Who knows every request beforehand: the cheapest schedule of fleets that has what each moment needs. Pure.
+"""A scaler that knows every request in advance: the cheapest schedule of fleets that has what each moment needs. Pure.
 
 For each window the sizes that the requests of it and its neighbours need are known. An instance is paid from when it is
 asked for, so a gap in which it is not needed is worth a stop only if it lasts longer than stopping and starting again
@@ -117,7 +117,7 @@ class Clairvoyant:
             sight.actuator.drain(do.Drain(instance=spare.id, deadline_s=self._law.drain_s, because="known"))
 
     def _shift(self, sight: Sight, ready: list[Seen], at: int) -> None:
-        """Roles as this window needs them; what nobody needs decodes."""
+        """Roles as this window needs them; instances that no role needs decode."""
         if Role.BOTH in self._law.pools:
             return
         for to, of in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):

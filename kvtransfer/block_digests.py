@@ -1,11 +1,12 @@
-"""Digests of KV blocks by their numbers: what our connector checks where memory or wire is not trusted. Pure.
+"""Block digests: the connector compares KV blocks with them where memory or wire is not trusted. Pure.
 
-A producer writes the digest of each block of a prompt into a table, before it answers the leg. A consumer reads the
-digests of the blocks it pulls as it reads the blocks, and compares them with what has come.
+A producer writes the digest of each block of a prompt into a table before it answers the leg. A consumer reads the
+digests together with the blocks that it pulls, and compares them with the bytes that arrived.
 
-A digest is over a block's bytes and over its *name*: what its bytes were computed for (`names`). Both sides know a
-request's prompt, so names do not travel. A block of another prompt, in another place of this one, of an older tenant of
-the same memory, or with a wrong byte does not pass; a block that two prompts share has one name and one digest.
+A digest covers a block's bytes and its *name*: what the bytes were computed for (`names`). Both sides know the
+request's prompt, so names do not travel. A block fails the check if it belongs to another prompt, to another place in
+this prompt, or to an older owner of the same memory, or if a byte is wrong. A block that two prompts share has one name
+and one digest.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 DIGEST_BYTES: Final = 8
-"""A wrong block passes once in 2^64."""
+"""A wrong block passes the check once in 2^64."""
 NAME_BYTES: Final = 16
 NONE: Final = bytes(DIGEST_BYTES)
-"""What is read of a block that nobody vouched for: no digest is all zeros, but for one in 2^64."""
+"""The digest entry of a block that the producer did not digest. A real digest is all zeros once in 2^64."""
 
 
 class Hash(Protocol):
-    """As `hashlib`'s objects are, and BLAKE3's."""
+    """The interface of `hashlib`'s hash objects, and of BLAKE3's."""
 
     def update(self, data: memoryview, /) -> object: ...
     def digest(self, length: int, /) -> bytes: ...
 
 
 def names(tokens: Sequence[int], block_tokens: int, about: bytes = b"") -> tuple[bytes, ...]:
-    """What each block of a prompt is computed for: the prompt up to the block's last token.
+    """The name of each block of a prompt: the prompt up to the block's last token.
 
-    `about` is what its KV depends on beside token ids, spelled alike on both sides.
+    `about` is what the KV depends on besides token ids; both sides must spell it alike.
     """
     state = hashlib.blake2b(about, digest_size=NAME_BYTES)
     made = []
@@ -45,7 +46,9 @@ def names(tokens: Sequence[int], block_tokens: int, about: bytes = b"") -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One tensor's blocks in memory: block n takes `parts` pieces of `length` bytes, a `stride` apart."""
+    """One tensor's blocks in memory: block n has `parts` pieces of `length` bytes, each `stride` bytes after the one
+    before.
+    """
 
     memory: memoryview
     stride: int
@@ -53,35 +56,41 @@ class Region:
     parts: int = 1
 
     def pieces(self, block: int) -> Iterator[memoryview]:
-        """A block's bytes in this tensor."""
+        """The bytes of `block` in this tensor."""
         for part in range(block * self.parts, (block + 1) * self.parts):
             yield self.memory[part * self.stride : part * self.stride + self.length]
 
 
 class Vouchers:
-    """The digests of one rank's blocks, in memory that others may read, and those of others as they arrive here."""
+    """The block digests of one rank: its own, in memory that consumers may read, and those it has read from
+    producers.
+    """
 
     def __init__(
         self, offered: memoryview, found: memoryview, regions: Sequence[Region], new: Callable[[bytes], Hash]
     ) -> None:
-        """`offered` and `found` have `DIGEST_BYTES` for each block: what we vouch for, and what others did.
+        """`offered` and `found` have `DIGEST_BYTES` for each block: the digests of our blocks, and those read from a
+        producer.
 
-        `new` makes a hash of a name. It must be the same on both sides, and let go of Python's lock meanwhile.
+        `new` makes a hash of a name. Both sides must use the same function, and it must release Python's lock while it
+        runs.
         """
         self._offered, self._found, self._regions, self._new = offered, found, regions, new
 
     def vouch(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
-        """As P: these blocks are this now. A block without a name is vouched for by nobody."""
+        """As producer: write the digests of these blocks. A block without a name gets no digest."""
         for at, block in enumerate(blocks):
             _put(self._offered, block, self._digest(block, names[at]) if at < len(names) else NONE)
 
     def forget(self, blocks: Sequence[int]) -> None:
-        """As D, before others' digests are read: a read that brings nothing finds nothing."""
+        """As consumer, before the producer's digests are read: clear the entries, so that a read that brings nothing
+        finds none.
+        """
         for block in blocks:
             _put(self._found, block, NONE)
 
     def wrong(self, blocks: Sequence[int], names: Sequence[bytes]) -> tuple[int, ...]:
-        """As D: which of these blocks, by their place among them, are not what was vouched for."""
+        """As consumer: the positions of those blocks whose bytes do not match their digests."""
         return tuple(
             at
             for at, block in enumerate(blocks)
@@ -105,7 +114,7 @@ def _at(table: memoryview, block: int) -> bytes:
 
 
 def runs(remote: Sequence[int], local: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Blocks there and here, as first ones and how many follow each other in both: what one read can bring."""
+    """Runs that one read can bring: (first block there, first block here, length), contiguous on both sides."""
     made: list[tuple[int, int, int]] = []
     for there, here in zip(remote, local, strict=True):
         if made and made[-1][0] + made[-1][2] == there and made[-1][1] + made[-1][2] == here:
@@ -116,29 +125,33 @@ def runs(remote: Sequence[int], local: Sequence[int]) -> list[tuple[int, int, in
 
 
 class Computing:
-    """Prefill legs that are being computed: which blocks each has been given, until its prompt is done."""
+    """Prefill legs that are being computed: the blocks of each, until its prompt is computed."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, tuple[int, tuple[bytes, ...]]] = {}
-        """How many tokens, and the names of its blocks."""
+        """The prompt's number of tokens, and the names of its blocks."""
         self._blocks: dict[str, list[int]] = {}
 
     def open(self, request: str, tokens: int, names: tuple[bytes, ...]) -> None:
-        """A leg has come."""
+        """A prefill leg has arrived."""
         self._prompts[request] = tokens, names
 
     def end(self, request: str) -> None:
-        """It has ended, or is of no interest any more."""
+        """The leg has ended, or its digests are no longer needed."""
         self._prompts.pop(request, None)
         self._blocks.pop(request, None)
 
     def given(self, request: str, blocks: Sequence[int], *, anew: bool) -> None:
-        """A step gives it blocks: beside those it has, or `anew`: its first ones, or those after a preemption."""
+        """A step gives the request these blocks: in addition to its former ones or, if `anew`, as its first or after a
+        preemption.
+        """
         if request in self._prompts:
             self._blocks[request] = [*(() if anew else self._blocks.get(request, ())), *blocks]
 
     def step(self, request: str, computed: int) -> tuple[tuple[int, ...], tuple[bytes, ...]] | None:
-        """After this step it has so many tokens computed. Its blocks and their names, once its prompt is done."""
+        """After this step the request has `computed` tokens. Returns its blocks and their names once its prompt is
+        computed.
+        """
         prompt = self._prompts.get(request)
         if prompt is None or computed < prompt[0]:
             return None

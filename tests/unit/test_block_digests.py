@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from decode.peers import NOT_ITS_OWN
 from engine.vllm.connector.digests import Digests
-from kvtransfer.vouchers import DIGEST_BYTES, Computing, Region, Vouchers, names, runs
+from kvtransfer.block_digests import DIGEST_BYTES, Computing, Region, Vouchers, names, runs
 
 BLOCKS, TOKENS, LENGTH, STRIDE = 8, 4, 24, 32
 

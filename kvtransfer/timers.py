@@ -1,4 +1,4 @@
-"""Many deadlines, one wakeup; and what is remembered for a while, within a bound."""
+"""Timers: many deadlines behind one wakeup, and a bounded memory of keys with an end time each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Alarms(Generic[K]):
         return self._heap[0][0] if self._heap else None
 
     def pop(self, now: float) -> K | None:
-        """One key whose time has come, which is thereby forgotten."""
+        """One key whose time has come; its timer is removed."""
         when = self.next()
         if when is None or when > now:
             return None
@@ -59,7 +59,7 @@ class Alarms(Generic[K]):
 
 
 class Memory(Generic[K]):
-    """Keys that are known until a time of their own; at most `size` of them."""
+    """Keys that are known until a time of their own, at most `size` of them."""
 
     __slots__ = ("_size", "_until")
 
@@ -76,12 +76,14 @@ class Memory(Generic[K]):
         return key in self._until
 
     def room(self, now: float) -> int:
-        """How many more could be remembered."""
+        """How many more keys can be remembered."""
         self._prune(now)
         return self._size - len(self._until)
 
     def remember(self, key: K, until: float, now: float) -> bool:
-        """Know `key` before `until`. False, and nothing changes, when there is no room: the caller must refuse."""
+        """Remember `key` until `until`. Returns False and changes nothing if the memory is full: the caller must then
+        refuse.
+        """
         if key not in self._until and self.room(now) < 1:
             return False
         self._until.set(key, until)

@@ -1,0 +1,258 @@
+"""Whether admission keeps its word: of what is let in, how much is kept; of all that came, how much was attained.
+
+    make bench-admission                      simulated (minutes), then mocks with a router on the wall clock (minutes)
+    make bench-admission ARGS="--only simulated"
+    make bench-admission ARGS=--publish       writes docs/benchmarks
+
+Two classes that refuse (`when_missed: shed`) come faster than the fleet can serve: one prefill instance, one decode
+instance and one of role both, Llama-3.1-8B on H100s. Each scenario of `sim.experiments.overload` runs twice with the
+same arrivals: with margins that are learned (`router.predict.margins`), and with the widest margin throughout, which
+was the rule before. Attainment is of all arrivals, refused ones have missed. The seeds are not those that the gains of
+the margins were chosen on (1 and 2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from bench.contestants import baton
+from bench.processes import BATON_COMMAND, ROOT, Running, stopping
+from bench.published import Table, machine, note_of, publish, result, say, show, target
+from costs import shipped
+from loadgen.record import Record
+from loadgen.report import Targets
+from sim.experiments import overload
+from sim.experiments.overload import SCENARIOS, URGENT, Kept, Overload
+from sim.experiments.systems import Shelf
+from sim.result import Result
+
+SEEDS: Final = (3, 4, 5)
+KEPT: Final = 0.97
+NO_LOWER: Final = 0.0
+"""Attainment of all arrivals, less that with the widest margin."""
+APART: Final = 0.10
+LEARNED, WIDEST = "learned", "widest"
+PARTS: Final = ("simulated", "mocks")
+PARTS_OF_SLOW: Final = ("before", "in flight, and 5 s after", "later")
+
+MOCKS: Final = ("prefill=1", "decode=1", "both=1")
+CLUSTER: Final = """\
+models:
+  - name: {model}
+    pools:
+      prefill: {{min: 1, max: 1, gpu: H100-SXM}}
+      decode: {{min: 1, max: 1, gpu: H100-SXM}}
+slo:
+  interactive: {{ttft_ms: 2000, tpot_ms: 40, when_missed: shed}}
+  batch: {{ttft_ms: 20000, tpot_ms: 200, when_missed: shed}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """All seeds of one scenario with one rule."""
+
+    results: tuple[Result, ...]
+
+    def kept(self, name: str = "", part: str = "", scenario: Overload | None = None) -> Kept:
+        """Of a class, and of those before, around or after the middle; empty: of all."""
+        parts = []
+        for each in self.results:
+            among = np.ones(len(each.columns), dtype=np.bool_)
+            if name:
+                among &= overload.of_class(each, name)
+            if part and scenario is not None:
+                among &= overload.around(scenario, each)[part]
+            parts.append(overload.kept(each, among))
+        return Kept(*(sum(getattr(each, field) for each in parts) for field in ("arrived", "admitted", "met")))
+
+    def deciles(self) -> list[float]:
+        """Attainment by decile of prompt length, mean of the seeds."""
+        found = [
+            overload.by_decile(each.columns["input_tokens"], each.met(Targets(), overload.targets()))
+            for each in self.results
+        ]
+        return [float(each) for each in np.mean(found, axis=0)]
+
+
+def simulated(scenario: Overload, shelf: Shelf, seeds: Sequence[int]) -> dict[str, Ran]:
+    """One scenario with both rules."""
+    found = {}
+    for rule in (WIDEST, LEARNED):
+        results = tuple(overload.run(scenario, shelf, seed, learns=rule == LEARNED) for seed in seeds)
+        found[rule] = Ran(results)
+        urgent, everybody = found[rule].kept(URGENT), found[rule].kept()
+        say(f"  {scenario.name}, {rule}: kept {urgent.kept:.3f}, attained {everybody.attained:.3f}")
+    return found
+
+
+def figures_of(ran: dict[str, Ran], scenario: Overload) -> dict[str, Any]:
+    """For the published file."""
+    found: dict[str, Any] = {}
+    for rule, each in ran.items():
+        urgent, everybody = each.kept(URGENT), each.kept()
+        found[rule] = {
+            "arrived": everybody.arrived,
+            "interactive": {"arrived": urgent.arrived, "admitted": urgent.admitted, "met": urgent.met},
+            "kept": round(urgent.kept, 4),
+            "kept_of_all": round(everybody.kept, 4),
+            "attained_interactive": round(urgent.attained, 4),
+            "attained": round(everybody.attained, 4),
+        }
+        if scenario.slow:
+            found[rule]["around"] = {part: round(each.kept(URGENT, part, scenario).kept, 4) for part in PARTS_OF_SLOW}
+        if scenario.prompts[0] != scenario.prompts[1]:
+            found[rule]["by_decile"] = [round(one, 3) for one in each.deciles()]
+    return found
+
+
+def targets_of(name: str, figures: dict[str, Any], scenario: Overload) -> dict[str, Any]:
+    """Of one scenario."""
+    learned, widest = figures[LEARNED], figures[WIDEST]
+    kept = learned["around"]["later"] if scenario.slow else learned["kept"]
+    where = ", 5 s after the middle and later" if scenario.slow else ""
+    found = {
+        f"{name}: kept of what was let in{where}": target(kept, KEPT, at_most=False),
+        f"{name}: attainment, less that before": target(
+            learned["attained"] - widest["attained"], NO_LOWER, at_most=False
+        ),
+    }
+    if scenario.within < 1.0:
+        by = learned["by_decile"]
+        found[f"{name}: attainment of the middle deciles less that of the longest"] = target(
+            (by[4] + by[5]) / 2 - by[9], APART
+        )
+    return found
+
+
+# --- mocks ------------------------------------------------------------------------------------------------------------
+
+
+def on_mocks(seed: int) -> Kept:
+    """The first scenario against mocks, by URL: what the router knows of them it has to learn."""
+    scenario = SCENARIOS[0]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        running: list[Running] = []
+        stack.enter_context(stopping(running))
+        everywhere = frozenset(os.sched_getaffinity(0))
+        words = [*BATON_COMMAND, "mock", "--instances", ",".join(MOCKS), "--port", "0", "--model", overload.MODEL]
+        mocks = Running("mock", words, everywhere)
+        running.append(mocks)
+        prefill, decode, both = (mocks.line().split()[-1] for _ in MOCKS)
+        (folder / "baton.yaml").write_text(CLUSTER.format(model=overload.MODEL))
+        more = ["--both-url", both, "--config", str(folder / "baton.yaml")]
+        router, endpoint = baton([prefill], [decode], everywhere, more)
+        running.append(router)
+        trace, out = folder / "load.jsonl", folder / "out.jsonl"
+        trace.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in scenario.arrivals(seed)))
+        sent = [
+            *BATON_COMMAND,
+            "load",
+            endpoint,
+            "--trace",
+            str(trace),
+            "--format",
+            "baton",
+            "--out",
+            str(out),
+            "--json",
+        ]
+        subprocess.run(sent, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        return _kept([msgspec.json.decode(line, type=Record) for line in out.read_bytes().splitlines()])
+
+
+def _kept(records: Sequence[Record]) -> Kept:
+    """Of the urgent class."""
+    goal = overload.PROMISES[URGENT]
+    mine = [each for each in records if each.slo_class == URGENT]
+    admitted = [each for each in mine if each.status != 429]
+    met = 0
+    for each in admitted:
+        if each.error or each.first_token_s is None or each.last_token_s is None:
+            continue
+        tokens = each.completion_tokens or each.chunks
+        tpot_s = (each.last_token_s - each.first_token_s) / max(1, tokens - 1)
+        met += (each.first_token_s - each.at_s) * 1000 <= goal.ttft_ms and tpot_s * 1000 <= goal.tpot_ms
+    return Kept(len(mine), len(admitted), met)
+
+
+# --- what it comes to -------------------------------------------------------------------------------------------------
+
+
+def row(name: str, rule: str, told: dict[str, Any]) -> list[str]:
+    """Of the table."""
+    mine = told["interactive"]
+    return [
+        name,
+        rule,
+        f"{mine['arrived']}",
+        f"{mine['admitted']}",
+        f"{told['kept']:.3f}",
+        f"{told['attained_interactive']:.3f}",
+        f"{told['attained']:.3f}",
+    ]
+
+
+def main() -> None:
+    """Measure, print, publish."""
+    parser = argparse.ArgumentParser(
+        prog="bench-admission", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--publish", action="store_true", help="write docs/benchmarks/admission.json and the tables")
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), metavar="N", help="loads drawn (default %(default)s)")
+    args = parser.parse_args()
+    facts = machine()
+    figures: dict[str, Any] = {}
+    targets: dict[str, Any] = {}
+    rows: list[list[str]] = []
+    around: list[list[str]] = []
+    deciles: list[list[str]] = []
+    if args.only != "mocks":
+        shelf = Shelf(shipped.models(), shipped.profiles())
+        for scenario in SCENARIOS:
+            told = figures[scenario.name] = figures_of(simulated(scenario, shelf, SEEDS[: args.seeds]), scenario)
+            targets |= targets_of(scenario.name, told, scenario)
+            rows += [row(scenario.name, rule, told[rule]) for rule in (WIDEST, LEARNED)]
+            for rule in (WIDEST, LEARNED):
+                if "around" in told[rule]:
+                    around.append([rule, *(f"{each:.3f}" for each in told[rule]["around"].values())])
+                if "by_decile" in told[rule]:
+                    deciles.append([f"{scenario.name}, {rule}", *(f"{each:.2f}" for each in told[rule]["by_decile"])])
+    if args.only != "simulated":
+        found = on_mocks(SEEDS[0])
+        figures["mocks"] = {"arrived": found.arrived, "admitted": found.admitted, "kept": round(found.kept, 4)}
+        figures["mocks"]["attained_interactive"] = round(found.attained, 4)
+        targets["mocks: kept of what was let in"] = target(found.kept, KEPT, at_most=False)
+        kept, attained = f"{found.kept:.3f}", f"{found.attained:.3f}"
+        rows.append(["two classes, mocks", LEARNED, str(found.arrived), str(found.admitted), kept, attained, ""])
+    columns = ["", "margin", "interactive", "let in", "kept of these", "attained", "attained of both classes"]
+    tables = [Table("Overloads", columns, rows)]
+    if around:
+        tables.append(Table("Kept, a decode instance slows down", ["margin", *PARTS_OF_SLOW], around))
+    if deciles:
+        names = [str(at) for at in range(1, 11)]
+        tables.append(Table("Attainment by decile of prompt length, both classes", ["", *names], deciles))
+    show(tables)
+    told = result("admission", figures, targets)
+    if args.publish:
+        publish(told, tables, facts, note_of(facts))
+    if not all(each["met"] for each in targets.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""How full engines may be filled so that targets of time per token are kept: learned from answers that ended. Pure.
+
+A prediction of an answer's time per token is of the moment of its choice. Answers that join later, prompts that are
+computed beside it and a pause that is longer than foretold make it come out higher, by an amount that depends on the
+load. So there is one margin for each target: the part of it up to which a prediction has room. After each answer that
+was let in by a margin, the margin takes a step: down if the answer missed its target, up (`MISSED_AIM` as far) if not.
+In the long run the share of answers that miss is `MISSED_AIM` then, whatever the errors look like (adaptive conformal
+inference, Gibbs and Candès 2021), unless the margin is at one of its bounds. Only classes that refuse (`when_missed:
+shed`) learn: what they let in, they have promised. Where late requests are served, a narrow margin would make more of
+them late than it makes answers quick (docs/policy.md).
+
+Answers end seconds after they were let in. An answer that was let in under a much wider margin than the present one
+says nothing about the present one: the margin has taken its step for those already (`STEPS_AHEAD`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+MISSED_AIM: Final = 0.015
+"""Share of answers let in that may miss: half of the 3 % that docs/policy.md allows. First tokens, and the time before
+a margin is learned, need the other half."""
+
+WIDEST: Final = 0.93
+"""Of a target: a request's own mean scatters around what is predicted for all. Where a margin begins, and its upper
+bound."""
+
+NARROWEST: Final = 0.6
+"""And the lower bound: below, a fleet serves half of what it could, and what is wrong is not the margin."""
+
+STEP: Final = 0.04
+"""By which a margin narrows after an answer that missed, as a part of itself."""
+
+STEPS_AHEAD: Final = 3.0
+"""Steps by which a margin may be ahead of what answers that end now were let in under."""
+
+SAVED: Final = 5.0
+"""Misses that a class at the widest margin may have before the margin narrows: so much it has kept beyond the aim. With
+none saved, every miss of a class that misses less than its aim would narrow its margin for a while."""
+
+
+class Margins:
+    """Of one router: by target, milliseconds."""
+
+    __slots__ = ("_levels", "step")
+
+    def __init__(self) -> None:
+        self._levels: Final[dict[float, float]] = {}
+        """By target: logarithm of its margin over the widest; above 0, what is saved."""
+        self.step = STEP
+
+    def of(self, target_ms: float) -> float:
+        """Up to which part of the target a prediction has room."""
+        level = self._levels.get(target_ms, 0.0)
+        return WIDEST * math.exp(level) if level < 0.0 else WIDEST
+
+    def limit_ms(self, target_ms: float) -> float:
+        """The same in milliseconds; infinite where there is no target."""
+        return target_ms * self.of(target_ms)
+
+    def narrowed(self) -> list[tuple[float, float]]:
+        """Targets with margins that are not the widest."""
+        return [(target_ms, self.of(target_ms)) for target_ms, level in self._levels.items() if level < 0.0]
+
+    def ended(self, target_ms: float, under: float, observed_ms: float) -> None:
+        """An answer has ended.
+
+        Args:
+            target_ms: its target.
+            under: the margin that it was let in under.
+            observed_ms: its mean time per token.
+        """
+        level = self._levels.get(target_ms, 0.0)
+        if observed_ms <= target_ms:
+            level += self.step * MISSED_AIM
+        elif under <= self.of(target_ms) * math.exp(self.step * STEPS_AHEAD):
+            level -= self.step * (1.0 - MISSED_AIM)
+        self._levels[target_ms] = min(self.step * SAVED, max(_LOWEST, level))
+
+
+_LOWEST: Final = math.log(NARROWEST / WIDEST)

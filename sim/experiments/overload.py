@@ -1,0 +1,170 @@
+"""Overloads in which classes refuse: whether what is let in is kept, and what all who came got. Simulated.
+
+Two classes come in equal numbers, more than the fleet can serve. In one scenario answers become three times as long in
+the middle of the run, longer than any that the router has learned from; in one an instance that decodes takes twice as
+long for everything from the middle on: requests in flight then, and those of `SETTLES_S` after it, are told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.instance import Role
+from loadgen.arrival import Arrival
+from loadgen.report import Targets
+from router.core.values import Promise
+from router.fleet.view import FleetView
+from router.scheduler.scoring.policies import POLICIES
+from sim.experiments.systems import Pool, Shelf
+from sim.faults import Fault, Faults
+from sim.result import Result
+from sim.settings import Settings
+from sim.world import World
+
+MODEL: Final = "meta-llama/Llama-3.1-8B"
+GPU: Final = "H100"
+
+URGENT: Final = "interactive"
+PROMISES: Final[Mapping[str, Promise]] = {
+    URGENT: Promise(ttft_ms=2000.0, tpot_ms=40.0, sheds=True),
+    "batch": Promise(ttft_ms=20_000.0, tpot_ms=200.0, sheds=True),
+}
+
+SETTLES_S: Final = 5.0
+"""After an instance has slowed down: so long nothing is asked of the router's predictions."""
+LONGER: Final = 3
+SLOWER: Final = 2
+LENGTHS: Final = (300, 12_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overload:
+    """One scenario."""
+
+    name: str
+    fleet: tuple[tuple[Role, int], ...] = ((Role.PREFILL, 1), (Role.DECODE, 1), (Role.BOTH, 1))
+    per_s: float = 25.0
+    """Of each class."""
+    seconds: float = 30.0
+    prompts: tuple[int, int] = (3000, 3000)
+    """The least and the most tokens; drawn evenly in their logarithm."""
+    answers: tuple[int, int] = (20, 200)
+    longer: int = 1
+    """Answers of the second half are so many times as long."""
+    within: float = 1.0
+    """`Promise.lengths_within` of both classes."""
+    told: bool = True
+    """The router knows what the engines' steps cost; else it has to learn that, as of engines given by URL."""
+    slow: str = ""
+    """The instance that is `SLOWER` from the middle on."""
+
+    @property
+    def middle_s(self) -> float:
+        """When something changes."""
+        return self.seconds / 2
+
+    def arrivals(self, seed: int) -> list[Arrival]:
+        """Poisson, each class by itself."""
+        rng, found = np.random.default_rng(seed), []
+        for name in PROMISES:
+            at_s = float(rng.exponential(1 / self.per_s))
+            while at_s < self.seconds:
+                low, high = self.prompts
+                times = self.longer if at_s >= self.middle_s else 1
+                found.append(
+                    Arrival(
+                        at_s=round(at_s, 9),
+                        input_tokens=round(low * (high / low) ** rng.random()),
+                        output_tokens=int(rng.integers(*self.answers, endpoint=True)) * times,
+                        slo_class=name,
+                    )
+                )
+                at_s += float(rng.exponential(1 / self.per_s))
+        return sorted(found, key=lambda each: each.at_s)
+
+
+SCENARIOS: Final = (
+    Overload(name="two classes"),
+    Overload(name="two classes, costs unknown", told=False),
+    Overload(name="answers longer than foretold", longer=LONGER),
+    Overload(
+        name="a decode instance slows down",
+        fleet=((Role.PREFILL, 1), (Role.DECODE, 2), (Role.BOTH, 1)),
+        slow="decode-1-00",
+    ),
+    Overload(name="prompts of all lengths", prompts=LENGTHS),
+    Overload(name="prompts of all lengths, within 0.05", prompts=LENGTHS, within=0.05),
+)
+
+
+def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True) -> Result:
+    """One run. `learns`: margins follow what was missed; without, they stay the widest, as they were before."""
+    pools = [Pool(role=role, count=count, tp=1, gpu=GPU) for role, count in scenario.fleet]
+    settings = Settings(checks=False)
+    view = None if scenario.told else FleetView(lambda _: None)
+    members, policy = shelf.members(MODEL, pools), POLICIES["workload"]
+    promises = {name: replace(each, lengths_within=scenario.within) for name, each in PROMISES.items()}
+    world = World(members, settings, policy=policy, model=MODEL, promises=promises, view=view)
+    if not learns:
+        world.view.all().inflight.margins.step = 0.0
+    if scenario.slow:
+        name = next(each.name for each in world.instances if each.name == scenario.slow)
+        slow = Fault(at_s=scenario.middle_s, kind="slow", instance=name, duration_s=1e6, factor=SLOWER)
+        Faults(world, [slow], seed)
+    return world.run(scenario.arrivals(seed))
+
+
+def targets() -> dict[str, Targets]:
+    """What is judged."""
+    return {name: Targets(each.ttft_ms, None, each.tpot_ms, None) for name, each in PROMISES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Of some requests."""
+
+    arrived: int
+    admitted: int
+    met: int
+
+    @property
+    def kept(self) -> float:
+        """Of those let in, the share that met every target."""
+        return self.met / self.admitted if self.admitted else 1.0
+
+    @property
+    def attained(self) -> float:
+        """Of all that came."""
+        return self.met / self.arrived if self.arrived else 1.0
+
+
+def kept(result: Result, among: NDArray[np.bool_] | None = None) -> Kept:
+    """Of these requests, or of all."""
+    rows, met = result.columns, result.met(Targets(), targets())
+    among = np.ones(len(rows), dtype=np.bool_) if among is None else among
+    admitted = rows["status"] != 429
+    return Kept(int(among.sum()), int((among & admitted).sum()), int((among & met).sum()))
+
+
+def of_class(result: Result, name: str) -> NDArray[np.bool_]:
+    """Its requests."""
+    found: NDArray[np.bool_] = result.columns["slo_class"] == result.classes.index(name)
+    return found
+
+
+def around(scenario: Overload, result: Result) -> dict[str, NDArray[np.bool_]]:
+    """Requests that were over before the middle, that were in flight then or came soon after, and that came later."""
+    at_s, end_s = result.columns["at_ns"] / 1e9, result.columns["end_ns"] / 1e9
+    before, later = end_s < scenario.middle_s, at_s >= scenario.middle_s + SETTLES_S
+    return {"before": before, "in flight, and 5 s after": ~before & ~later, "later": later}
+
+
+def by_decile(tokens: Sequence[int] | NDArray[Any], met: NDArray[np.bool_]) -> list[float]:
+    """Attainment by decile of prompt length, the shortest first."""
+    order = np.argsort(np.asarray(tokens), kind="stable")
+    return [float(met[part].mean()) for part in np.array_split(order, 10)]

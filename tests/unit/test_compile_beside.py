@@ -1,0 +1,44 @@
+"""`make serve` compiles behind itself: at the lowest priority, never twice at once, and it ends with what it serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mypyc.build")
+
+from baton import compiled
+from tools import compile as compiling
+
+
+def test_make_serve_starts_it_behind_the_cluster_and_nothing_else_does() -> None:
+    recipes = (compiled.ROOT / "Makefile").read_text().splitlines()
+    lines = [line for line in recipes if "--beside" in line]
+    assert len(lines) == 1
+    assert "tools.compile --beside & exec" in lines[0] and "baton up" in lines[0]
+
+
+def test_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path / "compiled")
+    with compiling._alone(waits=False) as first, compiling._alone(waits=False) as second:
+        assert first and not second
+    with compiling._alone(waits=False) as again:
+        assert again
+
+
+def test_sources_that_were_edited_meanwhile_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = iter([{"a": "before"}, {"a": "after"}])
+    monkeypatch.setattr(compiling, "sources", lambda: next(told))
+    monkeypatch.setattr(compiling, "mypycify", lambda *_, **__: [])
+    monkeypatch.setattr(compiling, "MODULES", ())
+    with pytest.raises(SystemExit, match="edited meanwhile"):
+        compiling.build(tmp_path / "compiled", tmp_path, ["cc"])
+
+
+def test_what_a_killed_run_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path / "compiled")
+    (tmp_path / f"{compiling.DRAFT}old").mkdir()
+    monkeypatch.setattr(compiling, "build", lambda folder, *_: folder.mkdir())
+    compiling.compile_to(["cc"])
+    assert [each.name for each in tmp_path.iterdir()] == ["compiled"]

@@ -1,0 +1,58 @@
+"""How full engines may be so that targets are kept: a margin that follows the share of answers that missed."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from router.predict.margins import MISSED_AIM, NARROWEST, STEP, WIDEST, Margins
+
+
+def test_margins_begin_at_the_widest_and_never_leave_their_bounds() -> None:
+    margins = Margins()
+    assert margins.of(40.0) == WIDEST and margins.limit_ms(40.0) == 40.0 * WIDEST
+    margins.ended(40.0, WIDEST, 10.0)
+    assert margins.of(40.0) == WIDEST and not margins.narrowed()
+    for _ in range(200):
+        margins.ended(40.0, margins.of(40.0), 50.0)
+    assert margins.of(40.0) == NARROWEST
+    assert margins.of(200.0) == WIDEST, "another target has a margin of its own"
+
+
+def test_without_a_target_there_is_no_limit() -> None:
+    assert Margins().limit_ms(float("inf")) == float("inf")
+
+
+def test_a_miss_narrows_the_margin_at_once_and_answers_that_keep_it_widen_it_slowly() -> None:
+    margins = Margins()
+    margins.ended(40.0, WIDEST, 41.0)
+    narrowed = margins.of(40.0)
+    assert narrowed == pytest.approx(WIDEST * (1 - STEP), rel=0.01)
+    margins.ended(40.0, narrowed, 39.0)
+    assert narrowed < margins.of(40.0) < narrowed * 1.002
+    for _ in range(100):
+        margins.ended(40.0, margins.of(40.0), 39.0)
+    assert margins.of(40.0) == WIDEST and not margins.narrowed()
+
+
+def test_answers_let_in_under_a_much_wider_margin_do_not_narrow_it_again() -> None:
+    """They end seconds after the margin was narrowed for others like them."""
+    margins = Margins()
+    for _ in range(50):
+        margins.ended(40.0, WIDEST, 45.0)
+    assert WIDEST * (1 - 5 * STEP) < margins.of(40.0) < WIDEST * (1 - 3 * STEP)
+
+
+@pytest.mark.parametrize("scatter", [0.03, 0.1])
+@pytest.mark.parametrize("off", [1.0, 1.1, 1.2])
+def test_the_share_of_misses_settles_at_the_aim_whatever_the_errors_are(off: float, scatter: float) -> None:
+    """Fleets filled to the margin, whose answers take `off` times what was predicted, give or take `scatter`."""
+    rng, margins, missed = Random(1), Margins(), []
+    for at in range(6000):
+        margin = margins.of(40.0)
+        observed_ms = 40.0 * margin * off * rng.lognormvariate(0.0, scatter)
+        margins.ended(40.0, margin, observed_ms)
+        if at >= 1000:
+            missed.append(observed_ms > 40.0)
+    assert sum(missed) / len(missed) <= 1.2 * MISSED_AIM
