@@ -58,6 +58,7 @@ def test_steady_load_changes_no_direction() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
+@pytest.mark.timeout(3600)
 def test_steady_load_for_a_day_changes_no_direction(seed: int) -> None:
     assert len(settled(seed, 1.0 + 0.2 * seed, 24)) <= 1
 
