@@ -45,6 +45,8 @@ HEADLINES: Sequence[Headline] = (
              at_least=True),
     Headline("router's CPU per request over vllm-router's, `least_load`", "router", r"CPU to vllm-router's, requests.*",
              "bench-router", "{:.2f} ×"),
+    Headline("the same with the default policy", "router", r"baton, default policy: CPU to vllm-router's, requests.*",
+             "bench-router", "{:.2f} ×"),
     Headline("the same with policies on", "router", r"baton, policies on: CPU to vllm-router's, requests.*",
              "bench-router", "{:.2f} ×"),
     Headline("router's CPU per relayed chunk over vllm-router's", "router", r"CPU to vllm-router's, chunks.*",
