@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from random import Random
 from typing import Any, Final
 
 import numpy as np
@@ -71,21 +70,21 @@ class Overload:
 
     def arrivals(self, seed: int) -> list[Arrival]:
         """Poisson, each class by itself."""
-        rng, found = Random(seed), []
+        rng, found = np.random.default_rng(seed), list[Arrival]()
         for name in PROMISES:
-            at_s = rng.expovariate(self.per_s)
+            at_s = float(rng.exponential(1 / self.per_s))
             while at_s < self.seconds:
                 low, high = self.prompts
                 times = self.longer if at_s >= self.middle_s else 1
                 found.append(
                     Arrival(
                         at_s=round(at_s, 9),
-                        input_tokens=round(low * (high / low) ** rng.random()),
-                        output_tokens=rng.randint(*self.answers) * times,
+                        input_tokens=round(low * (high / low) ** float(rng.random())),
+                        output_tokens=int(rng.integers(*self.answers, endpoint=True)) * times,
                         slo_class=name,
                     )
                 )
-                at_s += rng.expovariate(self.per_s)
+                at_s += float(rng.exponential(1 / self.per_s))
         return sorted(found, key=lambda each: each.at_s)
 
 

@@ -258,8 +258,8 @@ class FlowControlQueue:
 
     def hopeless(self, now: float, servers: int, whose: str = "") -> list[object]:
         """The requests that cannot be in time any more, those with the most work first, of sizes that have not had
-        enough of that (`GivenUp`); they are late from now on. `whose`: the tenant whose reserved instances the servers are, or
-        the name of all others.
+        enough of that (`GivenUp`); they are late from now on. `whose`: the tenant whose reserved instances the servers
+        are, or the name of all others.
         """
         rate = self._rate_ms(servers)
         waiting = sorted(
