@@ -70,7 +70,7 @@ class Overload:
 
     def arrivals(self, seed: int) -> list[Arrival]:
         """Poisson, each class by itself."""
-        rng, found = np.random.default_rng(seed), []
+        rng, found = np.random.default_rng(seed), list[Arrival]()
         for name in PROMISES:
             at_s = float(rng.exponential(1 / self.per_s))
             while at_s < self.seconds:
@@ -79,7 +79,7 @@ class Overload:
                 found.append(
                     Arrival(
                         at_s=round(at_s, 9),
-                        input_tokens=round(low * (high / low) ** rng.random()),
+                        input_tokens=round(low * (high / low) ** float(rng.random())),
                         output_tokens=int(rng.integers(*self.answers, endpoint=True)) * times,
                         slo_class=name,
                     )
