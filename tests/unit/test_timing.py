@@ -315,9 +315,9 @@ def test_bytes_are_bounded_too() -> None:
 def test_a_story_that_goes_on_and_on_keeps_its_beginning_and_its_end() -> None:
     each = story("a")
     for number in range(1000):
-        each.add(1.0, "choice", number=number)
+        each.add(1.0, "refused", (number,))
     told = each.as_json(2.0)
-    numbers = [turn["number"] for turn in told["turns"]]
+    numbers = [turn["status"] for turn in told["turns"]]
     assert (len(numbers), numbers[0], numbers[-1]) == (TURNS_MAX, 0, 999)
     assert told["turns_left_out"] == 1000 - TURNS_MAX
 
