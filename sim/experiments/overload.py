@@ -20,10 +20,10 @@ from loadgen.report import Targets
 from router.core.values import Promise
 from router.fleet.view import FleetView
 from router.scheduler.scoring.policies import POLICIES
-from sim.experiments.systems import Pool, Shelf
+from sim.experiments.systems import EqualInstances, Shelf
 from sim.faults import Fault, Faults
 from sim.result import Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 MODEL: Final = "meta-llama/Llama-3.1-8B"
@@ -104,8 +104,8 @@ SCENARIOS: Final = (
 
 def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True) -> Result:
     """One run. `learns`: margins follow what was missed; without, they stay the widest, as they were before."""
-    pools = [Pool(role=role, count=count, tp=1, gpu=GPU) for role, count in scenario.fleet]
-    settings = Settings(checks=False)
+    pools = [EqualInstances(role=role, count=count, tp=1, gpu=GPU) for role, count in scenario.fleet]
+    settings = SimSettings(checks=False)
     view = None if scenario.told else FleetView(lambda _: None)
     members, policy = shelf.members(MODEL, pools), POLICIES["workload"]
     promises = {name: replace(each, lengths_within=scenario.within) for name, each in PROMISES.items()}
