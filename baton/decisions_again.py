@@ -13,7 +13,7 @@ from cluster.errors import UsageError
 from router.core.journey import Chosen
 from router.fleet.events import Came, Decided, Entry, Outcome, entry_of
 from router.scheduler.scoring.policies import Policy
-from sim.replay import Difference, Replayed, replay
+from sim.replay import Difference, ReplayedChoices, replay
 
 SHOWN = 5
 """Differences that are printed; the first one matters most."""
@@ -87,7 +87,7 @@ def _entries(path: Path) -> Iterator[Entry]:
         raise UsageError(f"--replay {path}: {error.strerror}") from None
 
 
-def _tell(found: Replayed, *, as_json: bool) -> None:
+def _tell(found: ReplayedChoices, *, as_json: bool) -> None:
     if as_json:
         differences = [
             {"entry": each.entry, "logged": _said(each.logged), "here": _said(each.here)} for each in found.differences

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from baton.checks import VLLM_PINNED, Finding, missing, note, ok
+from baton.checks import VLLM_PINNED, DoctorFinding, missing, note, ok
 from cluster import wire
 
 ANSWER_S = 30.0
@@ -34,12 +34,12 @@ class _Seen:
     leg: dict[str, Any] = field(default_factory=dict)
 
 
-def check_engine(url: str) -> list[Finding]:
+def check_engine(url: str) -> list[DoctorFinding]:
     """All findings about the engine at `url`. Costs it a prefill of a few tokens, whose block it holds for a lease."""
     return asyncio.run(_check(url.rstrip("/")))
 
 
-async def _check(url: str) -> list[Finding]:
+async def _check(url: str) -> list[DoctorFinding]:
     key = os.environ.get("VLLM_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
@@ -66,7 +66,7 @@ async def _get(seen: _Seen, path: str) -> tuple[int, Any]:
         return answer.status, await answer.json(content_type=None) if answer.status == 200 else await answer.text()
 
 
-async def _health(seen: _Seen) -> Finding:
+async def _health(seen: _Seen) -> DoctorFinding:
     try:
         async with seen.session.get(f"{seen.url}/health") as answer:
             status = answer.status
@@ -81,7 +81,7 @@ async def _health(seen: _Seen) -> Finding:
     return ok("Engine", f"{seen.url} answers")
 
 
-async def _version(seen: _Seen) -> Finding:
+async def _version(seen: _Seen) -> DoctorFinding:
     status, body = await _get(seen, "/version")
     version = body.get("version", "?") if isinstance(body, dict) else "?"
     if status != 200:
@@ -91,7 +91,7 @@ async def _version(seen: _Seen) -> Finding:
     return ok("vLLM", str(version))
 
 
-async def _model(seen: _Seen) -> Finding:
+async def _model(seen: _Seen) -> DoctorFinding:
     status, body = await _get(seen, "/v1/models")
     if status == 401:
         return missing("Model", "the engine wants a key", "set VLLM_API_KEY")
@@ -102,7 +102,7 @@ async def _model(seen: _Seen) -> Finding:
     return ok("Model", ", ".join(names))
 
 
-async def _prefill(seen: _Seen) -> Finding:
+async def _prefill(seen: _Seen) -> DoctorFinding:
     """A prefill leg, as the router sends it."""
     body = wire.prefill_body({"model": seen.model, "prompt": "Hello, how are you today?"})
     async with seen.session.post(f"{seen.url}/v1/completions", json=body) as answer:
@@ -118,7 +118,7 @@ async def _prefill(seen: _Seen) -> Finding:
     return ok("Prefill leg", f"holds {transfer.tokens} tokens, mode {transfer.fields.get('transfer_mode', 'pull')}")
 
 
-async def _side_channel(seen: _Seen) -> Finding:
+async def _side_channel(seen: _Seen) -> DoctorFinding:
     """Whether other engines can shake hands with it."""
     transfer = wire.read_transfer(seen.leg)
     if transfer is None:
@@ -136,14 +136,14 @@ async def _side_channel(seen: _Seen) -> Finding:
     return ok("Side channel", f"{host}:{port}")
 
 
-async def _abort(seen: _Seen) -> Finding:
+async def _abort(seen: _Seen) -> DoctorFinding:
     async with seen.session.post(f"{seen.url}/inference/v1/abort_requests", json={"request_ids": []}) as answer:
         if answer.status == 200:
             return ok("Abort by id", "yes")
     return note("Abort by id", "no: prefill legs of clients that left run to their end", "add --enable-scale-out")
 
 
-def _details(seen: _Seen) -> Finding:
+def _details(seen: _Seen) -> DoctorFinding:
     if not seen.leg:
         return note("Cached tokens", "not told: no prefill leg")
     usage = seen.leg.get("usage") or {}
@@ -156,7 +156,7 @@ def _details(seen: _Seen) -> Finding:
     )
 
 
-def _metrics(seen: _Seen) -> Finding:
+def _metrics(seen: _Seen) -> DoctorFinding:
     if seen.leg.get("metrics") is not None:
         return ok("Timing", "told per request")
     return note("Timing", "not told per request", "add --enable-per-request-metrics")

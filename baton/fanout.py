@@ -120,7 +120,7 @@ def opened(context: Any, *, on: str | None = None, processes: int | None = None)
 
 def _opened(context: Any, on: str | None, processes: int | None) -> Fanout:
     if on is None:
-        return Processes(context, processes)
+        return ForkedProcesses(context, processes)
     from baton.fanout_ray import RayCluster
 
     return RayCluster(context, on)
@@ -142,7 +142,7 @@ def _here(call: Callable[..., T], args: tuple[Any, ...]) -> T:
     return call(_context[0], *args)
 
 
-class Processes:
+class ForkedProcesses:
     """Processes forked from this one."""
 
     def __init__(self, context: Any, count: int | None = None) -> None:
@@ -183,7 +183,7 @@ class Processes:
 class _LocalTask(Generic[T]):
     """One task on this machine."""
 
-    def __init__(self, owner: Processes, call: Callable[..., T], args: tuple[Any, ...]) -> None:
+    def __init__(self, owner: ForkedProcesses, call: Callable[..., T], args: tuple[Any, ...]) -> None:
         self._owner: Final = owner
         self._call: Final = call
         self._args: Final = args

@@ -16,9 +16,9 @@ import aiohttp
 from baton.board import Board
 from baton.demo import QUESTION, Demo, ask
 from baton.local import Event, Program, baton_words, is_free
-from baton.members import Member, Members, pool_of
+from baton.members import LocalMember, Members, pool_of
 from baton.output import announce_ready, emit
-from baton.plan import LOOPBACK, Planned
+from baton.plan import LOOPBACK, PlacedEngine
 from baton.registry_child import RegistryElsewhere
 from baton.restarts import Restarts
 from baton.signals import stopping_signals
@@ -61,12 +61,12 @@ class Scaling(Protocol):
     def running(self) -> bool:
         """Whether resizing has begun."""
 
-    async def run(self, fleet: Fleet) -> None:
+    async def run(self, fleet: LocalFleet) -> None:
         """Until cancelled."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Front:
+class LocalRouter:
     """The router's settings, and this command's own."""
 
     title: str
@@ -97,7 +97,7 @@ class Front:
         return words
 
 
-class Fleet:
+class LocalFleet:
     """One cluster on this machine, from start to stop.
 
     The class is long because each program (registry, router, controller, agents) is started, watched and ended in an
@@ -107,8 +107,8 @@ class Fleet:
 
     def __init__(
         self,
-        front: Front,
-        planned: list[Planned],
+        front: LocalRouter,
+        planned: list[PlacedEngine],
         running: Running,
         registry: RegistryElsewhere,
         elsewhere: Elsewhere | None = None,
@@ -141,12 +141,12 @@ class Fleet:
         self._group: asyncio.TaskGroup | None = None
         self._keepers: set[asyncio.Task[None]] = set()
 
-    def _add(self, planned: Planned, pool: str = "", *, later: bool = False) -> Member:
+    def _add(self, planned: PlacedEngine, pool: str = "", *, later: bool = False) -> LocalMember:
         """Add one more engine, not started yet."""
         name = planned.wanted.name
         argv = self._engine_argv(planned, self.registry.words())
         program = Program(name, argv, self._on_event, log_folder() / f"{name}.agent.log")
-        member = Member(planned=planned, program=program, pool=pool or pool_of(name), later=later)
+        member = LocalMember(planned=planned, program=program, pool=pool or pool_of(name), later=later)
         self.members.add(member)
         return member
 
@@ -156,7 +156,7 @@ class Fleet:
         return Program("controller", argv, self._on_event, log_folder() / "controller.log")
 
     @staticmethod
-    def _engine_argv(planned: Planned, registry: list[str]) -> list[str]:
+    def _engine_argv(planned: PlacedEngine, registry: list[str]) -> list[str]:
         argv = baton_words(*planned.words(registry))
         return [*argv, "--", *planned.wanted.vllm_args] if planned.wanted.vllm_args else argv
 
@@ -235,17 +235,17 @@ class Fleet:
                 self._forget(member)
                 return
 
-    def _member(self, program: Program) -> Member | None:
+    def _member(self, program: Program) -> LocalMember | None:
         return next((each for each in self.members if each.program is program), None)
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: LocalMember) -> None:
         """Forget an engine that has left. A fleet that is never resized keeps its name, for later questions about
         it.
         """
         if self.scaling is not None:
             self.members.remove(member)
 
-    def _failed(self, program: Program, member: Member | None, code: int) -> None:
+    def _failed(self, program: Program, member: LocalMember | None, code: int) -> None:
         """Handle a program that failed for good: end the cluster, unless it serves and another engine can take the
         place.
         """
@@ -262,7 +262,7 @@ class Fleet:
         self.running.scaling = url
         save(self.running)
 
-    def begin_engine(self, planned: Planned, pool: str) -> None:
+    def begin_engine(self, planned: PlacedEngine, pool: str) -> None:
         """Start one more engine."""
         if self.stopping.is_set() or self._group is None:
             return
@@ -292,7 +292,7 @@ class Fleet:
         member.leaving = True
         self._cut_off(member)
 
-    def _cut_off(self, member: Member) -> None:
+    def _cut_off(self, member: LocalMember) -> None:
         if member.program.running:
             member.program.close()
 
@@ -390,7 +390,7 @@ class Fleet:
             if member is not None:
                 self._engine_event(member, event)
 
-    def _engine_event(self, member: Member, event: Event) -> None:
+    def _engine_event(self, member: LocalMember, event: Event) -> None:
         name = member.name
         if event.get("event") == "ready":
             member.model = str(event.get("model", ""))

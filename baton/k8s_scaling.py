@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from baton.registry import UNIX_TIME
-from baton.scaling import Plan, ScalingShell, plan_of, wants_scaling
+from baton.scaling import ScalingPlan, ScalingShell, plan_of, wants_scaling
 from baton.state import state_folder
 from baton.ticket_keys import write_private
 from cluster.errors import BatonError
@@ -24,11 +24,11 @@ from cluster.registry.registry import Registry
 from cluster.spec import Spec
 from goodput.actuate.kubernetes import KubernetesActuator
 from kvtransfer.proving import FleetProofs
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 if TYPE_CHECKING:
     from k8s.operator.controller import Operator
-    from k8s.operator.scaling import Board, Place, Seen
+    from k8s.operator.scaling import ClusterSeen, Place, ScalingBoard
 
 logger = logging.getLogger("baton.controller")
 
@@ -52,7 +52,7 @@ class _Running:
 class Controllers:
     """All of them."""
 
-    def __init__(self, operator: Operator, board: Board, clock: Callable[[], float]) -> None:
+    def __init__(self, operator: Operator, board: ScalingBoard, clock: Callable[[], float]) -> None:
         """`clock` is monotonic, s."""
         self._operator: Final = operator
         self._board: Final = board
@@ -87,7 +87,7 @@ class Controllers:
                 if key in self._running:
                     await self._end(key)
 
-    async def _keep(self, key: Place, seen: Seen, spec: Spec) -> None:
+    async def _keep(self, key: Place, seen: ClusterSeen, spec: Spec) -> None:
         mark = _mark(seen)
         known = self._running.get(key)
         if known is not None and (known.mark != mark or known.task.done()):
@@ -107,7 +107,7 @@ class Controllers:
         known.shell.plan.promises.update(_plan(seen, spec).promises)
         self._advise(key, known)
 
-    async def _begun(self, key: Place, seen: Seen, plan: Plan, mark: str) -> _Running:
+    async def _begun(self, key: Place, seen: ClusterSeen, plan: ScalingPlan, mark: str) -> _Running:
         from k8s.operator.scaling import OperatorWorld
 
         opened, wanted = await self._registry(key, seen), self._board.of(*key)
@@ -117,7 +117,7 @@ class Controllers:
         task = asyncio.get_running_loop().create_task(shell.run(KubernetesActuator(world)), name=f"size {key[1]}")
         return _Running(mark=mark, shell=shell, task=task)
 
-    async def _registry(self, key: Place, seen: Seen) -> Callable[[], Registry]:
+    async def _registry(self, key: Place, seen: ClusterSeen) -> Callable[[], Registry]:
         """Gives a function that opens the registry of a cluster, any number of times.
 
         Raises:
@@ -132,7 +132,7 @@ class Controllers:
             for name, text in (("password", place.password), ("ca", place.ca))
         }
 
-        def keys() -> tuple[Key, ...]:
+        def keys() -> tuple[SigningKey, ...]:
             now = self._operator.seen(*key)
             return () if now is None else now.access.fleet
 
@@ -163,13 +163,13 @@ class Controllers:
             await known.task
 
 
-def _mark(seen: Seen) -> str:
+def _mark(seen: ClusterSeen) -> str:
     """Everything that a controller is made of but targets, which change without a new controller."""
     file = {name: value for name, value in seen.resource.file.items() if name != "slo"}
     return json.dumps([file, seen.resource.kubernetes.engine.value, sorted(seen.observed.external)], sort_keys=True)
 
 
-def _plan(seen: Seen, spec: Spec) -> Plan:
+def _plan(seen: ClusterSeen, spec: Spec) -> ScalingPlan:
     """The pools to size, named as workloads are; the operator keeps those that cannot be sized."""
     from k8s.operator.scaling import pool_name
 

@@ -39,7 +39,7 @@ SPAN_MAX_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedLoad:
     """The load to send."""
 
     arrivals: list[Arrival]
@@ -72,7 +72,7 @@ class Planned:
         return self.arrivals[-1].at_s if self.arrivals else math.inf if self.count else 0.0
 
 
-def planned(args: argparse.Namespace, *, strict: bool = False) -> Planned:
+def planned(args: argparse.Namespace, *, strict: bool = False) -> PlannedLoad:
     """The load that the flags describe. Unreadable rows of a trace are left out and listed.
 
     Raises:
@@ -80,7 +80,7 @@ def planned(args: argparse.Namespace, *, strict: bool = False) -> Planned:
     """
     rng = np.random.default_rng(args.seed)
     if args.trace is None:
-        return Planned(_made(args, rng))
+        return PlannedLoad(_made(args, rng))
     for name in ("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens"):
         if getattr(args, name) is not None:
             flag = name.replace("_", "-")
@@ -101,7 +101,7 @@ def planned(args: argparse.Namespace, *, strict: bool = False) -> Planned:
         )
     if bad:
         notes.append(f"{len(bad)} bad rows of the trace were left out; the first: {bad[0]}")
-    return Planned(arrivals, tuple(bad), tuple(notes))
+    return PlannedLoad(arrivals, tuple(bad), tuple(notes))
 
 
 class Loads:

@@ -11,7 +11,7 @@ import msgspec
 from baton.load_run import targets_of
 from baton.output import emit, say
 from cluster.errors import UsageError
-from loadgen.compare import LEAST, Comparison, Difference, compare
+from loadgen.compare import LEAST, LoadComparison, QuantityDifference, compare
 from loadgen.record import Record
 
 BAD_SHOWN = 3
@@ -60,7 +60,7 @@ def _records(path: Path) -> list[Record]:
     return found
 
 
-def _print(told: Comparison, first: Path, second: Path) -> None:
+def _print(told: LoadComparison, first: Path, second: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -85,7 +85,7 @@ def _print(told: Comparison, first: Path, second: Path) -> None:
     _say_what_it_means(console.print, told)
 
 
-def _say_what_it_means(say_line: object, told: Comparison) -> None:
+def _say_what_it_means(say_line: object, told: LoadComparison) -> None:
     assert callable(say_line)
     if told.unlike:
         say_line("differences are of the loads as much as of the servers: send one load to both (same --seed)")
@@ -95,7 +95,7 @@ def _say_what_it_means(say_line: object, told: Comparison) -> None:
         say_line(f"fewer than {LEAST} requests: no intervals")
 
 
-def _cells(each: Difference, *, judged: bool) -> Sequence[str]:
+def _cells(each: QuantityDifference, *, judged: bool) -> Sequence[str]:
     def told(value: float | None, *, sign: bool = False) -> str:
         if value is None:
             return "–"

@@ -23,7 +23,7 @@ from baton.state import born, must_load
 from baton.ticket_keys import open_fleet_keys
 from cluster.errors import UsageError
 from cluster.registry.registry import RegistryDown
-from loadgen.faults import Action, Applied, Asks, BadAction, Timeline, in_order, read, read_lines
+from loadgen.faults import Action, Applied, Asks, BadAction, FaultTimeline, in_order, read, read_lines
 
 ASK_S = 10.0
 
@@ -42,19 +42,19 @@ class Target:
     """When that process was started: a number that another process has meanwhile is left alone."""
 
 
-class Faults:
+class LoadFaults:
     """The actions of a load, and their results."""
 
     def __init__(self, actions: Sequence[Action] = ()) -> None:
         self.actions = in_order(actions)
         self.applied: list[Applied] = []
-        self._timeline = Timeline(self.actions)
+        self._timeline = FaultTimeline(self.actions)
         self._targets: dict[str, Target] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._elapsed_s = 0.0
 
     @staticmethod
-    def of(args: argparse.Namespace) -> Faults:
+    def of(args: argparse.Namespace) -> LoadFaults:
         """Those of the flags. Raises UsageError."""
         actions: list[Action] = []
         try:
@@ -69,7 +69,7 @@ class Faults:
                 raise UsageError(f"--faults {args.faults}: {why}") from None
             except BadAction as error:
                 raise UsageError(f"--faults {args.faults}: {error}") from None
-        return Faults(actions)
+        return LoadFaults(actions)
 
     async def check(self, args: argparse.Namespace, span_s: float) -> None:
         """See that every action can be done: its instance is there, and answers. Raises UsageError."""

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from loadgen.report import Targets
-from loadgen.search import Finished, Limit, Try
+from loadgen.search import Limit, SearchFinished, Try
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
     """The goodput found, and the trials behind it."""
 
-    finished: Finished
+    finished: SearchFinished
     tries: tuple[Try, ...]
     targets: Targets
     attainment: float

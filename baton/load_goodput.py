@@ -16,14 +16,14 @@ from typing import Final
 from baton.load_arrivals import Loads, loads_of
 from baton.load_found import Goodput
 from baton.load_run import asking_of, headers_of, interrupted, sender_of, sending_of, targets_of
-from baton.load_sending import Sender, Sent
+from baton.load_sending import LoadSent, Sender
 from baton.output import say
 from cluster.errors import UsageError
 from loadgen.arrival import Arrival
 from loadgen.record import Record
-from loadgen.replay import Load, Sending
+from loadgen.replay import RunningLoad, Sending
 from loadgen.report import CPU_SHARE, LATE_MS, Targets, met, sender_limit, spread_ms
-from loadgen.search import WINDOW, Aim, Finished, RunTrial, Search, Stop, Tick, TrialDone, Try
+from loadgen.search import WINDOW, Aim, RunTrial, Search, SearchFinished, StopSearch, TrialDone, TrialTick, Try
 
 SETTLE_S: Final = 0.5
 """Pause after a trial, in which engines end cut requests."""
@@ -96,7 +96,7 @@ class _Shell:
         """The same."""
         self.stop()
 
-    async def run(self) -> Finished:
+    async def run(self) -> SearchFinished:
         """All trials."""
         began = time.perf_counter()
         effects = self.search.start(0.0)
@@ -104,13 +104,13 @@ class _Shell:
             tried = await self._try(effects[0], began)
             now = time.perf_counter() - began
             if self._stopped:
-                effects = self.search.handle(Stop(), now)
+                effects = self.search.handle(StopSearch(), now)
             elif tried is None:
-                effects = self.search.handle(Tick(), now)
+                effects = self.search.handle(TrialTick(), now)
             else:
                 self._say(tried)
                 effects = self.search.handle(TrialDone(tried), now)
-        assert isinstance(effects[0], Finished)
+        assert isinstance(effects[0], SearchFinished)
         return effects[0]
 
     async def _try(self, trial: RunTrial, began: float) -> Try | None:
@@ -119,7 +119,7 @@ class _Shell:
         judge = _Judge(arrivals, self._targets, self.search.aim.attainment, self._sender)
         ends = self.search.next_wakeup()
 
-        def tick(load: Load) -> None:
+        def tick(load: RunningLoad) -> None:
             if ends is not None and time.perf_counter() - began >= ends:
                 judge.out_of_time = True
                 self._sender.cut()
@@ -133,7 +133,7 @@ class _Shell:
             return None
         return judge.verdict(trial, sent)
 
-    def _show(self, trial: RunTrial, load: Load) -> None:
+    def _show(self, trial: RunTrial, load: RunningLoad) -> None:
         if sys.stderr.isatty():
             which = f"load {trial.repeat} of {self.search.aim.repeats}" if trial.repeat else "pilot"
             told = f"\r{which}: {trial.rate:.4g} req/s, {load.sent}/{trial.requests} sent, {load.open} open   "
@@ -171,7 +171,7 @@ class _Judge:
             self._missed += not met(record, self._targets)
             self._missed_sent += not met(record, self._targets, from_sent=True)
 
-    def tick(self, load: Load) -> None:
+    def tick(self, load: RunningLoad) -> None:
         """End the trial when nothing in it can change the verdict any more."""
         if self._cut:
             return
@@ -181,7 +181,7 @@ class _Judge:
             self._overdue = overdue
             self._sender.cut()
 
-    def verdict(self, trial: RunTrial, sent: Sent) -> Try:
+    def verdict(self, trial: RunTrial, sent: LoadSent) -> Try:
         """The trial's result."""
         holds = not self._window and self._missed <= self._may_miss
         return Try(
@@ -194,7 +194,7 @@ class _Judge:
             sender_late=self._spoilt(sent, holds=holds),
         )
 
-    def _spoilt(self, sent: Sent, *, holds: bool) -> str:
+    def _spoilt(self, sent: LoadSent, *, holds: bool) -> str:
         """Why this trial shows the sender's limit; empty if it does not.
 
         A load that attains although the sender was late would attain all the more without the lateness. A load that

@@ -21,12 +21,12 @@ from baton.load_view import (
 from baton.page import lines, page, picture, section, table
 from cluster.errors import UsageError
 from loadgen.record import Record
-from loadgen.report import Report
+from loadgen.report import LoadReport
 
 COMMAND, NOTE = "baton load", "TTFT and E2E count from the moment a request was due."
 
 
-def report_page(url: str, report: Report, records: Sequence[Record], bad: Sequence[str] = ()) -> str:
+def report_page(url: str, report: LoadReport, records: Sequence[Record], bad: Sequence[str] = ()) -> str:
     """The page of one load."""
     parts = [lines(heading(report)), lines(target_lines(report)), _notes(report.notes)]
     columns = ("milliseconds", "mean", "p50", "p90", "p99", "max", "answers", "")
@@ -81,7 +81,7 @@ def _notes(notes: Sequence[str]) -> str:
     return "\n".join(f'<p class="note">{html.escape(each)}</p>' for each in notes)
 
 
-def _errors(report: Report) -> str:
+def _errors(report: LoadReport) -> str:
     if not report.errors:
         return ""
     rows = [[each.kind, str(each.count), each.example] for each in report.errors]

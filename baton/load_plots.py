@@ -13,7 +13,7 @@ from typing import Any, Final
 from baton.load_found import Goodput
 from cluster.errors import UsageError
 from loadgen.record import Record
-from loadgen.report import Report, Targets
+from loadgen.report import LoadReport, Targets
 from loadgen.stages import RESIDUAL, Stages
 
 DPI: Final = 120
@@ -35,7 +35,7 @@ def need_matplotlib(flag: str) -> None:
         raise UsageError(f"{flag} needs matplotlib, which is not installed: pip install 'baton-serve[plots]'")
 
 
-def plot(path: Path, records: Sequence[Record], report: Report) -> None:
+def plot(path: Path, records: Sequence[Record], report: LoadReport) -> None:
     """TTFT over time, and the distributions of TTFT and TPOT, in one file (PNG, SVG or PDF)."""
     pyplot = _pyplot()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
@@ -50,7 +50,7 @@ def plot(path: Path, records: Sequence[Record], report: Report) -> None:
         pyplot.close(figure)
 
 
-def pictures(records: Sequence[Record], report: Report) -> list[tuple[str, bytes]]:
+def pictures(records: Sequence[Record], report: LoadReport) -> list[tuple[str, bytes]]:
     """(title, SVG) of each picture of a load."""
     found = [
         ("Latency over time", _drawn(lambda axes: _latency_over_time(axes, records, report))),
@@ -89,7 +89,7 @@ def _drawn(draw: Callable[[Any], None]) -> bytes:
     return held.getvalue()
 
 
-def _latency_over_time(axes: Any, records: Sequence[Record], report: Report) -> None:
+def _latency_over_time(axes: Any, records: Sequence[Record], report: LoadReport) -> None:
     for name, of, colour in (("TTFT", _ttft, "C0"), ("E2E", _e2e, PALE)):
         seen = _thinned([(r.at_s, ms) for r in records if (ms := of(r)) is not None])
         axes.plot([at for at, _ in seen], [ms for _, ms in seen], ".", color=colour, markersize=3, label=name)
@@ -105,7 +105,7 @@ def _latency_over_time(axes: Any, records: Sequence[Record], report: Report) -> 
     _say_empty(axes, records)
 
 
-def _rates_over_time(axes: Any, records: Sequence[Record], report: Report) -> None:
+def _rates_over_time(axes: Any, records: Sequence[Record], report: LoadReport) -> None:
     """Requests due, answered and open over time."""
     end = max((record.end_s for record in records), default=1.0) or 1.0
     width = end / BINS
@@ -207,7 +207,7 @@ def _tries(axes: Any, found: Goodput) -> None:
     axes.legend(loc="lower left", fontsize=8)
 
 
-def _mark_faults(axes: Any, report: Report) -> None:
+def _mark_faults(axes: Any, report: LoadReport) -> None:
     for fault in report.faults:
         axes.axvline(fault.done_s, color="C3", linestyle="--", linewidth=1)
         axes.annotate(

@@ -12,27 +12,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
-from baton.load_arrivals import Planned
-from baton.load_faults import Faults
-from baton.load_sending import ManySenders, OneSender, Sender, Sent
+from baton.load_arrivals import PlannedLoad
+from baton.load_faults import LoadFaults
+from baton.load_sending import LoadSent, ManySenders, OneSender, Sender
 from baton.load_sessions import conversations
-from baton.load_view import Progress
+from baton.load_view import LoadProgress
 from baton.output import say
 from cluster.errors import UsageError
 from loadgen.ask import fit_of, model_of
 from loadgen.body import Asking
 from loadgen.prompts import Fit
 from loadgen.record import Record, line_of
-from loadgen.replay import Load, Sending
-from loadgen.report import Report, Run, Targets, report_of
+from loadgen.replay import RunningLoad, Sending
+from loadgen.report import LoadReport, LoadRun, Targets, report_of
 
 
 @dataclass(slots=True)
-class Done:
+class LoadDone:
     """A load and its report."""
 
     records: list[Record]
-    report: Report
+    report: LoadReport
     stopped: bool
     died: bool
     """A sender did not live to its end."""
@@ -43,15 +43,15 @@ def targets_of(args: argparse.Namespace) -> Targets:
     return Targets(args.ttft_ms, args.tt2t_ms, args.tpot_ms, args.e2e_ms)
 
 
-async def send(args: argparse.Namespace, url: str, load: Planned, faults: Faults, out: Out) -> Done:
+async def send(args: argparse.Namespace, url: str, load: PlannedLoad, faults: LoadFaults, out: Out) -> LoadDone:
     """Ask the endpoint, send the load with its faults, summarise it."""
     headers = headers_of(args)
     asking, notes = await asking_of(args, url, headers)
     sending = sending_of(args, asking, headers)
     await faults.check(args, load.span_s)
-    with Progress(load.planned, load.span_s) as progress:
+    with LoadProgress(load.planned, load.span_s) as progress:
         sent = await _sent(args, url, load, sending, faults, out, progress)
-    facts = Run(
+    facts = LoadRun(
         planned=load.planned,
         elapsed_s=sent.load.elapsed_s,
         cpu_s=sent.cpu_s,
@@ -62,21 +62,21 @@ async def send(args: argparse.Namespace, url: str, load: Planned, faults: Faults
         notes=(*load.notes, *notes, *sent.notes),
     )
     report = report_of(sent.load.records, facts, targets_of(args), sent.load.gaps_s)
-    return Done(sent.load.records, report, sent.load.stopped, bool(sent.notes))
+    return LoadDone(sent.load.records, report, sent.load.stopped, bool(sent.notes))
 
 
 async def _sent(
     args: argparse.Namespace,
     url: str,
-    load: Planned,
+    load: PlannedLoad,
     sending: Sending,
-    faults: Faults,
+    faults: LoadFaults,
     out: Out,
-    progress: Progress,
-) -> Sent:
+    progress: LoadProgress,
+) -> LoadSent:
     """The load itself."""
 
-    def tick(now: Load) -> None:
+    def tick(now: RunningLoad) -> None:
         progress.tick(now)
         faults.tick(now.elapsed_s)
 

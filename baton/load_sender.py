@@ -13,25 +13,25 @@ import sys
 import msgspec
 import uvloop
 
-from baton.load_sending import LINE_BYTES_MAX, Ended, Got, Job, Ready, Stands, Told, encoded_gaps
-from loadgen.http import Pool
+from baton.load_sending import LINE_BYTES_MAX, Got, Job, SenderEnded, SenderReady, Stands, Told, encoded_gaps
+from loadgen.http import LoadConnections
 from loadgen.record import Record
-from loadgen.replay import Load, Replay, Shard
+from loadgen.replay import LoadShard, Replay, RunningLoad
 
 
-class Part:
+class SenderPart:
     """This sender's part of a load."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._replay = Replay(Pool(job.url), job.sending, self._record, self._tick)
+        self._replay = Replay(LoadConnections(job.url), job.sending, self._record, self._tick)
         self._told = 0
 
     async def run(self, start: float) -> None:
         """Send the load, and report its records."""
-        load = await self._replay.run(self._job.arrivals, Shard(self._job.first, self._job.step, start))
+        load = await self._replay.run(self._job.arrivals, LoadShard(self._job.first, self._job.step, start))
         gaps = encoded_gaps(load.gaps_s)
-        _tell(Ended(load.sent, load.held_back, load.cpu_s, load.elapsed_s, gaps))
+        _tell(SenderEnded(load.sent, load.held_back, load.cpu_s, load.elapsed_s, gaps))
 
     def obey(self, word: str) -> None:
         """`stop`, or anything else: end now."""
@@ -43,7 +43,7 @@ class Part:
     def _record(self, record: Record) -> None:
         _tell(Got(record))
 
-    def _tick(self, load: Load) -> None:
+    def _tick(self, load: RunningLoad) -> None:
         if load.sent != self._told:
             self._told = load.sent
             _tell(Stands(load.sent))
@@ -65,8 +65,8 @@ async def _main() -> None:
     line = await words.readline()
     if not line:
         return
-    part = Part(msgspec.json.decode(line, type=Job))
-    _tell(Ready())
+    part = SenderPart(msgspec.json.decode(line, type=Job))
+    _tell(SenderReady())
     first, _, moment = (await words.readline()).decode().strip().partition(" ")
     if first != "start":
         return
@@ -76,7 +76,7 @@ async def _main() -> None:
         listening.cancel()
 
 
-async def _listen(words: asyncio.StreamReader, part: Part) -> None:
+async def _listen(words: asyncio.StreamReader, part: SenderPart) -> None:
     while line := await words.readline():
         part.obey(line.decode().strip())
     part.obey("cut")

@@ -16,9 +16,9 @@ from typing import Protocol
 import msgspec
 
 from loadgen.arrival import Arrival
-from loadgen.http import Pool
+from loadgen.http import LoadConnections
 from loadgen.record import Record
-from loadgen.replay import TICK_S, Load, Replay, Sending
+from loadgen.replay import TICK_S, Replay, RunningLoad, Sending
 from loadgen.sessions import Sessions
 
 LINE_BYTES_MAX = 1 << 28
@@ -32,7 +32,7 @@ LAST_WORDS_S = 5.0
 """Time that a sender has for its last records after `cut`."""
 
 OnRecord = Callable[[Record], None]
-OnTick = Callable[[Load], None]
+OnTick = Callable[[RunningLoad], None]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     step: int
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class SenderReady(msgspec.Struct, frozen=True, tag="ready"):
     """A sender has its part, and waits for the start."""
 
 
@@ -61,7 +61,7 @@ class Stands(msgspec.Struct, frozen=True, tag="stands"):
     sent: int
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class SenderEnded(msgspec.Struct, frozen=True, tag="ended"):
     """A sender's part is over."""
 
     sent: int
@@ -72,13 +72,15 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """Gaps between chunks, seconds as 4-byte floats, in base64."""
 
 
-Told = Ready | Got | Stands | Ended
+Told = SenderReady | Got | Stands | SenderEnded
 
 
 class Sender(Protocol):
     """Sends loads, one at a time."""
 
-    async def send(self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick) -> Sent:
+    async def send(
+        self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick
+    ) -> LoadSent:
         """Send them all, and wait for the answers."""
 
     def stop(self) -> None:
@@ -89,10 +91,10 @@ class Sender(Protocol):
 
 
 @dataclass(slots=True)
-class Sent:
+class LoadSent:
     """The result of a load."""
 
-    load: Load
+    load: RunningLoad
     cpu_s: float
     """Processor time of the busiest sender."""
     senders: int = 1
@@ -107,17 +109,19 @@ class OneSender:
         self._url = url
         self._replay: Replay | None = None
 
-    async def send(self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick) -> Sent:
+    async def send(
+        self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick
+    ) -> LoadSent:
         """Send them all, and wait for the answers."""
-        self._replay = Replay(Pool(self._url), sending, on_record, on_tick)
+        self._replay = Replay(LoadConnections(self._url), sending, on_record, on_tick)
         load = await self._replay.run(arrivals)
-        return Sent(load, load.cpu_s)
+        return LoadSent(load, load.cpu_s)
 
-    async def converse(self, talks: Sessions, sending: Sending, on_record: OnRecord, on_tick: OnTick) -> Sent:
+    async def converse(self, talks: Sessions, sending: Sending, on_record: OnRecord, on_tick: OnTick) -> LoadSent:
         """Hold conversations, each turn after the answer before it."""
-        self._replay = Replay(Pool(self._url), sending, on_record, on_tick)
+        self._replay = Replay(LoadConnections(self._url), sending, on_record, on_tick)
         load = await self._replay.converse(talks)
-        return Sent(load, load.cpu_s)
+        return LoadSent(load, load.cpu_s)
 
     def stop(self) -> None:
         """Send no more; open answers may end."""
@@ -142,7 +146,7 @@ class _Child:
     told: int = 0
     """Records that it has reported."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: Ended | None = None
+    ended: SenderEnded | None = None
 
     def tell(self, word: bytes) -> None:
         """Write one line to its stdin."""
@@ -162,13 +166,15 @@ class ManySenders:
     def __init__(self, url: str, count: int) -> None:
         self._url, self._count = url, count
         self._children: list[_Child] = []
-        self._load = Load()
+        self._load = RunningLoad()
         self._start_at = 0.0
         self._cut = False
 
-    async def send(self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick) -> Sent:
+    async def send(
+        self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick
+    ) -> LoadSent:
         """Send them all, and wait for the answers."""
-        self._load = Load()
+        self._load = RunningLoad()
         self._children = [await self._start(number, arrivals, sending) for number in range(self._count)]
         try:
             async with asyncio.TaskGroup() as group:
@@ -236,7 +242,7 @@ class ManySenders:
         assert child.process.stdout is not None
         while (line := await child.process.stdout.readline()).endswith(b"\n"):
             told = decoder.decode(line)
-            if isinstance(told, Ready):
+            if isinstance(told, SenderReady):
                 child.ready.set()
             elif isinstance(told, Stands):
                 child.sent = told.sent
@@ -276,7 +282,7 @@ class ManySenders:
                     child.process.kill()
                 await child.process.wait()
 
-    def _merged(self) -> Sent:
+    def _merged(self) -> LoadSent:
         load = self._load
         ended = [child.ended for child in self._children if child.ended is not None]
         load.held_back = sum(each.held_back for each in ended)
@@ -286,7 +292,7 @@ class ManySenders:
         load.cpu_s = sum(each.cpu_s for each in ended)
         load.sent = len(load.records)
         notes = [note for child in self._children if (note := self._death(child))]
-        return Sent(load, max([each.cpu_s for each in ended] or [0.0]), self._count, tuple(notes))
+        return LoadSent(load, max([each.cpu_s for each in ended] or [0.0]), self._count, tuple(notes))
 
     def _death(self, child: _Child) -> str:
         """How a sender failed, if it did not end as it should; empty if it did."""
@@ -301,5 +307,5 @@ class ManySenders:
 
 
 def encoded_gaps(gaps_s: array[float]) -> str:
-    """Gaps as `Ended` carries them."""
+    """Gaps as `SenderEnded` carries them."""
     return base64.b64encode(gaps_s.tobytes()).decode()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 
-from baton.load_arrivals import REQUESTS, Planned, lengths_from
+from baton.load_arrivals import REQUESTS, PlannedLoad, lengths_from
 from cluster.errors import UsageError
 from loadgen.body import Asking
-from loadgen.sessions import Plan, Sessions, Think, think_of
+from loadgen.sessions import SessionPlan, Sessions, Think, think_of
 
 TURNS = 4
 THINK_S = "1"
@@ -31,7 +31,7 @@ def check(args: argparse.Namespace) -> None:
     _think(args)
 
 
-def planned(args: argparse.Namespace) -> Planned:
+def planned(args: argparse.Namespace) -> PlannedLoad:
     """How long the sessions go on; their turns are made during the load."""
     check(args)
     for text, flag in ((args.input_tokens, "--input-tokens"), (args.output_tokens, "--output-tokens")):
@@ -39,13 +39,13 @@ def planned(args: argparse.Namespace) -> Planned:
             lengths_from(text, flag)
     if args.requests is None and args.duration_s is None:
         args.requests = REQUESTS
-    return Planned([], count=args.requests, lasts_s=args.duration_s)
+    return PlannedLoad([], count=args.requests, lasts_s=args.duration_s)
 
 
 def conversations(args: argparse.Namespace, asking: Asking) -> Sessions:
     """The users."""
     return Sessions(
-        Plan(
+        SessionPlan(
             sessions=args.sessions,
             turns=args.turns or TURNS,
             think=_think(args),

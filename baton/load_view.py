@@ -10,17 +10,17 @@ from typing import Any, Self
 
 from baton.load_found import Goodput
 from baton.output import say
-from loadgen.replay import Load
-from loadgen.report import Report, Spread, Targets
+from loadgen.replay import RunningLoad
+from loadgen.report import LoadReport, Spread, Targets
 from loadgen.search import Limit
-from loadgen.stages import Part, Stages
+from loadgen.stages import StagePart, Stages
 from loadgen.summary import Summary
 
 PLAIN_EVERY_S = 5.0
 """Without a terminal, a line so often."""
 
 
-class Progress:
+class LoadProgress:
     """A live line on a terminal, or plain lines in a log. On stderr, so that stdout holds the result alone."""
 
     def __init__(self, planned: int | None, span_s: float) -> None:
@@ -41,7 +41,7 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def tick(self, load: Load) -> None:
+    def tick(self, load: RunningLoad) -> None:
         """Show where the load stands; called ten times a second."""
         if self._status is not None:
             self._status.update(self._line(load))
@@ -49,7 +49,7 @@ class Progress:
             self._said_s = load.elapsed_s
             say(self._line(load))
 
-    def _line(self, load: Load) -> str:
+    def _line(self, load: RunningLoad) -> str:
         failed = f", {load.failed} failed" if load.failed else ""
         ending = " · stopping, Ctrl-C again to cut" if load.stopped else ""
         rate = load.tokens / load.elapsed_s if load.elapsed_s > 0 else 0.0
@@ -61,7 +61,7 @@ class Progress:
         )
 
 
-def print_report(report: Report) -> None:
+def print_report(report: LoadReport) -> None:
     """The report for people."""
     from rich.markup import escape
     from rich.table import Table
@@ -116,7 +116,7 @@ def _print_stages(console: Any, stages: Stages) -> None:
     console.print(table)
 
 
-def stage_cells(part: Part, stages: Stages) -> list[str]:
+def stage_cells(part: StagePart, stages: Stages) -> list[str]:
     """A part's row: name, mean, share of the total, percentiles, requests that have the part."""
     share = f"{part.mean / stages.total.mean:.0%}" if stages.total.mean > 0 else "–"
     return [part.name, in_ms(part.mean), share, *map(in_ms, (part.p50, part.p90, part.p99)), str(part.count)]
@@ -190,7 +190,7 @@ def _told(summary: Summary) -> Iterator[str]:
         yield f"{summary.without_output} requests generated nothing; one token is asked for"
 
 
-def heading(report: Report) -> list[str]:
+def heading(report: LoadReport) -> list[str]:
     """What was sent and what came back, in two lines."""
     failed = f", {report.failed} failed ({report.shed} shed)" if report.failed else ""
     cut = f", {report.interrupted} interrupted" if report.interrupted else ""
@@ -202,7 +202,7 @@ def heading(report: Report) -> list[str]:
     ]
 
 
-def latency_rows(report: Report) -> list[tuple[str, Spread, str]]:
+def latency_rows(report: LoadReport) -> list[tuple[str, Spread, str]]:
     """Name, distribution and meaning of each latency."""
     return [
         ("TTFT", report.ttft_ms, "to the first token, from when it was to be sent"),
@@ -215,7 +215,7 @@ def latency_rows(report: Report) -> list[tuple[str, Spread, str]]:
     ]
 
 
-def target_lines(report: Report) -> list[str]:
+def target_lines(report: LoadReport) -> list[str]:
     """Attainment, and how well lengths were kept."""
     lines = []
     if report.attained is not None:

@@ -8,25 +8,33 @@ from pathlib import Path
 from typing import Final
 
 from baton.changing import Changing
-from baton.fleet import Fleet
+from baton.fleet import LocalFleet
 from baton.local import free_port
-from baton.plan import AGENT_PORT, ENGINE_PORT, LOOPBACK, SIDE_CHANNEL_PORT, SIDE_CHANNEL_STEP, Planned, Wanted
-from baton.scaling import Plan, ScalingShell
+from baton.plan import (
+    AGENT_PORT,
+    ENGINE_PORT,
+    LOOPBACK,
+    SIDE_CHANNEL_PORT,
+    SIDE_CHANNEL_STEP,
+    PlacedEngine,
+    WantedEngine,
+)
+from baton.scaling import ScalingPlan, ScalingShell
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from cluster.registry.registry import Registry
-from engine.vllm.hardware import Hardware, memory_used_mib
-from engine.vllm.placement import Share
+from engine.vllm.hardware import EngineHardware, memory_used_mib
+from engine.vllm.placement import MachineShare
 from goodput.actuate.agents import Agents
-from goodput.actuate.local import Child, Kind, LocalActuator
+from goodput.actuate.local import Child, LocalActuator, LocalPool
 from goodput.actuate.places import Places
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 
-class Children:
+class LocalChildren:
     """See `goodput.actuate.local.Children`."""
 
-    def __init__(self, fleet: Fleet, make: Callable[[str, str], Wanted]) -> None:
+    def __init__(self, fleet: LocalFleet, make: Callable[[str, str], WantedEngine]) -> None:
         """`make`: the settings of a new instance by its name and pool."""
         self._fleet: Final = fleet
         self._make: Final = make
@@ -44,9 +52,9 @@ class Children:
             for each in self._fleet.members
         ]
 
-    def begin(self, name: InstanceId, pool: str, share: Share) -> None:
+    def begin(self, name: InstanceId, pool: str, share: MachineShare) -> None:
         taken = self._fleet.members.ports
-        planned = Planned(
+        planned = PlacedEngine(
             wanted=self._make(name, pool),
             port=free_port(LOOPBACK, ENGINE_PORT, taken),
             agent_port=free_port(LOOPBACK, AGENT_PORT, taken),
@@ -68,11 +76,11 @@ class LocalScaling:
     def __init__(
         self,
         cluster: str,
-        plan: Plan,
-        templates: Mapping[str, Wanted],
-        hardware: Hardware,
+        plan: ScalingPlan,
+        templates: Mapping[str, WantedEngine],
+        hardware: EngineHardware,
         open_registry: Callable[[], Registry],
-        keys: Callable[[], tuple[Key, ...]] | None,
+        keys: Callable[[], tuple[SigningKey, ...]] | None,
         keys_file: Callable[[str], Path | None],
         door: Callable[[str], str],
         changing: Changing | None,
@@ -97,14 +105,14 @@ class LocalScaling:
         self._keys: Final = keys
         self._keys_file: Final = keys_file
         self._door: Final = door
-        self._fleet: Fleet | None = None
+        self._fleet: LocalFleet | None = None
 
     @property
     def running(self) -> bool:
         """Whether resizing has begun."""
         return self._shell.running
 
-    async def run(self, fleet: Fleet) -> None:
+    async def run(self, fleet: LocalFleet) -> None:
         """Until cancelled."""
         self._fleet = fleet
         agents = Agents(self._keys)
@@ -113,19 +121,19 @@ class LocalScaling:
         finally:
             await agents.close()
 
-    def _actuator(self, fleet: Fleet, agents: Agents) -> LocalActuator:
+    def _actuator(self, fleet: LocalFleet, agents: Agents) -> LocalActuator:
         pools = [pool for each in self._shell.plan.pools.values() for pool in each]
         kinds = {
-            pool.name: Kind(
+            pool.name: LocalPool(
                 gpu=pool.footprint.gpu, gpus=pool.footprint.gpus, takes=self._templates[pool.name].engine != "mock"
             )
             for pool in pools
         }
         places = Places(self._hardware.gpus, self._hardware.cores, sum(pool.max for pool in pools))
         used_mib = memory_used_mib if self._hardware.gpus else dict
-        return LocalActuator(Children(fleet, self._wanted), kinds, places, self._beats, agents, used_mib=used_mib)
+        return LocalActuator(LocalChildren(fleet, self._wanted), kinds, places, self._beats, agents, used_mib=used_mib)
 
-    def _wanted(self, name: str, pool: str) -> Wanted:
+    def _wanted(self, name: str, pool: str) -> WantedEngine:
         keys = self._keys_file(name)
         template = self._templates[pool]
         door = self._door(name) if template.door else ""

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton.local import Program
-from baton.plan import Planned
+from baton.plan import PlacedEngine
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
+class LocalMember:
     """One engine of this cluster."""
 
-    planned: Planned
+    planned: PlacedEngine
     program: Program
     pool: str
     """Its pool of the cluster file: the stem of its name."""
@@ -39,23 +39,23 @@ class Members:
     """All engines by name, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Member] = {}
+        self._found: dict[str, LocalMember] = {}
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[LocalMember]:
         return iter([*self._found.values()])
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def get(self, name: str) -> Member | None:
+    def get(self, name: str) -> LocalMember | None:
         """The engine of this name."""
         return self._found.get(name)
 
-    def add(self, member: Member) -> None:
+    def add(self, member: LocalMember) -> None:
         """Add an engine."""
         self._found[member.name] = member
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: LocalMember) -> None:
         """Remove an engine that has ended."""
         if self._found.get(member.name) is member:
             del self._found[member.name]

@@ -18,8 +18,8 @@ from costs.power import cap_of
 from costs.shape import Spans
 from costs.shipped import model_named, profiles
 from costs.transfer import NIC_LATENCY_MS, Link, copies, nic, paths
-from engine.mock.settings import MS, Ends, Settings, SimpleCosts
-from engine.twin.config import Config, StepCosts, Version
+from engine.mock.settings import MS, Ends, MockSettings, SimpleCosts
+from engine.twin.config import StepCosts, TwinConfig, Version
 
 INSTANCES_MAX = 1000
 LENGTH_DEFAULT = 32_768
@@ -81,7 +81,7 @@ class _Engine:
     seqs: int
 
 
-def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> list[Settings]:
+def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> list[MockSettings]:
     """All instances that the flags ask for.
 
     Raises:
@@ -91,7 +91,7 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.enviro
     counts, ends = read_instances(args.instances), read_ends(args.output_tokens)
     engine = _simple(args) if args.step_ms is not None or args.prefill_ms_per_1k is not None else _modelled(args)
     return [
-        Settings(
+        MockSettings(
             name=args.name if args.name and sum(counts.values()) == 1 else f"{args.name or role.value}-{number}",
             role=role,
             model=args.served_model_name or engine.model,
@@ -175,13 +175,13 @@ def _modelled(args: argparse.Namespace) -> _Engine:
     )
 
 
-def _config(args: argparse.Namespace, role: Role, engine: _Engine) -> Config:
+def _config(args: argparse.Namespace, role: Role, engine: _Engine) -> TwinConfig:
     blocks = args.kv_blocks or engine.kv_tokens // args.block_size
     longest = args.max_model_len or min(LENGTH_DEFAULT, blocks * args.block_size)
     if longest > blocks * args.block_size:
         have = f"{blocks} blocks of {args.block_size}"
         raise UsageError(f"--max-model-len {longest}: it does not fit into {have}; lower it, or raise --kv-blocks")
-    return Config(
+    return TwinConfig(
         role=role,
         block_size=args.block_size,
         num_blocks=blocks,

@@ -10,8 +10,8 @@ from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import Spec, instances
 from cluster.spec.plan import PlannedInstance, one_of_each
-from engine.vllm.hardware import Hardware
-from engine.vllm.placement import Share, share
+from engine.vllm.hardware import EngineHardware
+from engine.vllm.placement import MachineShare, share
 from engine.vllm.spec import value_of
 
 ENGINE_PORT = 8100
@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedEngine:
     """One engine that the user asked for."""
 
     name: str
@@ -72,14 +72,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlacedEngine:
     """One engine with its part of the machine."""
 
-    wanted: Wanted
+    wanted: WantedEngine
     port: int
     agent_port: int
     side_channel_port: int
-    placed: Share
+    placed: MachineShare
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -128,7 +128,9 @@ class Planned:
         return words
 
 
-def from_counts(counts: dict[Role, int], model: str | None, served: str | None, vllm_args: list[str]) -> list[Wanted]:
+def from_counts(
+    counts: dict[Role, int], model: str | None, served: str | None, vllm_args: list[str]
+) -> list[WantedEngine]:
     """``--prefill N --decode N --both N`` of one model.
 
     Raises:
@@ -140,13 +142,15 @@ def from_counts(counts: dict[Role, int], model: str | None, served: str | None, 
     if not any(counts.values()):
         raise UsageError("--prefill, --decode and --both are all 0: nothing would serve")
     return [
-        Wanted(name=f"{role.value}-{number}", role=role, model=model, served_name=served, vllm_args=tuple(vllm_args))
+        WantedEngine(
+            name=f"{role.value}-{number}", role=role, model=model, served_name=served, vllm_args=tuple(vllm_args)
+        )
         for role, count in counts.items()
         for number in range(count)
     ]
 
 
-def from_file(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> list[Wanted]:
+def from_file(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> list[WantedEngine]:
     """The instances that a cluster file starts with; words after ``--`` on the command line come last, so that they
     win.
 
@@ -155,13 +159,13 @@ def from_file(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> list[Wa
     return [_wanted(each, vllm_args, engine) for each in instances(spec)]
 
 
-def templates(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> dict[str, Wanted]:
+def templates(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> dict[str, WantedEngine]:
     """By pool of a cluster file, the settings of one more instance."""
     return {each.name: _wanted(each, vllm_args, engine) for each in one_of_each(spec)}
 
 
-def _wanted(each: PlannedInstance, vllm_args: list[str], engine: str) -> Wanted:
-    return Wanted(
+def _wanted(each: PlannedInstance, vllm_args: list[str], engine: str) -> WantedEngine:
+    return WantedEngine(
         name=each.name,
         role=each.role,
         model=None if each.model == TINY_NAME else each.model,
@@ -178,7 +182,7 @@ def _wanted(each: PlannedInstance, vllm_args: list[str], engine: str) -> Wanted:
     )
 
 
-def place(wanted: list[Wanted], hardware: Hardware, most: int = 0) -> list[Planned]:
+def place(wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0) -> list[PlacedEngine]:
     """Give each engine its cores or GPUs and its ports.
 
     Args:
@@ -196,7 +200,7 @@ def place(wanted: list[Wanted], hardware: Hardware, most: int = 0) -> list[Plann
     shares = share(cores_for, hardware.gpus, hardware.cores, gpus_each=widest)[: len(wanted)]
     taken: set[int] = set()
     return [
-        Planned(
+        PlacedEngine(
             wanted=each,
             port=free_port(LOOPBACK, ENGINE_PORT, taken),
             agent_port=free_port(LOOPBACK, AGENT_PORT, taken),

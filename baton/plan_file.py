@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton.planning import Answer, Task
+from baton.planning import FleetResults, Task
 from cluster.errors import UsageError
 from costs.hardware import find_gpu
 
 BUDGET = "max-num-batched-tokens"
 
 
-def text_of(given: str, task: Task, best: Answer) -> str:
+def text_of(given: str, task: Task, best: FleetResults) -> str:
     """The file's text.
 
     Args:
@@ -39,7 +39,7 @@ def text_of(given: str, task: Task, best: Answer) -> str:
     return heading + str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
 
-def pools_of(answer: Answer, given: Mapping[str, Any]) -> dict[str, Any]:
+def pools_of(answer: FleetResults, given: Mapping[str, Any]) -> dict[str, Any]:
     """The `pools` of a cluster file; other settings of a role in the user's file are kept.
 
     The first kind of a role is its pool, each further one has a name under `extra`.

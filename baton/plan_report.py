@@ -12,14 +12,14 @@ from typing import Any
 from baton import page as pages
 from baton.plan_steps import Step
 from baton.plan_view import cost_line, doubts, figures, headline, load_line, step_rows
-from baton.planning import Outcome, Point, Task, counted, price_per_hour
+from baton.planning import Point, SearchResult, Task, counted, price_per_hour
 from cluster.errors import UsageError
 
 TRIED_MAX = 200
 """Rows of the table of tried fleets: the cheapest that hold, and the dearest that do not, come first."""
 
 
-def picture(outcome: Outcome, task: Task, kind: str = "svg") -> bytes:
+def picture(outcome: SearchResult, task: Task, kind: str = "svg") -> bytes:
     """Price against attainment and against the first token, for every fleet that was tried on the whole load.
 
     Args:
@@ -41,7 +41,7 @@ def picture(outcome: Outcome, task: Task, kind: str = "svg") -> bytes:
     return written.getvalue()
 
 
-def _attainments(axes: Any, outcome: Outcome, task: Task) -> None:
+def _attainments(axes: Any, outcome: SearchResult, task: Task) -> None:
     for told, colour, mark, chosen in (
         ("holds", "tab:green", "o", [each for each in outcome.points if each.holds]),
         ("does not hold", "tab:red", "x", [each for each in outcome.points if not each.holds and each.whole]),
@@ -70,7 +70,7 @@ def _front(points: Sequence[Point]) -> list[tuple[float, float]]:
     return front
 
 
-def _first_tokens(axes: Any, outcome: Outcome, task: Task) -> None:
+def _first_tokens(axes: Any, outcome: SearchResult, task: Task) -> None:
     known = [each for each in outcome.points if each.ttft_p95_ms is not None]
     for told, colour, mark, holds in (("holds", "tab:green", "o", True), ("does not hold", "tab:red", "x", False)):
         chosen = [each for each in known if each.holds is holds]
@@ -95,14 +95,14 @@ def _promised(axes: Any, name: str, value: float) -> None:
     axes.annotate(f"promised to {name}", (0.0, value), size=7, **where)
 
 
-def _best(axes: Any, outcome: Outcome, value: Any) -> None:
+def _best(axes: Any, outcome: SearchResult, value: Any) -> None:
     best = outcome.best
     if best is not None:
         at = (best.price_per_hour, value(best))
         axes.scatter([at[0]], [at[1]], s=120, facecolors="none", edgecolors="black", label="the plan", zorder=4)
 
 
-def _legend(axes: Any, outcome: Outcome) -> None:
+def _legend(axes: Any, outcome: SearchResult) -> None:
     if outcome.points:
         axes.legend(fontsize=7)
     else:
@@ -113,7 +113,7 @@ def _price(point: Point) -> float:
     return price_per_hour(point.arrangement, point.counts)
 
 
-def page(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> str:
+def page(outcome: SearchResult, steps: Sequence[Step], task: Task, took_s: float) -> str:
     """The whole page."""
     parts = [pages.lines([_asked(task)])]
     if outcome.best is not None:
@@ -139,7 +139,7 @@ _NOTE = "Simulated; prices are those of the cluster file, or of costs/hardware.p
 _COLUMNS = ("fleet", "price an hour", "attainment", "TTFT p95, ms", "result")
 
 
-def _tried(outcome: Outcome) -> list[tuple[str, ...]]:
+def _tried(outcome: SearchResult) -> list[tuple[str, ...]]:
     ordered = sorted(outcome.points, key=lambda each: (not each.holds, _price(each) if each.holds else -_price(each)))
     return [
         (

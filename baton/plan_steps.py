@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from baton.planning import Answer, Planner, Searched, Task, Tell
+from baton.planning import FleetResults, Planner, Searched, Task, Tell
 from goodput.candidates import Arrangement
 from goodput.search import Trial
 from loadgen.shaping import denser
@@ -36,7 +36,7 @@ class Step:
     name: str
     asks: str
     """The target of the step, for people."""
-    answer: Answer | None = None
+    answer: FleetResults | None = None
     because: str = ""
     """Without an answer: what makes the step impossible, or that no fleet was found."""
 

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from baton.output import say
 from baton.plan_steps import Step
-from baton.planning import Answer, Outcome, Planner, Point, Task, counted, price_per_hour
-from goodput.search import Found
+from baton.planning import FleetResults, Planner, Point, SearchResult, Task, counted, price_per_hour
+from goodput.search import SearchState
 from loadgen.arrival import Arrival
 from sim.evaluate import Evaluation
 
@@ -19,7 +19,7 @@ PLAIN_EVERY_S = 5.0
 UNITS = {"cost": "an hour", "gpus": "GPUs", "energy": "J an output token", "power": "W"}
 
 
-class Progress:
+class PlanProgress:
     """A bar on a terminal, a line now and then elsewhere. It shows how much of the effort is spent: a search that
     cannot find a cheaper fleet ends earlier.
     """
@@ -47,7 +47,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def tick(self, found: Found, planner: Planner) -> None:
+    def tick(self, found: SearchState, planner: Planner) -> None:
         """After a trial."""
         if found.spent < self._last:  # another search has begun
             self._before += self._last
@@ -63,7 +63,7 @@ class Progress:
             say(f"{min(1.0, (self._before + found.spent) / self._effort):.0%} of the effort, {line}")
 
 
-def per_million(answer: Answer) -> float | None:
+def per_million(answer: FleetResults) -> float | None:
     """Price of a million output tokens; None without output."""
     seen = answer.seen
     if not seen.output_tokens:
@@ -74,7 +74,7 @@ def per_million(answer: Answer) -> float | None:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def as_json(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> dict[str, Any]:
+def as_json(outcome: SearchResult, steps: Sequence[Step], task: Task, took_s: float) -> dict[str, Any]:
     """The whole result, for programs."""
     found = outcome.found
     return {
@@ -126,7 +126,7 @@ def _point(point: Point) -> dict[str, Any]:
     }
 
 
-def answer_json(answer: Answer) -> dict[str, Any]:
+def answer_json(answer: FleetResults) -> dict[str, Any]:
     """One fleet with its figures."""
     seen = answer.seen
     return {
@@ -172,7 +172,7 @@ def _attained(seen: Evaluation, name: str) -> dict[str, Any]:
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def headline(outcome: Outcome, task: Task) -> str:
+def headline(outcome: SearchResult, task: Task) -> str:
     """The result in one line."""
     if outcome.best is None:
         return f"no plan: {outcome.because}"
@@ -194,7 +194,7 @@ def _lengths(arrival: Arrival) -> tuple[int, int]:
     return arrival.input_tokens, arrival.output_tokens
 
 
-def figures(answer: Answer) -> list[tuple[str, str]]:
+def figures(answer: FleetResults) -> list[tuple[str, str]]:
     """Names and values of one fleet."""
     seen, million = answer.seen, per_million(answer)
     found = [
@@ -225,7 +225,7 @@ def _per_million(million: float | None) -> str:
     return "" if million is None else f", {million:,.2f} a million output tokens"
 
 
-def step_rows(outcome: Outcome, steps: Sequence[Step]) -> list[tuple[str, str, str]]:
+def step_rows(outcome: SearchResult, steps: Sequence[Step]) -> list[tuple[str, str, str]]:
     """Each step's target, its fleet, and its price beside the plan's."""
     rows = []
     for each in steps:
@@ -240,7 +240,7 @@ def step_rows(outcome: Outcome, steps: Sequence[Step]) -> list[tuple[str, str, s
     return rows
 
 
-def doubts(outcome: Outcome) -> list[str]:
+def doubts(outcome: SearchResult) -> list[str]:
     """What the answer rests on, and what was not tried."""
     found = outcome.found
     told = [f"presumed: {each}" for each in outcome.presumed] if outcome.best is not None else []
@@ -257,7 +257,7 @@ def doubts(outcome: Outcome) -> list[str]:
     return told
 
 
-def cost_line(outcome: Outcome, task: Task, took_s: float) -> str:
+def cost_line(outcome: SearchResult, task: Task, took_s: float) -> str:
     """The effort of the plan."""
     ruled = f"{outcome.ruled_out:,} of {outcome.considered:,} arrangements ruled out by bounds"
     sample = f", {outcome.sampled:,} of them in a sample first" if outcome.sampled else ""
@@ -265,7 +265,7 @@ def cost_line(outcome: Outcome, task: Task, took_s: float) -> str:
     return f"{ruled}; {outcome.trials} fleets simulated ({outcome.spent:,} requests) on {load}; {took_s:.1f} s"
 
 
-def show(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> None:
+def show(outcome: SearchResult, steps: Sequence[Step], task: Task, took_s: float) -> None:
     """A table for people."""
     print(headline(outcome, task))
     print(f"  {'load':<14} {load_line(task)}")
@@ -284,6 +284,6 @@ def show(outcome: Outcome, steps: Sequence[Step], task: Task, took_s: float) -> 
         say(line)
 
 
-def _show(answer: Answer) -> None:
+def _show(answer: FleetResults) -> None:
     for name, value in figures(answer):
         print(f"  {name:<14} {value}")

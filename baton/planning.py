@@ -23,11 +23,11 @@ from costs.hardware import Gpu
 from costs.model import ModelShape
 from costs.shape import Spans
 from costs.step import decoding, prompt
-from goodput.bounds import Engine
-from goodput.candidates import POWER_CAPS, Arrangement, Kind, arrangements
-from goodput.demand import Demand, Promise, demand_of, sampled
-from goodput.floors import Floor, Floors
-from goodput.search import EQUALS, Counts, Found, Space, Trial, Verdict, losses, search
+from goodput.bounds import EngineBounds
+from goodput.candidates import POWER_CAPS, Arrangement, InstanceKind, arrangements
+from goodput.demand import ClassPromise, Demand, demand_of, sampled
+from goodput.floors import FleetFloor, Floors
+from goodput.search import EQUALS, Counts, SearchState, Space, Trial, TrialVerdict, losses, search
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.core.slo import promises_of
@@ -35,7 +35,7 @@ from router.core.values import NO_PROMISE
 from sim.engine_args import engine_of, read_words
 from sim.evaluate import Evaluation, Goal, Tried, evaluate
 from sim.evaluate import tried as simulated
-from sim.fleet import Member, member
+from sim.fleet import SimulatedMember, member
 
 OBJECTIVES: Mapping[str, str] = {
     "cost": "price an hour of all GPUs",
@@ -92,7 +92,7 @@ class Task:
     def demand(self) -> Demand:
         """The load in the form of the bounds."""
         promises = {
-            name: Promise(
+            name: ClassPromise(
                 ttft_ms=goal.targets.ttft_ms,
                 tt2t_ms=goal.targets.tt2t_ms,
                 tpot_ms=goal.targets.tpot_ms,
@@ -110,7 +110,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class FleetResults:
     """One fleet, and the results of its whole run."""
 
     arrangement: Arrangement
@@ -154,13 +154,13 @@ class Point:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class SearchResult:
     """The result of a search."""
 
-    best: Answer | None
-    others: list[Answer] = field(default_factory=list)
+    best: FleetResults | None
+    others: list[FleetResults] = field(default_factory=list)
     """The best of other arrangements of roles that were seen to hold, cheapest first."""
-    found: Found
+    found: SearchState
     considered: int
     """Arrangements."""
     ruled_out: int
@@ -196,8 +196,8 @@ class Planner:
             only: arrangements to look at; None: all.
         """
         self.task = task
-        self._members: dict[Kind, Member | None] = {}
-        self._engines: dict[Kind, Engine] = {}
+        self._members: dict[InstanceKind, SimulatedMember | None] = {}
+        self._engines: dict[InstanceKind, EngineBounds] = {}
         self.considered = 0
         self.why: dict[str, float] = {}
         """Why arrangements cannot keep the promises, and how far each is from possible."""
@@ -221,13 +221,13 @@ class Planner:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
 
-    def member(self, kind: Kind) -> Member | None:
+    def member(self, kind: InstanceKind) -> SimulatedMember | None:
         """One instance of a kind; None if it cannot exist: the model does not fit beside its flags."""
         if kind not in self._members:
             self._members[kind] = self._made(kind)
         return self._members[kind]
 
-    def _made(self, kind: Kind) -> Member | None:
+    def _made(self, kind: InstanceKind) -> SimulatedMember | None:
         words = list(_words(self.task.model, kind))
         if kind.batched_tokens is not None:
             words.append(f"--max-num-batched-tokens={kind.batched_tokens}")
@@ -268,7 +268,7 @@ class Planner:
             return
         self.why[f"not enough GPUs for {counted(arrangement, space.least)}, the least of its kind"] = 0.0
 
-    def _space(self, arrangement: Arrangement, floors: Sequence[Floor]) -> Space:
+    def _space(self, arrangement: Arrangement, floors: Sequence[FleetFloor]) -> Space:
         alone = 1 + (self.task.survive if len(arrangement) == 1 else 0)
         energy = self.task.objective == "energy"
         roles, engines = [kind.role for kind in arrangement], [self._engine(kind) for kind in arrangement]
@@ -287,24 +287,24 @@ class Planner:
             gpus=tuple(kind.gpus for kind in arrangement),
         )
 
-    def _engine(self, kind: Kind) -> Engine:
+    def _engine(self, kind: InstanceKind) -> EngineBounds:
         if kind not in self._engines:
             made = self.member(kind)
             assert made is not None
             assert isinstance(made.costs, Costs)
-            self._engines[kind] = Engine.of(made.costs, made.config)
+            self._engines[kind] = EngineBounds.of(made.costs, made.config)
         return self._engines[kind]
 
-    def _price(self, kind: Kind) -> float:
+    def _price(self, kind: InstanceKind) -> float:
         idle_j = kind.gpu.idle_w * self._span_s / self._tokens
         each = {"cost": kind.gpu.usd_per_hour, "gpus": 1.0, "power": kind.power_cap_w, "energy": idle_j}
         return max(each[self.task.objective], 1e-6) * kind.gpus
 
-    def _available(self, kind: Kind) -> int:
+    def _available(self, kind: InstanceKind) -> int:
         there = {gpu.name: count for gpu, count in self.task.gpus}[kind.gpu.name]
         return INSTANCES_MAX * kind.gpus if there is None else there
 
-    def _most(self, kind: Kind) -> int:
+    def _most(self, kind: InstanceKind) -> int:
         return min(INSTANCES_MAX, self._available(kind) // kind.gpus)
 
     def _limits(self, arrangement: Arrangement) -> tuple[tuple[tuple[float, ...], float], ...]:
@@ -321,7 +321,7 @@ class Planner:
         watts = tuple(kind.power_cap_w * kind.gpus for kind in arrangement)
         return (*shared, *([(watts, self.task.power_w)] if self.task.power_w is not None else []))
 
-    def fleet(self, arrangement: Arrangement, counts: Counts) -> list[Member]:
+    def fleet(self, arrangement: Arrangement, counts: Counts) -> list[SimulatedMember]:
         """All instances."""
         found = []
         for at, (kind, count) in enumerate(zip(arrangement, counts, strict=True)):
@@ -351,18 +351,20 @@ class Planner:
         """Whether a fleet keeps the targets, also with as many instances lost as it has to survive."""
         return self.tried(arrangement, counts).holds
 
-    def answer(self, arrangement: Arrangement, counts: Counts) -> Answer:
+    def answer(self, arrangement: Arrangement, counts: Counts) -> FleetResults:
         """A whole run of one fleet."""
         task = self.task
         seen = evaluate(self.fleet(arrangement, counts), task.arrivals, task.goals, task.usual)
-        return Answer(arrangement=arrangement, counts=counts, seen=seen)
+        return FleetResults(arrangement=arrangement, counts=counts, seen=seen)
 
-    def verdict(self, seen: Tried) -> Verdict:
+    def verdict(self, seen: Tried) -> TrialVerdict:
         """The verdict for the search: with the measured objective, if there is one."""
         cost = None
         if self.task.objective == "energy" and seen.seen is not None:
             cost = seen.seen.energy_j / max(1, seen.seen.output_tokens)
-        return Verdict(holds=seen.holds, cost=cost, attained=seen.attained_at_most, spent=seen.spent + TRIAL_REQUESTS)
+        return TrialVerdict(
+            holds=seen.holds, cost=cost, attained=seen.attained_at_most, spent=seen.spent + TRIAL_REQUESTS
+        )
 
     def scarcest(self, arrangement: Arrangement, counts: Counts) -> str:
         """The bound that a fleet is nearest to."""
@@ -371,13 +373,13 @@ class Planner:
         if not floors:
             return ""
 
-        def share(floor: Floor) -> float:
+        def share(floor: FleetFloor) -> float:
             return sum(weight * count for weight, count in zip(floor.weights, counts, strict=True)) / floor.least
 
         nearest = min(floors, key=share)
         return f"{nearest.because}; the fleet has {share(nearest):.2f} times what that takes at least"
 
-    def why_not(self, found: Found) -> str:
+    def why_not(self, found: SearchState) -> str:
         """Why no fleet holds: what comes nearest to being possible."""
         if self.spaces and not found.proven:
             told = f"none of the {found.trials:,} fleets that were tried keeps the promises, and not all were tried"
@@ -390,7 +392,7 @@ class Planner:
         return min(self.why, key=lambda because: self.why[because])
 
 
-def _cap(kind: Kind) -> str:
+def _cap(kind: InstanceKind) -> str:
     return f"@{kind.power_cap:g}" if kind.power_cap < 1 else ""
 
 
@@ -404,7 +406,7 @@ def counted(arrangement: Arrangement, counts: Counts) -> str:
     return " + ".join(f"{count} × {kind}" for kind, count in zip(arrangement, counts, strict=True))
 
 
-def _words(model: Model, kind: Kind) -> Sequence[str]:
+def _words(model: Model, kind: InstanceKind) -> Sequence[str]:
     """Flags that the file's pool of this role gives its engines, less those that are searched."""
     pool = model.pools.named().get(kind.role)
     given = {} if pool is None else dict(pool.engine_args)
@@ -420,7 +422,7 @@ _STEPS = (
 """Steps at which two kinds are compared."""
 
 
-def _weaker(members: Mapping[str, Member]) -> dict[str, frozenset[str]]:
+def _weaker(members: Mapping[str, SimulatedMember]) -> dict[str, frozenset[str]]:
     """By kind, those of the same role and token budget that are better in nothing: steps, memory, places, network."""
     traits: dict[str, tuple[object, tuple[float, ...]]] = {}
     for name, each in members.items():
@@ -448,11 +450,11 @@ def tried(planner: Planner, name: str, counts: Counts) -> Tried:
     return planner.tried(planner.arrangements[name], counts)
 
 
-Tell = Callable[[Found, Planner], None]
+Tell = Callable[[SearchState, Planner], None]
 """Progress, after each trial."""
 
 
-class Where(TypedDict):
+class SimulationPlace(TypedDict):
     """The place where simulations run."""
 
     on: str | None
@@ -464,7 +466,7 @@ class Searched:
     """One search of one planner."""
 
     planner: Planner
-    found: Found = field(default_factory=Found)
+    found: SearchState = field(default_factory=SearchState)
     seen: dict[tuple[str, Counts], Tried] = field(default_factory=dict)
     stopped: bool = False
     failed: Sequence[Trial] = ()
@@ -508,7 +510,7 @@ class Searched:
         except KeyboardInterrupt:
             self.stopped = True
 
-    def _judged(self, going: fanout.Search[Trial, Verdict]) -> fanout.Search[Trial, Tried]:
+    def _judged(self, going: fanout.Search[Trial, TrialVerdict]) -> fanout.Search[Trial, Tried]:
         """The search's verdicts, made of trials that are kept."""
         try:
             todo = next(going)
@@ -519,12 +521,12 @@ class Searched:
         except StopIteration:
             return
 
-    def answer(self, trial: Trial) -> Answer:
+    def answer(self, trial: Trial) -> FleetResults:
         """The measurements of a fleet that held."""
         arrangement = self.planner.arrangements[trial.space.name]
         seen = self.seen[trial.space.name, trial.counts].seen
         assert seen is not None, "a fleet that holds was seen to the end"
-        return Answer(arrangement=arrangement, counts=trial.counts, seen=seen)
+        return FleetResults(arrangement=arrangement, counts=trial.counts, seen=seen)
 
     def points(self) -> list[Point]:
         """Every fleet that was tried."""
@@ -541,7 +543,7 @@ class Searched:
         ]
 
 
-def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | None = None) -> Outcome:
+def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | None = None) -> SearchResult:
     """Search, and evaluate the result.
 
     Args:
@@ -550,7 +552,7 @@ def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | 
         processes: None: one a core.
         on: where simulations run; None: on this machine, else as `baton.fanout.opened` takes it.
     """
-    where: Where = {"on": on, "processes": processes}
+    where: SimulationPlace = {"on": on, "processes": processes}
     whole, task = task, bounded(task)
     first = None
     if len(task.arrivals) > 2 * SAMPLE_REQUESTS:
@@ -577,7 +579,7 @@ OTHERS_SHARE = 0.2
 of energy are loose, and fleets with few watts mostly have few joules."""
 
 
-def _widest(task: Task, progress: Tell, where: Where) -> Searched:
+def _widest(task: Task, progress: Tell, where: SimulationPlace) -> Searched:
     """A search of all arrangements, yet to be run."""
     searched = Searched(Planner(task))
     for objective in OTHERS if task.objective == "energy" else ():
@@ -622,14 +624,14 @@ def _promising(first: Searched) -> list[Arrangement] | None:
     return [planner.arrangements[name] for name in list(names)[:PROMISING_MAX]] or None
 
 
-def _outcome(task: Task, first: Searched | None, last: Searched) -> Outcome:
+def _outcome(task: Task, first: Searched | None, last: Searched) -> SearchResult:
     found, planner = last.found, last.planner
     if first is not None and not first.found.proven:
         found.proven = False
     widest, stopped = planner if first is None else first.planner, last.stopped or (first is not None and first.stopped)
     found.proven = found.proven and not stopped
     best = None if found.best is None else last.answer(found.best)
-    return Outcome(
+    return SearchResult(
         best=best,
         others=[last.answer(each) for each in _others(planner, found)],
         found=found,
@@ -647,7 +649,7 @@ def _outcome(task: Task, first: Searched | None, last: Searched) -> Outcome:
     )
 
 
-def _presumed(task: Task, found: Found, *, sampled: bool, stopped: bool) -> list[str]:
+def _presumed(task: Task, found: SearchState, *, sampled: bool, stopped: bool) -> list[str]:
     """The assumptions of the answer besides the simulations."""
     told = ["more instances never hold less, and slower ones never more: "]
     if stopped:
@@ -665,7 +667,7 @@ def _presumed(task: Task, found: Found, *, sampled: bool, stopped: bool) -> list
 OTHERS_SHOWN = 3
 
 
-def _others(planner: Planner, found: Found) -> list[Trial]:
+def _others(planner: Planner, found: SearchState) -> list[Trial]:
     """Of each other set of roles the cheapest that was seen to hold."""
     best: dict[tuple[str, ...], Trial] = {}
     mine = None if found.best is None else _roles(planner, found.best)

@@ -48,7 +48,7 @@ class _Process:
     said: dict[str, str] | None = None
 
 
-class Processes:
+class ServerProcesses:
     """So many of a server. `run` returns when all have ended."""
 
     def __init__(self, count: int, serve: Serve, announce: Callable[[str, str], None], drain_s: float) -> None:

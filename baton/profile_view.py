@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from baton.output import emit, say
-from baton.profiling import Found
+from baton.profiling import ProfileResults
 from costs.profile import Profile
-from costs.step import Work
+from costs.step import StepWork
 from loadgen.measure import Point
 
 OFF = 0.15
@@ -18,7 +18,7 @@ OFF = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedPoint:
     """A point beside the fit."""
 
     point: Point
@@ -30,27 +30,29 @@ class Fitted:
         return self.fitted_ms / self.measured_ms - 1
 
 
-def fitted(profile: Profile, found: Found) -> list[Fitted]:
+def fitted(profile: Profile, found: ProfileResults) -> list[FittedPoint]:
     """Every point beside its fitted value."""
     cost = profile.cost
     return [
         *(
-            Fitted(point, row.ms, cost.step_ms(Work(new_tokens=round(row.new_tokens), area=round(row.area))))
+            FittedPoint(point, row.ms, cost.step_ms(StepWork(new_tokens=round(row.new_tokens), area=round(row.area))))
             for point, row in found.prefills.items()
         ),
         *(
-            Fitted(point, row.ms, cost.step_ms(Work(batch=round(row.batch), sum_context=round(row.sum_context))))
+            FittedPoint(
+                point, row.ms, cost.step_ms(StepWork(batch=round(row.batch), sum_context=round(row.sum_context)))
+            )
             for point, row in found.decodes.items()
         ),
     ]
 
 
-def misfits(profile: Profile, found: Found) -> list[Point]:
+def misfits(profile: Profile, found: ProfileResults) -> list[Point]:
     """The points that do not lie on the fit."""
     return [each.point for each in fitted(profile, found) if abs(each.off) > OFF]
 
 
-def notes_of(found: Found, budget_s: float, *, says_load: bool) -> list[str]:
+def notes_of(found: ProfileResults, budget_s: float, *, says_load: bool) -> list[str]:
     """Warnings to read before the fit."""
     notes = [f"{point}: nothing measured: {why}" for point, why in found.rejected.items()]
     if found.left_out:
@@ -65,7 +67,7 @@ def notes_of(found: Found, budget_s: float, *, says_load: bool) -> list[str]:
     return notes
 
 
-def show_profile(profile: Profile, found: Found, notes: list[str], path: Path, *, as_json: bool) -> None:
+def show_profile(profile: Profile, found: ProfileResults, notes: list[str], path: Path, *, as_json: bool) -> None:
     """The fit, its error, and the points that are off it."""
     rows = fitted(profile, found)
     off = [f"{each.point}: the fit is {each.off:+.0%} off" for each in rows if abs(each.off) > OFF]
@@ -97,7 +99,7 @@ def show_profile(profile: Profile, found: Found, notes: list[str], path: Path, *
     print(f"written: {path}")
 
 
-def _way(found: Found) -> str:
+def _way(found: ProfileResults) -> str:
     """The time that was subtracted from the time to the first token."""
     network = f"{found.round_trip_ms:.3f} ms for the network and HTTP"
     if found.server_ms is None:
@@ -111,7 +113,7 @@ def say_notes(notes: list[str]) -> None:
         say(f"• {note}")
 
 
-def _table(rows: list[Fitted]) -> None:
+def _table(rows: list[FittedPoint]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -124,7 +126,7 @@ def _table(rows: list[Fitted]) -> None:
     Console(highlight=False).print(table)
 
 
-class Progress:
+class ProfileProgress:
     """A bar on a terminal, a line for each point in a log."""
 
     def __init__(self) -> None:

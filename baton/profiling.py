@@ -13,9 +13,9 @@ import aiohttp
 from costs.fit import DecodeRow, PrefillRow
 from engine.vllm.metrics import parse_load
 from loadgen.body import Asking
-from loadgen.http import Pool
+from loadgen.http import LoadConnections
 from loadgen.measure import (
-    Limits,
+    EngineLimits,
     Point,
     Prompt,
     Rejected,
@@ -38,7 +38,7 @@ POINT_S = 10.0
 
 
 @dataclass(slots=True)
-class Found:
+class ProfileResults:
     """The results of the points."""
 
     round_trip_ms: float = 0.0
@@ -80,9 +80,11 @@ class Measuring:
         told: Callable[[int, int, Point], None],
     ) -> None:
         self._url, self._headers, self._asking, self._told = url, headers, asking, told
-        self.found = Found()
+        self.found = ProfileResults()
 
-    async def run(self, limits: Limits, budget_s: float, doubtful: Callable[[Found], list[Point]]) -> Found:
+    async def run(
+        self, limits: EngineLimits, budget_s: float, doubtful: Callable[[ProfileResults], list[Point]]
+    ) -> ProfileResults:
         """All points that fit into the time, the most telling first; then once more the rejected and doubtful."""
         found, end = self.found, time.monotonic() + budget_s
         found.round_trip_ms = 1000 * await round_trip_s(self._url)
@@ -125,7 +127,7 @@ class Measuring:
             concurrency_max=1 if isinstance(point, Prompt) else None,
             token_times=True,
         )
-        load = await Replay(Pool(self._url), sending).run(arrivals(point))
+        load = await Replay(LoadConnections(self._url), sending).run(arrivals(point))
         return sorted(load.records, key=lambda record: record.request)
 
     def _take(self, point: Point, records: list[Record]) -> None:
@@ -161,7 +163,7 @@ async def text_of(url: str, headers: Mapping[str, str]) -> str:
 
 async def round_trip_s(url: str) -> float:
     """Time of the shortest answer: network, HTTP on both sides. It is no part of a step."""
-    pool = Pool(url)
+    pool = LoadConnections(url)
     request = f"GET {pool.base}/health HTTP/1.1\r\nHost: {pool.netloc}\r\n\r\n".encode()
     taken = []
     try:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from baton.plan import Planned, Wanted
+from baton.plan import PlacedEngine, WantedEngine
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from cluster.spec import Spec
 from cluster.spec.plan import stems
-from engine.vllm.placement import Share
+from engine.vllm.placement import MachineShare
 from goodput.actuate.agents import Agents
 from goodput.actuate.ray_actor import Launch
 from goodput.actuate.ray_cluster import RayActuator, RayPool
 from kvtransfer.keys import instance_text
 from kvtransfer.seal import identity_text
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 AUTO: Final = "auto"
 CPUS: Final = 1.0
@@ -30,10 +30,10 @@ def address_of(on: str) -> str:
 
 
 def launches(
-    templates: Mapping[str, Wanted],
+    templates: Mapping[str, WantedEngine],
     registry: Sequence[str],
     password_file: Path | None,
-    keys: Callable[[], tuple[Key, ...]] | None,
+    keys: Callable[[], tuple[SigningKey, ...]] | None,
 ) -> Callable[[str, str], Launch]:
     """The process that the actor of an instance starts.
 
@@ -46,8 +46,8 @@ def launches(
 
     def launch(name: str, pool: str) -> Launch:
         wanted = templates[pool]
-        named = Wanted(**{field: getattr(wanted, field) for field in wanted.__slots__} | {"name": name})
-        planned = Planned(wanted=named, port=0, agent_port=0, side_channel_port=0, placed=Share())
+        named = WantedEngine(**{field: getattr(wanted, field) for field in wanted.__slots__} | {"name": name})
+        planned = PlacedEngine(wanted=named, port=0, agent_port=0, side_channel_port=0, placed=MachineShare())
         files, flags = _secrets(name, password_file, keys)
         return Launch(
             instance=name,
@@ -63,7 +63,7 @@ def launches(
 
 
 def _secrets(
-    name: str, password_file: Path | None, keys: Callable[[], tuple[Key, ...]] | None
+    name: str, password_file: Path | None, keys: Callable[[], tuple[SigningKey, ...]] | None
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Files by name, and flags that name them."""
     files: dict[str, str] = {}

@@ -11,7 +11,7 @@ from cluster.registry.proofs import Proofs
 from cluster.registry.registry import DEFAULT_CLUSTER, Registry
 from kvtransfer.keyfile import KeyFile
 from kvtransfer.proving import FleetProofs
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 UNIX_TIME: Final = time.time  # noqa: TID251 - the clock that two machines share
 
@@ -53,7 +53,7 @@ def open_registry(args: argparse.Namespace, proofs: Proofs | None = None) -> Reg
     )
 
 
-def fleet_proofs(keys: KeyFile[tuple[Key, ...]] | None, *, accepts_unproven: bool = False) -> FleetProofs | None:
+def fleet_proofs(keys: KeyFile[tuple[SigningKey, ...]] | None, *, accepts_unproven: bool = False) -> FleetProofs | None:
     """The proofs of a program with the fleet's ticket keys; None without keys."""
     return None if keys is None else FleetProofs(keys.get, UNIX_TIME, accepts_unproven=accepts_unproven)
 

@@ -26,18 +26,18 @@ from costs.hardware import Gpu, find_gpu
 from costs.shipped import find_model, profiles
 from engine.agent.http import listen
 from goodput.actuate.journal import Journal
-from goodput.actuate.lease import Lease
+from goodput.actuate.lease import LeaderClaim
 from goodput.actuate.protocol import Actuator
-from goodput.actuate.scaler import Fleet, Scaler
-from goodput.bounds import Engine
+from goodput.actuate.scaler import ScaledFleet, Scaler
+from goodput.bounds import EngineBounds
 from goodput.budget import Budget, Footprint
-from goodput.control_rules import Rules
+from goodput.control_rules import ControlRules
 from goodput.controller import Controller
-from goodput.demand import Promise
-from goodput.fixed import Fixed
+from goodput.demand import ClassPromise
+from goodput.fixed import FixedPools
 from goodput.pools import ScalingPool
 from sim.engine_args import engine_of, read_words
-from sim.fleet import Member, member
+from sim.fleet import SimulatedMember, member
 
 logger = logging.getLogger("baton.controller")
 
@@ -56,7 +56,7 @@ AGAIN_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class MadePools:
     """What pools were made of besides the cluster file: enough to make the same controllers again."""
 
     engine: str
@@ -66,23 +66,23 @@ class Made:
     dry: bool = False
 
     @staticmethod
-    def read(said: Mapping[str, Any]) -> Made:
+    def read(said: Mapping[str, Any]) -> MadePools:
         """From a line of a log."""
-        found: Made = msgspec.convert(said, Made)
+        found: MadePools = msgspec.convert(said, MadePools)
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ScalingPlan:
     """The pools to size, and the rules for it."""
 
-    made: Made
+    made: MadePools
 
     pools: Mapping[str, tuple[ScalingPool, ...]]
     """By the model's name in the API."""
-    promises: dict[str, Promise]
-    rules: Rules
-    members: Mapping[str, Mapping[str, Member]] = field(default_factory=dict)
+    promises: dict[str, ClassPromise]
+    rules: ControlRules
+    members: Mapping[str, Mapping[str, SimulatedMember]] = field(default_factory=dict)
     """By model and pool: the simulation's settings of one instance."""
     off: Mapping[str, str] = field(default_factory=dict)
     """By model: why it is not sized."""
@@ -95,7 +95,7 @@ def wants_scaling(spec: Spec) -> bool:
     return any(pool.min < pool.at_most or pool.flips for _, _, pool in stems(spec).values())
 
 
-def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str], *, dry: bool = False) -> Plan:
+def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str], *, dry: bool = False) -> ScalingPlan:
     """The sizes in a cluster file.
 
     Args:
@@ -106,7 +106,7 @@ def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str]
         dry: decide only, and do nothing.
     """
     pools: dict[str, tuple[ScalingPool, ...]] = {}
-    members: dict[str, dict[str, Member]] = {}
+    members: dict[str, dict[str, SimulatedMember]] = {}
     off: dict[str, str] = {}
     for model in spec.models:
         try:
@@ -121,14 +121,14 @@ def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str]
         if model.api_name in off
     }
     counts = {name: each.count for name, each in spec.hardware.items() if each.count is not None}
-    rules = Rules(budget=Budget(gpus=counts), dry=dry, checks=True)
-    made = Made(engine=engine, gpu=gpu_found, vllm_args=tuple(vllm_args), dry=dry)
+    rules = ControlRules(budget=Budget(gpus=counts), dry=dry, checks=True)
+    made = MadePools(engine=engine, gpu=gpu_found, vllm_args=tuple(vllm_args), dry=dry)
     promises = {name: _promise(slo) for name, slo in spec.slo.items()}
-    return Plan(made=made, pools=pools, promises=promises, rules=rules, members=members, off=off, kept=kept)
+    return ScalingPlan(made=made, pools=pools, promises=promises, rules=rules, members=members, off=off, kept=kept)
 
 
-def _promise(slo: SloClass) -> Promise:
-    return Promise(
+def _promise(slo: SloClass) -> ClassPromise:
+    return ClassPromise(
         ttft_ms=slo.ttft_ms,
         tt2t_ms=slo.tt2t_ms,
         tpot_ms=slo.tpot_ms,
@@ -139,7 +139,7 @@ def _promise(slo: SloClass) -> Promise:
 
 def _pools(
     spec: Spec, model: Model, engine: str, gpu_found: str | None, vllm_args: list[str]
-) -> list[tuple[ScalingPool, Member]]:
+) -> list[tuple[ScalingPool, SimulatedMember]]:
     named = {stem: pool for stem, (its, _, pool) in stems(spec).items() if its is model}
     roles = {stem: role for stem, (its, role, _) in stems(spec).items() if its is model}
     return [_pool(spec, model, stem, roles[stem], pool, engine, gpu_found, vllm_args) for stem, pool in named.items()]
@@ -154,7 +154,7 @@ def _pool(
     engine: str,
     gpu_found: str | None,
     vllm_args: list[str],
-) -> tuple[ScalingPool, Member]:
+) -> tuple[ScalingPool, SimulatedMember]:
     words = [*flags.words(pool.engine_args), *vllm_args]
     gpu = _gpu(spec, pool, engine, gpu_found, words)
     sizes = find_model(model.name)
@@ -168,7 +168,7 @@ def _pool(
     made = ScalingPool(
         name=stem,
         role=role,
-        engine=Engine(
+        engine=EngineBounds(
             costs=costs,
             batched_tokens=config.max_num_batched_tokens,
             seqs_max=config.max_num_seqs,
@@ -225,18 +225,18 @@ def _value(words: list[str], flag: str, otherwise: str) -> str:
     return otherwise
 
 
-def fleets_of(plan: Plan) -> tuple[Fleet, ...]:
+def fleets_of(plan: ScalingPlan) -> tuple[ScaledFleet, ...]:
     """A controller for each model that can be sized; with `kept`, the others are kept at the file's sizes."""
     fixed = tuple(
-        Fleet(
+        ScaledFleet(
             model=model if len(plan.pools) + len(plan.off) > 1 else "",
             pools={name: (role, False) for name, (role, _) in sizes.items()},
-            machine=Fixed({name: count for name, (_, count) in sizes.items()}),
+            machine=FixedPools({name: count for name, (_, count) in sizes.items()}),
         )
         for model, sizes in plan.kept.items()
     )
     return fixed + tuple(
-        Fleet(
+        ScaledFleet(
             model=model if len(plan.pools) + len(plan.off) > 1 else "",
             pools={pool.name: (pool.role, pool.flips) for pool in pools},
             machine=Controller(pools, plan.promises, plan.rules),
@@ -257,7 +257,7 @@ class ScalingShell:
     def __init__(
         self,
         cluster: str,
-        plan: Plan,
+        plan: ScalingPlan,
         registry: Callable[[], Registry],
         *,
         say: Callable[[str], None],
@@ -295,7 +295,7 @@ class ScalingShell:
     async def _once(self, actuator: Actuator, on_url: Callable[[str], None]) -> None:
         registry = self._registry()
         folder = scaling_folder()
-        lease = Lease(registry, "http://127.0.0.1:1", said=self._line)
+        lease = LeaderClaim(registry, "http://127.0.0.1:1", said=self._line)
         journal = Journal(folder / f"{self._cluster}.jsonl", msgspec.to_builtins(self.plan.made))
         scaler = Scaler(
             registry, lease, actuator, fleets_of(self.plan), journal, say=self._say, at_start=self._at_start

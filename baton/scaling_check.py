@@ -18,17 +18,17 @@ from baton import compiled
 from baton.packing import packed, unpacked
 from baton.scaling_simulation import COMPILED, CPU_S
 from goodput.decision import Check, Checked
-from goodput.demand import Promise
+from goodput.demand import ClassPromise
 from loadgen.report import Targets
 from router.core.values import Promise as Promised
 from sim.evaluate import Goal
-from sim.fleet import Member
+from sim.fleet import SimulatedMember
 
 WALL_S: Final = 20.0
 """On a machine that is busy with other things CPU time comes slowly. Below `goodput.controller.CHECK_S`."""
 
 
-def goals_of(promises: Mapping[str, Promise]) -> dict[str, Goal]:
+def goals_of(promises: Mapping[str, ClassPromise]) -> dict[str, Goal]:
     """The goals by which a simulation measures classes."""
     return {
         name: Goal(
@@ -43,7 +43,7 @@ def goals_of(promises: Mapping[str, Promise]) -> dict[str, Goal]:
 class Checker:
     """Answers the checks of one model's controller."""
 
-    def __init__(self, members: Mapping[str, Member], promises: Mapping[str, Promise]) -> None:
+    def __init__(self, members: Mapping[str, SimulatedMember], promises: Mapping[str, ClassPromise]) -> None:
         """`members` by pool; `promises` by class, which may be edited while it runs."""
         self._members: Final = members
         self._promises: Final = promises

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton.clusterfile import read
-from baton.scaling import Made, plan_of, scaling_folder
+from baton.scaling import MadePools, plan_of, scaling_folder
 from cluster.errors import UsageError
 from goodput.actuate.journal import Line, lines
 from goodput.controller import Controller
@@ -74,7 +74,7 @@ def words(shown: Shown) -> list[str]:
     return found + [f"    ! {condition}" for condition in told["conditions"]]
 
 
-class Replayed(NamedTuple):
+class ReplayedDecisions(NamedTuple):
     """The result of deciding a log again."""
 
     controllers: int
@@ -83,7 +83,7 @@ class Replayed(NamedTuple):
     different: tuple[str, ...]
 
 
-def decide_again(file: str, log: Path) -> Replayed:
+def decide_again(file: str, log: Path) -> ReplayedDecisions:
     """Give new controllers the events of a log, and say where they decide otherwise.
 
     Raises:
@@ -103,12 +103,12 @@ def decide_again(file: str, log: Path) -> Replayed:
             different += [f"event {each.line} of life {lives}: was {each.was}, is {each.now}" for each in found]
         except BadLine as error:
             raise UsageError(f"{log}: {error}") from None
-    return Replayed(lives, events, tuple(different))
+    return ReplayedDecisions(lives, events, tuple(different))
 
 
-def _lives(log: Path) -> Iterator[tuple[Made, str, list[Line]]]:
+def _lives(log: Path) -> Iterator[tuple[MadePools, str, list[Line]]]:
     """By controller and model, its events from the first on. Lives without their beginning in the log are left out."""
-    made: Made | None = None
+    made: MadePools | None = None
     found: dict[str, list[Line]] = {}
     for line in lines(log):
         if line.began is not None:
@@ -121,9 +121,9 @@ def _lives(log: Path) -> Iterator[tuple[Made, str, list[Line]]]:
         yield from ((made, model, logged) for model, logged in found.items())
 
 
-def _made(said: Mapping[str, Any]) -> Made | None:
+def _made(said: Mapping[str, Any]) -> MadePools | None:
     """The settings in the log; None if they are of another version."""
     try:
-        return Made.read(said)
+        return MadePools.read(said)
     except msgspec.ValidationError:
         return None

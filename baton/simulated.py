@@ -23,7 +23,7 @@ from loadgen.report import Targets
 from router.core.slo import promises_of
 from router.core.values import Promise
 from sim.engine_args import engine_of, read_words
-from sim.fleet import Member, member
+from sim.fleet import SimulatedMember, member
 from sim.startup import StartUp
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100-SXM"
@@ -34,10 +34,10 @@ LEASE_S = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedSimulation:
     """The simulation that was asked for."""
 
-    members: tuple[Member, ...]
+    members: tuple[SimulatedMember, ...]
     model: str
     """Name in the API that requests ask for."""
     targets: Targets
@@ -51,7 +51,7 @@ class Planned:
     notes: tuple[str, ...] = ()
 
 
-def planned_fleet(args: argparse.Namespace, *, contents: bool) -> Planned:
+def planned_fleet(args: argparse.Namespace, *, contents: bool) -> PlannedSimulation:
     """The fleet that the flags describe.
 
     Raises:
@@ -60,7 +60,7 @@ def planned_fleet(args: argparse.Namespace, *, contents: bool) -> Planned:
     return _from_file(args, contents=contents) if args.cluster else _from_flags(args, contents=contents)
 
 
-def _from_flags(args: argparse.Namespace, *, contents: bool) -> Planned:
+def _from_flags(args: argparse.Namespace, *, contents: bool) -> PlannedSimulation:
     counts = {role: getattr(args, role.value) for role in Role}
     if all(count is None for count in counts.values()):
         counts = {Role.PREFILL: 1, Role.DECODE: 1, Role.BOTH: 0}
@@ -85,10 +85,10 @@ def _from_flags(args: argparse.Namespace, *, contents: bool) -> Planned:
         raise UsageError("no instance: give at least one with --prefill, --decode or --both")
     members, notes = _members(listed, {}, args, contents=contents)
     targets = Targets(args.ttft_ms, args.tt2t_ms, args.tpot_ms, args.e2e_ms)
-    return Planned(members=members, model=model, targets=targets, notes=notes)
+    return PlannedSimulation(members=members, model=model, targets=targets, notes=notes)
 
 
-def _from_file(args: argparse.Namespace, *, contents: bool) -> Planned:
+def _from_file(args: argparse.Namespace, *, contents: bool) -> PlannedSimulation:
     for name in ("prefill", "decode", "both", "tp_prefill", "tp_decode", "tp_both"):
         if getattr(args, name) is not None:
             raise UsageError(
@@ -112,7 +112,7 @@ def _from_file(args: argparse.Namespace, *, contents: bool) -> Planned:
     members, notes = _members(listed, memory, args, contents=contents)
     if len(spec.models) > 1:
         notes = (*notes, f"one model at a time: {chosen.api_name}; --model names another")
-    return Planned(
+    return PlannedSimulation(
         members=members,
         model=chosen.api_name,
         targets=_targets(args, spec),
@@ -140,9 +140,9 @@ def _targets(args: argparse.Namespace, spec: Spec) -> Targets:
 
 def _members(
     listed: list[PlannedInstance], memory: Mapping[str, float], args: argparse.Namespace, *, contents: bool
-) -> tuple[tuple[Member, ...], tuple[str, ...]]:
+) -> tuple[tuple[SimulatedMember, ...], tuple[str, ...]]:
     """Instances of one kind share what they cost."""
-    made: dict[tuple[object, ...], Member] = {}
+    made: dict[tuple[object, ...], SimulatedMember] = {}
     unread: dict[str, None] = {}
     found = []
     for each in listed:

@@ -25,7 +25,7 @@ from kvtransfer.keys import (
     read_instance,
 )
 from kvtransfer.seal import Identity, identity_text, read_identity
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def named_file(args: argparse.Namespace, environ: Mapping[str, str]) -> Path | N
     return None if given is None else given.absolute()
 
 
-def open_fleet_keys(path: Path | None) -> KeyFile[tuple[Key, ...]] | None:
+def open_fleet_keys(path: Path | None) -> KeyFile[tuple[SigningKey, ...]] | None:
     """A router's keys, read anew when the file changes.
 
     Raises:
@@ -134,7 +134,7 @@ def later_files(router: Path, folder: Path) -> Callable[[str], Path]:
     return lambda name: _write_instance(folder / f"{FLEET_FILE}.{name}", _open(router, read_fleet).get(), name)
 
 
-def add_fleet_key(path: Path) -> tuple[Key, ...]:
+def add_fleet_key(path: Path) -> tuple[SigningKey, ...]:
     """Make the fleet's file with a first key, or add one that checks and does not sign yet; all keys, the new one last.
 
     Raises:
@@ -163,7 +163,7 @@ def write_instance_file(fleet: Path, instance: str) -> Path:
         raise UsageError(f"--instance: {error}") from None
 
 
-def _write_instance(path: Path, keys: tuple[Key, ...], instance: str) -> Path:
+def _write_instance(path: Path, keys: tuple[SigningKey, ...], instance: str) -> Path:
     """An engine's key file, and its agent's identity beside it."""
     text, identity = instance_text(keys, InstanceId(instance)), identity_text(keys, InstanceId(instance))
     write_private(_identity_file(path), identity)
@@ -185,7 +185,7 @@ def write_private(path: Path, text: str) -> Path:
     return path
 
 
-def _new_key(known: tuple[Key, ...]) -> Key:
+def _new_key(known: tuple[SigningKey, ...]) -> SigningKey:
     taken = {key.id for key in known}
     name = next(name for number in range(1, KEYS_MAX + 2) if (name := f"k{number}") not in taken)
-    return Key(name, secrets.token_bytes(SECRET_BYTES))
+    return SigningKey(name, secrets.token_bytes(SECRET_BYTES))

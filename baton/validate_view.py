@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.validate.figures import Comparison, Figure, Total, told, totals
+from sim.validate.figures import Figure, RunComparison, Total, told, totals
 from sim.validate.tables import OTHERS, number, percent, steady_totals
 
 FAR = 0.25
 """An error beyond this is marked, whatever the figure."""
 
 
-def show(found: Sequence[Comparison]) -> None:
+def show(found: Sequence[RunComparison]) -> None:
     """Everything, in order."""
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -37,7 +37,7 @@ def show(found: Sequence[Comparison]) -> None:
         )
 
 
-def _heading(console: Console, comparison: Comparison) -> None:
+def _heading(console: Console, comparison: RunComparison) -> None:
     preempted = f", {comparison.preemptions} preemptions" if comparison.preemptions else ""
     head = f"{comparison.name}: {comparison.model}, {comparison.requests:,} requests{preempted}"
     console.print(f"[bold]{escape(head)}[/]", soft_wrap=True)

@@ -7,8 +7,8 @@
 Two classes that refuse (`when_missed: shed`) come faster than the fleet can serve: one prefill instance, one decode
 instance and one of role both, Llama-3.1-8B on H100s. Each scenario of `sim.experiments.overload` runs twice with the
 same arrivals: with margins that are learned (`router.predict.margins`), and with the widest margin throughout, which
-was the rule before. Attainment is of all arrivals, refused ones have missed. The seeds are not those that the gains of
-the margins were chosen on (1 and 2).
+was the rule before. Attainment is of all arrivals, refused ones have missed. The gains of the margins were
+chosen on other draws of the first scenarios.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ from costs import shipped
 from loadgen.arrival import Arrival
 from sim.experiments.breakeven import MODES, PATIENCE_S, Regret, in_mode, outcome, regret
 from sim.experiments.contest import served, splits, whole
-from sim.experiments.loads import Load, Size
-from sim.experiments.systems import Pool, Shelf, System, simulate
+from sim.experiments.loads import Size, UnitLoad
+from sim.experiments.systems import EqualInstances, Shelf, System, simulate
 from sim.experiments.tuning import Case, guess
 from sim.result import Result
 
@@ -120,7 +120,7 @@ class Ground:
 
     def arrivals(self, first: int, last: int) -> list[Arrival]:
         """Some of the requests at the rate, from second 0 on."""
-        some = Load(self.load.name, self.load.arrivals[first:last])
+        some = UnitLoad(self.load.name, self.load.arrivals[first:last])
         return some.at_rate(self.rate, last - first)
 
 
@@ -165,7 +165,7 @@ def of_regret(ground: Ground) -> dict[str, Any]:
 def of_mixed(window: int, data: Path) -> dict[str, Any]:
     """One window of the mix under every policy, at every load."""
     shelf = shelf_of()
-    pools = (Pool(role=Role.BOTH, count=MIXED_COUNT, tp=1, gpu=FLEET.slower, batched_tokens=BUDGET),)
+    pools = (EqualInstances(role=Role.BOTH, count=MIXED_COUNT, tp=1, gpu=FLEET.slower, batched_tokens=BUDGET),)
     mix = mixed(data, window)
 
     def run(policy: str, rate: float) -> Result:
@@ -185,11 +185,11 @@ def of_mixed(window: int, data: Path) -> dict[str, Any]:
     return {"part": "mixed", "window": window, "capacity": round(capacity, 3), "latency_s": latency}
 
 
-def mixed(data: Path, window: int) -> Load:
+def mixed(data: Path, window: int) -> UnitLoad:
     """Three traces in equal numbers, each with its own bursts, at a mean rate of 1."""
     several = [load(data, replace(trace, requests=MIXED_EACH), window) for trace in grid.TRACES if trace.name in MIXED]
     together = sorted((each for one in several for each in one.arrivals), key=lambda each: each.at_s)
-    return Load("mixed", [msgspec.structs.replace(each, at_s=each.at_s * len(several)) for each in together])
+    return UnitLoad("mixed", [msgspec.structs.replace(each, at_s=each.at_s * len(several)) for each in together])
 
 
 def throughput(result: Result) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.http import Failed, Pool
+from loadgen.http import Failed, LoadConnections
 from loadgen.prompts import text_of
 from loadgen.stream import Tally
 
@@ -67,7 +67,7 @@ async def hold(url: str, model: str, scenario: Scenario, salt: str, shared: str,
         shared: the same for the system prompts: a phase with another phase's value finds them in the caches.
         seed: of arrivals and pauses, so that each contestant has the same.
     """
-    seen, pool, chance = Seen(), Pool(url), random.Random(seed)
+    seen, pool, chance = Seen(), LoadConnections(url), random.Random(seed)
     try:
         async with asyncio.TaskGroup() as group:
             due_s = time.perf_counter()
@@ -83,7 +83,9 @@ async def hold(url: str, model: str, scenario: Scenario, salt: str, shared: str,
 class _Session:
     """One client's session."""
 
-    def __init__(self, pool: Pool, model: str, scenario: Scenario, seen: Seen, chance: random.Random) -> None:
+    def __init__(
+        self, pool: LoadConnections, model: str, scenario: Scenario, seen: Seen, chance: random.Random
+    ) -> None:
         self.pool, self.model, self.scenario, self.seen, self.chance = pool, model, scenario, seen, chance
 
     async def run(self, due_s: float, name: str, shared: str) -> None:

@@ -30,7 +30,7 @@ from costs import shipped
 from loadgen.arrival import Arrival
 from loadgen.traces import azure, mooncake
 from sim.experiments import distserve, rivals, scenarios, splitwise, splitwise_gap
-from sim.experiments.loads import FULL, QUICK, Load, Size, traced
+from sim.experiments.loads import FULL, QUICK, Size, UnitLoad, traced
 from sim.experiments.systems import Shelf
 from sim.experiments.tuning import Best
 
@@ -60,11 +60,11 @@ class Plan:
     tolerance: float
     shelf: Shelf
     data: Path | None
-    loads: dict[str, Load]
+    loads: dict[str, UnitLoad]
     found: dict[str, scenarios.Compared]
     """Trace scenarios that were compared already: the rivals' part starts from them."""
 
-    def trace(self, name: str, length_max: int = LENGTH_MAX) -> Load | None:
+    def trace(self, name: str, length_max: int = LENGTH_MAX) -> UnitLoad | None:
         """The trace's first requests; None without data."""
         if self.data is None:
             return None

@@ -72,7 +72,7 @@ class Fleet:
         """A client's."""
         return {"model": "tiny", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
 
-    def prefill(self, name: TransferId, prompt: list[int]) -> wire.Transfer:
+    def prefill(self, name: TransferId, prompt: list[int]) -> wire.TransferFields:
         """Send leg 1; the hold that it leaves."""
         answer = json.loads(_post(self.p, wire.prefill_body(self.body(prompt), transfer=name), name.request).read())
         transfer = wire.read_transfer(answer)
@@ -80,7 +80,7 @@ class Fleet:
             raise SystemExit(f"bench-handoff: P holds nothing: {answer}")
         return transfer
 
-    def decode(self, name: TransferId, prompt: list[int], transfer: wire.Transfer) -> list[float]:
+    def decode(self, name: TransferId, prompt: list[int], transfer: wire.TransferFields) -> list[float]:
         """Leg 2: when each token came, in seconds of `time.perf_counter`."""
         body = {**wire.decode_body(self.body(prompt), transfer), "stream": True}
         return [time.perf_counter() for line in _post(self.d, body, name.request) if line[:7] == b"data: {"]
@@ -103,7 +103,7 @@ class Fleet:
 
         The two legs find each other by their `X-Request-Id`; P fills in the blocks and the id of its request.
         """
-        transfer = wire.Transfer(
+        transfer = wire.TransferFields(
             {**self._known, "remote_block_ids": [], "remote_request_id": name.request, "remote_num_tokens": len(prompt)}
         )
         with ThreadPoolExecutor(1) as pool:
@@ -119,7 +119,7 @@ class Fleet:
             (name, prompt, self.prefill(name, prompt)) for name, prompt in (self.prompt(length) for _ in range(EIGHT))
         ]
 
-        def pull(one: tuple[TransferId, list[int], wire.Transfer]) -> Seen:
+        def pull(one: tuple[TransferId, list[int], wire.TransferFields]) -> Seen:
             begun = time.perf_counter()
             return _seen(begun, begun, self.decode(*one))
 
@@ -156,7 +156,7 @@ class Fleet:
 
     # --- giving up ---------------------------------------------------------------------------------------------------
 
-    def release(self, name: TransferId, transfer: wire.Transfer | None) -> None:
+    def release(self, name: TransferId, transfer: wire.TransferFields | None) -> None:
         """Give a hold up as a router does: by its name, or with vLLM's connector by a rejected decode leg, once it is
         known.
         """

@@ -16,7 +16,7 @@ from typing import Any, Final
 from bench import published, scaling
 from cluster.instance import Role
 from costs import shipped
-from goodput.sizing import Lengths, Load, Sizer
+from goodput.sizing import LoadToServe, RecentLengths, Sizer
 from goodput.sketch import sketch_of
 from sim.baselines.scaling.dynamo import DynamoPlanner
 from sim.experiments import scaling as experiment
@@ -30,14 +30,14 @@ OFF: Final = 0.2
 points."""
 
 
-def compared(answers: list[Mapping[str, Any]], setting: experiment.Setting) -> list[tuple[str, float, float]]:
+def compared(answers: list[Mapping[str, Any]], setting: experiment.CellSetting) -> list[tuple[str, float, float]]:
     """Name of a value, its value as sent or by Baton's costs, the planner's value."""
     last: dict[str, float] = {}
     for each in answers:
         last |= each.get("read", {})
     law = setting.law()
-    lengths = Lengths(prompts=sketch_of([PROMPT]), answers=sketch_of([ANSWER]))
-    load = Load(rate=RATE, lengths={"": lengths}, promises={})
+    lengths = RecentLengths(prompts=sketch_of([PROMPT]), answers=sketch_of([ANSWER]))
+    load = LoadToServe(rate=RATE, lengths={"": lengths}, promises={})
     prefill = Sizer(law.pools[Role.PREFILL].engine)
     return [
         ("requests in 180 s", RATE * 180, last.get("predicted_num_req", 0.0)),
@@ -50,7 +50,9 @@ def compared(answers: list[Mapping[str, Any]], setting: experiment.Setting) -> l
 def main() -> int:
     """Run, and say."""
     arrivals = poisson(steady(RATE), RATE, SPAN_S, 1, fixed)
-    setting = experiment.Setting(shelf=Shelf(shipped.models(), shipped.profiles()), arrivals=arrivals, startup_s=30.0)
+    setting = experiment.CellSetting(
+        shelf=Shelf(shipped.models(), shipped.profiles()), arrivals=arrivals, startup_s=30.0
+    )
     answers: list[Mapping[str, Any]] = []
     with scaling.planner(setting) as (ask, first):
 

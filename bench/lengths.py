@@ -38,7 +38,7 @@ from bench import inputs
 from bench.published import Table, machine, note_of, publish, result, say, show, target
 from loadgen import servegen, traces
 from loadgen.arrival import Arrival
-from router.predict.answer_lengths import LEVELS, Features, Lengths, Predictor
+from router.predict.answer_lengths import LEVELS, AnswerLengths, Features, Predictor
 
 TOKEN_S = 0.03
 SERVEGEN_FROM_S, SERVEGEN_COUNT = 36_000.0, 60_000
@@ -186,7 +186,7 @@ def cost() -> tuple[Table, dict[str, float]]:
     """CPU with all seven levels known, and memory at the limit of keys."""
     predictor = Predictor()
     features = Features("acme", "model", "chat", 1000, max_tokens=512, cues=3)
-    found: Lengths = predictor.predict(features)
+    found: AnswerLengths = predictor.predict(features)
     for tokens in range(1, 500):
         predictor.learn(found, tokens)
     found = predictor.predict(features)

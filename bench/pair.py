@@ -20,7 +20,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.vllm.child import CPU_SITE, end_session
 from engine.vllm.command import command, environment
-from engine.vllm.placement import Gpu, share
+from engine.vllm.placement import CudaGpu, share
 from engine.vllm.scratch import scratch
 from engine.vllm.spec import EngineSpec
 from kvtransfer.door import introduce_each_other
@@ -134,7 +134,7 @@ class Engines:
         if not self.gpus:
             cores = sorted(os.sched_getaffinity(0))
             return {"device": "cpu", "cores": (cores[number % len(cores)],)}
-        placed = share(len(self.roles), [Gpu(id=each) for each in self.gpus], ())[number]
+        placed = share(len(self.roles), [CudaGpu(id=each) for each in self.gpus], ())[number]
         return {"device": "gpu", "gpus": placed.gpus, "gpu_memory_share": placed.gpu_memory_share}
 
     def url(self, name: str) -> str:

@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from baton.planning import EFFORT, Outcome, Planner, Task, plan, price_per_hour
+from baton.planning import EFFORT, Planner, SearchResult, Task, plan, price_per_hour
 from bench import inputs, plan_averages, plan_papers, plan_rivals
 from bench.plan_loads import ATTAINMENT, HELD_OUT, RATES, Trace, averaged, averages, task_of, traces
 from bench.plan_rivals import Plan
@@ -51,7 +51,7 @@ SEARCH_TRACE, SEARCH_RATE = "Azure conversation", 150.0
 class Timed:
     """Baton's plan, with its cost."""
 
-    outcome: Outcome
+    outcome: SearchResult
     took_s: float
     cpu_s: float
 

@@ -22,12 +22,12 @@ from bench.plan_loads import GPUS, RATES, averaged, averages, task_of, traces
 from bench.published import Table, say, target
 from cluster.instance import Role
 from costs.hardware import gpu_named
-from goodput.candidates import Kind
+from goodput.candidates import InstanceKind
 from loadgen.arrival import Arrival
 from sim.evaluate import holds
 from sim.experiments.goodput import highest
 
-KIND: Final = Kind(role=Role.BOTH, gpu=gpu_named(GPUS[0][0]), batched_tokens=2048)
+KIND: Final = InstanceKind(role=Role.BOTH, gpu=gpu_named(GPUS[0][0]), batched_tokens=2048)
 """The instance of plans from averages: one H100 that does both."""
 COUNTS: Final = (1, 2, 3, 4)
 MOST: Final = COUNTS[-1]

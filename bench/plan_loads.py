@@ -22,7 +22,7 @@ from bench.policy_grid import MODEL, TRACES, Trace
 from cluster.spec import Model, Pool, Pools
 from costs.hardware import gpu_named
 from costs.shipped import model_named
-from goodput.demand import Promise as Promised
+from goodput.demand import ClassPromise as Promised
 from goodput.demand import demand_of
 from loadgen.arrival import Arrival
 from loadgen.arrivals import poisson

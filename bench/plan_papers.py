@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from baton.planning import Answer, Planner, Searched, Task, plan
+from baton.planning import FleetResults, Planner, Searched, Task, plan
 from bench.plan_loads import goal, task_of, traces
 from bench.published import Table, say, target
 from cluster.instance import Role
@@ -96,7 +96,7 @@ def _below(price: float | None, other: float | None) -> float | None:
     return None if price is None or other is None else round(1 - price / other, 4)
 
 
-def _best(task: Task) -> Answer | None:
+def _best(task: Task) -> FleetResults | None:
     return plan(task, lambda *_: None).best
 
 
@@ -197,7 +197,7 @@ def _splitwise_load(data: Path, setting: Setting) -> Task:
     )
 
 
-def _of_roles(task: Task, setting: Setting, *pools: tuple[Role, str]) -> Answer | None:
+def _of_roles(task: Task, setting: Setting, *pools: tuple[Role, str]) -> FleetResults | None:
     """The best fleet of these roles, each on one GPU type, without caps."""
     types = dict.fromkeys(gpu for _, gpu in pools)
     asked = replace(task, gpus=tuple((gpu_named(name), NODES) for name in types))
@@ -211,7 +211,7 @@ def _of_roles(task: Task, setting: Setting, *pools: tuple[Role, str]) -> Answer 
     return best_of(asked, only)
 
 
-def rule_of_thumb(task: Task) -> Answer | None:
+def rule_of_thumb(task: Task) -> FleetResults | None:
     """What APEX calls the heuristic: tensor parallel over whole nodes, of one GPU type, that do both; the cheapest."""
     only = [
         each
@@ -221,7 +221,7 @@ def rule_of_thumb(task: Task) -> Answer | None:
     return best_of(task, only)
 
 
-def best_of(task: Task, only: Sequence[Arrangement]) -> Answer | None:
+def best_of(task: Task, only: Sequence[Arrangement]) -> FleetResults | None:
     """The best fleet of these arrangements; None: none holds."""
     searched = Searched(Planner(task, only))
     searched.run(lambda *_: None, effort=task.effort, on=None, processes=None)
@@ -264,7 +264,7 @@ def of_power(data: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _drawn(best: Answer | None) -> dict[str, Any]:
+def _drawn(best: FleetResults | None) -> dict[str, Any]:
     if best is None:
         return {"plan": "none"}
     seen = best.seen

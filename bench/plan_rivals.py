@@ -34,7 +34,7 @@ from bench.plan_loads import ATTAINMENT, SEED, Averages
 from bench.published import say
 from cluster.instance import Role
 from costs.hardware import gpu_named
-from goodput.candidates import Arrangement, Kind
+from goodput.candidates import Arrangement, InstanceKind
 from goodput.search import Counts
 from loadgen.report import Targets
 
@@ -78,7 +78,7 @@ class Plan:
         return sum(count * kind.gpus for count, kind in zip(self.counts, self.arrangement, strict=True))
 
 
-def _budget(kind: Kind) -> str:
+def _budget(kind: InstanceKind) -> str:
     return f" {kind.batched_tokens} tokens" if kind.batched_tokens else ""
 
 
@@ -218,9 +218,9 @@ def _predicted(folder: Path, mean: Averages) -> float | None:
     return float(metrics["goodput_completed_requests"]) / float(metrics["num_requests"]) * mean.rate
 
 
-def _kind(role: Role, tp: str | int, tokens: int | None = None) -> Kind:
+def _kind(role: Role, tp: str | int, tokens: int | None = None) -> InstanceKind:
     """With the token budget that it names; vLLM's default where it names none, as vLLM would start."""
-    return Kind(role=role, gpu=GPU, tp=int(float(tp)), batched_tokens=tokens if role is Role.BOTH else None)
+    return InstanceKind(role=role, gpu=GPU, tp=int(float(tp)), batched_tokens=tokens if role is Role.BOTH else None)
 
 
 def _run(words: Sequence[str], folder: Path) -> None:

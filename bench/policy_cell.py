@@ -15,7 +15,7 @@ from bench.policy_loads import load
 from cluster.instance import Role
 from sim.experiments.contest import Champion, Family, served, splits, whole
 from sim.experiments.loads import Size
-from sim.experiments.systems import Pool, Shelf, System, simulate
+from sim.experiments.systems import EqualInstances, Shelf, System, simulate
 from sim.experiments.tuning import Best, Case
 
 CLASSES: Final = ("rival", "rival_admitted", "ours")
@@ -37,11 +37,11 @@ def case_of(cell: grid.Cell, data: Path, window: int) -> Case:
     )
 
 
-def pools_of(cell: grid.Cell) -> tuple[Pool, ...]:
+def pools_of(cell: grid.Cell) -> tuple[EqualInstances, ...]:
     """The fleet's instances by GPU."""
     trace = cell.trace
     return tuple(
-        Pool(
+        EqualInstances(
             role=Role.BOTH,
             count=count,
             tp=1,
@@ -53,19 +53,21 @@ def pools_of(cell: grid.Cell) -> tuple[Pool, ...]:
     )
 
 
-def orders(pools: Sequence[Pool]) -> list[tuple[Pool, ...]]:
+def orders(pools: Sequence[EqualInstances]) -> list[tuple[EqualInstances, ...]]:
     """Which GPUs the first side of a split begins with."""
     return [tuple(pools)] if len(pools) == 1 else [tuple(pools), tuple(reversed(pools))]
 
 
-def families(case: Case, shelf: Shelf, pools: Sequence[Pool], policy: str, *, admission: bool) -> Iterator[Family]:
+def families(
+    case: Case, shelf: Shelf, pools: Sequence[EqualInstances], policy: str, *, admission: bool
+) -> Iterator[Family]:
     """The arrangements that a rival is tried in."""
     yield whole(pools, grid.BUDGETS, policy, admission=admission)
     for order in orders(pools):
         yield splits(case, shelf, order, policy, admission=admission)
 
 
-def contest(case: Case, shelf: Shelf, pools: Sequence[Pool]) -> dict[str, Champion]:
+def contest(case: Case, shelf: Shelf, pools: Sequence[EqualInstances]) -> dict[str, Champion]:
     """The champions of all classes. The next class's search begins at the best arrangement of the one before."""
     found = {name: Champion() for name in CLASSES}
     start, starts, policies = 0.0, dict[str, int](), list(grid.RIVALS)

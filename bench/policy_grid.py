@@ -6,10 +6,10 @@ number here makes all earlier results void; nothing here may be chosen by what c
 **Loads.** A trace is cut into six disjoint windows of equal numbers of requests. The first one is for tuning: every
 system finds its best arrangement on it. The other five are what is reported: goodput on each, ours over the rival's on
 the same window, mean and 95 % interval (t, four degrees of freedom). Arrivals keep the trace's own burstiness: time is
-stretched until the rate is the one wanted (`sim.experiments.loads.Load.at_rate`). Mooncake's stamps are spread inside
-their tick of 3 s by the reader. ServeGen's clients are drawn instead, one seed a window, from ten o'clock on, when they
-send 13 requests a second. Most of its answers there are longer than 1,024 tokens (mean 3,178) and are cut to that (mean
-863): a run must be several times as long as a request.
+stretched until the rate is the one wanted (`sim.experiments.loads.UnitLoad.at_rate`). Mooncake's stamps are spread
+inside their tick of 3 s by the reader. ServeGen's clients are drawn instead, one seed a window, from ten o'clock on,
+when they send 13 requests a second. Most of its answers there are longer than 1,024 tokens (mean 3,178) and are cut to
+that (mean 863): a run must be several times as long as a request.
 
 **Targets.** Unloaded = one idle instance of the fleet's slower GPU: a prompt of the trace's 90th percentile with the
 engine's front end, nothing cached; a decode step of one request with the trace's mean context (prompt, and half of the

@@ -14,13 +14,13 @@ from bench.policy_grid import LENGTH_MAX, TUNING_WINDOW, WINDOWS, Trace
 from loadgen import servegen
 from loadgen.arrival import Arrival
 from loadgen.traces import azure, mooncake
-from sim.experiments.loads import Load, traced
+from sim.experiments.loads import UnitLoad, traced
 
 SEED = 1
 """Of a reader that spreads stamps; ServeGen's window w has the seed SEED + w."""
 
 
-def load(data: Path, trace: Trace, window: int) -> Load:
+def load(data: Path, trace: Trace, window: int) -> UnitLoad:
     """One window of a trace below `data`/traces, at a mean rate of 1."""
     assert window in (TUNING_WINDOW, *WINDOWS)
     rows = islice(_rows(data / "traces" / trace.file, trace, window), trace.requests)
@@ -42,7 +42,7 @@ def _rows(path: Path, trace: Trace, window: int) -> Iterator[Arrival]:
 
 
 @cache
-def _pool(path: Path) -> servegen.Pool:
+def _pool(path: Path) -> servegen.ServeGenPool:
     return servegen.read({each.name: each.read_text().splitlines() for each in path.iterdir() if "-" in each.name})
 
 

@@ -33,7 +33,7 @@ import numpy as np
 
 from bench import inputs
 from bench.published import Table, machine, note_of, publish, result, say, show, target
-from engine.twin.blocks import Pool
+from engine.twin.blocks import BlockPool
 from engine.twin.tokens import Text
 from loadgen.arrival import Arrival
 from loadgen.traces import mooncake
@@ -66,7 +66,7 @@ class Blocks:
 class Engine:
     """One engine: a pool, a prefill at a time."""
 
-    pool: Pool
+    pool: BlockPool
     free_at: float = 0.0
     """When it has prefilled all its requests, by the router's estimate."""
     waiting: list[tuple[Any, ...]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Fleet:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.engines = [Engine(Pool(case.blocks, row)) for row in range(INSTANCES)]
+        self.engines = [Engine(BlockPool(case.blocks, row)) for row in range(INSTANCES)]
         self.index = PrefixCacheIndex()
         for row in range(INSTANCES):
             tokens = case.blocks * BLOCK * case.told if case.forgets else 1 << 40

@@ -17,10 +17,10 @@ from bench.sender import closed_loop
 from engine.vllm.metrics import parse_load
 from loadgen.arrival import Arrival
 from loadgen.body import Asking
-from loadgen.http import Pool
+from loadgen.http import LoadConnections
 from loadgen.prompts import Fit
 from loadgen.replay import Replay, Sending
-from loadgen.report import Run, report_of
+from loadgen.report import LoadRun, report_of
 
 CHARS_PER_TOKEN = 5.0
 
@@ -117,10 +117,10 @@ def _open_loop(url: str, cell: Cell, model: str) -> Measured:
     asking = Asking(model, fit=Fit(CHARS_PER_TOKEN))
 
     async def replayed() -> Any:
-        return await Replay(Pool(url), Sending(asking=asking, timeout_s=30)).run(arrivals)
+        return await Replay(LoadConnections(url), Sending(asking=asking, timeout_s=30)).run(arrivals)
 
     load = uvloop.run(replayed())
-    report = report_of(load.records, Run(elapsed_s=load.elapsed_s, cpu_s=load.cpu_s))
+    report = report_of(load.records, LoadRun(elapsed_s=load.elapsed_s, cpu_s=load.cpu_s))
     wrong = [record for record in load.records if record.error is None and record.chunks != cell.tokens]
     examples = [f"{each.kind}: {each.example}" for each in report.errors]
     return Measured(

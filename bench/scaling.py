@@ -137,7 +137,7 @@ def one(run: Run) -> dict[str, Any]:
     key, system, data = run.key, run.system, run.data
     began_s, sources = time.monotonic(), digest(system)
     arrivals = cell.scenario.arrivals(data, cell.seed)
-    setting = scaling.Setting(
+    setting = scaling.CellSetting(
         shelf=Shelf(shipped.models(), shipped.profiles()),
         arrivals=arrivals,
         startup_s=cell.startup_s,
@@ -167,7 +167,7 @@ class Run:
 
 
 @contextmanager
-def planner(setting: scaling.Setting) -> Iterator[tuple[Ask, Mapping[str, Any]]]:
+def planner(setting: scaling.CellSetting) -> Iterator[tuple[Ask, Mapping[str, Any]]]:
     """Dynamo's own planner in its own environment: a function that asks it, and its answer to the opening.
 
     Raises:
@@ -194,7 +194,7 @@ def planner(setting: scaling.Setting) -> Iterator[tuple[Ask, Mapping[str, Any]]]
         said.close()
 
 
-def dynamo(setting: scaling.Setting) -> dict[str, Any]:
+def dynamo(setting: scaling.CellSetting) -> dict[str, Any]:
     """A row of Dynamo's planner."""
     try:
         with planner(setting) as (ask, first):
@@ -203,7 +203,7 @@ def dynamo(setting: scaling.Setting) -> dict[str, Any]:
         return {"missing": str(error)}
 
 
-_ROWS: Final[Mapping[str, Callable[[scaling.Setting], dict[str, Any]]]] = {OURS: scaling_ours.run, DYNAMO: dynamo}
+_ROWS: Final[Mapping[str, Callable[[scaling.CellSetting], dict[str, Any]]]] = {OURS: scaling_ours.run, DYNAMO: dynamo}
 
 
 def rows_of(wanted: Sequence[Run], processes: int) -> Iterator[dict[str, Any]]:

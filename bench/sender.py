@@ -16,7 +16,7 @@ import msgspec
 
 from bench.contestants import KEY
 from bench.engine import MODEL, events
-from loadgen.http import Failed, Pool
+from loadgen.http import Failed, LoadConnections
 from loadgen.prompts import text_of
 
 BODIES = 64
@@ -54,7 +54,7 @@ class Sent:
             self.examples.append(why[:300])
 
 
-def requests(pool: Pool, prompt_bytes: int, tokens: int) -> list[bytes]:
+def requests(pool: LoadConnections, prompt_bytes: int, tokens: int) -> list[bytes]:
     """Whole HTTP requests, made before anything is measured."""
     found = []
     for number in range(BODIES):
@@ -69,7 +69,7 @@ def requests(pool: Pool, prompt_bytes: int, tokens: int) -> list[bytes]:
 
 async def closed_loop(url: str, connections: int, count: int, prompt_bytes: int, tokens: int) -> Sent:
     """Send `count` requests, `connections` at a time, each as soon as the one before is answered."""
-    pool = Pool(url)
+    pool = LoadConnections(url)
     sent = Sent()
     turns = itertools.cycle(requests(pool, prompt_bytes, tokens))
     numbers = iter(range(count))
@@ -90,7 +90,7 @@ async def closed_loop(url: str, connections: int, count: int, prompt_bytes: int,
     return sent
 
 
-async def _exchange(pool: Pool, request: bytes, expected: Sequence[bytes], sent: Sent) -> None:
+async def _exchange(pool: LoadConnections, request: bytes, expected: Sequence[bytes], sent: Sent) -> None:
     listener = _Answer(asyncio.get_running_loop().create_future())
     try:
         async with asyncio.timeout(ANSWER_S):

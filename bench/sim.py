@@ -40,9 +40,9 @@ from loadgen.made import made
 from loadgen.report import Targets
 from loadgen.shaping import denser, faster
 from sim.engine_args import engine_of, read_words
-from sim.fleet import Member, member
+from sim.fleet import SimulatedMember, member
 from sim.result import Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 TRACE = "traces/azure2023/AzureLLMInferenceTrace_conv.csv"
@@ -64,7 +64,7 @@ def load(instances: int, count: int) -> tuple[str, Iterator[Arrival]]:
     return f"{path.name} x {copies:.1f}", islice(faster(denser(rows, copies * 1.01, rng), rate / here), count)
 
 
-def fleet(instances: int) -> list[Member]:
+def fleet(instances: int) -> list[SimulatedMember]:
     """2 prefill to 3 decode instances."""
     model, gpu = model_named("meta-llama/Llama-3.1-8B"), gpu_named("H100-SXM")
     found = []
@@ -101,7 +101,7 @@ def told(arrivals: Iterator[Arrival], count: int) -> Iterator[Arrival]:
 def simulate(instances: int, count: int, *, profile: cProfile.Profile | None) -> tuple[str, Result, dict[str, Any]]:
     """The load's origin, the result, and its cost. Python's garbage collector is off meanwhile."""
     origin, found = load(instances, count)
-    world, arrivals = World(fleet(instances), Settings(checks=False)), told(found, count)
+    world, arrivals = World(fleet(instances), SimSettings(checks=False)), told(found, count)
     gc.disable()
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     result: Result = world.run(arrivals) if profile is None else profile.runcall(world.run, arrivals)

@@ -37,9 +37,9 @@ from costs.cost import Costs, costs_of
 from costs.hardware import gpu_named
 from costs.shipped import model_named, profiles
 from engine.twin import events as ev
-from engine.twin.config import Config, Version
+from engine.twin.config import TwinConfig, Version
 from engine.twin.machine import Twin
-from engine.twin.request import Request, Source
+from engine.twin.request import HoldSource, TwinRequest
 from engine.twin.tokens import Prompt, Segment, Text, answer_key
 from kvtransfer.hold_marks import Slot
 
@@ -85,14 +85,14 @@ ANSWERS = Lengths(129, 424, 601, 0.075)
 class Load:
     """Requests by arrival, for one instance."""
 
-    config: Config
-    arrivals: list[tuple[int, Request]]
+    config: TwinConfig
+    arrivals: list[tuple[int, TwinRequest]]
 
 
 class Driver:
     """One twin and the answers to it: pulls that arrive, holds that are given back."""
 
-    def __init__(self, load: Load, costs: Costs, contents: Callable[[ev.Pull], tuple[int, ...]]) -> None:
+    def __init__(self, load: Load, costs: Costs, contents: Callable[[ev.PullBlocks], tuple[int, ...]]) -> None:
         self.twin = Twin(load.config, costs)
         self.said: Counter[type] = Counter()
         self._contents = contents
@@ -104,7 +104,7 @@ class Driver:
     def play(self) -> None:
         """Until every request is over; holds may be left."""
         twin, queue, tick = self.twin, self._queue, ev.Tick()
-        self._take(twin.handle(ev.Start(1), 0), 0)
+        self._take(twin.handle(ev.StartEngine(1), 0), 0)
         while self._left:
             wakeup = twin.next_wakeup()
             if queue and (wakeup is None or queue[0][0] < wakeup):
@@ -117,13 +117,13 @@ class Driver:
     def _take(self, effects: Iterable[ev.Effect], now: int) -> None:
         for effect in effects:
             self.said[type(effect)] += 1
-            if isinstance(effect, ev.Finished):
+            if isinstance(effect, ev.RequestFinished):
                 self._left -= 1
                 if effect.hold is not None:
                     self._later(now + RELEASE_NS, ev.released(effect.hold.source(PEER), PEER))
-            elif isinstance(effect, ev.Refused):
+            elif isinstance(effect, ev.RequestRefused):
                 self._left -= 1
-            elif isinstance(effect, ev.Pull):
+            elif isinstance(effect, ev.PullBlocks):
                 said = effect.source.slot.mark if effect.source.slot is not None else None
                 self._later(effect.at_ns + PULL_NS, ev.KvArrived(effect.request, self._contents(effect), said))
 
@@ -132,7 +132,7 @@ class Driver:
         heapq.heappush(self._queue, (when, self._count, event))
 
 
-def arrivals(chance: random.Random, rate: float, requests: Iterable[Request]) -> list[tuple[int, Request]]:
+def arrivals(chance: random.Random, rate: float, requests: Iterable[TwinRequest]) -> list[tuple[int, TwinRequest]]:
     """A Poisson stream."""
     now, row = 0.0, []
     for request in requests:
@@ -146,10 +146,10 @@ def private(number: int, tokens: int) -> Prompt:
     return (Segment(1000 + number, tokens),)
 
 
-def prefill(base: Config, legs: int, chance: random.Random) -> Load:
+def prefill(base: TwinConfig, legs: int, chance: random.Random) -> Load:
     """12 prompts a second: about half busy."""
     requests = (
-        Request(
+        TwinRequest(
             id=RequestId(f"r{number}"),
             prompt=private(number, PROMPTS.draw(chance)),
             max_tokens=1,
@@ -160,25 +160,25 @@ def prefill(base: Config, legs: int, chance: random.Random) -> Load:
     return Load(replace(base, role=Role.PREFILL), arrivals(chance, 12, requests))
 
 
-def decode(base: Config, legs: int, chance: random.Random) -> Load:
+def decode(base: TwinConfig, legs: int, chance: random.Random) -> Load:
     """As many a second as make about 40 run at once."""
     requests = []
     for number in range(legs):
         tokens = PROMPTS.draw(chance)
         name = RequestId(f"r{number}")
         blocks, slot = tuple(range(base.blocks_for(tokens))), Slot(0, number.to_bytes(16, "little"))
-        source = Source(TransferId(name, 1, 1), PEER, blocks, tokens, name, slot)
+        source = HoldSource(TransferId(name, 1, 1), PEER, blocks, tokens, name, slot)
         answer = ANSWERS.draw(chance)
         requests.append(
-            Request(id=name, prompt=private(number, tokens), max_tokens=1500, stop_after=answer, pull=source)
+            TwinRequest(id=name, prompt=private(number, tokens), max_tokens=1500, stop_after=answer, pull=source)
         )
     return Load(replace(base, role=Role.DECODE), arrivals(chance, 20, requests))
 
 
-def whole(base: Config, legs: int, chance: random.Random) -> Load:
+def whole(base: TwinConfig, legs: int, chance: random.Random) -> Load:
     """Requests that one instance runs from beginning to end."""
     requests = (
-        Request(
+        TwinRequest(
             id=RequestId(f"r{number}"),
             prompt=private(number, PROMPTS.draw(chance)),
             max_tokens=1500,
@@ -189,9 +189,9 @@ def whole(base: Config, legs: int, chance: random.Random) -> Load:
     return Load(base, arrivals(chance, 10, requests))
 
 
-def chat(base: Config, legs: int, chance: random.Random) -> Load:
+def chat(base: TwinConfig, legs: int, chance: random.Random) -> Load:
     """Conversations of six turns; the same 512 tokens before all of them."""
-    rows: list[tuple[int, Request]] = []
+    rows: list[tuple[int, TwinRequest]] = []
     now = 0.0
     for number in range(legs // 6):
         now += chance.expovariate(10 / 6)
@@ -201,14 +201,14 @@ def chat(base: Config, legs: int, chance: random.Random) -> Load:
             prompt = (*prompt, Segment(10_000 + number * 8 + turn, 20 + PROMPTS.draw(chance) // 10))
             answer = ANSWERS.draw(chance)
             name = RequestId(f"r{number}-{turn}")
-            rows.append((round(begin * 1e9), Request(id=name, prompt=prompt, max_tokens=1500, stop_after=answer)))
+            rows.append((round(begin * 1e9), TwinRequest(id=name, prompt=prompt, max_tokens=1500, stop_after=answer)))
             prompt = (*prompt, Segment(answer_key(prompt), answer))
             begin += 8 + chance.expovariate(0.1)
     rows.sort(key=lambda row: row[0])
     return Load(replace(base, prefix_caching=True), rows)
 
 
-LOADS: dict[str, Callable[[Config, int, random.Random], Load]] = {
+LOADS: dict[str, Callable[[TwinConfig, int, random.Random], Load]] = {
     "prefill": prefill,
     "decode": decode,
     "whole": whole,
@@ -216,7 +216,7 @@ LOADS: dict[str, Callable[[Config, int, random.Random], Load]] = {
 }
 
 
-def contents_of(load: Load) -> Callable[[ev.Pull], tuple[int, ...]]:
+def contents_of(load: Load) -> Callable[[ev.PullBlocks], tuple[int, ...]]:
     """The content of the producer's blocks; made before the clock runs."""
     if not load.config.contents:
         return lambda _pull: ()
@@ -229,13 +229,13 @@ def contents_of(load: Load) -> Callable[[ev.Pull], tuple[int, ...]]:
     return lambda pull: made[pull.request][-len(pull.remote) :]
 
 
-def idle_kb(config: Config, costs: Costs) -> float:
+def idle_kb(config: TwinConfig, costs: Costs) -> float:
     """Kilobytes of a twin that has started and done nothing."""
-    Twin(config, costs).handle(ev.Start(1), 0)  # the parts that all twins share are made once
+    Twin(config, costs).handle(ev.StartEngine(1), 0)  # the parts that all twins share are made once
     tracemalloc.start()
     twins = [Twin(config, costs) for _ in range(20)]
     for twin in twins:
-        twin.handle(ev.Start(1), 0)
+        twin.handle(ev.StartEngine(1), 0)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return size / len(twins) / 1000
@@ -261,7 +261,7 @@ def main(words: list[str]) -> int:
     arguments = parsed(words)
     say = partial(print, file=sys.stderr if arguments.json else None, flush=True)
     costs = costs_of(model_named("meta-llama/Llama-3.1-8B"), gpu_named("H100-SXM"), profiles=profiles())
-    mock = Config(
+    mock = TwinConfig(
         num_blocks=costs.kv_capacity_tokens // 16,
         max_num_batched_tokens=8192,
         max_num_seqs=1024,
@@ -283,7 +283,7 @@ def main(words: list[str]) -> int:
             driver.play()
             took = (time.process_time() - began) / len(load.arrivals) * 1e6
             figures[f"{name}_{setting}_us"] = round(took, 1)
-            runs, cuts, preempted = (driver.said[kind] for kind in (ev.Run, ev.Cut, ev.Preempted))
+            runs, cuts, preempted = (driver.said[kind] for kind in (ev.StepRun, ev.Cut, ev.Preempted))
             say(f"{name:8} {setting:10} {took:9.1f} {runs:7} {cuts:7} {preempted:9}")
     if arguments.profile:
         return 0

@@ -29,9 +29,9 @@ from costs.cost import costs_of
 from costs.hardware import gpu_named
 from costs.shipped import model_named, profiles
 from engine.twin import events as ev
-from engine.twin.config import Config, StepCosts, Version
+from engine.twin.config import StepCosts, TwinConfig, Version
 from engine.twin.machine import Twin
-from engine.twin.request import Request
+from engine.twin.request import TwinRequest
 
 RATE = 12.0
 """Requests a second for each prefill instance: about half busy."""
@@ -43,7 +43,7 @@ TICK = ev.Tick()
 class Fleet:
     """Twins, prefill first, and one heap of what is to come: (time, order, instance, event, or None for a wakeup)."""
 
-    def __init__(self, config: Config, costs: StepCosts, instances: int, requests: int, seed: int) -> None:
+    def __init__(self, config: TwinConfig, costs: StepCosts, instances: int, requests: int, seed: int) -> None:
         self.pairs = instances // 2
         roles = [Role.PREFILL] * self.pairs + [Role.DECODE] * self.pairs
         self.twins = [Twin(replace(config, role=role), costs) for role in roles]
@@ -59,7 +59,7 @@ class Fleet:
     def play(self) -> None:
         """Until every request is over."""
         for instance in range(len(self.twins)):
-            self._tell(instance, ev.Start(1), 0)
+            self._tell(instance, ev.StartEngine(1), 0)
         self._arrive(0)
         while self.finished < self._requests:
             now, _, instance, event = heapq.heappop(self._heap)
@@ -84,7 +84,7 @@ class Fleet:
         self._answers[name] = (number, answer)
         self.tokens += tokens + answer
         hold = TransferId(name, 1, 1)
-        request = Request(id=name, prompt=private(number, tokens), max_tokens=1, hold=hold)
+        request = TwinRequest(id=name, prompt=private(number, tokens), max_tokens=1, hold=hold)
         self._at(when, number % self.pairs, ev.Submit(request))
 
     def _tell(self, instance: int, event: ev.Event, now: int) -> None:
@@ -97,12 +97,12 @@ class Fleet:
 
     def _take(self, instance: int, effects: Iterable[ev.Effect], now: int) -> None:
         for effect in effects:
-            if isinstance(effect, ev.Finished):
+            if isinstance(effect, ev.RequestFinished):
                 if effect.hold is None:
                     self.finished += 1
                 else:
                     self._hand_over(instance, effect.hold, now)
-            elif isinstance(effect, ev.Pull):
+            elif isinstance(effect, ev.PullBlocks):
                 assert effect.source.slot is not None
                 self._at(effect.at_ns + PULL_NS, instance, ev.KvArrived(effect.request, (), effect.source.slot.mark))
             elif isinstance(effect, ev.GiveBack):
@@ -114,7 +114,7 @@ class Fleet:
         number, answer = self._answers.pop(name)
         source = hold.source(InstanceId(str(instance)))
         prompt = private(number, hold.tokens)
-        request = Request(id=name, prompt=prompt, max_tokens=1500, stop_after=answer, pull=source)
+        request = TwinRequest(id=name, prompt=prompt, max_tokens=1500, stop_after=answer, pull=source)
         self._at(now, self.pairs + number % self.pairs, ev.Submit(request))
 
 
@@ -130,7 +130,7 @@ def main(words: list[str]) -> int:
         parser.error("--instances must be at least 2 and --requests at least 100")
     say = partial(print, file=sys.stderr if arguments.json else None, flush=True)
     costs = costs_of(model_named("meta-llama/Llama-3.1-8B"), gpu_named("H100-SXM"), profiles=profiles())
-    config = Config(
+    config = TwinConfig(
         num_blocks=costs.kv_capacity_tokens // 16,
         max_num_batched_tokens=8192,
         max_num_seqs=1024,

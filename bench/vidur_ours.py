@@ -23,16 +23,16 @@ from costs.cost import Costs
 from costs.hardware import gpu_named
 from costs.shape import ONE_GPU
 from costs.shipped import model_named, profiles
-from engine.twin.config import Config
+from engine.twin.config import TwinConfig
 from router.scheduler.scoring.policies import POLICIES
 from sim.baselines import BASELINES
 from sim.engine_args import engine_of, read_words
-from sim.fleet import Member, member
-from sim.settings import Settings
+from sim.fleet import SimulatedMember, member
+from sim.settings import SimSettings
 from sim.world import World
 
 
-def engine(job: dict[str, Any]) -> tuple[Costs, Config]:
+def engine(job: dict[str, Any]) -> tuple[Costs, TwinConfig]:
     """One instance's costs and settings."""
     words = ["--no-enable-prefix-caching", "--no-async-scheduling"]
     words += ["--max-num-batched-tokens", str(job["chunk"]), "--max-num-seqs", str(job["batch"])]
@@ -41,7 +41,7 @@ def engine(job: dict[str, Any]) -> tuple[Costs, Config]:
     return engine_of(Role.BOTH, model, gpu, ONE_GPU, read_words(words), profiles=profiles())
 
 
-def fleet(job: dict[str, Any]) -> list[Member]:
+def fleet(job: dict[str, Any]) -> list[SimulatedMember]:
     """The replicas."""
     costs, config = engine(job)
     first = replace(member("both", Role.BOTH, "m", costs, config), prompt_front_ns=0)
@@ -58,7 +58,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     """The cost of the run, and its result."""
     arrivals = list(arrivals_of(Path(job["trace"]).read_text()))
     policy = BASELINES[job["policy"]]() if job["policy"] in BASELINES else POLICIES[job["policy"]]
-    world = World(fleet(job), Settings(checks=False, router_us=0.0, hop_us=0.0), policy=policy)
+    world = World(fleet(job), SimSettings(checks=False, router_us=0.0, hop_us=0.0), policy=policy)
     before_mb = _peak_mb()
     gc.collect()
     gc.disable()  # for both simulators

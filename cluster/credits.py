@@ -52,7 +52,7 @@ Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class TenantDemand:
     """What one router's tenants want of one pool."""
 
     role: Role

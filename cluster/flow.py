@@ -33,7 +33,7 @@ Buckets = Annotated[dict[_Bucket, Total], msgspec.Meta(max_length=BUCKETS_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class FlowCounts:
     """Counters of one model's requests of one class, since the router started."""
 
     model: Name

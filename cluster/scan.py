@@ -45,7 +45,7 @@ Steps = Generator[None, None, Found]
 """Work in steps of some milliseconds: other tasks may run at each `yield`."""
 
 
-class Work(Generic[Found]):
+class ScanWork(Generic[Found]):
     """Steps to run one by one; `found` is set after the last."""
 
     __slots__ = ("_steps", "found")
@@ -94,7 +94,7 @@ def _either_case(digits: bytes) -> bytes:
 KEYS_MAX: Final = 256
 
 
-class Key(NamedTuple):
+class FoundKey(NamedTuple):
     """A key that was looked for and found."""
 
     name: str
@@ -119,7 +119,7 @@ class Survey:
     """Objects, arrays and texts, counted together."""
     commas: int
     """Commas outside of texts: a bound of the numbers, but for one number in each array and object."""
-    keys: tuple[Key, ...]
+    keys: tuple[FoundKey, ...]
     """The first `KEYS_MAX` of the keys that were looked for."""
     plain: tuple[Plain, ...]
     """Whole slices only: a short text has none. A parser finds the same values in a body without these ranges."""
@@ -138,7 +138,7 @@ def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES
         TooDeep, TooMany: at the first slice that breaks a limit.
     """
     inside = depth = quotes = brackets = commas = 0
-    keys: list[Key] = []
+    keys: list[FoundKey] = []
     plain: list[Plain] = []
     start, size = 0, len(raw)
     while start < size and depth >= 0:
@@ -191,7 +191,7 @@ def _check(values: int, commas: int, values_max: int) -> None:
 
 def run(steps: Steps[Found]) -> Found:
     """Run all steps at once."""
-    work = Work(steps)
+    work = ScanWork(steps)
     for _ in work:
         pass
     return work.found
@@ -230,7 +230,7 @@ def _deeper(depth: int, brackets: bytes, depth_max: int) -> int:
     return depth + 2 * opening - len(brackets)
 
 
-def _keys_between(raw: bytes, start: int, end: int, names: Names, *, few: bool) -> Iterable[Key]:
+def _keys_between(raw: bytes, start: int, end: int, names: Names, *, few: bool) -> Iterable[FoundKey]:
     """The wanted keys that begin in this slice. `few`: the slice has so few quotes that trying each one is quick."""
     stop = min(len(raw), end + names.longest)
     if not few and all(raw.find(needle, start, stop) < 0 for needle in names.needles):
@@ -243,4 +243,4 @@ def _keys_between(raw: bytes, start: int, end: int, names: Names, *, few: bool) 
         after = _SPACES.match(raw, match.end())
         assert after is not None
         if raw[after.end() : after.end() + 1] == b":":
-            yield Key(json.loads(match.group()), after.end() + 1)
+            yield FoundKey(json.loads(match.group()), after.end() + 1)

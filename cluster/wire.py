@@ -128,7 +128,7 @@ class FormUnreadable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TransferFields:
     """P's answer: where the prompt's blocks are held and how D reaches them. Only D reads its content."""
 
     fields: Mapping[str, Any]
@@ -160,18 +160,22 @@ class Transfer:
         count = self.fields.get(_CACHED)
         return count if type(count) is int and 0 <= count < COUNT_MAX else None
 
-    def at_most_cached(self, tokens: int | None) -> Transfer:
+    def at_most_cached(self, tokens: int | None) -> TransferFields:
         """The same transfer, with at most this many tokens reported as cached. The count of a prompt's first run holds:
         a second run finds what the first has left in the cache. None: unchanged.
         """
         told = self.cached_tokens
-        return self if tokens is None or told is None or told <= tokens else Transfer({**self.fields, _CACHED: tokens})
+        return (
+            self
+            if tokens is None or told is None or told <= tokens
+            else TransferFields({**self.fields, _CACHED: tokens})
+        )
 
-    def untold(self) -> Transfer:
+    def untold(self) -> TransferFields:
         """The same transfer without P's cached tokens: D then reports how many tokens it had itself, pulled ones
         included.
         """
-        return Transfer({name: value for name, value in self.fields.items() if name != _CACHED})
+        return TransferFields({name: value for name, value in self.fields.items() if name != _CACHED})
 
     @property
     def producer(self) -> str:
@@ -223,7 +227,7 @@ def prefill_fields(
 
 
 def decode_body(
-    body: Mapping[str, Any], transfer: Transfer | None, first_token: int | None = None
+    body: Mapping[str, Any], transfer: TransferFields | None, first_token: int | None = None
 ) -> Mapping[str, Any]:
     """The decode leg: the client's (already stripped) body, the place of its blocks, and its first token, if one is
     pinned.
@@ -234,7 +238,7 @@ def decode_body(
     return {**body, "kv_transfer_params": fields} if fields else body
 
 
-def release_body(transfer: Transfer) -> dict[str, Any]:
+def release_body(transfer: TransferFields) -> dict[str, Any]:
     """A decode leg that D rejects before it schedules anything; D then tells P to free the hold.
 
     vLLM 0.32 (``entrypoints/generate/base/serving.py``): a request with ``do_remote_prefill`` that ends in an error
@@ -274,11 +278,11 @@ def is_ticket_refused(status: int, body: bytes) -> bool:
     return status == 403 and TICKET_REFUSED.encode() in body
 
 
-def read_transfer(answer: Mapping[str, Any]) -> Transfer | None:
+def read_transfer(answer: Mapping[str, Any]) -> TransferFields | None:
     """The hold that P's answer describes; None if P kept nothing (no connector, or nothing to hand over)."""
     fields = answer.get("kv_transfer_params")
     if isinstance(fields, _OBJECT) and fields.get("do_remote_prefill") and fields.get("remote_block_ids"):
-        return Transfer(dict(fields))
+        return TransferFields(dict(fields))
     return None
 
 
@@ -374,7 +378,7 @@ def forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() in _FORWARDED_HEADERS}
 
 
-class Part(NamedTuple):
+class FormField(NamedTuple):
     """One field of a form."""
 
     field: str
@@ -384,7 +388,7 @@ class Part(NamedTuple):
     end: int
 
 
-def form_parts(raw: bytes, content_type: str) -> Steps[list[Part]]:
+def form_parts(raw: bytes, content_type: str) -> Steps[list[FormField]]:
     """The fields of a multipart form, in steps; nothing is copied.
 
     Takes only forms that every reader reads alike: any other form could hide a field from Baton that an engine then
@@ -402,7 +406,7 @@ def form_parts(raw: bytes, content_type: str) -> Steps[list[Part]]:
     ends = yield from _edges(raw, edge)
     if not ends or not _only(b"", raw, 0, ends[0]) or not _only(b"--", raw, ends[-1] + len(edge), len(raw)):
         raise FormUnreadable("The multipart body must begin with its boundary, and end with it and `--`.")
-    parts: list[Part] = []
+    parts: list[FormField] = []
     for begin, end in pairwise(ends):
         parts.append(_form_part(raw, begin + len(edge), end))
     return parts
@@ -436,16 +440,16 @@ def _edges(raw: bytes, edge: bytes) -> Steps[list[int]]:
     return found
 
 
-def form_with(raw: bytes, part: Part, content: bytes) -> bytes:
+def form_with(raw: bytes, part: FormField, content: bytes) -> bytes:
     """A form with new content for one of its fields."""
     return b"".join((memoryview(raw)[: part.begin], content, memoryview(raw)[part.end :]))
 
 
-def _form_part(raw: bytes, begin: int, end: int) -> Part:
+def _form_part(raw: bytes, begin: int, end: int) -> FormField:
     """The part between two boundaries."""
     head_end = raw.find(b"\r\n\r\n", begin, min(end, begin + PART_HEAD_BYTES_MAX))
     lines = raw[begin : max(begin, head_end)].split(b"\r\n")
     names = [_PART_NAME.fullmatch(line) for line in lines if b"content-disposition" in line.lower()]
     if lines[0] or head_end < 0 or len(names) != 1 or names[0] is None:
         raise FormUnreadable('A part of the multipart body has no plain `name`; send `form-data; name="field"`.')
-    return Part(names[0].group(1).decode().split("[", 1)[0], head_end + 4, end)
+    return FormField(names[0].group(1).decode().split("[", 1)[0], head_end + 4, end)

@@ -13,8 +13,8 @@ from costs.hardware import Dtype, Gpu
 from costs.memory import MEMORY_SHARE, kv_bytes_free
 from costs.model import ModelShape
 from costs.roofline import peaks
-from costs.shape import Shape, shown
-from costs.step import Work, decoding, prompt
+from costs.shape import CostShape, shown
+from costs.step import StepWork, decoding, prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,9 @@ class Least:
     because: str
 
 
-def least_step_ms(model: ModelShape, gpu: Gpu, shape: Shape, work: Work, *, kv_dtype: Dtype | None = None) -> float:
+def least_step_ms(
+    model: ModelShape, gpu: Gpu, shape: CostShape, work: StepWork, *, kv_dtype: Dtype | None = None
+) -> float:
     """A step's arithmetic or its reading at the hardware's peaks, whichever takes longer."""
     peak = peaks(model, gpu, shape, kv_dtype=kv_dtype)
     tokens = work.new_tokens + work.batch
@@ -40,7 +42,7 @@ def least_step_ms(model: ModelShape, gpu: Gpu, shape: Shape, work: Work, *, kv_d
 def least(
     model: ModelShape,
     gpu: Gpu,
-    shape: Shape,
+    shape: CostShape,
     *,
     prompt_tokens: int = 1,
     context_tokens: int = 1,
@@ -59,7 +61,7 @@ def least(
     return Least(ttft_ms=ttft, tpot_ms=tpot, because=because)
 
 
-def does_not_fit(model: ModelShape, gpu: Gpu, shape: Shape, *, memory_share: float = MEMORY_SHARE) -> str | None:
+def does_not_fit(model: ModelShape, gpu: Gpu, shape: CostShape, *, memory_share: float = MEMORY_SHARE) -> str | None:
     """Why the model cannot run on this shape at all; None if its weights leave room for KV cache."""
     if kv_bytes_free(model, gpu, shape, memory_share=memory_share):
         return None

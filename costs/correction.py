@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from costs.step import ByKind, Kind, StepCost, Work, kind_of
+from costs.step import ByKind, StepCost, StepKind, StepWork, kind_of
 
 FORGETTING = 0.98
 """λ: half the weight is on the last 34 steps. Engines change with their batch, not from step to step."""
@@ -120,24 +120,24 @@ class Corrections:
     decode: Correction = Correction()
     mixed: Correction = Correction()
 
-    def of(self, kind: Kind) -> Correction:
+    def of(self, kind: StepKind) -> Correction:
         """The correction of one kind."""
-        if kind is Kind.PREFILL:
+        if kind is StepKind.PREFILL:
             return self.prefill
-        return self.decode if kind is Kind.DECODE else self.mixed
+        return self.decode if kind is StepKind.DECODE else self.mixed
 
     @property
     def samples(self) -> int:
         """Steps seen."""
         return self.prefill.samples + self.decode.samples + self.mixed.samples
 
-    def observe(self, plain: ByKind, work: Work, observed_ms: float) -> Corrections:
+    def observe(self, plain: ByKind, work: StepWork, observed_ms: float) -> Corrections:
         """Fold one observed step in. `plain` are the uncorrected coefficients."""
         kind = kind_of(work)
         after = update(self.of(kind), plain.of(kind).parts(work), observed_ms)
-        if kind is Kind.PREFILL:
+        if kind is StepKind.PREFILL:
             return replace(self, prefill=after)
-        return replace(self, decode=after) if kind is Kind.DECODE else replace(self, mixed=after)
+        return replace(self, decode=after) if kind is StepKind.DECODE else replace(self, mixed=after)
 
     def apply(self, plain: ByKind) -> ByKind:
         """The coefficients, corrected."""

@@ -36,13 +36,13 @@ from costs.profile import (
     nearest,
 )
 from costs.roofline import EFFICIENCY, Peaks, efficiency_of, peaks, roofline
-from costs.shape import ONE_GPU, Shape, Spans, gpus, shown
-from costs.step import ByKind, Kind, StepCost, Work, decoding, kind_of, prompt
+from costs.shape import ONE_GPU, CostShape, Spans, gpus, shown
+from costs.step import ByKind, StepCost, StepKind, StepWork, decoding, kind_of, prompt
 from costs.ticks import Ticks
 from costs.transfer import Link, handoff, nic, whole_blocks
 
 
-class Source(StrEnum):
+class CostSource(StrEnum):
     """The source of a cost, in order of trust."""
 
     PROFILE = "profile"
@@ -70,8 +70,8 @@ class Costs:
 
     model: ModelShape
     gpu: Gpu
-    shape: Shape
-    source: Source
+    shape: CostShape
+    source: CostSource
     said: str
     """The source of the numbers, without what was learned since."""
     plain: ByKind
@@ -92,7 +92,7 @@ class Costs:
     @property
     def because(self) -> str:
         """The source of the costs, how well it fits, and what was learned on top."""
-        learned = [f"{kind}: {self.corrections.of(kind)}" for kind in Kind if self.corrections.of(kind).samples]
+        learned = [f"{kind}: {self.corrections.of(kind)}" for kind in StepKind if self.corrections.of(kind).samples]
         return "; ".join([self.said, *learned])
 
     # -- times in ms --
@@ -109,7 +109,7 @@ class Costs:
         """Time of a step that does both (chunked prefill)."""
         return self.step_ms(prompt(new_tokens, cached_tokens) + decoding(batch, sum_context))
 
-    def step_ms(self, work: Work) -> float:
+    def step_ms(self, work: StepWork) -> float:
         """Time of any step: several prompts' chunks, several requests."""
         return self.now.step_ms(work)
 
@@ -125,12 +125,12 @@ class Costs:
 
     # -- times in ns, exact --
 
-    def step_ns(self, work: Work) -> int:
+    def step_ns(self, work: StepWork) -> int:
         """`step_ms` as a whole number of nanoseconds, the same on every machine."""
         kind = kind_of(work)
-        if kind is Kind.DECODE:
+        if kind is StepKind.DECODE:
             return self.ticks.decode.step_ns(work)
-        return (self.ticks.prefill if kind is Kind.PREFILL else self.ticks.mixed).step_ns(work)
+        return (self.ticks.prefill if kind is StepKind.PREFILL else self.ticks.mixed).step_ns(work)
 
     def decode_step_ns(self, batch: int, sum_context: int) -> int:
         """`decode_step_ms` in ns."""
@@ -155,7 +155,7 @@ class Costs:
         """Requests of this context that fit into one data-parallel rank at once."""
         return self.kv_capacity_tokens // whole_blocks(max(1, context_tokens))
 
-    def power_w(self, work: Work) -> float:
+    def power_w(self, work: StepWork) -> float:
         """Watts of all GPUs of the instance during such a step; idle watts without one. A pipeline is taken to be
         full.
         """
@@ -178,7 +178,7 @@ class Costs:
         said = self.said if cap == 1 else f"{self.said}, power capped at {cap:.0%} of the TDP"
         return replace(self, plain=plain, now=now, ticks=TicksByKind.of(now), power_cap=cap, said=said)
 
-    def energy_j(self, work: Work) -> float:
+    def energy_j(self, work: StepWork) -> float:
         """Joules of such a step. In a pipeline `pp` steps are under way at once, and this is one step's share."""
         return self.power_w(work) * self.step_ms(work) / 1000 / self.shape.pp
 
@@ -191,7 +191,7 @@ class Costs:
         now = corrections.apply(self.plain)
         return replace(self, corrections=corrections, now=now, ticks=TicksByKind.of(now))
 
-    def observe(self, work: Work, observed_ms: float) -> Corrections:
+    def observe(self, work: StepWork, observed_ms: float) -> Corrections:
         """The corrections after one more observed step; pass them to `corrected` to use them."""
         return self.corrections.observe(self.plain, work, observed_ms)
 
@@ -199,7 +199,7 @@ class Costs:
 def costs_of(
     model: ModelShape,
     gpu: Gpu,
-    shape: Shape = ONE_GPU,
+    shape: CostShape = ONE_GPU,
     *,
     profiles: Iterable[Profile] = (),
     only: Profile | None = None,
@@ -245,7 +245,7 @@ def costs_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    source: Source
+    source: CostSource
     said: str
     cost: StepCost
     first_token_ms: float
@@ -256,27 +256,27 @@ class _Found:
 def _best(
     model: ModelShape,
     gpu: Gpu,
-    shape: Shape,
+    shape: CostShape,
     profiles: list[Profile],
     only: Profile | None,
     kv_dtype: Dtype | None,
 ) -> _Found:
     """The most trusted source for these arguments."""
     if only is not None:
-        return _fitted(Source.PROFILE, str(only), only, only.cost)
+        return _fitted(CostSource.PROFILE, str(only), only, only.cost)
     here = roofline(model, gpu, shape, kv_dtype=kv_dtype)
     candidates = matching(profiles, model, gpu)
     same_kv = kv_dtype is None or kv_dtype.size_bytes == model.rest_bytes
     if same_kv and (profile := exact(candidates, model, shape)):
-        return _fitted(Source.PROFILE, str(profile), profile, profile.cost)
+        return _fitted(CostSource.PROFILE, str(profile), profile, profile.cost)
     if profile := nearest(candidates, shape):
         there = roofline(model, gpu, Spans(tp=profile.tp))
         said = f"{profile}, carried over to {shown(shape)} by the roofline"
-        return _fitted(Source.CARRIED, said, profile, carried_over(profile.cost, there, here))
+        return _fitted(CostSource.CARRIED, said, profile, carried_over(profile.cost, there, here))
     reached = "efficiencies fitted on this GPU" if gpu.name in EFFICIENCY else "efficiencies typical of GPUs"
     said = f"roofline of {model.name or model.fingerprint} on {gpu.name} {shown(shape)}: no profile; {reached}"
     return _Found(
-        source=Source.ROOFLINE,
+        source=CostSource.ROOFLINE,
         said=said,
         cost=here,
         # The roofline's efficiencies are fitted to kernel times.
@@ -286,7 +286,7 @@ def _best(
     )
 
 
-def _fitted(source: Source, said: str, profile: Profile, cost: StepCost) -> _Found:
+def _fitted(source: CostSource, said: str, profile: Profile, cost: StepCost) -> _Found:
     origin = profile.origin
     return _Found(
         source=source,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from costs.step import KNEE_TOKENS, StepCost, Work
+from costs.step import KNEE_TOKENS, StepCost, StepWork
 
 Array = npt.NDArray[np.float64]
 
@@ -55,7 +55,7 @@ class DecodeRow(NamedTuple):
 class MixedRow(NamedTuple):
     """One measured step that computes prompts and makes tokens for others."""
 
-    work: Work
+    work: StepWork
     ms: float
 
 

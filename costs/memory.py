@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from costs.hardware import Dtype, Gpu
 from costs.model import ModelShape
-from costs.shape import Shape
+from costs.shape import CostShape
 from costs.transfer import BLOCK_TOKENS
 
 GIB = 1 << 30
@@ -45,7 +45,7 @@ def seqs_default(name: str, memory_gib: float) -> int:
     return 1024 if large else 256
 
 
-def activation_bytes(model: ModelShape, shape: Shape, batched_tokens: int) -> int:
+def activation_bytes(model: ModelShape, shape: CostShape, batched_tokens: int) -> int:
     """Memory of the largest step at its peak: the residual stream, one MLP's inner layer, and the logits.
 
     Inside an MLP live its input, its output and the gated inner layer; only the inner layer is split over ranks.
@@ -61,7 +61,12 @@ def activation_bytes(model: ModelShape, shape: Shape, batched_tokens: int) -> in
 
 
 def kv_bytes_free(
-    model: ModelShape, gpu: Gpu, shape: Shape, *, memory_share: float = MEMORY_SHARE, batched_tokens: int | None = None
+    model: ModelShape,
+    gpu: Gpu,
+    shape: CostShape,
+    *,
+    memory_share: float = MEMORY_SHARE,
+    batched_tokens: int | None = None,
 ) -> int:
     """Bytes for KV cache on each GPU; 0 if not even the weights fit."""
     tokens = batched_tokens_default(gpu) if batched_tokens is None else batched_tokens
@@ -73,7 +78,7 @@ def kv_bytes_free(
 def kv_capacity_tokens(
     model: ModelShape,
     gpu: Gpu,
-    shape: Shape,
+    shape: CostShape,
     *,
     kv_dtype: Dtype | None = None,
     memory_share: float = MEMORY_SHARE,

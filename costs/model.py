@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from costs.hardware import Dtype
-from costs.shape import Shape, expert_ranks
+from costs.shape import CostShape, expert_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class ModelShape:
             self.linear_params * self.linear_bytes + self.expert_params * self.expert_bytes + rest * self.rest_bytes
         )
 
-    def weight_bytes_per_gpu(self, shape: Shape) -> int:
+    def weight_bytes_per_gpu(self, shape: CostShape) -> int:
         """Bytes of weights on the fullest GPU of an instance: a full pipeline stage, and one of the two tables beside
         it.
 
@@ -183,7 +183,7 @@ class ModelShape:
             return round(self.layers * (self.latent.kv_rank + self.latent.rope) * size)
         return round(self.layers * 2 * self.kv_heads * self.head_dim * size)
 
-    def kv_bytes_per_token_per_gpu(self, shape: Shape, kv_dtype: Dtype | None = None) -> int:
+    def kv_bytes_per_token_per_gpu(self, shape: CostShape, kv_dtype: Dtype | None = None) -> int:
         """Bytes of KV cache of one token on one GPU. Latent attention is copied to every rank; heads are not split."""
         whole = self.kv_bytes_per_token(kv_dtype) * -(-self.layers // shape.pp) / self.layers
         if self.latent:

@@ -26,7 +26,7 @@ from typing import Final
 
 from costs.hardware import Gpu
 from costs.roofline import Peaks
-from costs.step import StepCost, Work
+from costs.step import StepCost, StepWork
 
 BASE_SHARE = 0.30
 COMPUTE_SHARE = 1.14
@@ -73,7 +73,7 @@ def slowed(cost: StepCost, clock: float) -> StepCost:
     )
 
 
-def utilisation(peak: Peaks, work: Work, step_ms: float) -> tuple[float, float]:
+def utilisation(peak: Peaks, work: StepWork, step_ms: float) -> tuple[float, float]:
     """u_c and u_m of a step that took `step_ms`; each at most 1."""
     if step_ms <= 0:
         return 0.0, 0.0

@@ -13,7 +13,7 @@ from typing import Any
 from costs.fit import DecodeRow, FitError, MixedRow, PrefillRow, fit_decode, fit_mixed, fit_prefill
 from costs.hardware import Gpu
 from costs.model import ModelShape
-from costs.shape import Shape
+from costs.shape import CostShape
 from costs.step import ByKind, StepCost
 
 FIRST_TOKEN_MS = 7.8
@@ -225,14 +225,14 @@ def matching(profiles: Iterable[Profile], model: ModelShape, gpu: Gpu) -> list[P
     ]
 
 
-def exact(candidates: Iterable[Profile], model: ModelShape, shape: Shape) -> Profile | None:
+def exact(candidates: Iterable[Profile], model: ModelShape, shape: CostShape) -> Profile | None:
     """The profile of exactly this shape. A data-parallel rank of a dense model steps like an instance of its own."""
     if shape.pp > 1 or (model.experts and shape.dp > 1):
         return None
     return next((each for each in candidates if each.tp == shape.tp), None)
 
 
-def nearest(candidates: Iterable[Profile], shape: Shape) -> Profile | None:
+def nearest(candidates: Iterable[Profile], shape: CostShape) -> Profile | None:
     """The profile with the nearest tensor parallelism, by factor; the smaller one of two equally near."""
     ranked = {(max(each.tp, shape.tp) / min(each.tp, shape.tp), each.tp, each.name): each for each in candidates}
     return ranked[min(ranked)] if ranked else None

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from costs.hardware import Dtype, Gpu
 from costs.model import ModelShape
-from costs.shape import Shape, Spans, expert_ranks
+from costs.shape import CostShape, Spans, expert_ranks
 from costs.step import StepCost
 
 WINDOW_TOKENS_MAX = 1024
@@ -186,7 +186,7 @@ class Peaks:
     """Messages one after the other, in doublings of the GPUs that take part."""
 
 
-def peaks(model: ModelShape, gpu: Gpu, shape: Shape, *, kv_dtype: Dtype | None = None) -> Peaks:
+def peaks(model: ModelShape, gpu: Gpu, shape: CostShape, *, kv_dtype: Dtype | None = None) -> Peaks:
     """The model's sizes over the hardware's peaks."""
     gb_per_ms = gpu.bandwidth_gb_s * 1e6
     flat = Spans(tp=shape.tp, dp=shape.dp, ep=shape.ep)  # all stages, one after the other
@@ -214,7 +214,7 @@ def _flops_per_ms(gpu: Gpu, dtype: Dtype, model: ModelShape) -> float:
     return gpu.tflops(Dtype.FP32 if model.rest_bytes >= 4 else dtype) * 1e9
 
 
-def _token_ms(model: ModelShape, gpu: Gpu, shape: Shape) -> float:
+def _token_ms(model: ModelShape, gpu: Gpu, shape: CostShape) -> float:
     linear = 2 * model.linear_params_per_rank(shape.tp) / _flops_per_ms(gpu, model.linear_dtype, model)
     return linear + 2 * model.active_expert_params / shape.tp / _flops_per_ms(gpu, model.expert_dtype, model)
 
@@ -231,7 +231,7 @@ def _full_layers(model: ModelShape) -> int:
     return model.layers - (model.window_layers if model.window_tokens <= WINDOW_TOKENS_MAX else 0)
 
 
-def _windows(model: ModelShape, gpu: Gpu, shape: Shape, kv_dtype: Dtype | None) -> tuple[float, float]:
+def _windows(model: ModelShape, gpu: Gpu, shape: CostShape, kv_dtype: Dtype | None) -> tuple[float, float]:
     """ms per prefill token and per decoding request in layers with a narrow window."""
     layers = model.layers - _full_layers(model)
     if not layers:
@@ -241,7 +241,7 @@ def _windows(model: ModelShape, gpu: Gpu, shape: Shape, kv_dtype: Dtype | None) 
     return arithmetic / _flops_per_ms(gpu, Dtype.BF16, model), reading
 
 
-def _context_ms(model: ModelShape, gpu: Gpu, shape: Shape, kv_dtype: Dtype | None) -> float:
+def _context_ms(model: ModelShape, gpu: Gpu, shape: CostShape, kv_dtype: Dtype | None) -> float:
     """A decoding request's work on one token of its context, over all layers."""
     flat = Spans(tp=shape.tp)
     reading = model.kv_bytes_per_token_per_gpu(flat, kv_dtype) / (gpu.bandwidth_gb_s * 1e6)
@@ -251,7 +251,7 @@ def _context_ms(model: ModelShape, gpu: Gpu, shape: Shape, kv_dtype: Dtype | Non
     return max(reading, flops / _flops_per_ms(gpu, Dtype.BF16, model))
 
 
-def _collectives(model: ModelShape, gpu: Gpu, shape: Shape) -> tuple[float, float]:
+def _collectives(model: ModelShape, gpu: Gpu, shape: CostShape) -> tuple[float, float]:
     """ms per token at the link's peak, and hops, over all layers.
 
     Two all-reduces of the residual stream per layer (a ring moves 2·(tp − 1)/tp of it); with several data-parallel
@@ -281,7 +281,7 @@ def _link_bytes_per_ms(gpu: Gpu, ranks: int) -> float:
 def roofline(
     model: ModelShape,
     gpu: Gpu,
-    shape: Shape,
+    shape: CostShape,
     *,
     efficiency: Efficiency | None = None,
     kv_dtype: Dtype | None = None,

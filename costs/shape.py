@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Shape(Protocol):
+class CostShape(Protocol):
     """`tp` × `pp` × `dp` GPUs; costs are those of one data-parallel rank."""
 
     @property
@@ -47,12 +47,12 @@ class Spans:
 ONE_GPU = Spans()
 
 
-def gpus(shape: Shape) -> int:
+def gpus(shape: CostShape) -> int:
     """GPUs of one instance."""
     return shape.tp * shape.pp * shape.dp
 
 
-def expert_ranks(shape: Shape) -> int:
+def expert_ranks(shape: CostShape) -> int:
     """Ranks that a layer's experts are split over: as whole experts with `ep`, as slices of each without.
 
     Data-parallel ranks of a mixture share its experts either way (vLLM 0.32, `FusedMoEParallelConfig.make`).
@@ -60,7 +60,7 @@ def expert_ranks(shape: Shape) -> int:
     return shape.tp * shape.dp
 
 
-def shown(shape: Shape) -> str:
+def shown(shape: CostShape) -> str:
     """The shape for people: ``tp2``, ``tp8 dp2 ep16``."""
     spans = (("tp", shape.tp), ("pp", shape.pp), ("dp", shape.dp), ("ep", shape.ep))
     return " ".join(f"{name}{count}" for name, count in spans if count > 1 or name == "tp")

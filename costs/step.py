@@ -1,7 +1,7 @@
 """The one form of a step's time. Every source of costs ends in these coefficients; no other module computes times.
 
-A step works on `Work`: N new prompt tokens whose attention covers Σ(L² − p²) token pairs (L = a prompt's length after
-the step, p = what was cached before it), and B decoding requests whose contexts sum up to C.
+A step works on `StepWork`: N new prompt tokens whose attention covers Σ(L² − p²) token pairs (L = a prompt's length
+after the step, p = what was cached before it), and B decoding requests whose contexts sum up to C.
 
     G(T)    = start + token·T                                   for T ≥ 1,024 tokens
             = √(F(T)² + (G(1024)² − F(∞)²)·(T/1024)²)           below: flattens to F(T)
@@ -33,7 +33,7 @@ KNEE_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """The work of one engine step (of one data-parallel rank)."""
 
     new_tokens: int = 0
@@ -45,8 +45,8 @@ class Work:
     sum_context: int = 0
     """Tokens whose KV these requests read, summed."""
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
+    def __add__(self, other: StepWork) -> StepWork:
+        return StepWork(
             new_tokens=self.new_tokens + other.new_tokens,
             area=self.area + other.area,
             batch=self.batch + other.batch,
@@ -54,17 +54,17 @@ class Work:
         )
 
 
-def prompt(new_tokens: int, cached_tokens: int = 0) -> Work:
+def prompt(new_tokens: int, cached_tokens: int = 0) -> StepWork:
     """`new_tokens` of one prompt, a whole one or a chunk, after `cached_tokens` that are in the KV cache already."""
-    return Work(new_tokens=new_tokens, area=new_tokens * (new_tokens + 2 * cached_tokens))
+    return StepWork(new_tokens=new_tokens, area=new_tokens * (new_tokens + 2 * cached_tokens))
 
 
-def decoding(batch: int, sum_context: int) -> Work:
+def decoding(batch: int, sum_context: int) -> StepWork:
     """One token for each of `batch` requests."""
-    return Work(batch=batch, sum_context=sum_context)
+    return StepWork(batch=batch, sum_context=sum_context)
 
 
-class Kind(StrEnum):
+class StepKind(StrEnum):
     """The kinds of steps: engines, and therefore corrections, differ between the three."""
 
     PREFILL = "prefill"
@@ -72,11 +72,11 @@ class Kind(StrEnum):
     MIXED = "mixed"
 
 
-def kind_of(work: Work) -> Kind:
+def kind_of(work: StepWork) -> StepKind:
     """The kind of this step."""
     if not work.batch:
-        return Kind.PREFILL
-    return Kind.MIXED if work.new_tokens else Kind.DECODE
+        return StepKind.PREFILL
+    return StepKind.MIXED if work.new_tokens else StepKind.DECODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class StepCost:
         crowd = self.crowd_ms * max(0.0, batch - self.crowd_from)
         return self.decode_ms + self.request_ms * batch + crowd + self.experts_read_ms(batch)
 
-    def parts(self, work: Work) -> tuple[float, float]:
+    def parts(self, work: StepWork) -> tuple[float, float]:
         """Matrix products and attention, whose sum is the step's time; the online correction scales the two apart."""
         attention = self.area_ms * work.area + self.context_ms * work.sum_context
         if not work.new_tokens:
@@ -142,7 +142,7 @@ class StepCost:
         shared = self.matrices_ms(work.new_tokens + work.batch) + self.request_ms * work.batch
         return max(self.requests_ms(work.batch), shared), attention
 
-    def step_ms(self, work: Work) -> float:
+    def step_ms(self, work: StepWork) -> float:
         """The time of one step; 0 without work."""
         matrices, attention = self.parts(work)
         return matrices + attention
@@ -171,12 +171,12 @@ class ByKind:
     decode: StepCost
     mixed: StepCost
 
-    def of(self, kind: Kind) -> StepCost:
+    def of(self, kind: StepKind) -> StepCost:
         """The coefficients of one kind."""
-        if kind is Kind.PREFILL:
+        if kind is StepKind.PREFILL:
             return self.prefill
-        return self.decode if kind is Kind.DECODE else self.mixed
+        return self.decode if kind is StepKind.DECODE else self.mixed
 
-    def step_ms(self, work: Work) -> float:
+    def step_ms(self, work: StepWork) -> float:
         """The time of one step."""
         return self.of(kind_of(work)).step_ms(work)

@@ -24,7 +24,7 @@ ALL = slice(None)
 _NAMES = tuple(each.name for each in fields(StepCost))
 
 
-class _Columns:
+class _StepColumns:
     """The coefficients of one kind of step."""
 
     def __init__(self, rows: int) -> None:
@@ -65,9 +65,9 @@ class CostTable:
     """`rows` instances. A row never written costs nothing."""
 
     def __init__(self, rows: int) -> None:
-        self._prefill = _Columns(rows)
-        self._decode = _Columns(rows)
-        self._mixed = _Columns(rows)
+        self._prefill = _StepColumns(rows)
+        self._decode = _StepColumns(rows)
+        self._mixed = _StepColumns(rows)
         self.first_token_ms = np.zeros(rows)
         self.kv_capacity_tokens = np.zeros(rows)
         self._kv_bytes_per_token = np.zeros(rows)

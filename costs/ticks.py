@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from costs.step import KNEE_TOKENS, StepCost, Work
+from costs.step import KNEE_TOKENS, StepCost, StepWork
 
 SHIFT = 30
 """Coefficients are kept to 2⁻³⁰ ns: 10⁹ token pairs of attention are still right to the nanosecond."""
@@ -79,7 +79,7 @@ class Ticks:
             miss=round(cost.expert_miss * (1 << CHANCE_BITS)),
         )
 
-    def step_ns(self, work: Work) -> int:
+    def step_ns(self, work: StepWork) -> int:
         """The time of one step; 0 without work, at least 1 otherwise."""
         if not work.new_tokens and not work.batch:
             return 0

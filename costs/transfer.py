@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from costs.hardware import Dtype, Gpu
 from costs.model import ModelShape
-from costs.shape import Shape
+from costs.shape import CostShape
 
 BLOCK_TOKENS = 16
 """vLLM's block size on GPUs."""
@@ -81,8 +81,8 @@ def whole_blocks(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
 def handoff(
     model: ModelShape,
     tokens: int,
-    source: Shape,
-    target: Shape,
+    source: CostShape,
+    target: CostShape,
     *,
     kv_dtype: Dtype | None = None,
     block_tokens: int = BLOCK_TOKENS,
@@ -92,14 +92,14 @@ def handoff(
     return Handoff(size_bytes=once * copies(model, target), paths=paths(model, source, target))
 
 
-def copies(model: ModelShape, target: Shape) -> int:
+def copies(model: ModelShape, target: CostShape) -> int:
     """How often the target holds each byte: once, except for latents and for fewer heads than ranks."""
     if model.latent:
         return target.tp
     return max(1, -(-target.tp // model.kv_heads))
 
 
-def paths(model: ModelShape, source: Shape, target: Shape) -> int:
+def paths(model: ModelShape, source: CostShape, target: CostShape) -> int:
     """Pairs of GPUs that move data at once: as many as the side with fewer ranks with data of their own.
 
     Ranks of P that hold the same latent share the work of sending it. Each pipeline stage moves its own layers.

@@ -30,7 +30,7 @@ BROKEN: Final = frozenset({BECAUSE[Reading.SPOILT], BECAUSE[Reading.UNSEEN], NOT
 
 
 @dataclass(slots=True)
-class Peer:
+class ProducerLife:
     """One life of a producer, and the results of the pulls from it."""
 
     instance: str = ""
@@ -53,13 +53,13 @@ class Peer:
         return self.aside_s > 0
 
 
-class Peers:
+class ProducerPeers:
     """The producers of one consumer, by their engine ids. `now` in seconds times `unit`."""
 
     def __init__(self, unit: float = 1.0) -> None:
         """`unit`: ticks of the caller's clock in a second."""
         self._unit: Final = unit
-        self._peers: Final[dict[str, Peer]] = {}
+        self._peers: Final[dict[str, ProducerLife]] = {}
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -73,7 +73,7 @@ class Peers:
         """
         for former in [each for each, peer in self._peers.items() if peer.instance == instance and each != engine]:
             del self._peers[former]
-        peer = self._peers.setdefault(engine, Peer(instance))
+        peer = self._peers.setdefault(engine, ProducerLife(instance))
         if shakes_hands:
             peer.meeting_until = now + MEETING_S * self._unit
 
@@ -91,11 +91,11 @@ class Peers:
         """Whether a handshake is under way for which the engine must keep stepping."""
         return any(peer.meeting_until > now for peer in self._peers.values())
 
-    def of(self, engine: str) -> Peer:
+    def of(self, engine: str) -> ProducerLife:
         """What is known of this producer; the default if it was not introduced."""
-        return self._peers.get(engine) or Peer()
+        return self._peers.get(engine) or ProducerLife()
 
-    def items(self) -> list[tuple[str, Peer]]:
+    def items(self) -> list[tuple[str, ProducerLife]]:
         """All producers; may be called from another thread."""
         return list(self._peers.items())
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from decode.peers import Peers
-from decode.table import WANTS, Act, Cause, Want
+from decode.peers import ProducerPeers
+from decode.table import WANTS, PullAct, PullCause, Want
 
 BEATS_PER_LEASE: Final = 6
 """While a request waits for room or is pulled, its producer gets so many heartbeats within a lease: vLLM's
@@ -39,7 +39,7 @@ class _Wanted:
 class Pulls:
     """Pulls by the engine's request ids."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: ProducerPeers) -> None:
         self.peers: Final = peers
         self.counts: Final[Counter[str]] = Counter()
         self.recomputed_tokens = 0
@@ -77,20 +77,20 @@ class Pulls:
         want = self._wants.get(request)
         if not tokens:
             if want is not None:
-                self._move(request, want, Cause.ALLOCATED)
+                self._move(request, want, PullCause.ALLOCATED)
             return
         if want is None:
             self._wants[request] = _Wanted(Want.PULLING, engine, tokens)
         else:
             want.engine, want.tokens = engine, tokens
-            self._move(request, want, Cause.PULLED)
+            self._move(request, want, PullCause.PULLED)
         self.peers.began(engine, now)
 
     def finished(self, request: str) -> None:
         """The request is over."""
         want = self._wants.get(request)
         if want is not None:
-            self._move(request, want, Cause.FINISHED)
+            self._move(request, want, PullCause.FINISHED)
 
     def said(self, request: str, because: str) -> None:
         """A rank's reading has ended: why its blocks cannot be used; empty: this rank has no objection."""
@@ -99,7 +99,7 @@ class Pulls:
             return
         want.because = want.because or because
         if because:
-            self._move(request, want, Cause.UNUSABLE)
+            self._move(request, want, PullCause.UNUSABLE)
 
     def ended(self, request: str, now: float, *, failed: bool = False) -> None:
         """Every rank's reading has ended. `failed`: the engine learned in another way that it failed (a handshake)."""
@@ -109,15 +109,15 @@ class Pulls:
         if want.because is not None:
             self.peers.ended(want.engine, want.because, now)
         if failed:
-            self._move(request, want, Cause.UNUSABLE)
-        self._move(request, want, Cause.ENDED)
+            self._move(request, want, PullCause.UNUSABLE)
+        self._move(request, want, PullCause.ENDED)
 
-    def _move(self, request: str, want: _Wanted, cause: Cause) -> None:
+    def _move(self, request: str, want: _Wanted, cause: PullCause) -> None:
         row = WANTS[want.state].get(cause)
         if row is None:
             return
         want.state = row.state
-        if Act.RECOMPUTE in row.acts:
+        if PullAct.RECOMPUTE in row.acts:
             self.recomputed_tokens += want.tokens
         if row.state is Want.OVER:
             del self._wants[request]

@@ -17,31 +17,31 @@ from kvtransfer.push import (
     LATE,
     STALE,
     STRANGER,
-    Abort,
+    AbortPush,
     Begun,
     Book,
     CutLink,
-    Done,
-    Entry,
     FreeBlocks,
     ImpossibleMove,
     LinkEnded,
     PeerLost,
     PeerSeen,
+    PushDone,
+    PushEntry,
+    PushRefused,
+    PushReport,
+    PushTerms,
+    PushTick,
     Received,
-    Refused,
     Register,
-    Report,
     Send,
-    Terms,
-    Tick,
     Withdraw,
 )
-from kvtransfer.rows import Row, Table
-from kvtransfer.ticket import Peer
+from kvtransfer.rows import Table, TransitionRow
+from kvtransfer.ticket import TicketPeer
 
 
-class State(StrEnum):
+class PushPullState(StrEnum):
     """The state of blocks that are set aside for a push."""
 
     RESERVED = "reserved"
@@ -56,7 +56,7 @@ class State(StrEnum):
     CLOSED = "closed"
 
 
-class Cause(StrEnum):
+class PushPullCause(StrEnum):
     """What moves the blocks to another state."""
 
     BEGUN = "begun"
@@ -70,7 +70,7 @@ class Cause(StrEnum):
     LINK_ENDED = "link ended"
 
 
-class Act(StrEnum):
+class PushPullAct(StrEnum):
     """The acts on the way. Blocks leave at a final state: to the request at `DONE`, to the pool at all others."""
 
     REGISTER = "register"
@@ -81,27 +81,29 @@ class Act(StrEnum):
 
 
 _WANTED = {
-    Cause.WRITTEN: Row(State.DONE),
-    Cause.NOT_WRITTEN: Row(State.FAILED, (Act.RECOMPUTE,)),
-    Cause.ABORTED: Row(State.QUARANTINED, (Act.WITHDRAW,)),
-    Cause.PEER_LOST: Row(State.QUARANTINED, (Act.WITHDRAW, Act.RECOMPUTE)),
-    Cause.LINK_ENDED: Row(State.FAILED, (Act.WITHDRAW, Act.RECOMPUTE)),
-    Cause.TIME_UP: Row(State.QUARANTINED, (Act.WITHDRAW, Act.RECOMPUTE, Act.REPORT)),
+    PushPullCause.WRITTEN: TransitionRow(PushPullState.DONE),
+    PushPullCause.NOT_WRITTEN: TransitionRow(PushPullState.FAILED, (PushPullAct.RECOMPUTE,)),
+    PushPullCause.ABORTED: TransitionRow(PushPullState.QUARANTINED, (PushPullAct.WITHDRAW,)),
+    PushPullCause.PEER_LOST: TransitionRow(PushPullState.QUARANTINED, (PushPullAct.WITHDRAW, PushPullAct.RECOMPUTE)),
+    PushPullCause.LINK_ENDED: TransitionRow(PushPullState.FAILED, (PushPullAct.WITHDRAW, PushPullAct.RECOMPUTE)),
+    PushPullCause.TIME_UP: TransitionRow(
+        PushPullState.QUARANTINED, (PushPullAct.WITHDRAW, PushPullAct.RECOMPUTE, PushPullAct.REPORT)
+    ),
 }
 
-ROWS: Table[State, Cause, Act] = {
-    State.RESERVED: {
-        Cause.BEGUN: Row(State.WRITING),
-        Cause.AGAIN: Row(State.RESERVED, (Act.REGISTER,)),
+ROWS: Table[PushPullState, PushPullCause, PushPullAct] = {
+    PushPullState.RESERVED: {
+        PushPullCause.BEGUN: TransitionRow(PushPullState.WRITING),
+        PushPullCause.AGAIN: TransitionRow(PushPullState.RESERVED, (PushPullAct.REGISTER,)),
         **_WANTED,
     },
-    State.WRITING: _WANTED,
-    State.QUARANTINED: {
-        Cause.WRITTEN: Row(State.CLOSED),
-        Cause.NOT_WRITTEN: Row(State.CLOSED),
-        Cause.LINK_ENDED: Row(State.CLOSED),
-        Cause.AGAIN: Row(State.QUARANTINED, (Act.WITHDRAW,)),
-        Cause.TIME_UP: Row(State.QUARANTINED, (Act.CUT_LINK, Act.REPORT)),
+    PushPullState.WRITING: _WANTED,
+    PushPullState.QUARANTINED: {
+        PushPullCause.WRITTEN: TransitionRow(PushPullState.CLOSED),
+        PushPullCause.NOT_WRITTEN: TransitionRow(PushPullState.CLOSED),
+        PushPullCause.LINK_ENDED: TransitionRow(PushPullState.CLOSED),
+        PushPullCause.AGAIN: TransitionRow(PushPullState.QUARANTINED, (PushPullAct.WITHDRAW,)),
+        PushPullCause.TIME_UP: TransitionRow(PushPullState.QUARANTINED, (PushPullAct.CUT_LINK, PushPullAct.REPORT)),
     },
 }
 """All moves."""
@@ -141,21 +143,21 @@ class Recompute:
     because: str
 
 
-Event = Reserve | Received | Abort | PeerLost | PeerSeen | LinkEnded | Tick
+Event = Reserve | Received | AbortPush | PeerLost | PeerSeen | LinkEnded | PushTick
 
 
 @dataclass(slots=True, kw_only=True)
-class _Reservation(Entry[State]):
+class _Reservation(PushEntry[PushPullState]):
     ticket: str
 
 
 class Reservations:
     """The reservations of one life of one consumer."""
 
-    def __init__(self, epoch: int, terms: Terms | None = None) -> None:
-        self.terms: Final = terms or Terms()
-        self.book: Final = Book[_Reservation, State, Cause, Act](
-            ROWS, frozenset(), self._act, self._limits, self._end, (Cause.TIME_UP, Cause.AGAIN)
+    def __init__(self, epoch: int, terms: PushTerms | None = None) -> None:
+        self.terms: Final = terms or PushTerms()
+        self.book: Final = Book[_Reservation, PushPullState, PushPullCause, PushPullAct](
+            ROWS, frozenset(), self._act, self._limits, self._end, (PushPullCause.TIME_UP, PushPullCause.AGAIN)
         )
         self._serial = epoch << 32  # different in each life: an answer to a former life matches nothing
         self._epochs: dict[InstanceId, int] = {}
@@ -178,23 +180,27 @@ class Reservations:
         match event:
             case Reserve():
                 return self._reserve(event, now)
-            case Received(by, Begun() | Done() as message):
+            case Received(by, Begun() | PushDone() as message):
                 return self._heard(by, message, now)
-            case Abort(id_, because):
+            case AbortPush(id_, because):
                 entry = self.book.entries.get(id_)
-                return self.book.ignore(LATE) if entry is None else self.book.move(entry, Cause.ABORTED, now, because)
+                return (
+                    self.book.ignore(LATE)
+                    if entry is None
+                    else self.book.move(entry, PushPullCause.ABORTED, now, because)
+                )
             case PeerLost(instance):
                 lost = self.book.with_peer(instance)
-                return self.book.move_all(lost, Cause.PEER_LOST, now, f"{instance} does not answer")
+                return self.book.move_all(lost, PushPullCause.PEER_LOST, now, f"{instance} does not answer")
             case PeerSeen(peer):
                 return self._seen(peer, now)
             case LinkEnded(instance):
                 ended = self.book.with_peer(instance)
-                return self.book.move_all(ended, Cause.LINK_ENDED, now, f"the link with {instance} ended")
+                return self.book.move_all(ended, PushPullCause.LINK_ENDED, now, f"the link with {instance} ended")
             case _:
                 return []
 
-    def _seen(self, peer: Peer, now: float) -> list[Any]:
+    def _seen(self, peer: TicketPeer, now: float) -> list[Any]:
         """A producer that restarted has lost its former life's registrations."""
         known = self._epochs.pop(peer.instance, peer.epoch)
         self._epochs[peer.instance] = max(known, peer.epoch)  # at the end: those longest unseen stand first
@@ -203,7 +209,7 @@ class Reservations:
         if peer.epoch < known:
             return self.book.ignore(STALE)
         former = self.book.with_former(peer)
-        return self.book.move_all(former, Cause.PEER_LOST, now, f"{peer.instance} restarted")
+        return self.book.move_all(former, PushPullCause.PEER_LOST, now, f"{peer.instance} restarted")
 
     def _reserve(self, event: Reserve, now: float) -> list[Any]:
         self._serial += 1
@@ -211,14 +217,14 @@ class Reservations:
         if because is not None:
             self.book.ignore(f"reservation refused: {because}")
             told = [] if event.id in self.book.entries else [Send(event.producer, Withdraw(event.id, self._serial))]
-            return [Refused(event.id, because), *told, FreeBlocks(event.id, event.blocks, because)]
+            return [PushRefused(event.id, because), *told, FreeBlocks(event.id, event.blocks, because)]
         taken = {block for each in self.book.entries.values() for block in each.blocks}
         if not event.blocks or len(set(event.blocks)) < len(event.blocks) or not taken.isdisjoint(event.blocks):
             raise ImpossibleMove(f"{event.id}: at least one block, and none that is reserved already")
         entry = _Reservation(
             id=event.id,
-            state=State.RESERVED,
-            peer=Peer(event.producer, event.id.producer_epoch),
+            state=PushPullState.RESERVED,
+            peer=TicketPeer(event.producer, event.id.producer_epoch),
             serial=self._serial,
             blocks=event.blocks,
             tokens=event.tokens,
@@ -227,7 +233,7 @@ class Reservations:
             ticket=event.ticket,
         )
         self.book.add(entry, now)
-        return self._act(entry, Act.REGISTER, now, "reserved")
+        return self._act(entry, PushPullAct.REGISTER, now, "reserved")
 
     def _cannot_reserve(self, event: Reserve) -> str | None:
         if event.id in self.book.entries:
@@ -236,7 +242,7 @@ class Reservations:
             return STALE
         return "there are too many" if len(self.book.entries) >= self.terms.entries_max else None
 
-    def _heard(self, by: Peer, message: Begun | Done, now: float) -> list[Any]:
+    def _heard(self, by: TicketPeer, message: Begun | PushDone, now: float) -> list[Any]:
         entry = self.book.entries.get(message.id)
         if entry is None or entry.serial != message.serial or entry.peer is None:
             return self.book.ignore(LATE)
@@ -245,38 +251,40 @@ class Reservations:
         if by.epoch != entry.peer.epoch:  # a later life cannot answer for the writes of an earlier one
             return self.book.ignore(STALE)
         if isinstance(message, Begun):
-            return self.book.move(entry, Cause.BEGUN, now, "begun")
+            return self.book.move(entry, PushPullCause.BEGUN, now, "begun")
         written = message.ok and message.tokens > 0
         if written:
             entry.tokens = min(entry.tokens, message.tokens)
-        return self.book.move(entry, Cause.WRITTEN if written else Cause.NOT_WRITTEN, now, message.because)
+        return self.book.move(
+            entry, PushPullCause.WRITTEN if written else PushPullCause.NOT_WRITTEN, now, message.because
+        )
 
-    def _act(self, entry: _Reservation, act: Act, now: float, because: str) -> list[Any]:
+    def _act(self, entry: _Reservation, act: PushPullAct, now: float, because: str) -> list[Any]:
         assert entry.peer is not None, "a reservation that was sent has a producer"
         to = entry.peer.instance
         match act:
-            case Act.REGISTER:
+            case PushPullAct.REGISTER:
                 told = Register(entry.id, entry.serial, entry.first, entry.blocks, entry.link, entry.ticket)
                 return [Send(to, told)]
-            case Act.WITHDRAW:
+            case PushPullAct.WITHDRAW:
                 return [Send(to, Withdraw(entry.id, entry.serial))]
-            case Act.RECOMPUTE:
+            case PushPullAct.RECOMPUTE:
                 return [Recompute(entry.id, because)]
-            case Act.CUT_LINK:
+            case PushPullAct.CUT_LINK:
                 entry.cuts += 1
                 return [CutLink(to, because)]
-            case Act.REPORT:
-                return [Report(entry.id, because)]
+            case PushPullAct.REPORT:
+                return [PushReport(entry.id, because)]
 
-    def _limits(self, state: State) -> tuple[float | None, float | None]:
-        if state is State.RESERVED:
+    def _limits(self, state: PushPullState) -> tuple[float | None, float | None]:
+        if state is PushPullState.RESERVED:
             return self.terms.reserve_s_max, self.terms.heartbeat_s
-        if state is State.QUARANTINED:
+        if state is PushPullState.QUARANTINED:
             return self.terms.cut_s, self.terms.ask_again_s
         return None, None  # `WRITING` has the time that `RESERVED` has left
 
     def _end(self, entry: _Reservation, because: str) -> list[Any]:
         """The only place where blocks leave."""
-        if entry.state is State.DONE:
+        if entry.state is PushPullState.DONE:
             return [Use(entry.id, entry.blocks, entry.tokens)]
         return [FreeBlocks(entry.id, entry.blocks, because)]

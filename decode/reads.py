@@ -7,8 +7,8 @@ and the blocks were the hold's. In every other case the blocks are not used: the
 Only after that read does the consumer tell the producer that its blocks were read. vLLM's own notice goes out with the
 read itself, and would let the producer free the blocks and clear the slot before the consumer has looked.
 
-The caller brings everything external: the transport (`Agent`, as NIXL's Python agent), and memory for the contents of
-slots. One thread calls `step` again and again; another adds, takes, and asks whether a request is `under_way`. What
+The caller brings everything external: the transport (`NixlAgent`, as NIXL's Python agent), and memory for the contents
+of slots. One thread calls `step` again and again; another adds, takes, and asks whether a request is `under_way`. What
 passes between the two is appended to a deque or put into a dictionary as a whole.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from decode.table import BECAUSE, READINGS, Act, Cause, Reading
+from decode.table import BECAUSE, READINGS, PullAct, PullCause, Reading
 from kvtransfer.hold_marks import CLEAR, SLOT_BYTES
 
 _BROKEN: Final = frozenset({BECAUSE[Reading.SPOILT], BECAUSE[Reading.UNSEEN]})
@@ -30,7 +30,7 @@ bytes still arrive: `python -m bench.nixl_cut`), so its blocks are never freed. 
 request's text."""
 
 
-class Agent(Protocol):
+class NixlAgent(Protocol):
     """The methods needed of a NIXL agent. Any of these may raise."""
 
     def check_xfer_state(self, handle: Any) -> str: ...
@@ -41,7 +41,7 @@ class Agent(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RankSource:
     """One rank of the producer that blocks are read from."""
 
     agent: str
@@ -51,7 +51,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PullOutcome:
     """How a pull ended. No transfer of it is under way any more."""
 
     because: str
@@ -81,10 +81,10 @@ class PullAtRank:
         self.state = Reading.READING
         self.because = ""
         """Why the blocks must not be used; empty: no objection so far."""
-        self.acts: tuple[Act, ...] = ()
+        self.acts: tuple[PullAct, ...] = ()
         """The acts due since the last cause that changed the state."""
 
-    def tell(self, cause: Cause, because: str = "") -> None:
+    def tell(self, cause: PullCause, because: str = "") -> None:
         """Take a cause. `because`: what is wrong with the blocks."""
         rows = READINGS.get(self.state)
         row = None if rows is None else rows.get(cause)
@@ -95,11 +95,11 @@ class PullAtRank:
     def saw(self, said: bytes) -> None:
         """Take the content of one rank's slot of the hold."""
         if said != self.mark:
-            self.tell(Cause.MARK_GONE)
+            self.tell(PullCause.MARK_GONE)
 
     def compared(self, because: str) -> None:
         """Take the digests' result: why the blocks are not the held ones; empty: they are, or no digests are kept."""
-        self.tell(Cause.WRONG if because else Cause.RIGHT, because)
+        self.tell(PullCause.WRONG if because else PullCause.RIGHT, because)
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class _Posted:
 
     pull: PullAtRank
     handles: list[Any]
-    sources: Sequence[Source]
+    sources: Sequence[RankSource]
     beside: list[Any]
     """Reads of other memory than blocks: followed like the others, without a cause for the table."""
     wrong: Callable[[], str] | None
@@ -145,7 +145,7 @@ class Landings:
         self._free.append(place)
 
 
-def try_to_read(agent: Agent, look: Callable[[], Any], wait: Callable[[], None], times: int) -> bool:
+def try_to_read(agent: NixlAgent, look: Callable[[], Any], wait: Callable[[], None], times: int) -> bool:
     """Whether one slot of a producer can be read, polled at most `times` times with a `wait` between. Never raises.
 
     A read that does not end may still write: use its place for no other read.
@@ -167,7 +167,7 @@ def try_to_read(agent: Agent, look: Callable[[], Any], wait: Callable[[], None],
 class Reads:
     """All pulls of one rank that are under way, by request."""
 
-    def __init__(self, agent: Agent, landings: Landings, look: Callable[[str, int, int], Any]) -> None:
+    def __init__(self, agent: NixlAgent, landings: Landings, look: Callable[[str, int, int], Any]) -> None:
         """`look` prepares the read of a slot: of this agent, from that address, to this address. It may raise."""
         self._agent = agent
         self._landings = landings
@@ -175,7 +175,7 @@ class Reads:
         self._arrived: deque[tuple[str, _Posted]] = deque()
         self._pulls: dict[str, _Posted] = {}
         """Used by `step` alone."""
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, PullOutcome] = {}
         self._known: set[str] = set()
         """Used by `add` and `take` alone."""
 
@@ -183,7 +183,7 @@ class Reads:
         self,
         request: str,
         handles: Sequence[Any],
-        sources: Sequence[Source],
+        sources: Sequence[RankSource],
         mark: bytes,
         *,
         beside: Sequence[Any] = (),
@@ -202,7 +202,7 @@ class Reads:
         """Whether the pull was added and not yet taken."""
         return request in self._known
 
-    def take(self, request: str) -> Outcome | None:
+    def take(self, request: str) -> PullOutcome | None:
         """How the pull ended, once."""
         outcome = self._outcomes.pop(request, None)
         if outcome is not None:
@@ -230,7 +230,7 @@ class Reads:
         if posted.handles or posted.beside:
             return False
         pull = posted.pull
-        pull.tell(Cause.ALL_READ)
+        pull.tell(PullCause.ALL_READ)
         if pull.state is Reading.LANDED and posted.looks is None and not self._begin_to_look(posted):
             return False
         posted.looks = [each for each in posted.looks or () if not self._looked(posted, *each)]
@@ -245,9 +245,9 @@ class Reads:
             if state == "DONE":
                 posted.telemetry += [self._agent.get_xfer_telemetry(handle)] if told else []
             else:
-                posted.pull.tell(Cause.READ_FAILED)
+                posted.pull.tell(PullCause.READ_FAILED)
         except Exception as error:  # noqa: BLE001 - NIXL raises classes of its own, some from C++
-            posted.pull.tell(Cause.READ_FAILED)
+            posted.pull.tell(PullCause.READ_FAILED)
             if type(error).__name__ == NOT_TOLD:
                 return False
         return self._released(handle)
@@ -270,13 +270,13 @@ class Reads:
                 handle = self._look(source.agent, source.slot_address, self._landings.address(place))
             except Exception:  # noqa: BLE001 - as above
                 self._landings.give_back(place)
-                posted.pull.tell(Cause.LOOK_FAILED)
+                posted.pull.tell(PullCause.LOOK_FAILED)
                 continue
             posted.looks.append((handle, place))
             try:
                 self._agent.transfer(handle)
             except Exception:  # noqa: BLE001 - as above
-                posted.pull.tell(Cause.LOOK_FAILED)
+                posted.pull.tell(PullCause.LOOK_FAILED)
         return True
 
     def _looked(self, posted: _Posted, handle: Any, place: int) -> bool:
@@ -289,25 +289,25 @@ class Reads:
             return False
         said = self._landings.said(place)
         if not self._released(handle):
-            posted.pull.tell(Cause.LOOK_FAILED)
+            posted.pull.tell(PullCause.LOOK_FAILED)
             return False  # it may still write into the place
         self._landings.give_back(place)
         if state == "DONE":
             posted.pull.saw(said)
         else:
-            posted.pull.tell(Cause.LOOK_FAILED)
+            posted.pull.tell(PullCause.LOOK_FAILED)
         return True
 
-    def _end(self, posted: _Posted) -> Outcome:
+    def _end(self, posted: _Posted) -> PullOutcome:
         """No transfer of the pull is under way: say whether its blocks may be used, and notify the producer."""
         pull = posted.pull
-        pull.tell(Cause.ALL_SEEN)
+        pull.tell(PullCause.ALL_SEEN)
         if pull.state is Reading.CONFIRMED:
             pull.compared("" if posted.wrong is None else _checked(posted.wrong))
-        lost = sum(not self._told(source) for source in posted.sources) if Act.GIVE_BACK in pull.acts else 0
-        return Outcome(pull.because, tuple(posted.telemetry), lost)
+        lost = sum(not self._told(source) for source in posted.sources) if PullAct.GIVE_BACK in pull.acts else 0
+        return PullOutcome(pull.because, tuple(posted.telemetry), lost)
 
-    def _told(self, source: Source) -> bool:
+    def _told(self, source: RankSource) -> bool:
         try:
             self._agent.send_notif(source.agent, notif_msg=source.note)
         except Exception:  # noqa: BLE001 - as above

@@ -20,7 +20,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from kvtransfer.rows import Row, Table
+from kvtransfer.rows import Table, TransitionRow
 
 
 class Reading(StrEnum):
@@ -56,7 +56,7 @@ class Want(StrEnum):
     OVER = "over"
 
 
-class Cause(StrEnum):
+class PullCause(StrEnum):
     """What moves a reading or a want to another state."""
 
     # from the transfers
@@ -86,7 +86,7 @@ class Cause(StrEnum):
     """Every rank's reading has ended."""
 
 
-class Act(StrEnum):
+class PullAct(StrEnum):
     """The acts on the way."""
 
     LOOK = "look"
@@ -97,50 +97,52 @@ class Act(StrEnum):
     RECOMPUTE = "recompute"
 
 
-READINGS: Table[Reading, Cause, Act] = {
+READINGS: Table[Reading, PullCause, PullAct] = {
     Reading.READING: {
-        Cause.READ_FAILED: Row(Reading.SPOILT),
-        Cause.ALL_READ: Row(Reading.LANDED, (Act.LOOK,)),
+        PullCause.READ_FAILED: TransitionRow(Reading.SPOILT),
+        PullCause.ALL_READ: TransitionRow(Reading.LANDED, (PullAct.LOOK,)),
     },
     Reading.SPOILT: {
-        Cause.READ_FAILED: Row(Reading.SPOILT),
-        Cause.ALL_READ: Row(Reading.FAILED, (Act.GIVE_BACK, Act.RECOMPUTE)),
+        PullCause.READ_FAILED: TransitionRow(Reading.SPOILT),
+        PullCause.ALL_READ: TransitionRow(Reading.FAILED, (PullAct.GIVE_BACK, PullAct.RECOMPUTE)),
     },
     Reading.LANDED: {
-        Cause.LOOK_FAILED: Row(Reading.UNSEEN),
-        Cause.MARK_GONE: Row(Reading.GONE),
-        Cause.ALL_SEEN: Row(Reading.CONFIRMED),
+        PullCause.LOOK_FAILED: TransitionRow(Reading.UNSEEN),
+        PullCause.MARK_GONE: TransitionRow(Reading.GONE),
+        PullCause.ALL_SEEN: TransitionRow(Reading.CONFIRMED),
     },
     Reading.UNSEEN: {
-        Cause.LOOK_FAILED: Row(Reading.UNSEEN),
-        Cause.MARK_GONE: Row(Reading.GONE),
-        Cause.ALL_SEEN: Row(Reading.FAILED, (Act.GIVE_BACK, Act.RECOMPUTE)),
+        PullCause.LOOK_FAILED: TransitionRow(Reading.UNSEEN),
+        PullCause.MARK_GONE: TransitionRow(Reading.GONE),
+        PullCause.ALL_SEEN: TransitionRow(Reading.FAILED, (PullAct.GIVE_BACK, PullAct.RECOMPUTE)),
     },
     Reading.GONE: {
-        Cause.LOOK_FAILED: Row(Reading.GONE),
-        Cause.MARK_GONE: Row(Reading.GONE),
-        Cause.ALL_SEEN: Row(Reading.STALE, (Act.RECOMPUTE,)),
+        PullCause.LOOK_FAILED: TransitionRow(Reading.GONE),
+        PullCause.MARK_GONE: TransitionRow(Reading.GONE),
+        PullCause.ALL_SEEN: TransitionRow(Reading.STALE, (PullAct.RECOMPUTE,)),
     },
     Reading.CONFIRMED: {
-        Cause.RIGHT: Row(Reading.USED, (Act.GIVE_BACK, Act.USE)),
-        Cause.WRONG: Row(Reading.FAILED, (Act.GIVE_BACK, Act.RECOMPUTE)),
+        PullCause.RIGHT: TransitionRow(Reading.USED, (PullAct.GIVE_BACK, PullAct.USE)),
+        PullCause.WRONG: TransitionRow(Reading.FAILED, (PullAct.GIVE_BACK, PullAct.RECOMPUTE)),
     },
 }
 """The rows at each rank."""
 
-WANTS: Table[Want, Cause, Act] = {
+WANTS: Table[Want, PullCause, PullAct] = {
     Want.LOCAL: {
-        Cause.ALLOCATED: Row(Want.OVER, (Act.RECOMPUTE,)),
-        Cause.PULLED: Row(Want.PULLING),  # the engine asked again, and the producer could be pulled from this time
-        Cause.FINISHED: Row(Want.OVER),
+        PullCause.ALLOCATED: TransitionRow(Want.OVER, (PullAct.RECOMPUTE,)),
+        PullCause.PULLED: TransitionRow(
+            Want.PULLING
+        ),  # the engine asked again, and the producer could be pulled from this time
+        PullCause.FINISHED: TransitionRow(Want.OVER),
     },
     Want.PULLING: {
-        Cause.UNUSABLE: Row(Want.SPOILT),
-        Cause.ENDED: Row(Want.OVER, (Act.USE,)),
+        PullCause.UNUSABLE: TransitionRow(Want.SPOILT),
+        PullCause.ENDED: TransitionRow(Want.OVER, (PullAct.USE,)),
     },
     Want.SPOILT: {
-        Cause.UNUSABLE: Row(Want.SPOILT),
-        Cause.ENDED: Row(Want.OVER, (Act.RECOMPUTE,)),
+        PullCause.UNUSABLE: TransitionRow(Want.SPOILT),
+        PullCause.ENDED: TransitionRow(Want.OVER, (PullAct.RECOMPUTE,)),
     },
 }
 """The rows at the engine."""

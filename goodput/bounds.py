@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cluster.instance import Role
 from costs.cost import Costs
 from costs.step import KNEE_TOKENS, StepCost
-from engine.twin.config import Config
+from engine.twin.config import TwinConfig
 from goodput.demand import Demand, Floats
 
 SHORTEST: Final = 2.0
@@ -41,7 +41,7 @@ STRETCHES_MAX: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineBounds:
     """What bounds need to know of one kind of instance."""
 
     costs: Costs
@@ -53,7 +53,7 @@ class Engine:
     """Tokens that its KV cache holds."""
 
     @classmethod
-    def of(cls, costs: Costs, config: Config) -> Engine:
+    def of(cls, costs: Costs, config: TwinConfig) -> EngineBounds:
         """One with these settings."""
         return cls(
             costs=costs,
@@ -64,7 +64,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class KindNeed:
     """The least that a load needs of one kind of instance."""
 
     instances: int
@@ -83,7 +83,7 @@ class Impossible:
     """What the requests would need, over the target; of several, the smallest is nearest to possible."""
 
 
-def prompt_ms(engine: Engine, demand: Demand) -> tuple[Floats, Floats]:
+def prompt_ms(engine: EngineBounds, demand: Demand) -> tuple[Floats, Floats]:
     """The least time of each request for its prompt's matrix products, and for its attention."""
     cost = engine.costs.now.prefill
     new = demand.inputs - demand.cached
@@ -95,7 +95,7 @@ def _token_ms(cost: StepCost, batched_tokens: int) -> float:
     return min(cost.matrices_ms(size) / size for size in (1, min(KNEE_TOKENS, batched_tokens), batched_tokens))
 
 
-def answer_ms(engine: Engine, demand: Demand) -> tuple[Floats, Floats]:
+def answer_ms(engine: EngineBounds, demand: Demand) -> tuple[Floats, Floats]:
     """The least time of each request for its answer's share of decode steps, and for reading its context.
 
     The first token is the prompt's.
@@ -106,7 +106,7 @@ def answer_ms(engine: Engine, demand: Demand) -> tuple[Floats, Floats]:
     return steps * _request_ms(engine, demand), cost.context_ms * contexts
 
 
-def _request_ms(engine: Engine, demand: Demand) -> float:
+def _request_ms(engine: EngineBounds, demand: Demand) -> float:
     """The time of one request's part of a decode step, in the best batch within the loosest promise and the memory."""
     cost = engine.costs.now.decode
     loosest = float(demand.target_ms("tpot_ms").max())
@@ -120,32 +120,34 @@ def _request_ms(engine: Engine, demand: Demand) -> float:
     return min(cost.requests_ms(size) / size for size in sizes)
 
 
-def first_token_least_ms(engine: Engine, demand: Demand) -> Floats:
+def first_token_least_ms(engine: EngineBounds, demand: Demand) -> Floats:
     """The TTFT of each request alone on an idle instance: no first token comes sooner."""
     matrices, attention = prompt_ms(engine, demand)
     return matrices + attention
 
 
-def token_least_ms(engine: Engine, demand: Demand) -> Floats:
+def token_least_ms(engine: EngineBounds, demand: Demand) -> Floats:
     """The least mean time per token after the first, of each request alone."""
     cost = engine.costs.now.decode
     found: Floats = cost.requests_ms(1) + cost.context_ms * (demand.inputs + demand.outputs / 2)
     return found
 
 
-def second_token_least_ms(engine: Engine, demand: Demand) -> Floats:
+def second_token_least_ms(engine: EngineBounds, demand: Demand) -> Floats:
     """The least time from the first token to the second, of each request alone."""
     cost = engine.costs.now.decode
     found: Floats = cost.requests_ms(1) + cost.context_ms * demand.inputs
     return found
 
 
-def impossible(prefill: Engine, decode: Engine, demand: Demand) -> Impossible | None:
+def impossible(prefill: EngineBounds, decode: EngineBounds, demand: Demand) -> Impossible | None:
     """Why no number of these instances keeps the promises, naming the term; None where that cannot be told."""
     return impossible_on((prefill,), (decode,), demand)
 
 
-def impossible_on(prompts: Sequence[Engine], answers: Sequence[Engine], demand: Demand) -> Impossible | None:
+def impossible_on(
+    prompts: Sequence[EngineBounds], answers: Sequence[EngineBounds], demand: Demand
+) -> Impossible | None:
     """The same for a fleet of several kinds, where each request is served on those that are fastest for it.
 
     Args:
@@ -189,19 +191,19 @@ def impossible_on(prompts: Sequence[Engine], answers: Sequence[Engine], demand: 
 _ROUND: Final = 1e-9
 
 
-def least_prefills(engine: Engine, demand: Demand) -> Need:
+def least_prefills(engine: EngineBounds, demand: Demand) -> KindNeed:
     """Fewest prefill instances of this kind."""
     matrices, attention = prompt_ms(engine, demand)
     return most_asked(matrices + attention, patience_s(demand), demand, "prompts")
 
 
-def least_decodes(engine: Engine, demand: Demand) -> Need:
+def least_decodes(engine: EngineBounds, demand: Demand) -> KindNeed:
     """Fewest decode instances of this kind."""
     shares, reading = answer_ms(engine, demand)
     return most_asked(shares + reading, answering_s(demand), demand, "answers")
 
 
-def least_wholes(engine: Engine, demand: Demand) -> Need:
+def least_wholes(engine: EngineBounds, demand: Demand) -> KindNeed:
     """Fewest instances that do both: a step reads the weights once for prompts and answers alike."""
     matrices, attention = prompt_ms(engine, demand)
     shares, reading = answer_ms(engine, demand)
@@ -214,7 +216,7 @@ def least_wholes(engine: Engine, demand: Demand) -> Need:
     return max(both, key=lambda need: need.instances)
 
 
-def least_counts(pools: Mapping[str, tuple[Role, Engine]], demand: Demand) -> dict[str, Need]:
+def least_counts(pools: Mapping[str, tuple[Role, EngineBounds]], demand: Demand) -> dict[str, KindNeed]:
     """Least counts per pool for this demand, where every pool does the work of its own role alone.
 
     A fleet with fewer prefill instances than that can still hold where its decode instances compute prompts, too:
@@ -241,7 +243,7 @@ def answering_s(demand: Demand) -> Floats:
     return found
 
 
-def most_asked(work_ms: Floats, waits_s: Floats, demand: Demand, what: str) -> Need:
+def most_asked(work_ms: Floats, waits_s: Floats, demand: Demand, what: str) -> KindNeed:
     """The most that any stretch of the load asks for.
 
     Args:
@@ -270,7 +272,7 @@ def most_asked(work_ms: Floats, waits_s: Floats, demand: Demand, what: str) -> N
                     most = needed_s / (length_s + longest_s)
                     told = f"{needed_s:,.3g} s of {what} come within {length_s:,.3g} s"
                     told += f" and have to be done after {length_s + longest_s:,.3g} s"
-    return Need(instances=max(1, math.ceil(most - _ROUND)), because=told, exact=most)
+    return KindNeed(instances=max(1, math.ceil(most - _ROUND)), because=told, exact=most)
 
 
 def _without_dearest(work: Floats, spare: int) -> float:

@@ -30,7 +30,7 @@ there is a measurement (`costs.power`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class InstanceKind:
     """What one instance is."""
 
     role: Role
@@ -58,7 +58,7 @@ class Kind:
         return f"{self.role.value} {self.gpu.name} tp{self.tp}{budget}{cap}"
 
 
-Arrangement = tuple[Kind, ...]
+Arrangement = tuple[InstanceKind, ...]
 """Kinds of the instances of one fleet; how many of each is open."""
 
 
@@ -87,7 +87,7 @@ def arrangements(
         caps: power caps to try, as shares of the TDP.
     """
     sizes = [(gpu, tp) for gpu, available in gpus for tp in shapes(model, gpu, available)]
-    plain = {role: [Kind(role=role, gpu=gpu, tp=tp) for gpu, tp in sizes] for role in Role}
+    plain = {role: [InstanceKind(role=role, gpu=gpu, tp=tp) for gpu, tp in sizes] for role in Role}
     prefills, decodes = (_pools(plain[role], caps, 2) for role in (Role.PREFILL, Role.DECODE))
     pools = _pools(plain[Role.BOTH], caps, 3)
     wholes = [tuple(replace(kind, batched_tokens=BUDGET_MIXED) for kind in pool) for pool in pools]
@@ -99,7 +99,7 @@ def arrangements(
                 yield (*giver, *taker)
 
 
-def _pools(kinds: Sequence[Kind], caps: Sequence[float], types_max: int) -> list[Arrangement]:
+def _pools(kinds: Sequence[InstanceKind], caps: Sequence[float], types_max: int) -> list[Arrangement]:
     """Pools of one role: of one GPU type with each cap, or of several types without."""
     alone = [(replace(kind, power_cap=cap),) for kind in kinds for cap in caps]
     several = [
@@ -111,7 +111,7 @@ def _pools(kinds: Sequence[Kind], caps: Sequence[float], types_max: int) -> list
     return [*alone, *several]
 
 
-def _pairs_well(model: ModelShape, givers: Sequence[Kind], takers: Sequence[Kind]) -> bool:
+def _pairs_well(model: ModelShape, givers: Sequence[InstanceKind], takers: Sequence[InstanceKind]) -> bool:
     """Whether vLLM refuses no hand-over between them."""
     latent = model.latent is not None
     return not any(

@@ -15,18 +15,18 @@ from cluster.instance import Role
 from goodput import actions as do
 from goodput.blocked import Blocked
 from goodput.budget import Usage
-from goodput.control_rules import Rules
+from goodput.control_rules import ControlRules
 from goodput.decision import Need, What
 from goodput.flips import Flips
 from goodput.forecasters import SEASONAL
 from goodput.needs import Outlook
-from goodput.observation import Phase, Seen
+from goodput.observation import InstanceSeen, Phase
 from goodput.pools import Kinds, ScalingPool
-from goodput.standing import Standing
+from goodput.standing import StandingInstances
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenChange:
     """The change to make now."""
 
     what: What
@@ -40,7 +40,7 @@ class Changes:
     Long, as flips, starts and ends of instances are tried in that order, and each has to know what the others did last.
     """
 
-    def __init__(self, kinds: Kinds, standing: Standing, rules: Rules) -> None:
+    def __init__(self, kinds: Kinds, standing: StandingInstances, rules: ControlRules) -> None:
         self._kinds: Final = kinds
         self._standing: Final = standing
         self._rules: Final = rules
@@ -89,7 +89,7 @@ class Changes:
         now: float,
         horizon_s: float,
         ordered: Collection[Role] = (),
-    ) -> Chosen:
+    ) -> ChosenChange:
         """One change, or none. `ordered`: roles of which an operator says the size."""
         self._spares(needs, now)
         return (
@@ -98,39 +98,39 @@ class Changes:
             or self._flip(needs, outlook, now)
             or self._up(needs, now)
             or self._down(needs, outlook, now, horizon_s)
-            or Chosen(What.HOLD, _told(needs))
+            or ChosenChange(What.HOLD, _told(needs))
         )
 
-    def without_traffic(self, orders: Mapping[Role, tuple[int, str]], now: float) -> Chosen | None:
+    def without_traffic(self, orders: Mapping[Role, tuple[int, str]], now: float) -> ChosenChange | None:
         """Changes that need no measurement: failed instances end, pools get their `min`, operators' orders hold."""
         return self._cancel(now) or self._fewest(orders, now) or self._as_ordered(orders, now)
 
     # --- pending ------------------------------------------------------------------------------------------------------
 
-    def _cancel(self, now: float) -> Chosen | None:
+    def _cancel(self, now: float) -> ChosenChange | None:
         """Instances that have waited too long for a GPU, and those that have failed."""
         for each in self._standing.instances.values():
             if each.phase is Phase.FAILED and not self._standing.mine(each.id):
                 because = f"{each.id} has failed{_why(each)}"
-                return Chosen(What.CANCEL, because, (do.Stop(instance=each.id, because=because),))
+                return ChosenChange(What.CANCEL, because, (do.Stop(instance=each.id, because=because),))
             if each.leaving or each.asked_s is None:
                 continue
             waited_s = now - each.asked_s
             if each.phase is Phase.PENDING and waited_s > self._rules.pending_s:
                 because = f"{each.id} has waited {waited_s:.0f} s for a GPU{_why(each)}"
                 self._blocked.add(each.pool, because, now)
-                return Chosen(What.CANCEL, because, (do.Drain(instance=each.id, because=because),))
+                return ChosenChange(What.CANCEL, because, (do.Drain(instance=each.id, because=because),))
         return None
 
     # --- flips --------------------------------------------------------------------------------------------------------
 
-    def _flip(self, needs: Mapping[Role, Need], outlook: Outlook, now: float) -> Chosen | None:
+    def _flip(self, needs: Mapping[Role, Need], outlook: Outlook, now: float) -> ChosenChange | None:
         found = self._flips.choose(needs, outlook, now)
-        return None if found is None else Chosen(What.FLIP, found.because, (found,))
+        return None if found is None else ChosenChange(What.FLIP, found.because, (found,))
 
     # --- what is given ------------------------------------------------------------------------------------------------
 
-    def _fewest(self, ordered: Collection[Role], now: float) -> Chosen | None:
+    def _fewest(self, ordered: Collection[Role], now: float) -> ChosenChange | None:
         """Replaces what is missing from a pool's `min`, whatever the load is; not where an operator wants fewer."""
         if now - self._up_s < self._rules.up_every_s:
             return None
@@ -144,9 +144,9 @@ class Changes:
                     break
                 because = f"{pool.name}: {number} there or coming, its fewest are {pool.min}"
                 actions.append(self._start(pool, because, usage, now))
-        return Chosen(What.UP, actions[0].because, tuple(actions)) if actions else None
+        return ChosenChange(What.UP, actions[0].because, tuple(actions)) if actions else None
 
-    def _as_ordered(self, orders: Mapping[Role, tuple[int, str]], now: float) -> Chosen | None:
+    def _as_ordered(self, orders: Mapping[Role, tuple[int, str]], now: float) -> ChosenChange | None:
         """One step towards an operator's size of a role."""
         for role, (count, who) in orders.items():
             staying = self._standing.staying(role)
@@ -155,18 +155,18 @@ class Changes:
                 usage = self._standing.usage()
                 pool, lacks = self._pool_for(role, usage, now)
                 if pool is not None:
-                    return Chosen(What.UP, because, (self._start(pool, because, usage, now),))
+                    return ChosenChange(What.UP, because, (self._start(pool, because, usage, now),))
                 self._blocked.budget(role.value, lacks, now)
             if len(staying) > max(count, 1) and now - self._down_s >= self._rules.down_every_s:
                 each = min(self._able(role), key=self._order, default=None)
                 if each is not None:
                     action = do.Drain(instance=each.id, deadline_s=self._rules.drain_s, because=because)
-                    return Chosen(What.DOWN, because, (action,))
+                    return ChosenChange(What.DOWN, because, (action,))
         return None
 
     # --- up -----------------------------------------------------------------------------------------------------------
 
-    def _up(self, needs: Mapping[Role, Need], now: float) -> Chosen | None:
+    def _up(self, needs: Mapping[Role, Need], now: float) -> ChosenChange | None:
         if now - self._up_s < self._rules.up_every_s:
             return None
         usage, actions, told = self._standing.usage(), list[do.Action](), list[str]()
@@ -180,7 +180,7 @@ class Changes:
                 because = f"{role.value}: {need.ahead} needed, {need.have:.3g} there or coming; {need.because}"
                 actions.append(self._start(pool, because, usage, now))
                 told += [because] if because not in told else []
-        return Chosen(What.UP, "; ".join(told), tuple(actions)) if actions else None
+        return ChosenChange(What.UP, "; ".join(told), tuple(actions)) if actions else None
 
     def _start(self, pool: ScalingPool, because: str, usage: Usage, now: float) -> do.Start:
         self._names += 1
@@ -238,7 +238,7 @@ class Changes:
             else:
                 self._spare_since.setdefault(role, now)
 
-    def _down(self, needs: Mapping[Role, Need], outlook: Outlook, now: float, horizon_s: float) -> Chosen | None:
+    def _down(self, needs: Mapping[Role, Need], outlook: Outlook, now: float, horizon_s: float) -> ChosenChange | None:
         if now - self._down_s < self._rules.down_every_s:
             return None
         rules = self._rules
@@ -257,10 +257,10 @@ class Changes:
                     f"{rules.keep_quantile:.0%} quantile of the next {horizon_s:.0f} s, for {now - since_s:.0f} s"
                 )
                 action = do.Drain(instance=each.id, deadline_s=rules.drain_s, because=because)
-                return Chosen(What.DOWN, because, (action,))
+                return ChosenChange(What.DOWN, because, (action,))
         return None
 
-    def _leaves(self, role: Role, need: Need, outlook: Outlook) -> Seen | None:
+    def _leaves(self, role: Role, need: Need, outlook: Outlook) -> InstanceSeen | None:
         """The instance to end: one that does not serve yet before one that does, an expensive one before a cheap one,
         the one with the least work left. No instance of a pool that is at its `min`, and never the last of a role.
         """
@@ -271,7 +271,7 @@ class Changes:
         ]
         return min(able, key=self._order, default=None)
 
-    def _able(self, role: Role) -> list[Seen]:
+    def _able(self, role: Role) -> list[InstanceSeen]:
         """Instances that may end, whatever the load is."""
         staying = self._standing.staying(role)
         ready = [each for each in staying if each.phase is Phase.READY]
@@ -286,7 +286,7 @@ class Changes:
     def _of_pool(self, pool: str) -> int:
         return sum(each.pool == pool for each in self._standing.staying())
 
-    def _order(self, each: Seen) -> tuple[int, float, float, str]:
+    def _order(self, each: InstanceSeen) -> tuple[int, float, float, str]:
         rank = {Phase.PENDING: 0, Phase.STARTING: 1}.get(each.phase, 2)
         price = self._standing.footprint(each).price_per_hour
         busy = each.kv_usage if each.kv_usage is not None else 0.5
@@ -296,7 +296,7 @@ class Changes:
 _ROUND: Final = 1e-6
 
 
-def _why(each: Seen) -> str:
+def _why(each: InstanceSeen) -> str:
     return f" ({each.because})" if each.because else ""
 
 

@@ -9,7 +9,7 @@ from goodput.budget import NO_BUDGET, Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class ControlRules:
     """What an operator may set."""
 
     budget: Budget = NO_BUDGET

@@ -20,7 +20,7 @@ from typing import Final
 from cluster.instance import Role
 from goodput import actions as do
 from goodput.changes import Changes
-from goodput.control_rules import Rules
+from goodput.control_rules import ControlRules
 from goodput.counters import Counters
 from goodput.decision import (
     Act,
@@ -37,12 +37,12 @@ from goodput.decision import (
     Told,
     What,
 )
-from goodput.demand import Promise
+from goodput.demand import ClassPromise
 from goodput.manual import Manual
 from goodput.needs import Needs, Outlook
 from goodput.observation import Observation
 from goodput.pools import Kinds, ScalingPool
-from goodput.standing import Standing
+from goodput.standing import StandingInstances
 from goodput.startups import StartUps
 
 
@@ -50,7 +50,7 @@ class Controller:
     """Of one model's fleet."""
 
     def __init__(
-        self, pools: Sequence[ScalingPool], promises: Mapping[str, Promise], rules: Rules | None = None
+        self, pools: Sequence[ScalingPool], promises: Mapping[str, ClassPromise], rules: ControlRules | None = None
     ) -> None:
         """For these pools.
 
@@ -59,10 +59,10 @@ class Controller:
             promises: what each SLO class is promised.
             rules: None: the defaults.
         """
-        self.rules: Final = rules or Rules()
+        self.rules: Final = rules or ControlRules()
         self.kinds: Final = Kinds.of(pools)
         self.needs: Final = Needs(self.kinds, promises, self.rules)
-        self.standing: Final = Standing(self.kinds.pools, self.rules.unseen_s)
+        self.standing: Final = StandingInstances(self.kinds.pools, self.rules.unseen_s)
         self.startups: Final = StartUps(self.kinds.pools)
         self.manual: Final = Manual(self.rules.manual_s)
         self._counters: Final = Counters()

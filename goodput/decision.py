@@ -9,7 +9,7 @@ from enum import StrEnum
 from cluster.instance import Role
 from goodput.actions import Action
 from goodput.observation import Observation
-from goodput.sizing import Lengths
+from goodput.sizing import RecentLengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Check:
     """Instances by pool and role."""
     rate: float
     """Requests a second: what capacity is kept for."""
-    lengths: Mapping[str, Lengths]
+    lengths: Mapping[str, RecentLengths]
     """By class."""
     dispersion: float
     because: str

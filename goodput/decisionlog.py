@@ -27,7 +27,7 @@ class BadLine(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DecisionEntry:
     """One line."""
 
     now: float
@@ -69,7 +69,7 @@ def _effect(effect: Effect) -> Any:
     return found
 
 
-def decode(line: bytes) -> Entry:
+def decode(line: bytes) -> DecisionEntry:
     """One line.
 
     Raises:
@@ -79,7 +79,7 @@ def decode(line: bytes) -> Entry:
         fields = msgspec.json.decode(line)
         _check_form(fields["form"])
         effects = msgspec.json.encode(fields["effects"], order="sorted")
-        return Entry(float(fields["now"]), _event(fields["event"], fields["value"]), effects)
+        return DecisionEntry(float(fields["now"]), _event(fields["event"], fields["value"]), effects)
     except BadLine:
         raise
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
@@ -100,7 +100,7 @@ def _event(kind: str, value: Any) -> Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class DecisionDifference:
     """A decision that came out otherwise."""
 
     line: int
@@ -108,7 +108,7 @@ class Difference:
     now: str
 
 
-def replay(lines: Iterable[bytes], controller: Controller) -> Iterator[Difference]:
+def replay(lines: Iterable[bytes], controller: Controller) -> Iterator[DecisionDifference]:
     """Give a new controller the events of a log, and compare what it does with what was done.
 
     Raises:
@@ -125,4 +125,4 @@ def replay(lines: Iterable[bytes], controller: Controller) -> Iterator[Differenc
         made = msgspec.json.decode(encode(entry.now, entry.event, effects))["effects"]
         again = msgspec.json.encode(made, order="sorted")
         if again != entry.effects:
-            yield Difference(number, entry.effects.decode(), again.decode())
+            yield DecisionDifference(number, entry.effects.decode(), again.decode())

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class ClassPromise:
     """What one class of requests is promised; at least one target."""
 
     ttft_ms: float | None = None
@@ -49,7 +49,7 @@ class Demand:
     """Prompt tokens that a cache without end would have: the most that prefix caching can save."""
     classes: NDArray[np.int64]
     """Number of each request's class in `promises`."""
-    promises: tuple[Promise, ...]
+    promises: tuple[ClassPromise, ...]
 
     def __len__(self) -> int:
         return len(self.at_s)
@@ -75,7 +75,7 @@ class Demand:
 _ROUND: Final = 1e-9
 
 
-def demand_of(arrivals: Sequence[Arrival], promises: Mapping[str, Promise], usual: str = "") -> Demand:
+def demand_of(arrivals: Sequence[Arrival], promises: Mapping[str, ClassPromise], usual: str = "") -> Demand:
     """Columns of these requests.
 
     Args:

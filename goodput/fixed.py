@@ -19,7 +19,7 @@ AGAIN_S: Final = 30.0
 """Between two starts in one pool: an engine that ends as soon as it has started is not started all the time."""
 
 
-class Fixed:
+class FixedPools:
     """Of one model's pools."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:

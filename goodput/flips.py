@@ -15,12 +15,12 @@ from typing import Final
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput import actions as do
-from goodput.control_rules import Rules
+from goodput.control_rules import ControlRules
 from goodput.decision import Need
 from goodput.needs import Outlook
-from goodput.observation import Seen
+from goodput.observation import InstanceSeen
 from goodput.pools import Kinds
-from goodput.standing import Standing
+from goodput.standing import StandingInstances
 
 BETTER: Final = 1.15
 """Where both roles are short: the worst shortage must shrink by this factor."""
@@ -32,7 +32,7 @@ _PAIR: Final = (Role.PREFILL, Role.DECODE)
 class Flips:
     """Clocks of one controller's flips."""
 
-    def __init__(self, kinds: Kinds, standing: Standing, rules: Rules) -> None:
+    def __init__(self, kinds: Kinds, standing: StandingInstances, rules: ControlRules) -> None:
         self._kinds: Final = kinds
         self._standing: Final = standing
         self._rules: Final = rules
@@ -111,7 +111,7 @@ class Flips:
         chosen = min(able, key=lambda each: self._order(each, to))
         return do.Flip(instance=chosen.id, role=to, because=because)
 
-    def _order(self, each: Seen, to: Role) -> tuple[bool, float, str]:
+    def _order(self, each: InstanceSeen, to: Role) -> tuple[bool, float, str]:
         """One that is at home in the other role first, then the one that has least to finish."""
         busy = each.kv_usage if each.kv_usage is not None else 0.5
         return self._kinds.pools[each.pool].role is not to, busy, each.id

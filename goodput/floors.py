@@ -24,9 +24,9 @@ import numpy as np
 from cluster.instance import Role
 from costs.power import BASE_SHARE, COMPUTE_SHARE, MEMORY_SHARE
 from goodput.bounds import (
-    Engine,
+    EngineBounds,
     Impossible,
-    Need,
+    KindNeed,
     answer_ms,
     answering_s,
     dearest,
@@ -40,7 +40,7 @@ from goodput.demand import Demand, Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
+class FleetFloor:
     """One bound of a fleet."""
 
     weights: tuple[float, ...]
@@ -73,19 +73,19 @@ _RESOURCES: Final = (
 
 
 class Floors:
-    """Bounds of one demand. Kinds are told apart by identity: use one `Engine` for each."""
+    """Bounds of one demand. Kinds are told apart by identity: use one `EngineBounds` for each."""
 
     def __init__(self, demand: Demand) -> None:
         self.demand: Final = demand
         self._parts: Final[dict[int, dict[str, Floats]]] = {}
-        self._needs: Final[dict[tuple[int, int], Need]] = {}
+        self._needs: Final[dict[tuple[int, int], KindNeed]] = {}
         self._ratios: Final[dict[tuple[int, int, str], float]] = {}
         self._waits: Final = [each.waits(demand) for each in _RESOURCES]
         self._cannot: Final[dict[tuple[tuple[int, ...], ...], Impossible | None]] = {}
         self._above_idle: Final[dict[int, dict[str, Floats]]] = {}
-        self._kept: Final[list[Engine]] = []
+        self._kept: Final[list[EngineBounds]] = []
 
-    def of(self, roles: Sequence[Role], engines: Sequence[Engine]) -> tuple[Floor, ...]:
+    def of(self, roles: Sequence[Role], engines: Sequence[EngineBounds]) -> tuple[FleetFloor, ...]:
         """Every bound of a fleet with these kinds, in which each kind may do what its role allows."""
         found = []
         speaks = [role.decodes for role in roles]
@@ -99,10 +99,10 @@ class Floors:
                     for other, can in zip(engines, speaks, strict=True)
                 )
                 if need.exact > 0:
-                    found.append(Floor(weights=weights, least=need.exact, because=need.because))
+                    found.append(FleetFloor(weights=weights, least=need.exact, because=need.because))
         return tuple(found)
 
-    def impossible(self, roles: Sequence[Role], engines: Sequence[Engine]) -> Impossible | None:
+    def impossible(self, roles: Sequence[Role], engines: Sequence[EngineBounds]) -> Impossible | None:
         """Why no number of these instances keeps the promises; None where that cannot be told."""
         answers = tuple(engine for engine, role in zip(engines, roles, strict=True) if role.decodes)
         key = (tuple(map(id, engines)), tuple(map(id, answers)))
@@ -110,7 +110,7 @@ class Floors:
             self._cannot[key] = impossible_on(engines, answers, self.demand)
         return self._cannot[key]
 
-    def dynamic_j(self, roles: Sequence[Role], engines: Sequence[Engine]) -> float:
+    def dynamic_j(self, roles: Sequence[Role], engines: Sequence[EngineBounds]) -> float:
         """Joules above idle that the load takes at least: each part of a request where it takes least, the dearest
         requests left out. A step reads weights once for prompts and answers: of their matrix products the dearer count.
         """
@@ -122,14 +122,14 @@ class Floors:
         kept = max(0, len(self.demand) - self.demand.may_miss())
         return float(max(np.sort(total)[:kept].sum() for total in (prompts + reading, attention + answers)))
 
-    def _joules(self, engine: Engine, *parts: str) -> Floats:
+    def _joules(self, engine: EngineBounds, *parts: str) -> Floats:
         if id(engine) not in self._above_idle:
             self._above_idle[id(engine)] = _above_idle_j(engine, self.demand)
             self._kept.append(engine)
         found: Floats = np.sum([self._above_idle[id(engine)][part] for part in parts], axis=0)
         return found
 
-    def _need(self, number: int, engine: Engine) -> Need:
+    def _need(self, number: int, engine: EngineBounds) -> KindNeed:
         key = (number, id(engine))
         if key not in self._needs:
             resource = _RESOURCES[number]
@@ -138,12 +138,12 @@ class Floors:
             self._needs[key] = most_asked(work, self._waits[number], self.demand, resource.name)
         return self._needs[key]
 
-    def _weight(self, resource: _Resource, engine: Engine, other: Engine, *, speaks: bool) -> float:
+    def _weight(self, resource: _Resource, engine: EngineBounds, other: EngineBounds, *, speaks: bool) -> float:
         """How many of `engine` one `other` stands in for: at the part that it does best."""
         parts = (*resource.prompts, *(resource.answers if speaks else ()))
         return max((self._ratio(engine, other, part) for part in parts), default=0.0)
 
-    def _ratio(self, engine: Engine, other: Engine, part: str) -> float:
+    def _ratio(self, engine: EngineBounds, other: EngineBounds, part: str) -> float:
         if engine is other:
             return 1.0
         key = (id(engine), id(other), part)
@@ -151,14 +151,14 @@ class Floors:
             self._ratios[key] = dearest(self._part(engine, part), self._part(other, part))
         return self._ratios[key]
 
-    def _part(self, engine: Engine, part: str) -> Floats:
+    def _part(self, engine: EngineBounds, part: str) -> Floats:
         if id(engine) not in self._parts:
             self._parts[id(engine)] = _parts(engine, self.demand)
             self._kept.append(engine)  # an id is one engine's as long as that is kept
         return self._parts[id(engine)][part]
 
 
-def _above_idle_j(engine: Engine, demand: Demand) -> dict[str, Floats]:
+def _above_idle_j(engine: EngineBounds, demand: Demand) -> dict[str, Floats]:
     """Joules above idle that each part of each request takes at least on instances of this kind.
 
     A step of s ms that holds parts i draws `TDP · min(cap · s, base · s + Σ xᵢ)` (`costs.power`), x being the part's
@@ -182,14 +182,14 @@ def _above_idle_j(engine: Engine, demand: Demand) -> dict[str, Floats]:
     }
 
 
-def _times(engine: Engine, demand: Demand) -> dict[str, Floats]:
+def _times(engine: EngineBounds, demand: Demand) -> dict[str, Floats]:
     """Least times of one instance, in ms."""
     matrices, attention = prompt_ms(engine, demand)
     shares, reading = answer_ms(engine, demand)
     return {"matrices": matrices, "attention": attention, "shares": shares, "reading": reading}
 
 
-def _parts(engine: Engine, demand: Demand) -> dict[str, Floats]:
+def _parts(engine: EngineBounds, demand: Demand) -> dict[str, Floats]:
     """Least times of one instance for each part of each request, in ms.
 
     Memory and places are taken as long as the answer is generated, at its own least time per token: a request holds

@@ -63,7 +63,7 @@ class Forecast:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _ForecastRecord:
     """One forecaster's record."""
 
     errors: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SCORES))
@@ -89,9 +89,9 @@ class Forecasting:
         self._forecasters: Final = forecasters
         self._base: Final = next(iter(forecasters))
         self._z: Final = NormalDist().inv_cdf(quantile)
-        self._kept: Final = {name: _Kept() for name in forecasters}
+        self._kept: Final = {name: _ForecastRecord() for name in forecasters}
         self._waiting: Final[deque[_Said]] = deque()
-        self._early: Final = {name: _Kept(losses=deque(maxlen=EARLY)) for name in forecasters}
+        self._early: Final = {name: _ForecastRecord(losses=deque(maxlen=EARLY)) for name in forecasters}
         self._early_waiting: Final[deque[_Said]] = deque()
         self._scored_s = -math.inf
         self._period_at_s = -math.inf

@@ -12,8 +12,8 @@ from typing import Final
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from goodput.observation import Phase, Seen
-from goodput.standing import Standing
+from goodput.observation import InstanceSeen, Phase
+from goodput.standing import StandingInstances
 
 _MOST: Final = 1 << 20
 
@@ -26,7 +26,7 @@ class Manual:
         self._orders: Final[dict[Role, tuple[int, str]]] = {}
         self._noticed: Final[dict[Role, tuple[float, int, str]]] = {}
         """Until when a role keeps which size, and why."""
-        self._known: dict[InstanceId, Seen] | None = None
+        self._known: dict[InstanceId, InstanceSeen] | None = None
 
     def resize(self, role: Role, count: int | None, who: str) -> None:
         """An order; None takes it back, and what was noticed with it."""
@@ -49,7 +49,7 @@ class Manual:
         """By role, the size that an operator wants, and who says so."""
         return {role: self.limits(role, now)[1:] for role in Role if self.limits(role, now)[2]}
 
-    def saw(self, instances: Iterable[Seen], standing: Standing, now: float) -> None:
+    def saw(self, instances: Iterable[InstanceSeen], standing: StandingInstances, now: float) -> None:
         """Compare with what was there, before `standing` takes it in."""
         seen = {each.id: each for each in instances}
         known, self._known = self._known, seen
@@ -64,15 +64,15 @@ class Manual:
             if left and not standing.mine(name) and not _on_the_way_out(standing, name):
                 self._notice(was.role, seen, now, f"an operator (who drained {name})")
 
-    def _notice(self, role: Role, seen: dict[InstanceId, Seen], now: float, who: str) -> None:
+    def _notice(self, role: Role, seen: dict[InstanceId, InstanceSeen], now: float, who: str) -> None:
         staying = [each for each in seen.values() if each.role is role and not each.leaving and _serves(each)]
         self._noticed[role] = (now + self._respected_s, len(staying), who)
 
 
-def _serves(each: Seen) -> bool:
+def _serves(each: InstanceSeen) -> bool:
     return each.phase not in (Phase.FAILED, Phase.DRAINING)
 
 
-def _on_the_way_out(standing: Standing, name: InstanceId) -> bool:
+def _on_the_way_out(standing: StandingInstances, name: InstanceId) -> bool:
     known = standing.instances.get(name)
     return known is not None and known.leaving

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cluster.instance import Role
-from goodput.control_rules import Rules
+from goodput.control_rules import ControlRules
 from goodput.counters import Between
-from goodput.demand import Promise
+from goodput.demand import ClassPromise
 from goodput.forecast import RECORD_S, Forecast, Forecasting
 from goodput.forecasters import SEASONAL, History
 from goodput.margin import Margin, missed_first, missed_later
 from goodput.observation import ClassCounts
 from goodput.pools import Kinds
-from goodput.sizing import Lengths, Load
+from goodput.sizing import LoadToServe, RecentLengths
 from goodput.swings import kept_rate
 from goodput.traffic import Traffic
 
@@ -44,14 +44,14 @@ class Outlook:
     """The same without such haste: what an instance is worth starting for."""
     then: Mapping[Role, tuple[int, str]]
     keep: Mapping[Role, tuple[int, str]]
-    load: Load
+    load: LoadToServe
     """At the present rate."""
 
 
 class Needs:
     """Traffic, its forecast and what it takes."""
 
-    def __init__(self, kinds: Kinds, promises: Mapping[str, Promise], rules: Rules) -> None:
+    def __init__(self, kinds: Kinds, promises: Mapping[str, ClassPromise], rules: ControlRules) -> None:
         self._kinds: Final = kinds
         self._promises: Final = promises
         self._rules: Final = rules
@@ -105,7 +105,7 @@ class Needs:
         lengths = self.traffic.lengths()
         soon = self._up.forecast(history, SOON_S)
         rate = present.mean if soon is None else soon.mean
-        load = Load(
+        load = LoadToServe(
             rate=rate,
             lengths=lengths,
             promises=self._promises,
@@ -177,7 +177,7 @@ class Needs:
         waiting = self._waiting[-1][1] if self._waiting else None
         return waiting is not None and waiting > _in_steps(ready) / 2
 
-    def _backlog_s(self, load: Load, ready: Mapping[Role, float], now: float) -> float:
+    def _backlog_s(self, load: LoadToServe, ready: Mapping[Role, float], now: float) -> float:
         """Work of the prompts that wait and that no instance computes yet, in seconds of one instance. A prompt that
         was not there `LASTS_S` earlier is no backlog yet.
         """
@@ -192,18 +192,18 @@ class Needs:
         cached = sum(each.share * each.cached for each in load.lengths.values())
         return waiting * float(shares @ [sizer.prompt_s(each, cached) for each in tokens.tolist()])
 
-    def _each_s(self, load: Load) -> float:
+    def _each_s(self, load: LoadToServe) -> float:
         """Prompt work of one request, in seconds of one instance."""
         sizer = self._kinds.sizer(Role.PREFILL if Role.PREFILL in self._kinds.roles else Role.BOTH)
         return sizer.prompt_work(_at(load, 1.0, 0.0))
 
-    def _hands_over(self, load: Load, waiting_s: float, ready: Mapping[Role, float]) -> float:
+    def _hands_over(self, load: LoadToServe, waiting_s: float, ready: Mapping[Role, float]) -> float:
         """Prompts a second that decode gets beside those that arrive, while prompts that wait are computed."""
         if not waiting_s:
             return 0.0
         return max(0.0, ready.get(Role.PREFILL, 0.0) / (self._each_s(load) or 1.0) - load.rate)
 
-    def _of(self, load: Load, more: float = 0.0) -> dict[Role, tuple[int, str]]:
+    def _of(self, load: LoadToServe, more: float = 0.0) -> dict[Role, tuple[int, str]]:
         """By role; `more` requests a second come to decode."""
         found = {}
         for role, margin in self.margins.items():
@@ -223,9 +223,9 @@ def _missed(role: Role, counts: ClassCounts) -> int:
     return missed_first(counts) if role is Role.PREFILL else missed_later(counts)
 
 
-def _at(load: Load, rate: float, waiting_s: float) -> Load:
-    lengths: Mapping[str, Lengths] = load.lengths
-    return Load(
+def _at(load: LoadToServe, rate: float, waiting_s: float) -> LoadToServe:
+    lengths: Mapping[str, RecentLengths] = load.lengths
+    return LoadToServe(
         rate=rate,
         lengths=lengths,
         promises=load.promises,

@@ -28,7 +28,7 @@ class Phase(StrEnum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
-    """Takes no new work; with `Seen.leaving`, it ends after it."""
+    """Takes no new work; with `InstanceSeen.leaving`, it ends after it."""
     FAILED = "failed"
     """Its agent or its engine has given up; it still counts until it is gone."""
 
@@ -97,7 +97,7 @@ class RouterCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class InstanceSeen:
     """One instance, as the actuator and its own heartbeat tell it."""
 
     id: InstanceId
@@ -127,7 +127,7 @@ class Observation:
     at_s: float
     routers: tuple[RouterCounts, ...]
     """Of every router that is known; an empty one means that no router could be read."""
-    instances: tuple[Seen, ...] | None
+    instances: tuple[InstanceSeen, ...] | None
     """None: the actuator could not say."""
     leads: bool = True
     """Whether this controller holds the lock: one that does not looks on, and does nothing."""

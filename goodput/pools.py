@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.instance import Role
-from goodput.bounds import Engine
+from goodput.bounds import EngineBounds
 from goodput.budget import Footprint
-from goodput.sizing import Load, Sizer
+from goodput.sizing import LoadToServe, Sizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class ScalingPool:
     name: str
     role: Role
     """That its instances are started in."""
-    engine: Engine
+    engine: EngineBounds
     """With the batch settings that it is started with, which it keeps when it takes another role."""
     footprint: Footprint
     first_token_ms: float = 0.0
@@ -60,7 +60,7 @@ class Kinds:
         """Of the preferred pool."""
         return self.sizers[self.first(role).name]
 
-    def worth(self, pool: str, role: Role, load: Load) -> float:
+    def worth(self, pool: str, role: Role, load: LoadToServe) -> float:
         """How many instances of the role's preferred pool one of `pool` is worth: by prompts a second for prefill, by
         answers a second otherwise. What it lacks are the other role's batch settings, or its GPU's speed.
         """

@@ -7,15 +7,15 @@ A *space* is one arrangement with its kinds of instances fixed; only how many of
   `weaker`).
 
 Neither always holds near the edge, where a router may choose worse among more. `neighbours` are therefore tried at the
-end, among them fleets that the presumptions ruled out; `Found.contradicted` says what they showed.
+end, among them fleets that the presumptions ruled out; `SearchState.contradicted` says what they showed.
 
 The search has two parts. *Where*: each space has a least fleet by bounds; how many times that a fleet must be to hold
 (its scale) is learned as trials end, and the space whose fleet of that scale is cheapest is tried next. *Proof*: of all
 fleets that are cheaper than the best one and not ruled out, the one of the largest scale is tried next, which rules out
-most, until none is left (`Found.proven`) or the effort is spent.
+most, until none is left (`SearchState.proven`) or the effort is spent.
 
 What a fleet costs is the sum of its instances, and a constant (`Space.base`). Where the objective has to be measured
-(energy), that sum is a lower bound, `Verdict.cost` is the real cost, and it is presumed to grow with the fleet.
+(energy), that sum is a lower bound, `TrialVerdict.cost` is the real cost, and it is presumed to grow with the fleet.
 
 `search` is a generator: it yields what it would try, what it wants first in front, and is sent the verdict of the
 first. What it learns therefore does not depend on how many are simulated at a time, where, or how fast.
@@ -144,7 +144,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TrialVerdict:
     """The result of a trial."""
 
     holds: bool
@@ -157,7 +157,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Found:
+class SearchState:
     """What a search knows so far."""
 
     best: Trial | None = None
@@ -187,17 +187,17 @@ class Found:
         return math.inf if self.best is None else self.cost * (1 - TOLERANCE)
 
 
-Search = Generator[tuple[Trial, ...], Verdict, None]
+Search = Generator[tuple[Trial, ...], TrialVerdict, None]
 
 
 def search(
     spaces: Sequence[Space],
-    found: Found,
+    found: SearchState,
     *,
     effort: float = math.inf,
     weaker: Mapping[str, Collection[str]] | None = None,
     failed: Sequence[Trial] = (),
-    known: Sequence[tuple[Trial, Verdict]] = (),
+    known: Sequence[tuple[Trial, TrialVerdict]] = (),
     equals: int = EQUALS,
 ) -> Search:
     """Look for the cheapest fleet that holds.
@@ -264,7 +264,7 @@ LOOKS: Final = 8
 """The most neighbours that are tried."""
 
 
-def _presumed(found: Found, trial: Trial) -> bool | None:
+def _presumed(found: SearchState, trial: Trial) -> bool | None:
     """Whether a trial was presumed to hold; None: nothing was presumed."""
     for known, holds in ((found.failed, False), (found.held, True)):
         for each in known:
@@ -274,7 +274,7 @@ def _presumed(found: Found, trial: Trial) -> bool | None:
     return None
 
 
-def _tried(found: Found, trial: Trial) -> bool:
+def _tried(found: SearchState, trial: Trial) -> bool:
     return any(each == trial for each in (*found.held, *found.failed))
 
 
@@ -295,10 +295,10 @@ def neighbours(best: Trial) -> list[Trial]:
 class _State:
     """All spaces, and the results so far."""
 
-    def __init__(self, spaces: Sequence[Space], found: Found, weaker: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, spaces: Sequence[Space], found: SearchState, weaker: Mapping[str, Collection[str]]) -> None:
         self.found: Final = found
         self._weaker: Final = weaker
-        self._known: Final = {id(space): _Known(space) for space in spaces}
+        self._known: Final = {id(space): _KnownSpace(space) for space in spaces}
         self._listed: Final = list(self._known.values())
         self._cheapest: Final[dict[int, tuple[float, int, Counts | None]]] = {}
         """By space, its cheapest fleet of the expected scale, with the scale and the number of facts it was computed
@@ -380,13 +380,13 @@ class _State:
         scales = self.found.scales
         return scales.get(family, scales.get("", SCALE))
 
-    def _hope(self, known: _Known) -> float:
+    def _hope(self, known: _KnownSpace) -> float:
         """The least cost of a fleet of the expected scale."""
         space = known.space
         scale = known.expected(self._scale(space.family))
         return max(known.lowest, space.base + (space.bound - space.base) * min(scale, SCALES_MAX))
 
-    def _of_scale(self, known: _Known, limit: float) -> Counts | None:
+    def _of_scale(self, known: _KnownSpace, limit: float) -> Counts | None:
         scale = known.expected(self._scale(known.space.family))
         key, (was_scale, was_facts, was) = id(known), self._cheapest.get(id(known), (0.0, -1, None))
         if was_scale != scale or was_facts != known.facts:
@@ -401,7 +401,7 @@ class _State:
                 if counts is not None:
                     yield scale / self._scale(known.space.family), number, Trial(known.space, counts)
 
-    def learn(self, trial: Trial, verdict: Verdict, *, presumed: bool | None = None) -> None:
+    def learn(self, trial: Trial, verdict: TrialVerdict, *, presumed: bool | None = None) -> None:
         """Take the result of a trial into account."""
         found, known = self.found, self._known[id(trial.space)]
         found.trials += 1
@@ -451,7 +451,7 @@ class _State:
                     near.append((counts is not set_otherwise, hope, number, trial))
         return tuple(trial for *_, trial in sorted(near, key=lambda each: each[:3]))[:AHEAD]
 
-    def _learn_scale(self, trial: Trial, known: _Known, *, holds: bool) -> None:
+    def _learn_scale(self, trial: Trial, known: _KnownSpace, *, holds: bool) -> None:
         """A family's scale follows what its fleets showed last: what holds lowers it, what fails raises it slowly."""
         scale, family = trial.space.scale(trial.counts), trial.space.family
         if not math.isfinite(scale):
@@ -513,7 +513,7 @@ many times as far as the one before."""
 Numbers = NDArray[np.float64]
 
 
-class _Known:
+class _KnownSpace:
     """The results of one space: a grid of its fleets from the smallest on."""
 
     def __init__(self, space: Space) -> None:

@@ -29,8 +29,8 @@ from typing import Final
 import numpy as np
 
 from cluster.instance import Role
-from goodput.bounds import Engine
-from goodput.demand import Promise
+from goodput.bounds import EngineBounds
+from goodput.demand import ClassPromise
 from goodput.sketch import EMPTY, Floats, Sketch
 
 MOST: Final = 512
@@ -42,7 +42,7 @@ STEP_ROOM: Final = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class RecentLengths:
     """Of recent requests of one class."""
 
     prompts: Sketch = EMPTY
@@ -54,30 +54,30 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LoadToServe:
     """What is to be served."""
 
     rate: float
     """Requests a second."""
-    lengths: Mapping[str, Lengths]
+    lengths: Mapping[str, RecentLengths]
     """By class."""
-    promises: Mapping[str, Promise]
+    promises: Mapping[str, ClassPromise]
     dispersion: float = 1.0
     waiting_s: float = 0.0
     """Work of prompts that already wait, in seconds of one instance: it comes on top of what arrives …"""
     clear_s: float = 60.0
     """… and is to be gone after so long."""
 
-    def promise(self, name: str) -> Promise:
+    def promise(self, name: str) -> ClassPromise:
         """Of a class; one that is not promised anything has that of none."""
         return self.promises.get(name, _NOTHING)
 
 
-_NOTHING: Final = Promise()
+_NOTHING: Final = ClassPromise()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class RoleShare:
     """What one role attains."""
 
     met: float
@@ -100,11 +100,11 @@ class _Prompts:
 class Sizer:
     """Sizes for one engine; times once computed are kept."""
 
-    def __init__(self, engine: Engine, first_token_ms: float = 0.0) -> None:
+    def __init__(self, engine: EngineBounds, first_token_ms: float = 0.0) -> None:
         self.engine: Final = engine
         self._first_s: Final = first_token_ms / 1000
         self._prompt_s: Final[dict[tuple[int, int], float]] = {}
-        self._last: tuple[Load, list[_Prompts], tuple[float, float]] | None = None
+        self._last: tuple[LoadToServe, list[_Prompts], tuple[float, float]] | None = None
         """Prompts and answers of the lengths that were asked for last: one look asks for them at many rates."""
 
     def prompt_s(self, tokens: float, cached: float = 0.0) -> float:
@@ -125,16 +125,16 @@ class Sizer:
 
     # --- prefill ------------------------------------------------------------------------------------------------------
 
-    def _known(self, load: Load) -> tuple[list[_Prompts], tuple[float, float]]:
+    def _known(self, load: LoadToServe) -> tuple[list[_Prompts], tuple[float, float]]:
         last = self._last
         if last is None or last[0].lengths is not load.lengths or last[0].promises is not load.promises:
             last = self._last = (load, self._computed(load), _answers(load))
         return last[1], last[2]
 
-    def _prompts(self, load: Load) -> list[_Prompts]:
+    def _prompts(self, load: LoadToServe) -> list[_Prompts]:
         return self._known(load)[0]
 
-    def _computed(self, load: Load) -> list[_Prompts]:
+    def _computed(self, load: LoadToServe) -> list[_Prompts]:
         found = []
         for name, lengths in load.lengths.items():
             tokens, shares = lengths.prompts.lengths()
@@ -143,20 +143,20 @@ class Sizer:
             found.append(_Prompts(share=lengths.share, seconds=seconds, shares=shares, target_s=_seconds(target_ms)))
         return found
 
-    def prompt_work(self, load: Load) -> float:
+    def prompt_work(self, load: LoadToServe) -> float:
         """Instances that do nothing but compute this load's prompts, without any queue."""
         return load.rate * _mean_s(self._prompts(load)) + load.waiting_s / load.clear_s
 
-    def prefill(self, load: Load, count: float) -> Share:
+    def prefill(self, load: LoadToServe, count: float) -> RoleShare:
         """What `count` prefill instances attain."""
         prompts = self._prompts(load)
         mean_s = _mean_s(prompts)
         offered = load.rate * mean_s + load.waiting_s / load.clear_s
         if offered <= 0:
-            return Share(met=1.0, busy=0.0, because="nothing arrives")
+            return RoleShare(met=1.0, busy=0.0, because="nothing arrives")
         busy = offered / max(count, 1e-9)
         if busy >= 1:
-            return Share(met=0.0, busy=busy, because=f"prompts need {offered:.2f} instances, there are {count:g}")
+            return RoleShare(met=0.0, busy=busy, because=f"prompts need {offered:.2f} instances, there are {count:g}")
         square = sum(each.share * float(each.shares @ each.seconds**2) for each in prompts)
         variation = max(0.0, square / mean_s**2 - 1)
         waits = _erlang_c(count, offered)
@@ -166,9 +166,9 @@ class Sizer:
             spare = each.target_s - self._first_s - each.seconds
             missed = np.where(spare > 0, waits * np.exp(-rate * np.maximum(0.0, spare)), 1.0)
             late += each.share * float(each.shares @ missed)
-        return Share(met=1 - late, busy=busy, because=f"prefill {busy:.0%} busy, {late:.1%} of first tokens late")
+        return RoleShare(met=1 - late, busy=busy, because=f"prefill {busy:.0%} busy, {late:.1%} of first tokens late")
 
-    def reachable(self, load: Load) -> float:
+    def reachable(self, load: LoadToServe) -> float:
         """Share of the prompts whose first token is in time on an idle instance; 1 where that share is 0."""
         found = 0.0
         for each in self._prompts(load):
@@ -177,7 +177,7 @@ class Sizer:
 
     # --- decode -------------------------------------------------------------------------------------------------------
 
-    def batch(self, load: Load, count: float, *, slower: float = 1.0) -> tuple[float, float]:
+    def batch(self, load: LoadToServe, count: float, *, slower: float = 1.0) -> tuple[float, float]:
         """Requests that one of `count` instances has at once, and the mean context of each, in tokens; infinite where
         answers come faster than they are made.
         """
@@ -200,11 +200,11 @@ class Sizer:
             batch = (batch + following) / 2
         return batch, context
 
-    def decode(self, load: Load, count: float, aim: float, *, slower: float = 1.0) -> Share:
+    def decode(self, load: LoadToServe, count: float, aim: float, *, slower: float = 1.0) -> RoleShare:
         """Whether `count` decode instances keep the TPOT and their memory at the quantile `aim`."""
         batch, context = self.batch(load, count, slower=slower)
         if math.isinf(batch):
-            return Share(met=0.0, busy=2.0, because=f"answers come faster than {count:g} instances make them")
+            return RoleShare(met=0.0, busy=2.0, because=f"answers come faster than {count:g} instances make them")
         z = NormalDist().inv_cdf(min(0.9999, aim))
         high = batch + z * math.sqrt(batch * load.dispersion / max(1.0, count))
         cost = self.engine.costs.now.decode
@@ -217,9 +217,9 @@ class Sizer:
             f"{high:.0f} requests at once": high / self.engine.seqs_max,
         }
         told = max(terms, key=lambda name: terms[name])
-        return Share(met=1.0 if terms[told] <= 1 else 0.0, busy=terms[told], because=f"decode: {told}")
+        return RoleShare(met=1.0 if terms[told] <= 1 else 0.0, busy=terms[told], because=f"decode: {told}")
 
-    def answers_a_second(self, load: Load) -> float:
+    def answers_a_second(self, load: LoadToServe) -> float:
         """The most that one instance completes while it keeps the TPOT target and its memory."""
         tokens, context = self._known(load)[1]
         cost = self.engine.costs.now.decode
@@ -235,22 +235,22 @@ class Sizer:
 
     # --- how many -----------------------------------------------------------------------------------------------------
 
-    def both(self, load: Load, count: float, aim: float) -> Share:
+    def both(self, load: LoadToServe, count: float, aim: float) -> RoleShare:
         """What `count` instances attain that do both."""
         used = self.prompt_work(load) / max(count, 1e-9)
         if used >= 1:
-            return Share(met=0.0, busy=used, because=f"prompts alone need {used * count:.2f} instances")
+            return RoleShare(met=0.0, busy=used, because=f"prompts alone need {used * count:.2f} instances")
         decode = self.decode(load, count, aim, slower=1 / (1 - used))
         prefill = self.prefill(load, count)
         return min(decode, prefill, key=lambda each: (each.met, -each.busy))
 
-    def attained(self, role: Role, load: Load, count: float, aim: float) -> Share:
+    def attained(self, role: Role, load: LoadToServe, count: float, aim: float) -> RoleShare:
         """What `count` instances of a role attain."""
         if role is Role.PREFILL:
             return self.prefill(load, count)
         return self.decode(load, count, aim) if role is Role.DECODE else self.both(load, count, aim)
 
-    def need(self, role: Role, load: Load, aim: float) -> tuple[int, str]:
+    def need(self, role: Role, load: LoadToServe, aim: float) -> tuple[int, str]:
         """The fewest instances that attain `aim` of what any number of them can attain, and what says so. A prompt that
         takes longer than its target all by itself is late on any fleet: no instance is added for it.
         """
@@ -280,7 +280,7 @@ def _mean_s(prompts: list[_Prompts]) -> float:
     return sum(each.share * float(each.shares @ each.seconds) for each in prompts)
 
 
-def _answers(load: Load) -> tuple[float, float]:
+def _answers(load: LoadToServe) -> tuple[float, float]:
     """Tokens of a mean answer after the first, and the mean context while they are made: long answers see their own
     context for longer.
     """

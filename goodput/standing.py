@@ -14,22 +14,22 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput import actions as do
 from goodput.budget import Footprint, Usage
-from goodput.observation import Phase, Seen
+from goodput.observation import InstanceSeen, Phase
 from goodput.pools import ScalingPool
 
 _COMES: Final = frozenset({Phase.PENDING, Phase.STARTING})
 
 
-class Standing:
+class StandingInstances:
     """Instances by name, corrected by actions under way."""
 
     def __init__(self, pools: Mapping[str, ScalingPool], unseen_s: float) -> None:
         self._pools: Final = pools
         self._unseen_s: Final = unseen_s
         self._asked: Final[dict[InstanceId, tuple[float, do.Action]]] = {}
-        self.instances: dict[InstanceId, Seen] = {}
+        self.instances: dict[InstanceId, InstanceSeen] = {}
 
-    def see(self, instances: Iterable[Seen], now: float) -> None:
+    def see(self, instances: Iterable[InstanceSeen], now: float) -> None:
         """What there is now."""
         seen = {each.id: each for each in instances if each.pool in self._pools}
         for name, (at_s, action) in [*self._asked.items()]:
@@ -56,7 +56,7 @@ class Standing:
 
     # --- asked --------------------------------------------------------------------------------------------------------
 
-    def staying(self, role: Role | None = None) -> list[Seen]:
+    def staying(self, role: Role | None = None) -> list[InstanceSeen]:
         """Those that serve or will, in a role."""
         return [
             each
@@ -66,11 +66,11 @@ class Standing:
             and (role is None or each.role is role)
         ]
 
-    def ready(self, role: Role | None = None) -> list[Seen]:
+    def ready(self, role: Role | None = None) -> list[InstanceSeen]:
         """Those that serve now."""
         return [each for each in self.staying(role) if each.phase is Phase.READY]
 
-    def coming(self, role: Role | None = None) -> list[Seen]:
+    def coming(self, role: Role | None = None) -> list[InstanceSeen]:
         """Those that wait for a GPU or start."""
         return [each for each in self.staying(role) if each.phase in _COMES]
 
@@ -81,7 +81,7 @@ class Standing:
             found.add(name, self.footprint(each))
         return found
 
-    def footprint(self, each: Seen) -> Footprint:
+    def footprint(self, each: InstanceSeen) -> Footprint:
         """Of one instance."""
         return self._pools[each.pool].footprint
 
@@ -90,7 +90,7 @@ class Standing:
         return sum(each.pool == pool for each in self.instances.values())
 
 
-def _carried_out(action: do.Action, seen: Seen | None) -> bool:
+def _carried_out(action: do.Action, seen: InstanceSeen | None) -> bool:
     """Whether what is seen shows it."""
     if isinstance(action, do.Start):
         return seen is not None
@@ -99,11 +99,13 @@ def _carried_out(action: do.Action, seen: Seen | None) -> bool:
     return seen is None or seen.leaving
 
 
-def _as_asked(action: do.Action, seen: Seen | None, now: float, pools: Mapping[str, ScalingPool]) -> Seen:
+def _as_asked(
+    action: do.Action, seen: InstanceSeen | None, now: float, pools: Mapping[str, ScalingPool]
+) -> InstanceSeen:
     """What an instance is once the action is carried out."""
     if isinstance(action, do.Start):
         pool = pools[action.pool]
-        return seen or Seen(
+        return seen or InstanceSeen(
             id=action.instance,
             pool=pool.name,
             role=pool.role,

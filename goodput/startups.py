@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from cluster.ids import InstanceId
-from goodput.observation import Seen
+from goodput.observation import InstanceSeen
 from goodput.pools import ScalingPool
 
 KEPT: Final = 20
@@ -24,7 +24,7 @@ class StartUps:
         self._known: Final[dict[InstanceId, float]] = {}
         """Instances whose start is counted, and when each became ready."""
 
-    def saw(self, instances: Iterable[Seen]) -> None:
+    def saw(self, instances: Iterable[InstanceSeen]) -> None:
         """Count the starts that have come to their end."""
         seen = set()
         for each in instances:

@@ -15,7 +15,7 @@ import numpy as np
 
 from goodput.counters import Between
 from goodput.observation import ClassCounts
-from goodput.sizing import Lengths
+from goodput.sizing import RecentLengths
 from goodput.sketch import EMPTY, Sketch
 from goodput.stretches import Floats, Stretch, steady_lengths
 
@@ -121,7 +121,7 @@ class Traffic:
                 found += each.prompts
         return found
 
-    def lengths(self) -> dict[str, Lengths]:
+    def lengths(self) -> dict[str, RecentLengths]:
         """By class, of recent requests."""
         prompts, answers = dict[str, dict[int, int]](), dict[str, dict[int, int]]()
         sums: dict[str, list[float]] = {}
@@ -142,9 +142,9 @@ class Traffic:
                     row[at] += value
         return {name: self._of(prompts[name], answers[name], row) for name, row in sorted(sums.items())}
 
-    def _of(self, prompts: dict[int, int], answers: dict[int, int], sums: list[float]) -> Lengths:
+    def _of(self, prompts: dict[int, int], answers: dict[int, int], sums: list[float]) -> RecentLengths:
         seen = sums[2] + sums[3]
-        return Lengths(
+        return RecentLengths(
             prompts=Sketch(prompts, sums[0]),
             answers=Sketch(answers, sums[1]),
             cached=sums[2] / seen if seen else 0.0,

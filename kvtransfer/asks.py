@@ -75,18 +75,18 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseName:
     """Says that what is, or will be, held under this name is not wanted."""
 
     transfer_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class HeldState:
     """Asks which holds exist, and for which consumers."""
 
 
-Ask = Metadata | Introduce | Forget | Release | State
+Ask = Metadata | Introduce | Forget | ReleaseName | HeldState
 
 
 def parse(line: bytes) -> Ask | str:
@@ -103,7 +103,7 @@ def parse(line: bytes) -> Ask | str:
         case "metadata":
             return Metadata()
         case "state":
-            return State()
+            return HeldState()
         case "introduce":
             return _introduce(told)
         case "forget":
@@ -111,7 +111,7 @@ def parse(line: bytes) -> Ask | str:
             return "engine_id is missing" if engine is None else Forget(engine)
         case "release":
             name = _text(told, "transfer_id")
-            return "transfer_id is missing" if name is None else Release(name)
+            return "transfer_id is missing" if name is None else ReleaseName(name)
         case _:
             return "nothing that can be asked here"
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from kvtransfer.asks import LEFT, LINE_BYTES_MAX, Ask, Metadata, State, parse
+from kvtransfer.asks import LEFT, LINE_BYTES_MAX, Ask, HeldState, Metadata, parse
 
 CLIENTS_MAX: Final = 16
 """One agent, the processes of its guards, and one more reader of the state."""
@@ -168,7 +168,7 @@ def left_to_vllm(path: Path, why: str) -> Door | None:
     """
 
     def answer(question: Ask) -> dict[str, Any]:
-        if isinstance(question, Metadata | State):
+        if isinstance(question, Metadata | HeldState):
             return {LEFT: why}
         return {"error": f"vLLM's own connector hands over here: {why}"}
 

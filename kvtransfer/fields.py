@@ -19,7 +19,7 @@ NAME_CHARS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class PullFields:
     """The fields of a decode leg that can be pulled."""
 
     engine: str
@@ -38,7 +38,7 @@ def name_in(fields: object) -> str | None:
     return name if isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX else None
 
 
-def pull_in(fields: object) -> Pull | str:
+def pull_in(fields: object) -> PullFields | str:
     """What a decode leg's fields permit to pull, or the reason why nothing can be pulled. Never raises."""
     if not isinstance(fields, Mapping):
         return "no transfer fields"
@@ -55,7 +55,7 @@ def pull_in(fields: object) -> Pull | str:
     slot = slot_in(fields)
     if slot is None:
         return "nothing would confirm that the hold outlived our read"
-    return Pull(engine, request, tokens, blocks, slot)
+    return PullFields(engine, request, tokens, blocks, slot)
 
 
 def held_in(fields: Mapping[str, Any], prompt_tokens: int) -> int:

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.scan import Found, Steps, Work
+from cluster.scan import Found, ScanWork, Steps
 from cluster.wire import RELEASE_PATH
 from kvtransfer.fields import name_in
 from kvtransfer.keyfile import KeyFile
@@ -119,7 +119,7 @@ class Guard:
 
 async def _stepwise(steps: Steps[Found]) -> Found:
     """Run all steps, and let other requests run between them. A usual body has none."""
-    work = Work(steps)
+    work = ScanWork(steps)
     for _ in work:
         await asyncio.sleep(0)
     return work.found

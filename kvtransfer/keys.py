@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 
 from cluster.ids import InstanceId
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 FILE_VARIABLE = "BATON_TICKET_KEYS_FILE"
 """The environment variable that names a key file: the fleet's for a router, the engine's own for an engine."""
@@ -31,7 +31,7 @@ KEYS_MAX = 8
 """Two are needed while one is replaced. A guard tries all of them."""
 
 
-class NotAKeyFile(ValueError):
+class NotATicketKeyFile(ValueError):
     """The text is no key file. The message names the line and never shows it, as it may hold a secret."""
 
 
@@ -40,21 +40,21 @@ class InstanceKeys:
     """The keys that an engine's guard has."""
 
     instance: InstanceId
-    keys: tuple[Key, ...]
+    keys: tuple[SigningKey, ...]
 
 
-def instance_key(fleet: Key, instance: InstanceId) -> Key:
+def instance_key(fleet: SigningKey, instance: InstanceId) -> SigningKey:
     """The key of one instance. It has the id of the fleet's key that it follows from."""
     name = instance.encode("utf-8", "surrogatepass")
-    return Key(fleet.id, hmac.digest(fleet.secret, _DOMAIN + name, hashlib.sha256))
+    return SigningKey(fleet.id, hmac.digest(fleet.secret, _DOMAIN + name, hashlib.sha256))
 
 
-def fleet_text(keys: tuple[Key, ...]) -> str:
+def fleet_text(keys: tuple[SigningKey, ...]) -> str:
     """A key file for routers."""
     return "".join(f"{key.id} {key.secret.hex()}\n" for key in keys)
 
 
-def instance_text(keys: tuple[Key, ...], instance: InstanceId) -> str:
+def instance_text(keys: tuple[SigningKey, ...], instance: InstanceId) -> str:
     """A key file for the engine of one instance, made from the fleet's keys.
 
     Raises:
@@ -66,7 +66,7 @@ def instance_text(keys: tuple[Key, ...], instance: InstanceId) -> str:
     return "".join(f"{key.id} {key.secret.hex()} {instance}\n" for key in mine)
 
 
-def read_fleet(text: str) -> tuple[Key, ...]:
+def read_fleet(text: str) -> tuple[SigningKey, ...]:
     """The keys in a router's file; the first one signs.
 
     Raises:
@@ -75,7 +75,7 @@ def read_fleet(text: str) -> tuple[Key, ...]:
     found = _read(text)
     for number, (_, instance) in found.items():
         if instance is not None:
-            raise NotAKeyFile(
+            raise NotATicketKeyFile(
                 f"line {number} is the key of one instance ({instance}); routers need the fleet's own file"
             )
     return tuple(key for key, _ in found.values())
@@ -91,17 +91,17 @@ def read_instance(text: str) -> InstanceKeys:
     names = {instance for _, instance in found.values()}
     for number, (_, instance) in found.items():
         if instance is None:
-            raise NotAKeyFile(
+            raise NotATicketKeyFile(
                 f"line {number} is a fleet's key; `baton key tickets FILE --instance NAME` makes an engine's"
             )
     if len(names) != 1:
-        raise NotAKeyFile(f"its lines are for {len(names)} instances; an engine is one")
+        raise NotATicketKeyFile(f"its lines are for {len(names)} instances; an engine is one")
     return InstanceKeys(names.pop() or InstanceId(""), tuple(key for key, _ in found.values()))
 
 
-def _read(text: str) -> dict[int, tuple[Key, InstanceId | None]]:
+def _read(text: str) -> dict[int, tuple[SigningKey, InstanceId | None]]:
     """The keys by line number, each with its instance."""
-    found: dict[int, tuple[Key, InstanceId | None]] = {}
+    found: dict[int, tuple[SigningKey, InstanceId | None]] = {}
     ids: set[tuple[str, str | None]] = set()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -109,19 +109,19 @@ def _read(text: str) -> dict[int, tuple[Key, InstanceId | None]]:
             continue
         instance = InstanceId(words[2]) if len(words) == 3 else None
         if len(words) not in {2, 3} or not _SECRET.fullmatch(words[1]):
-            raise NotAKeyFile(
+            raise NotATicketKeyFile(
                 f"line {number} is not `ID SECRET` or `ID SECRET INSTANCE` with a secret of 64 hex digits"
             )
         try:
-            key = Key(words[0], bytes.fromhex(words[1]))
+            key = SigningKey(words[0], bytes.fromhex(words[1]))
         except ValueError:
-            raise NotAKeyFile(f"line {number}: a key's id is 1 to 16 of A-Z a-z 0-9 _ -") from None
+            raise NotATicketKeyFile(f"line {number}: a key's id is 1 to 16 of A-Z a-z 0-9 _ -") from None
         if (key.id, instance) in ids:
-            raise NotAKeyFile(f"line {number} has the id of a line before it")
+            raise NotATicketKeyFile(f"line {number} has the id of a line before it")
         ids.add((key.id, instance))
         found[number] = (key, instance)
     if not found:
-        raise NotAKeyFile("it holds no key")
+        raise NotATicketKeyFile("it holds no key")
     if len(found) > KEYS_MAX:
-        raise NotAKeyFile(f"it holds {len(found)} keys, at most {KEYS_MAX} are read")
+        raise NotATicketKeyFile(f"it holds {len(found)} keys, at most {KEYS_MAX} are read")
     return found

@@ -45,7 +45,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class HeadShard:
     """Which of a model's KV heads one rank holds."""
 
     tp: int = 1
@@ -78,14 +78,14 @@ class Slice(NamedTuple):
     length: int
 
 
-def sources(ours: Shard, tp: int) -> tuple[int, ...]:
+def sources(ours: HeadShard, tp: int) -> tuple[int, ...]:
     """The ranks of an engine of size `tp` to read from, each head once.
 
     Where several ranks hold the same head, readers spread over them, so that rank 0 does not serve all readers.
     """
     found: list[int] = []
     for head in ours.here:
-        holders = [rank for rank in range(tp) if head in Shard(tp, rank, ours.heads, ours.outer).here]
+        holders = [rank for rank in range(tp) if head in HeadShard(tp, rank, ours.heads, ours.outer).here]
         alike = max(1, ours.tp // ours.heads)  # the number of our ranks that want this head
         pick = holders[ours.rank % alike * len(holders) // alike]
         if pick not in found:
@@ -93,7 +93,7 @@ def sources(ours: Shard, tp: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def shared(ours: Shard, theirs: Shard, block_bytes: int) -> tuple[Slice, ...]:
+def shared(ours: HeadShard, theirs: HeadShard, block_bytes: int) -> tuple[Slice, ...]:
     """The slices of each block that `ours` reads from `theirs`, joined where both sides are contiguous.
 
     `block_bytes` is the size of our block.
@@ -121,13 +121,13 @@ def shared(ours: Shard, theirs: Shard, block_bytes: int) -> tuple[Slice, ...]:
     return tuple(slices)
 
 
-def their_block_bytes(ours: Shard, theirs: Shard, block_bytes: int) -> int:
+def their_block_bytes(ours: HeadShard, theirs: HeadShard, block_bytes: int) -> int:
     """The size of the other side's block of the same tokens, from ours."""
     return block_bytes // len(ours.here) * len(theirs.here)
 
 
 def grids(
-    ours: Sequence[Tensor], theirs: Sequence[Tensor], our_shard: Shard, their_shard: Shard
+    ours: Sequence[Tensor], theirs: Sequence[Tensor], our_shard: HeadShard, their_shard: HeadShard
 ) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:
     """The same pieces on both sides: one grid for each tensor and slice, block by block.
 

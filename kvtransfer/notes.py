@@ -22,7 +22,7 @@ _BEAT: Final = "HB:"
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadNote:
     """One of `consumers` ranks has read the request's blocks, or does not want them."""
 
     request: str
@@ -43,7 +43,7 @@ def with_proof(note: bytes, proof: str) -> bytes:
     return note + b":" + proof.encode()
 
 
-def parse(raw: object) -> Read | Beat | None:
+def parse(raw: object) -> ReadNote | Beat | None:
     """The content of a notice; None: an unknown notice. Never raises."""
     if not isinstance(raw, bytes) or len(raw) > NOTE_BYTES_MAX:
         return None
@@ -59,4 +59,4 @@ def parse(raw: object) -> Read | Beat | None:
         request, _, consumers = request.rpartition(":")
     if not request or not consumers.isascii() or not consumers.isdecimal() or len(consumers) > 4:
         return None
-    return Read(request, int(consumers), mark) if 0 < int(consumers) <= CONSUMERS_MAX else None
+    return ReadNote(request, int(consumers), mark) if 0 < int(consumers) <= CONSUMERS_MAX else None

@@ -20,7 +20,7 @@ _RUN_BLOCKS_MIN = 8
 _BLOCK_MAX = (1 << 32) - 1
 
 
-class Malformed(ValueError):
+class MalformedBytes(ValueError):
     """These bytes were not made by `Packer`."""
 
 
@@ -79,7 +79,7 @@ class Packer:
 
 
 class Packed:
-    """Reads values in the order in which they were appended. Every method raises `Malformed` and nothing else."""
+    """Reads values in the order in which they were appended. Every method raises `MalformedBytes` and nothing else."""
 
     __slots__ = ("_at", "_data")
 
@@ -89,7 +89,7 @@ class Packed:
 
     def byte(self) -> int:
         if self._at >= len(self._data):
-            raise Malformed("it ends too early")
+            raise MalformedBytes("it ends too early")
         self._at += 1
         return self._data[self._at - 1]
 
@@ -97,7 +97,7 @@ class Packed:
         """The next `length` bytes, unparsed."""
         data = self._data[self._at : self._at + length]
         if length < 0 or len(data) < length:
-            raise Malformed("it ends too early")
+            raise MalformedBytes("it ends too early")
         self._at += length
         return data
 
@@ -110,12 +110,12 @@ class Packed:
         length = self.byte()
         data = self._data[self._at : self._at + length]
         if len(data) < length:
-            raise Malformed("it ends too early")
+            raise MalformedBytes("it ends too early")
         self._at += length
         try:
             return data.decode()
         except UnicodeDecodeError:
-            raise Malformed("a text in it is not UTF-8") from None
+            raise MalformedBytes("a text in it is not UTF-8") from None
 
     def number(self) -> int:
         value = 0
@@ -124,9 +124,9 @@ class Packed:
             value |= (byte & 0x7F) << 7 * place
             if byte < 0x80:
                 if byte == 0 and place > 0:
-                    raise Malformed("a number in it is not in its shortest form")
+                    raise MalformedBytes("a number in it is not in its shortest form")
                 return value
-        raise Malformed("a number in it is too large")
+        raise MalformedBytes("a number in it is too large")
 
     def blocks(self, count_max: int) -> Blocks:
         """A list of at most `count_max` ids. The limit is needed as few bytes may stand for many ids."""
@@ -140,7 +140,7 @@ class Packed:
             start = after + (-(step + 1) // 2 if step & 1 else step // 2)
             length = self.number()
             if start < 0 or not 1 <= length <= count_max - len(blocks):
-                raise Malformed("a block list in it is impossible")
+                raise MalformedBytes("a block list in it is impossible")
             blocks += range(start, start + length)
             after = start + length
         return tuple(blocks)
@@ -149,14 +149,14 @@ class Packed:
         count = self.number()
         data = self._data[self._at : self._at + 4 * count] if count <= count_max else b""
         if count > count_max or len(data) < 4 * count:
-            raise Malformed("a block list in it is impossible")
+            raise MalformedBytes("a block list in it is impossible")
         self._at += 4 * count
         return struct.unpack(f"<{count}I", data)
 
     def end(self) -> None:
         """Check that nothing follows."""
         if self._at != len(self._data):
-            raise Malformed("it goes on after its end")
+            raise MalformedBytes("it goes on after its end")
 
 
 def _runs(blocks: Blocks) -> list[tuple[int, int]]:

@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from cluster.ids import InstanceId
-from cluster.registry.membership import Heartbeat, Kind
+from cluster.registry.membership import Heartbeat, MemberKind
 from kvtransfer.keys import InstanceKeys, instance_key
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 AGE_S: Final = 30.0
 """The largest age of a heartbeat, and the largest distance into the future, by the reader's clock. It is five ttls: a
@@ -63,7 +63,7 @@ class FleetProofs:
 
     def __init__(
         self,
-        keys: Callable[[], tuple[Key, ...]],
+        keys: Callable[[], tuple[SigningKey, ...]],
         clock: Callable[[], float],
         *,
         accepts_unproven: bool = False,
@@ -72,8 +72,8 @@ class FleetProofs:
         self.accepts_unproven: Final = accepts_unproven
         self._keys: Final = keys
         self._clock: Final = clock
-        self._of: Final[dict[InstanceId, tuple[Key, ...]]] = {}
-        self._made_from: tuple[Key, ...] = ()
+        self._of: Final[dict[InstanceId, tuple[SigningKey, ...]]] = {}
+        self._made_from: tuple[SigningKey, ...] = ()
 
     def prove(self, cluster: str, beat: Heartbeat, body: bytes) -> str:
         """See `cluster.registry.proofs.Proofs`."""
@@ -83,9 +83,9 @@ class FleetProofs:
         """See `cluster.registry.proofs.Proofs`."""
         return _fault(self._keys_of(beat), cluster, beat, body, proof, self._clock())
 
-    def _keys_of(self, beat: Heartbeat) -> tuple[Key, ...]:
+    def _keys_of(self, beat: Heartbeat) -> tuple[SigningKey, ...]:
         fleet = self._keys()
-        if beat.kind is not Kind.INSTANCE:
+        if beat.kind is not MemberKind.INSTANCE:
             return fleet
         if fleet != self._made_from or len(self._of) > INSTANCES_MAX:
             self._of.clear()
@@ -97,14 +97,14 @@ class FleetProofs:
 
 
 def _is(beat: Heartbeat, instance: InstanceId) -> bool:
-    return beat.kind is Kind.INSTANCE and beat.id == instance
+    return beat.kind is MemberKind.INSTANCE and beat.id == instance
 
 
-def _proof(keys: Collection[Key], cluster: str, body: bytes) -> str:
+def _proof(keys: Collection[SigningKey], cluster: str, body: bytes) -> str:
     return " ".join(f"{key.id}.{_mac(key, cluster, body)}" for key in keys)
 
 
-def _fault(keys: Collection[Key], cluster: str, beat: Heartbeat, body: bytes, proof: str, now: float) -> str:
+def _fault(keys: Collection[SigningKey], cluster: str, beat: Heartbeat, body: bytes, proof: str, now: float) -> str:
     if not proof:
         return "it carries no proof: its program is older than this one, or has no --ticket-keys-file"
     said = dict(word.partition(".")[::2] for word in proof.split(" "))
@@ -120,5 +120,5 @@ def _fault(keys: Collection[Key], cluster: str, beat: Heartbeat, body: bytes, pr
     return ""
 
 
-def _mac(key: Key, cluster: str, body: bytes) -> str:
+def _mac(key: SigningKey, cluster: str, body: bytes) -> str:
     return hmac.digest(key.secret, _DOMAIN + cluster.encode() + b"\x00" + body, hashlib.sha256).hex()

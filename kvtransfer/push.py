@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 from cluster.ids import InstanceId, TransferId
 from kvtransfer.packing import Blocks
 from kvtransfer.rows import Table
-from kvtransfer.ticket import Peer
+from kvtransfer.ticket import TicketPeer
 from kvtransfer.timers import Alarms
 
 LATE: Final = "late or unknown"
@@ -76,7 +76,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class PushDone:
     """To the consumer: no more writes of the producer reach its blocks. `ok`: the KV of `tokens` tokens is there."""
 
     id: TransferId
@@ -86,7 +86,7 @@ class Done:
     because: str
 
 
-Message = Register | Withdraw | Begun | Done
+Message = Register | Withdraw | Begun | PushDone
 
 
 # --- events and effects that both halves have ------------------------------------------------------------------------
@@ -96,12 +96,12 @@ Message = Register | Withdraw | Begun | Done
 class Received:
     """A message from a peer whose identity the caller has checked."""
 
-    by: Peer
+    by: TicketPeer
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class AbortPush:
     """The hand-over is given up. This may come at any time, also before the hand-over exists."""
 
     id: TransferId
@@ -119,7 +119,7 @@ class PeerLost:
 class PeerSeen:
     """A peer answers, in this life. A higher epoch than before means that it restarted."""
 
-    peer: Peer
+    peer: TicketPeer
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class LinkEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class PushTick:
     """The time that `next_wakeup` gave has come."""
 
 
@@ -164,7 +164,7 @@ class CutLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PushReport:
     """Write a line to the log: an entry ended badly."""
 
     id: TransferId
@@ -172,7 +172,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class PushRefused:
     """No entry was made: one instance computes the prompt, or keeps it."""
 
     id: TransferId
@@ -184,7 +184,7 @@ class ImpossibleMove(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class PushTerms:
     """Limits and intervals, in seconds. Two instances may safely have different ones."""
 
     lease_s: float = 30.0
@@ -222,12 +222,12 @@ A = TypeVar("A", bound=StrEnum)
 
 
 @dataclass(slots=True, kw_only=True)
-class Entry(Generic[S]):
+class PushEntry(Generic[S]):
     """A hold or a reservation."""
 
     id: TransferId
     state: S
-    peer: Peer | None = None
+    peer: TicketPeer | None = None
     """The life of the other instance."""
     serial: int = 0
     blocks: Blocks = ()
@@ -240,7 +240,7 @@ class Entry(Generic[S]):
     """How often a cut of its link was requested."""
 
 
-E = TypeVar("E", bound=Entry[Any])
+E = TypeVar("E", bound=PushEntry[Any])
 
 
 class Book(Generic[E, S, C, A]):
@@ -325,7 +325,7 @@ class Book(Generic[E, S, C, A]):
         """The entries of this peer."""
         return [each for each in self.entries.values() if each.peer is not None and each.peer.instance == instance]
 
-    def with_former(self, peer: Peer) -> list[E]:
+    def with_former(self, peer: TicketPeer) -> list[E]:
         """The entries about an earlier life of this peer."""
         same = self.with_peer(peer.instance)
         return [each for each in same if each.peer is not None and each.peer.epoch < peer.epoch]

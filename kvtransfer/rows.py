@@ -15,7 +15,7 @@ C = TypeVar("C", bound=StrEnum)
 A = TypeVar("A", bound=StrEnum)
 
 
-class Row(NamedTuple, Generic[S, A]):
+class TransitionRow(NamedTuple, Generic[S, A]):
     """The next state, and the acts on the way."""
 
     state: S
@@ -23,11 +23,11 @@ class Row(NamedTuple, Generic[S, A]):
     """The acts, in order."""
 
 
-Table = Mapping[S, Mapping[C, Row[S, A]]]
+Table = Mapping[S, Mapping[C, TransitionRow[S, A]]]
 """All rows, by state and cause. A state without rows is final."""
 
 
-def rows(of: Table[S, C, A]) -> Iterator[tuple[S, C, Row[S, A]]]:
+def rows(of: Table[S, C, A]) -> Iterator[tuple[S, C, TransitionRow[S, A]]]:
     """All rows of a table, one by one."""
     for state, causes in of.items():
         for cause, row in causes.items():

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from cluster.scan import KEYS_MAX, Key, Names, Steps, TooDeep, TooMany, survey
+from cluster.scan import KEYS_MAX, FoundKey, Names, Steps, TooDeep, TooMany, survey
 from cluster.wire import (
     DEPTH_MAX,
     FREE_FORM_KEYS,
@@ -34,8 +34,8 @@ from cluster.wire import (
     form_parts,
 )
 from kvtransfer.keys import InstanceKeys
-from kvtransfer.ticket import SKEW_S, Accepted, Expected, Refused, check
-from kvtransfer.timers import Memory
+from kvtransfer.ticket import SKEW_S, Accepted, ExpectedTicket, TicketRefused, check
+from kvtransfer.timers import TimedKeys
 
 LIFE_S: Final = 60.0
 """The lifetime of a router's tickets for guards: the router sends a leg at once, and its body has 30 s to arrive."""
@@ -100,7 +100,7 @@ class Screen:
 
     def __init__(self, started: float) -> None:
         self._started: Final = started
-        self._spent: Final[Memory[str]] = Memory(SPENT_MAX)
+        self._spent: Final[TimedKeys[str]] = TimedKeys(SPENT_MAX)
 
     def judge(self, raw: bytes, content_type: str, keys: InstanceKeys | None, now: float) -> Steps[Refusal | None]:
         """None: the request may pass. A generator of steps: other requests may run between two of them."""
@@ -118,9 +118,9 @@ class Screen:
             return _without_ticket()
         if keys is None:
             return Refusal(403, Why.TICKET, "This engine has no ticket keys (BATON_TICKET_KEYS_FILE): no transfers.")
-        expected = Expected(producer=None, consumer=keys.instance, fields=fields_digest(fields))
+        expected = ExpectedTicket(producer=None, consumer=keys.instance, fields=fields_digest(fields))
         answer = check(text, keys.keys, now, expected)
-        if isinstance(answer, Refused):
+        if isinstance(answer, TicketRefused):
             return Refusal(403, Why.TICKET, f"The ticket is refused by {keys.instance}: {answer.because}.")
         return self._fresh(answer, now)
 
@@ -153,7 +153,7 @@ def transfer_fields(raw: bytes, content_type: str) -> Steps[Mapping[str, Any] | 
         return None
     if len(raw) > BUILT_BYTES_MAX:
         return (yield from _fields_of_large(raw))
-    finder = _Finder()
+    finder = _FieldCounter()
     try:
         body = json.loads(raw, object_pairs_hook=finder)
     except ValueError:
@@ -179,7 +179,7 @@ def _fields_of_large(raw: bytes) -> Steps[Mapping[str, Any] | Refusal | None]:
         return Refusal(400, Why.UNREADABLE, str(error))
     if len(found.keys) == KEYS_MAX:
         return Refusal(400, Why.UNREADABLE, f"The body names transfer fields {KEYS_MAX} times.")
-    finder, fields = _Finder(), None
+    finder, fields = _FieldCounter(), None
     for key in found.keys:
         value, end = _value_at(raw, key)
         if end < 0:
@@ -194,7 +194,7 @@ def _fields_of_large(raw: bytes) -> Steps[Mapping[str, Any] | Refusal | None]:
     return fields if finder.found == 1 and isinstance(fields, dict) and fields else _without_ticket()
 
 
-def _value_at(raw: bytes, key: Key) -> tuple[Any, int]:
+def _value_at(raw: bytes, key: FoundKey) -> tuple[Any, int]:
     """The value of a key that was found, and the position of its end; -1: it is not JSON, or too large. In free-form
     fields, texts and lists are parsed; in an object each key is found by itself.
     """
@@ -229,7 +229,7 @@ def _screen_form(raw: bytes, content_type: str) -> Steps[Refusal | None]:
         parts = yield from form_parts(raw, content_type)
     except FormUnreadable as error:
         return Refusal(400, Why.UNREADABLE, str(error))
-    finder, left = _Finder(), FREE_BYTES_MAX
+    finder, left = _FieldCounter(), FREE_BYTES_MAX
     for part in parts:
         free = part.field in FREE_FORM_KEYS
         left -= part.end - part.begin if free else 0
@@ -248,7 +248,7 @@ def _without_ticket() -> Refusal:
     )
 
 
-class _Finder:
+class _FieldCounter:
     """Counts transfer fields while JSON is parsed. Each object passes here, also one that a later key replaces."""
 
     __slots__ = ("found",)

@@ -33,8 +33,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from cluster.ids import InstanceId
 from kvtransfer.keys import KEYS_MAX
-from kvtransfer.packing import Malformed, Packed, Packer
-from kvtransfer.ticket import Key
+from kvtransfer.packing import MalformedBytes, Packed, Packer
+from kvtransfer.ticket import SigningKey
 
 VERSION = 1
 KEY_BYTES = 32
@@ -116,7 +116,7 @@ class Identity:
                 return None
             fleet = packed.text()
             nonce, box = packed.raw(NONCE_BYTES), packed.rest()
-        except Malformed:
+        except MalformedBytes:
             return None
         found = self._pair(by, theirs, fleet)
         if found is None:
@@ -153,7 +153,7 @@ def _place(own: _Own, known: dict[str, Credential]) -> int:
     return names.index(own.credential.fleet) if own.credential.fleet in names else len(names)
 
 
-def identity_text(fleet: Sequence[Key], instance: InstanceId) -> str:
+def identity_text(fleet: Sequence[SigningKey], instance: InstanceId) -> str:
     """The identity file of one instance, made from the fleet's keys: ``ID PRIVATE INSTANCE SIGNATURE FLEET`` a line.
 
     Raises:
@@ -207,7 +207,7 @@ def _read_credentials(data: bytes) -> tuple[Credential, ...]:
             fleet, instance = packed.text(), InstanceId(packed.text())
             found.append(Credential(fleet, instance, packed.raw(KEY_BYTES), packed.raw(SIGNATURE_BYTES)))
         packed.end()
-    except Malformed:
+    except MalformedBytes:
         return ()
     return tuple(found)
 
@@ -236,7 +236,7 @@ def _derived(shared: bytes, use: bytes, first: str, second: str) -> bytes:
     return hmac.digest(pseudorandom, info + b"\x01", hashlib.sha256)
 
 
-def _from_key(key: Key, use: bytes) -> bytes:
+def _from_key(key: SigningKey, use: bytes) -> bytes:
     return hmac.digest(key.secret, b"baton-seal\x00" + use, hashlib.sha256)
 
 

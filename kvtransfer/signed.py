@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvtransfer.packing import Packer
-from kvtransfer.ticket import SKEW_S, Key
-from kvtransfer.timers import Memory
+from kvtransfer.ticket import SKEW_S, SigningKey
+from kvtransfer.timers import TimedKeys
 
 BY: Final = "x-baton-by"
 """Header: the name of the program that sends the request."""
@@ -58,7 +58,7 @@ class Ask:
     """The tenant on whose behalf the sender asks; None: an operator."""
 
 
-def signed_headers(ask: Ask, key: Key | None, *, now: float, nonce: bytes) -> dict[str, str]:
+def signed_headers(ask: Ask, key: SigningKey | None, *, now: float, nonce: bytes) -> dict[str, str]:
     """The headers to send with this request. Without a key they name sender and receiver and prove nothing.
 
     Args:
@@ -95,9 +95,9 @@ class Judge:
         """`started`: the time since which this process remembers signatures."""
         self.me: Final = me
         self._started: Final = started
-        self._spent: Final[Memory[str]] = Memory(SPENT_MAX)
+        self._spent: Final[TimedKeys[str]] = TimedKeys(SPENT_MAX)
 
-    def fault(self, text: str, ask: Ask, keys: Collection[Key], now: float) -> str:
+    def fault(self, text: str, ask: Ask, keys: Collection[SigningKey], now: float) -> str:
         """Why this signature is not valid for this request, here and now. Empty: it is valid, and is now used up. Never
         raises.
 
@@ -144,7 +144,7 @@ def _packs(ask: Ask) -> bool:
     return max(sizes) <= _NAME_BYTES_MAX
 
 
-def _mac(ask: Ask, key: Key, expires_ms: int, nonce: bytes) -> bytes:
+def _mac(ask: Ask, key: SigningKey, expires_ms: int, nonce: bytes) -> bytes:
     packer = Packer().text(key.id).text(ask.method).text(ask.by).text(ask.to)
     packer.byte(ask.reader is not None).text(ask.reader or "").number(expires_ms).raw(nonce)
     packer.raw(hashlib.sha256(ask.path.encode()).digest()).raw(hashlib.sha256(ask.body).digest())

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cluster.ids import InstanceId, RequestId, TransferId
-from kvtransfer.packing import Blocks, Malformed, Packed, Packer
+from kvtransfer.packing import Blocks, MalformedBytes, Packed, Packer
 
 VERSION = 1
 SECRET_BYTES_MIN = 32
@@ -51,7 +51,7 @@ _KEY_ID = re.compile(r"[A-Za-z0-9_-]{1,16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class TicketPeer:
     """One life of an instance: one start of its engine."""
 
     instance: InstanceId
@@ -59,7 +59,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SigningKey:
     """One signing key of one producer. `id` names the key while two are valid; it is not secret."""
 
     id: str
@@ -132,7 +132,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class TicketRefused:
     """A ticket that must not be acted upon. `because` says no more than the sender already knew."""
 
     reason: Reason
@@ -140,10 +140,10 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedTicket:
     """What the checking side knows. None: this side cannot know the value, and another check covers it."""
 
-    producer: Peer | None
+    producer: TicketPeer | None
     """The instance, and its life, that the ticket must be for: the checking producer, or the one a consumer would pull
     from."""
     consumer: InstanceId | None
@@ -158,7 +158,7 @@ class Expected:
     refused."""
 
 
-def sign(ticket: Ticket, key: Key) -> str:
+def sign(ticket: Ticket, key: SigningKey) -> str:
     """The ticket as text for ``kv_transfer_params``.
 
     Raises:
@@ -171,7 +171,7 @@ def sign(ticket: Ticket, key: Key) -> str:
     return text
 
 
-def check(text: object, keys: Collection[Key], now: float, expected: Expected) -> Accepted | Refused:
+def check(text: object, keys: Collection[SigningKey], now: float, expected: ExpectedTicket) -> Accepted | TicketRefused:
     """Whether this text is a valid ticket for what is expected. Never raises.
 
     Args:
@@ -182,21 +182,21 @@ def check(text: object, keys: Collection[Key], now: float, expected: Expected) -
     """
     data = _decode(text)
     if data is None:
-        return Refused(Reason.MALFORMED, "not a ticket")
+        return TicketRefused(Reason.MALFORMED, "not a ticket")
     payload, tag = data[:-TAG_BYTES], data[-TAG_BYTES:]
     try:
         packed = Packed(payload)
         if packed.byte() != VERSION:
-            return Refused(Reason.MALFORMED, f"not a ticket of version {VERSION}")
+            return TicketRefused(Reason.MALFORMED, f"not a ticket of version {VERSION}")
         key_id = packed.text()
         key = next((key for key in keys if key.id == key_id), None)
         if key is None:
-            return Refused(Reason.UNKNOWN_KEY, "signed with a key that is not valid here")
+            return TicketRefused(Reason.UNKNOWN_KEY, "signed with a key that is not valid here")
         if not hmac.compare_digest(tag, _tag(key, payload)):
-            return Refused(Reason.FORGED, "the signature is wrong")
+            return TicketRefused(Reason.FORGED, "the signature is wrong")
         ticket = _unpack(packed)
-    except Malformed as malformed:
-        return Refused(Reason.MALFORMED, str(malformed))
+    except MalformedBytes as malformed:
+        return TicketRefused(Reason.MALFORMED, str(malformed))
     return _timely(ticket, now) or _meant(ticket, expected) or Accepted(ticket, tag[:16].hex(), _left_s(ticket, now))
 
 
@@ -204,38 +204,40 @@ def _left_s(ticket: Ticket, now: float) -> float:
     return ticket.expires_ms / 1000 + SKEW_S - now
 
 
-def _timely(ticket: Ticket, now: float) -> Refused | None:
+def _timely(ticket: Ticket, now: float) -> TicketRefused | None:
     left_s = _left_s(ticket, now)
     if not left_s > 0:
-        return Refused(Reason.EXPIRED, f"it expired {SKEW_S - left_s:.3f} s ago")
+        return TicketRefused(Reason.EXPIRED, f"it expired {SKEW_S - left_s:.3f} s ago")
     if not left_s <= LIFE_S_MAX + 2 * SKEW_S:
-        return Refused(Reason.LIVES_TOO_LONG, f"it has {left_s - SKEW_S:.0f} s to live, {LIFE_S_MAX:.0f} are allowed")
+        return TicketRefused(
+            Reason.LIVES_TOO_LONG, f"it has {left_s - SKEW_S:.0f} s to live, {LIFE_S_MAX:.0f} are allowed"
+        )
     return None
 
 
-def _meant(ticket: Ticket, expected: Expected) -> Refused | None:
+def _meant(ticket: Ticket, expected: ExpectedTicket) -> TicketRefused | None:
     if expected.producer is not None:
         if ticket.producer != expected.producer.instance:
-            return Refused(Reason.OTHER_PRODUCER, f"it is for {ticket.producer}")
+            return TicketRefused(Reason.OTHER_PRODUCER, f"it is for {ticket.producer}")
         if ticket.id.producer_epoch != expected.producer.epoch:
-            return Refused(Reason.OTHER_EPOCH, f"it is for epoch {ticket.id.producer_epoch}")
+            return TicketRefused(Reason.OTHER_EPOCH, f"it is for epoch {ticket.id.producer_epoch}")
     if expected.consumer is not None and ticket.consumer != expected.consumer:
-        return Refused(Reason.OTHER_CONSUMER, f"it is for {ticket.consumer}")
+        return TicketRefused(Reason.OTHER_CONSUMER, f"it is for {ticket.consumer}")
     if expected.id is not None and ticket.id != expected.id:
-        return Refused(Reason.OTHER_TRANSFER, f"it is for {ticket.id}")
+        return TicketRefused(Reason.OTHER_TRANSFER, f"it is for {ticket.id}")
     if expected.tenant is not None and ticket.tenant != expected.tenant:
-        return Refused(Reason.OTHER_TENANT, "it is another tenant's")
+        return TicketRefused(Reason.OTHER_TENANT, "it is another tenant's")
     if expected.blocks is not None and not ticket.blocks.issuperset(expected.blocks):
-        return Refused(Reason.OTHER_BLOCKS, "it does not permit these blocks")
+        return TicketRefused(Reason.OTHER_BLOCKS, "it does not permit these blocks")
     if ticket.fields != expected.fields:
-        return Refused(Reason.OTHER_FIELDS, "it was signed for other transfer fields")
+        return TicketRefused(Reason.OTHER_FIELDS, "it was signed for other transfer fields")
     return None
 
 
 # --- the text --------------------------------------------------------------------------------------------------------
 
 
-def _tag(key: Key, payload: bytes) -> bytes:
+def _tag(key: SigningKey, payload: bytes) -> bytes:
     return hmac.digest(key.secret, _DOMAIN + payload, hashlib.sha256)
 
 

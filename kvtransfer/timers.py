@@ -58,7 +58,7 @@ class Alarms(Generic[K]):
         return key
 
 
-class Memory(Generic[K]):
+class TimedKeys(Generic[K]):
     """Keys that are known until a time of their own, at most `size` of them."""
 
     __slots__ = ("_size", "_until")

@@ -42,7 +42,7 @@ Statistic = Callable[[_Floats], _Floats]
 """A statistic of each row of a matrix; NaN stands for a request that lacks the quantity."""
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class QuantityDifference(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity of both results."""
 
     name: str
@@ -66,7 +66,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return "better" if (self.high < 0) == (self.better_when == "lower") else "worse"
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class LoadComparison(msgspec.Struct, frozen=True, kw_only=True):
     """The whole comparison, as `--json` prints it."""
 
     requests_a: int
@@ -75,7 +75,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Whether both results are of the same requests at the same moments."""
     unlike: tuple[str, ...]
     """Why the two cannot be compared: the differences are then of the loads as much as of the servers."""
-    differences: tuple[Difference, ...]
+    differences: tuple[QuantityDifference, ...]
     confidence: float = CONFIDENCE
 
     @property
@@ -84,7 +84,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(each.name for each in self.differences if each.verdict == "worse")
 
 
-def compare(a: Sequence[Record], b: Sequence[Record], targets: Targets, seed: int = 0) -> Comparison:
+def compare(a: Sequence[Record], b: Sequence[Record], targets: Targets, seed: int = 0) -> LoadComparison:
     """The changes from a to b. Requests that the sender cut are left out of both."""
     a, b = _kept(a), _kept(b)
     unlike = tuple(_unlike(a, b))
@@ -96,7 +96,7 @@ def compare(a: Sequence[Record], b: Sequence[Record], targets: Targets, seed: in
         found = [np.array([of(record, targets) for record in records], dtype=np.float64) for records in (a, b)]
         rng = np.random.default_rng([seed, at])
         differences.append(_difference(name, unit, better_when, found, statistic, edge, rng, paired=paired))
-    return Comparison(
+    return LoadComparison(
         requests_a=len(a), requests_b=len(b), paired=paired, unlike=unlike, differences=tuple(differences)
     )
 
@@ -156,7 +156,7 @@ def _difference(
     rng: np.random.Generator,
     *,
     paired: bool,
-) -> Difference:
+) -> QuantityDifference:
     a, b = (_of(statistic, values) for values in found)
     change = None if a is None or b is None else b - a
     low = high = None
@@ -164,7 +164,9 @@ def _difference(
         draws = _draws(found, statistic, rng, paired=paired)
         if len(draws):
             low, high = (float(each) for each in np.quantile(draws, (edge, 1 - edge)))
-    return Difference(name=name, unit=unit, a=a, b=b, change=change, low=low, high=high, better_when=better_when)
+    return QuantityDifference(
+        name=name, unit=unit, a=a, b=b, change=change, low=low, high=high, better_when=better_when
+    )
 
 
 def _of(statistic: Statistic, values: _Floats) -> float | None:

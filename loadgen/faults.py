@@ -24,7 +24,7 @@ import msgspec
 
 from cluster.errors import ApiError
 from cluster.instance import Role
-from engine.mock.faults import Kind, read_faults
+from engine.mock.faults import FaultKind, read_faults
 
 FAULTS_MAX: Final = 10_000
 
@@ -119,8 +119,8 @@ def read(text: str) -> Action:
             if name not in _OWN[do]:
                 raise BadAction(f"`{do}` takes no `{name}`")
         return Action(at_s=at_s, do=do, target=target, body=settings)
-    if do not in set(Kind):
-        raise BadAction(f"{do!r} is nothing that can be done; known are role, {', '.join((*_OWN, *Kind))}")
+    if do not in set(FaultKind):
+        raise BadAction(f"{do!r} is nothing that can be done; known are role, {', '.join((*_OWN, *FaultKind))}")
     body = {"fault": do, **settings}
     try:
         read_faults(body)
@@ -159,7 +159,7 @@ def _setting(word: str) -> tuple[str, Any]:
         return name, value
 
 
-class Timeline:
+class FaultTimeline:
     """Actions in order. `handle` gives those that are due now, each once; `next_wakeup` gives the next moment."""
 
     def __init__(self, actions: Iterable[Action]) -> None:

@@ -32,7 +32,7 @@ class Failed(Exception):
         self.kind = kind
 
 
-class Listener(Protocol):
+class AnswerListener(Protocol):
     """Receives an answer. Exactly one of `ended` and `broke` is called, last, unless the sender cuts the connection."""
 
     def piece(self, status: int, data: bytes, now: float) -> None:
@@ -45,13 +45,13 @@ class Listener(Protocol):
         """The connection ended early. `stale`: it was a reused one, and no byte of the answer had come."""
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One connection, one answer at a time."""
 
-    def __init__(self, kept: pool.Pool[Connection]) -> None:
+    def __init__(self, kept: pool.Pool[LoadConnection]) -> None:
         self._pool = kept
         self._transport: asyncio.Transport | None = None
-        self._listener: Listener | None = None
+        self._listener: AnswerListener | None = None
         self._reader = AnswerReader()
         self._used = 0
         self._now = 0.0
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by descent
         self._pool.opened.add(self)
 
-    def send(self, request: bytes, listener: Listener) -> None:
+    def send(self, request: bytes, listener: AnswerListener) -> None:
         """Write a request; `listener` receives the answer."""
         assert self._listener is None
         self._listener = listener
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
             listener.broke(why, self._now, stale=self._used > 1 and not self._reader.heard)
 
 
-class Pool:
+class LoadConnections:
     """Connections to one endpoint, opened as needed."""
 
     def __init__(self, url: str) -> None:
@@ -137,18 +137,18 @@ class Pool:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise UsageError(f"{url}: not a URL; write http://HOST:PORT")
         try:
-            self._kept = pool.Pool(url, Connection)
+            self._kept = pool.Pool(url, LoadConnection)
         except ValueError as error:
             raise UsageError(f"{url}: {error}") from None
         self.netloc = self._kept.netloc
         self.base = self._kept.base.removesuffix("/v1")
         self.url = f"{parts.scheme}://{self.netloc}{self.base}"
 
-    def idle(self) -> Connection | None:
+    def idle(self) -> LoadConnection | None:
         """A free connection."""
         return self._kept.idle(time.perf_counter())
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> LoadConnection:
         """A new connection. Raises `Failed`."""
         try:
             async with asyncio.timeout(CONNECT_S):

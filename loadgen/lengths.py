@@ -30,7 +30,7 @@ class Lengths(Protocol):
         ...
 
 
-class Fixed:
+class FixedLength:
     """Always the same length."""
 
     def __init__(self, tokens: int) -> None:
@@ -101,7 +101,7 @@ def parse(text: str) -> Lengths:
     """
     kind, _, rest = text.strip().partition(":")
     if not rest:
-        return Fixed(_tokens(kind))
+        return FixedLength(_tokens(kind))
     if kind == "uniform":
         low, _, high = rest.partition("-")
         if _tokens(low) > _tokens(high):

@@ -6,7 +6,7 @@ moment when the first of them ends, every step of the engine decodes one token f
 is that step.
 
 This method does not see inside a step. A prompt longer than the engine's token budget per step (vLLM's
-``max_num_batched_tokens``) is several steps; `Limits.prompt_tokens` has to stay within it. Prompts are new to the
+``max_num_batched_tokens``) is several steps; `EngineLimits.prompt_tokens` has to stay within it. Prompts are new to the
 engine each time, so that its prefix cache has no part. Prompts of streams repeat from one batch size to the next, where
 a cached prefill only saves time.
 """
@@ -62,7 +62,7 @@ _CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EngineLimits:
     """The limits of the engine."""
 
     prompt_tokens: int
@@ -108,7 +108,7 @@ class Rejected:
     why: str
 
 
-def too_short(limits: Limits) -> str | None:
+def too_short(limits: EngineLimits) -> str | None:
     """Why these limits allow no fit of prefill; None if they do."""
     if limits.prompt_tokens < KNEE_TOKENS * KNEE_MARGIN * 1.5:
         need = math.ceil(KNEE_TOKENS * KNEE_MARGIN * 1.5)
@@ -116,7 +116,7 @@ def too_short(limits: Limits) -> str | None:
     return None
 
 
-def points(limits: Limits) -> list[Point]:
+def points(limits: EngineLimits) -> list[Point]:
     """The points to measure. Each half of the list would do for a rough fit, so a run that is cut short still gives
     one.
     """
@@ -127,7 +127,7 @@ def points(limits: Limits) -> list[Point]:
     return [*prompts[::2], *streams[::2], *prompts[1::2], *streams[1::2]]
 
 
-def _streams(limits: Limits) -> Iterator[Streams]:
+def _streams(limits: EngineLimits) -> Iterator[Streams]:
     batches = [each for each in BATCHES if each <= limits.batch]
     long = limits.prompt_tokens
     wanted = [(batch, SHORT_CONTEXT) for batch in batches]

@@ -25,11 +25,11 @@ import msgspec
 from cluster.telemetry import tracing
 from loadgen.arrival import Arrival
 from loadgen.body import Asking, body_of, turn_body
-from loadgen.http import Connection, Failed, Pool
+from loadgen.http import Failed, LoadConnection, LoadConnections
 from loadgen.record import INTERRUPTED, Record, Timings, record_of
-from loadgen.sessions import Answered, Due, Sessions, Turn
+from loadgen.sessions import Due, Sessions, Turn, TurnAnswered
 from loadgen.stream import DETAIL_CHARS, TIMING_HEADER, Tally
-from loadgen.stream import Answered as Stream
+from loadgen.stream import StreamContent as Stream
 
 if TYPE_CHECKING:
     from cluster.telemetry import RequestSpan
@@ -68,7 +68,7 @@ class Sending:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class LoadShard:
     """One sender's part of a load: requests first, first + step, first + 2·step ..."""
 
     first: int
@@ -78,7 +78,7 @@ class Shard:
 
 
 @dataclass(slots=True)
-class Load:
+class RunningLoad:
     """The requests sent so far and their results, also while the load runs."""
 
     sent: int = 0
@@ -105,12 +105,12 @@ class Replay:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: LoadConnections,
         sending: Sending,
         on_record: Callable[[Record], None] | None = None,
-        on_tick: Callable[[Load], None] | None = None,
+        on_tick: Callable[[RunningLoad], None] | None = None,
     ) -> None:
-        self.load = Load()
+        self.load = RunningLoad()
         self._pool = pool
         self.sending = sending
         self._on_record, self._on_tick = on_record, on_tick
@@ -139,18 +139,18 @@ class Replay:
         self.stop()
         self._stop_at = time.perf_counter()
 
-    async def run(self, arrivals: Iterable[Arrival], shard: Shard | None = None) -> Load:
+    async def run(self, arrivals: Iterable[Arrival], shard: LoadShard | None = None) -> RunningLoad:
         """Send all arrivals and wait for the answers; with a `shard`, as one of several senders."""
         numbers = count() if shard is None else count(shard.first, shard.step)
         start = None if shard is None else shard.start
         return await self._run(self._send_all(zip(numbers, arrivals, strict=False)), start)
 
-    async def converse(self, talks: Sessions) -> Load:
+    async def converse(self, talks: Sessions) -> RunningLoad:
         """Hold these conversations: send each turn after the answer before it."""
         self._talks = talks
         return await self._run(self._send_turns(talks), None)
 
-    async def _run(self, sending: Coroutine[Any, Any, None], start: float | None) -> Load:
+    async def _run(self, sending: Coroutine[Any, Any, None], start: float | None) -> RunningLoad:
         _allow_many_files()
         thresholds = gc.get_threshold()
         gc.freeze()  # older objects need no search, and a load makes no cycles that are worth a pause
@@ -240,7 +240,7 @@ class Replay:
         exchange.sent = time.perf_counter()
         self.send_on(self._pool.idle(), exchange)
 
-    def send_on(self, connection: Connection | None, exchange: _Exchange) -> None:
+    def send_on(self, connection: LoadConnection | None, exchange: _Exchange) -> None:
         """Send on this connection, or on a new one."""
         if connection is not None:
             exchange.connection = connection
@@ -295,7 +295,7 @@ class Replay:
         if self._talks is not None and exchange.turn is not None:
             record.closed_loop = True
             tokens = (record.prompt_tokens or record.input_tokens) + record.tokens
-            answered = Answered(exchange.turn, text, tokens, well=record.error is None)
+            answered = TurnAnswered(exchange.turn, text, tokens, well=record.error is None)
             self._talks.handle(answered, time.perf_counter() - self._start)
             self._answered.set()
         load = self.load
@@ -338,7 +338,7 @@ class _Exchange:
         self._span = span
         self.number, self.request, self.turn = number, request, turn
         self.sent = 0.0
-        self.connection: Connection | None = None
+        self.connection: LoadConnection | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.over = False
         self._replay, self._arrival, self._held_back = replay, arrival, held_back

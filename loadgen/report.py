@@ -68,7 +68,7 @@ class ErrorKind(msgspec.Struct, frozen=True):
     example: str
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole summary, as `--json` prints it."""
 
     planned: int | None
@@ -120,7 +120,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that sent; `cpu_share` is that of the busiest one."""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class LoadRun(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the load that are not in its records."""
 
     planned: int | None = None
@@ -134,8 +134,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_of(
-    records: Sequence[Record], run: Run, targets: Targets | None = None, gaps_s: Iterable[float] = ()
-) -> Report:
+    records: Sequence[Record], run: LoadRun, targets: Targets | None = None, gaps_s: Iterable[float] = ()
+) -> LoadReport:
     """Summarise a load."""
     targets = targets or Targets()
     ours = [r for r in records if r.error != INTERRUPTED]
@@ -146,7 +146,7 @@ def report_of(
     attained = sum(met(r, targets) for r in ours) if targets.any else None
     late = spread_ms(r.sent_s - r.at_s for r in records if not r.held_back)
     cpu_share = run.cpu_s / run.elapsed_s if run.elapsed_s > 0 else None
-    return Report(
+    return LoadReport(
         planned=run.planned,
         sent=len(records),
         completed=len(good),
@@ -214,7 +214,7 @@ def spread_ms(seconds: Iterable[float | None]) -> Spread:
     return Spread(len(values), round(float(values.mean()), 4), p50, p90, p99, round(float(values.max()), 4))
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: LoadReport) -> dict[str, Any]:
     """The report as plain values."""
     found: dict[str, Any] = msgspec.to_builtins(report)
     return found
@@ -259,7 +259,7 @@ def sender_limit(late: Spread, cpu_share: float | None) -> str:
     )
 
 
-def _notes(run: Run, late: Spread, cpu_share: float | None, records: Sequence[Record]) -> Iterable[str]:
+def _notes(run: LoadRun, late: Spread, cpu_share: float | None, records: Sequence[Record]) -> Iterable[str]:
     limit = sender_limit(late, cpu_share)
     if limit:
         yield limit

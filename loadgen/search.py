@@ -110,7 +110,7 @@ class RunTrial(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True):
+class SearchFinished(msgspec.Struct, frozen=True, kw_only=True):
     """Effect: no more trials."""
 
     limit: Limit
@@ -139,16 +139,16 @@ class TrialDone(msgspec.Struct, frozen=True):
     tried: Try
 
 
-class Tick(msgspec.Struct, frozen=True):
+class TrialTick(msgspec.Struct, frozen=True):
     """Event: time has passed."""
 
 
-class Stop(msgspec.Struct, frozen=True):
+class StopSearch(msgspec.Struct, frozen=True):
     """Event: end the search."""
 
 
-Event = TrialDone | Tick | Stop
-Effect = RunTrial | Finished
+Event = TrialDone | TrialTick | StopSearch
+Effect = RunTrial | SearchFinished
 
 
 class Bisection:
@@ -231,15 +231,15 @@ class Search:
         return None if self._ended or math.isinf(self.aim.seconds_max) else self._began + self.aim.seconds_max
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """The next effects. There are none after `Finished`."""
+        """The next effects. There are none after `SearchFinished`."""
         if self._ended:
             return ()
-        if isinstance(event, Stop):
+        if isinstance(event, StopSearch):
             return self._end(Limit.STOPPED, "it was stopped")
         if isinstance(event, TrialDone):
             self.tries.append(event.tried)
             effects = self._late(event.tried) if event.tried.sender_late else self._tried(event.tried)
-            if isinstance(effects[0], Finished) or not self._time_is_up(now):
+            if isinstance(effects[0], SearchFinished) or not self._time_is_up(now):
                 return effects
             self._number -= 1  # there is no time for this trial
         return self._end(Limit.BUDGET, f"{self.aim.seconds_max:g} s were allowed") if self._time_is_up(now) else ()
@@ -311,7 +311,7 @@ class Search:
         low, high, confidence = interval(loads) if known else (None, None, None)
         rate = statistics.median(math.sqrt(held * failed) for held, failed in loads) if known else None
         return (
-            Finished(
+            SearchFinished(
                 limit=limit,
                 rate=0.0 if limit is Limit.NEVER else rate,
                 low=low,

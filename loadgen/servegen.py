@@ -21,7 +21,7 @@ import numpy as np
 from loadgen.arrival import Arrival, BadRow
 from loadgen.arrivals import Window, mixed, windows
 from loadgen.lengths import Empirical
-from loadgen.traces.fields import Fault, cells, count, number, numbered, shown
+from loadgen.traces.fields import RowFault, cells, count, number, numbered, shown
 
 TRACE_END, DATASET_END = "-trace.csv", "-dataset.json"
 FAMILIES = ("Gamma", "Weibull")
@@ -30,7 +30,7 @@ SHAPE_MIN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ServeGenClient:
     """One client of a pool."""
 
     name: str
@@ -41,16 +41,16 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ServeGenPool:
     """The clients of a folder, and the faults in it."""
 
-    clients: tuple[Client, ...] = ()
+    clients: tuple[ServeGenClient, ...] = ()
     bad: tuple[BadRow, ...] = ()
     silent: tuple[str, ...] = field(default=())
     """Clients whose rate is always 0: they send nothing, so nothing is lost."""
 
 
-def read(files: Mapping[str, Iterable[str]]) -> Pool:
+def read(files: Mapping[str, Iterable[str]]) -> ServeGenPool:
     """The clients in these files (name -> lines). A client with a rate and no lengths is bad, not left out."""
     clients, bad, silent = [], [], []
     for file in sorted(files):
@@ -68,16 +68,16 @@ def read(files: Mapping[str, Iterable[str]]) -> Pool:
             continue
         try:
             inputs, outputs = _lengths("".join(files[dataset]))
-        except Fault as fault:
+        except RowFault as fault:
             bad.append(BadRow(0, str(fault), dataset))
             continue
-        clients.append(Client(name, schedule, inputs, outputs))
+        clients.append(ServeGenClient(name, schedule, inputs, outputs))
     if not clients and not silent and not bad:
         bad.append(BadRow(0, f"no *{TRACE_END} in this folder"))
-    return Pool(tuple(clients), tuple(bad), tuple(silent))
+    return ServeGenPool(tuple(clients), tuple(bad), tuple(silent))
 
 
-def arrivals(pool: Pool, rng: np.random.Generator, from_s: float = 0.0) -> Iterator[Arrival]:
+def arrivals(pool: ServeGenPool, rng: np.random.Generator, from_s: float = 0.0) -> Iterator[Arrival]:
     """The pool's arrivals from second `from_s` of its day on, counted from there, in order of time.
 
     Each client has a generator of its own, spawned from `rng`, so that a missing client does not change the others'
@@ -117,7 +117,7 @@ def _schedule(file: str, lines: Iterable[str]) -> tuple[tuple[Window, ...], list
     for at, line in numbered(lines):
         try:
             window = _window(cells(line))
-        except Fault as fault:
+        except RowFault as fault:
             bad.append(BadRow(at, str(fault), file))
             continue
         if found and window.start_s <= found[-1].start_s:
@@ -133,7 +133,7 @@ def _schedule(file: str, lines: Iterable[str]) -> tuple[tuple[Window, ...], list
 
 def _window(found: list[str]) -> Window:
     if len(found) != 6:
-        raise Fault(f"{len(found)} cells, where there are 6: start, rate, CV, family, shape, scale")
+        raise RowFault(f"{len(found)} cells, where there are 6: start, rate, CV, family, shape, scale")
     start_s, rate = number(found[0], "window start"), number(found[1], "rate")
     number(found[2], "CV")
     family = found[3]
@@ -142,11 +142,11 @@ def _window(found: list[str]) -> Window:
     if not family:
         return Window(start_s, start_s, rate, "Gamma", 1.0)  # too few requests to fit: Poisson
     if family not in FAMILIES:
-        raise Fault(f"family {shown(family)} is neither Gamma nor Weibull")
+        raise RowFault(f"family {shown(family)} is neither Gamma nor Weibull")
     shape = number(found[4], "shape")
     number(found[5], "scale")
     if shape == 0:
-        raise Fault("shape 0: gaps need one above 0")
+        raise RowFault("shape 0: gaps need one above 0")
     return Window(start_s, start_s, rate, family, max(shape, SHAPE_MIN))
 
 
@@ -155,7 +155,7 @@ def _lengths(text: str) -> tuple[tuple[tuple[float, Empirical], ...], tuple[tupl
     try:
         read_windows = msgspec.json.decode(text.encode(errors="surrogateescape"), type=dict[str, dict[str, Any]])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise Fault(f"not JSON of windows and fields: {error}") from None
+        raise RowFault(f"not JSON of windows and fields: {error}") from None
     both = []
     for name in ("input_tokens", "output_tokens"):
         filled = []
@@ -164,7 +164,7 @@ def _lengths(text: str) -> tuple[tuple[tuple[float, Empirical], ...], tuple[tupl
             if weights:
                 filled.append((number(start, "window start"), Empirical(weights)))
         if not filled:
-            raise Fault(f"{name} is empty in every window")
+            raise RowFault(f"{name} is empty in every window")
         both.append(tuple(sorted(filled, key=lambda each: each[0])))
     return both[0], both[1]
 
@@ -172,7 +172,7 @@ def _lengths(text: str) -> tuple[tuple[tuple[float, Empirical], ...], tuple[tupl
 def _weights(value: Any, name: str) -> dict[int, float]:
     """`{113: 0.01, 125: 0.02}` as a mapping; empty where there is nothing."""
     if not isinstance(value, str) or not (value.startswith("{") and value.endswith("}")):
-        raise Fault(f"{name} {shown(value)} is not a text like {{113: 0.01}}")
+        raise RowFault(f"{name} {shown(value)} is not a text like {{113: 0.01}}")
     weights: dict[int, float] = {}
     for pair in value[1:-1].split(","):
         if not pair.strip():

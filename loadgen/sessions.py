@@ -32,7 +32,7 @@ FAILED_WAIT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SessionPlan:
     """The form of the conversations."""
 
     sessions: int
@@ -72,7 +72,7 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class TurnAnswered:
     """Event: a turn is over."""
 
     turn: Turn
@@ -99,7 +99,7 @@ class Talk:
 class Sessions:
     """All users. `handle` gives the turns to send now; `next_wakeup` gives the time of the next one, in seconds."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SessionPlan) -> None:
         self._plan: Final = plan
         self._waiting: list[tuple[float, int, Talk]] = []
         self._talks = 0
@@ -123,9 +123,9 @@ class Sessions:
             return None
         return self._waiting[0][0]
 
-    def handle(self, event: Due | Answered, now: float) -> tuple[Turn, ...]:
+    def handle(self, event: Due | TurnAnswered, now: float) -> tuple[Turn, ...]:
         """The turns to send at once."""
-        if isinstance(event, Answered):
+        if isinstance(event, TurnAnswered):
             self._answered(event, now)
             return ()
         turns: list[Turn] = []
@@ -162,7 +162,7 @@ class Sessions:
         self._open += 1
         return turn
 
-    def _answered(self, event: Answered, now: float) -> None:
+    def _answered(self, event: TurnAnswered, now: float) -> None:
         self._open -= 1
         talk = event.turn.talk
         if not event.well or talk.turns >= self._plan.turns:

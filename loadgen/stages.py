@@ -22,7 +22,7 @@ PARTS_MAX: Final = 32
 """Most parts of one sum: whatever a server answers, a table stays a table."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class StagePart(msgspec.Struct, frozen=True):
     """One part of a sum, in milliseconds."""
 
     name: str
@@ -43,8 +43,8 @@ class Stages(msgspec.Struct, frozen=True, kw_only=True):
     sum: str
     """`ttft`, from the request's arrival at the router to its first token; `tt2t`, from there to the second."""
     count: int
-    total: Part
-    parts: tuple[Part, ...]
+    total: StagePart
+    parts: tuple[StagePart, ...]
     """In the order of the sum, the residual last; parts that took no time in any request are left out."""
 
 
@@ -81,9 +81,9 @@ def _stages(way: str, name: str, rows: Sequence[Mapping[str, float | None]]) -> 
     return Stages(way=way, sum=name, count=len(rows), total=_part("total", rows), parts=kept)
 
 
-def _part(name: str, rows: Sequence[Mapping[str, float | None]]) -> Part:
+def _part(name: str, rows: Sequence[Mapping[str, float | None]]) -> StagePart:
     values = np.array([value for row in rows if (value := row.get(name)) is not None], dtype=np.float64)
     if not len(values):
-        return Part(name, 0.0, 0)
+        return StagePart(name, 0.0, 0)
     p50, p90, p99 = (round(float(each), 3) for each in np.percentile(values, (50, 90, 99)))
-    return Part(name, round(float(values.sum()) / len(rows), 4), len(values), p50, p90, p99)
+    return StagePart(name, round(float(values.sum()) / len(rows), 4), len(values), p50, p90, p99)

@@ -32,7 +32,7 @@ DETAIL_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class StreamContent:
     """The content of a stream, after its end."""
 
     token_s: array[float]
@@ -83,10 +83,10 @@ class Tally:
         while self._tail_bytes - len(tail[0]) >= TAIL_BYTES:
             self._tail_bytes -= len(tail.popleft())
 
-    def end(self) -> Answered:
+    def end(self) -> StreamContent:
         """The content of the stream. Call it once, after the last piece."""
         if not self.event_s:
-            return Answered(array("d"), None, None, "no_stream", "the answer holds no event")
+            return StreamContent(array("d"), None, None, "no_stream", "the answer holds no event")
         head = self._head.split(MARK, 2)[1:2]
         first = _event(_data(head[0])) if head else _Event()
         tail = b"\n" + b"".join(self._tail)
@@ -99,7 +99,7 @@ class Tally:
         ]
         error, detail = _error([first, *tail_events])
         prompt = _count(usage.get("prompt_tokens"))
-        return Answered(times, prompt, completion, error, detail, _timing(tail), _text(self._kept))
+        return StreamContent(times, prompt, completion, error, detail, _timing(tail), _text(self._kept))
 
 
 @dataclass(frozen=True, slots=True)

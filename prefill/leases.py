@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvtransfer.hold_marks import CLEAR, Slot
-from kvtransfer.notes import Beat, Read
+from kvtransfer.notes import Beat, ReadNote
 from kvtransfer.timers import Alarms
 from prefill.orders import Orders
-from prefill.table import LEASES, Act, Cause, Lease
+from prefill.table import LEASES, HoldAct, HoldCause, RankHold
 
 HOLD_S_MAX: Final = 300.0
 """Heartbeats keep no hold longer than this: a stuck consumer must not starve a producer."""
 
 
-class Terms(NamedTuple):
+class LeaseTerms(NamedTuple):
     """How long blocks are held, in the unit of the caller's clock."""
 
     lease: float
@@ -33,17 +33,17 @@ class Terms(NamedTuple):
     """The limit, whatever notices consumers send."""
 
 
-def terms(lease_s: float, unit: float = 1.0) -> Terms:
+def terms(lease_s: float, unit: float = 1.0) -> LeaseTerms:
     """vLLM's terms: a heartbeat extends a lease by two thirds of it. `unit`: ticks of the caller's clock in a
     second.
     """
-    return Terms(lease_s * unit, lease_s * 2 / 3 * unit, max(HOLD_S_MAX, lease_s) * unit)
+    return LeaseTerms(lease_s * unit, lease_s * 2 / 3 * unit, max(HOLD_S_MAX, lease_s) * unit)
 
 
 @dataclass(slots=True)
 class _Kept:
     slot: Slot | None
-    state: Lease = Lease.MARKED
+    state: RankHold = RankHold.MARKED
     until: float = 0.0
     latest: float = 0.0
     readers: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class _Kept:
 class Leases:
     """The holds of one rank, by the engine's request ids."""
 
-    def __init__(self, of: Terms, write: Callable[[int, bytes], None]) -> None:
+    def __init__(self, of: LeaseTerms, write: Callable[[int, bytes], None]) -> None:
         """`write` puts 16 bytes into a slot of the memory that consumers read."""
         self.counts: Final[Counter[str]] = Counter()
         """Counts since they were last taken."""
@@ -69,25 +69,25 @@ class Leases:
     def step(self, orders: Orders, now: float) -> None:
         """Apply the engine's decisions, before its step computes anything."""
         for request in orders.dropped:
-            self._tell(request, Cause.DROPPED, now)
+            self._tell(request, HoldCause.DROPPED, now)
         for request, slot in orders.opened.items():
             if slot is not None:
                 self._write(slot.index, slot.mark)
             self._kept[request] = _Kept(slot)
         for request in orders.held:
-            self._tell(request, Cause.FILLED, now)
+            self._tell(request, HoldCause.FILLED, now)
         for request in orders.released:
-            self.counts["released" if self._tell(request, Cause.GIVEN_UP, now) else "released too late"] += 1
+            self.counts["released" if self._tell(request, HoldCause.GIVEN_UP, now) else "released too late"] += 1
 
-    def heard(self, reader: str, note: Read | Beat | None, now: float) -> None:
+    def heard(self, reader: str, note: ReadNote | Beat | None, now: float) -> None:
         """Take a notice from a consumer's rank. None: an unreadable notice."""
         if isinstance(note, Beat):
             for request in note.requests:
-                self._tell(request, Cause.WANTED, now)
+                self._tell(request, HoldCause.WANTED, now)
         elif note is None or not self._count(reader, note, now):
             self.counts["notices ignored"] += 1
 
-    def _count(self, reader: str, note: Read, now: float) -> bool:
+    def _count(self, reader: str, note: ReadNote, now: float) -> bool:
         """Whether the notice is about a hold, from a consumer that was told of it. The mark of a leg that still runs is
         not in any answer yet. (After the leg's end, a rank may receive the reader's notice before its own engine's
         orders.)
@@ -95,19 +95,19 @@ class Leases:
         kept = self._kept.get(note.request)
         if kept is None or kept.slot is None or note.mark != kept.slot.mark:
             return False
-        if Cause.READ not in LEASES[kept.state]:
+        if HoldCause.READ not in LEASES[kept.state]:
             return False
         if reader not in kept.readers:
             kept.readers = (*kept.readers, reader)
         if len(kept.readers) >= note.consumers:
-            self._move(note.request, kept, Cause.READ, now)
+            self._move(note.request, kept, HoldCause.READ, now)
         return True
 
     def expire(self, now: float) -> list[str]:
         """End the leases whose time is up, and return them."""
         ended = []
         while (request := self._alarms.pop(now)) is not None:
-            self._move(request, self._kept[request], Cause.TIME_UP, now)
+            self._move(request, self._kept[request], HoldCause.TIME_UP, now)
             ended.append(request)
         return ended
 
@@ -120,28 +120,28 @@ class Leases:
         reports, self._reports = self._reports, []
         return reports
 
-    def _tell(self, request: str, cause: Cause, now: float) -> bool:
+    def _tell(self, request: str, cause: HoldCause, now: float) -> bool:
         kept = self._kept.get(request)
         return kept is not None and self._move(request, kept, cause, now)
 
-    def _move(self, request: str, kept: _Kept, cause: Cause, now: float) -> bool:
+    def _move(self, request: str, kept: _Kept, cause: HoldCause, now: float) -> bool:
         row = LEASES[kept.state].get(cause)
         if row is None:
             return False
         kept.state = row.state
         for act in row.acts:
-            if act is Act.START_LEASE:
+            if act is HoldAct.START_LEASE:
                 kept.until, kept.latest = now + self._terms.lease, now + self._terms.longest
-            elif act is Act.EXTEND_LEASE:
+            elif act is HoldAct.EXTEND_LEASE:
                 kept.until = max(kept.until, min(now + self._terms.extension, kept.latest))
-            elif act is Act.REPORT:
+            elif act is HoldAct.REPORT:
                 self._reports.append(request)
             elif kept.slot is not None:
                 self._write(kept.slot.index, CLEAR)
-        if row.state is Lease.KEPT:
+        if row.state is RankHold.KEPT:
             self._alarms.set(request, kept.until)
         else:
             self._alarms.drop(request)
-        if row.state is Lease.OVER:
+        if row.state is RankHold.OVER:
             del self._kept[request]
         return True

@@ -17,33 +17,33 @@ from kvtransfer.push import (
     REPEATED,
     STALE,
     STRANGER,
-    Abort,
+    AbortPush,
     Begun,
     Book,
     CutLink,
-    Done,
-    Entry,
     FreeBlocks,
     ImpossibleMove,
     LinkEnded,
     PeerLost,
     PeerSeen,
     Proof,
+    PushDone,
+    PushEntry,
+    PushRefused,
+    PushReport,
+    PushTerms,
+    PushTick,
     Received,
-    Refused,
     Register,
-    Report,
     Send,
-    Terms,
-    Tick,
     Withdraw,
 )
-from kvtransfer.rows import Row, Table
-from kvtransfer.ticket import Peer
-from kvtransfer.timers import Memory
+from kvtransfer.rows import Table, TransitionRow
+from kvtransfer.ticket import TicketPeer
+from kvtransfer.timers import TimedKeys
 
 
-class State(StrEnum):
+class PushHoldState(StrEnum):
     """The state of a prompt that may be pushed."""
 
     COMPUTING = "computing"
@@ -62,7 +62,7 @@ class State(StrEnum):
     RELEASED = "released"
 
 
-class Cause(StrEnum):
+class PushHoldCause(StrEnum):
     """What moves a prompt to another state."""
 
     FILLED = "filled"
@@ -77,7 +77,7 @@ class Cause(StrEnum):
     LINK_ENDED = "link ended"
 
 
-class Act(StrEnum):
+class PushHoldAct(StrEnum):
     """The acts on the way. Blocks leave where `RELEASED` is entered, and only there."""
 
     OFFER = "offer"
@@ -89,58 +89,60 @@ class Act(StrEnum):
     SAY_NOT_WRITTEN = "say not written"
 
 
-ROWS: Table[State, Cause, Act] = {
-    State.COMPUTING: {
-        Cause.FILLED: Row(State.OFFERED, (Act.OFFER,)),
-        Cause.REGISTERED: Row(State.STREAMING, (Act.POST_WRITE, Act.SAY_BEGUN)),
-        Cause.WITHDRAWN: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.ABORTED: Row(State.RELEASED),
-        Cause.TIME_UP: Row(State.RELEASED, (Act.REPORT,)),
+ROWS: Table[PushHoldState, PushHoldCause, PushHoldAct] = {
+    PushHoldState.COMPUTING: {
+        PushHoldCause.FILLED: TransitionRow(PushHoldState.OFFERED, (PushHoldAct.OFFER,)),
+        PushHoldCause.REGISTERED: TransitionRow(
+            PushHoldState.STREAMING, (PushHoldAct.POST_WRITE, PushHoldAct.SAY_BEGUN)
+        ),
+        PushHoldCause.WITHDRAWN: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.ABORTED: TransitionRow(PushHoldState.RELEASED),
+        PushHoldCause.TIME_UP: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.REPORT,)),
     },
-    State.OFFERED: {
-        Cause.REGISTERED: Row(State.WRITING, (Act.POST_WRITE, Act.SAY_BEGUN)),
-        Cause.WITHDRAWN: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.ABORTED: Row(State.RELEASED),
-        Cause.TIME_UP: Row(State.RELEASED, (Act.REPORT,)),
+    PushHoldState.OFFERED: {
+        PushHoldCause.REGISTERED: TransitionRow(PushHoldState.WRITING, (PushHoldAct.POST_WRITE, PushHoldAct.SAY_BEGUN)),
+        PushHoldCause.WITHDRAWN: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.ABORTED: TransitionRow(PushHoldState.RELEASED),
+        PushHoldCause.TIME_UP: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.REPORT,)),
     },
-    State.STREAMING: {
-        Cause.FILLED: Row(State.WRITING),
-        Cause.WRITES_ENDED: Row(State.WRITTEN),
-        Cause.WRITES_FAILED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.WITHDRAWN: Row(State.DRAINING),
-        Cause.ABORTED: Row(State.DRAINING),
-        Cause.PEER_LOST: Row(State.DRAINING),
-        Cause.LINK_ENDED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.TIME_UP: Row(State.DRAINING, (Act.REPORT,)),
+    PushHoldState.STREAMING: {
+        PushHoldCause.FILLED: TransitionRow(PushHoldState.WRITING),
+        PushHoldCause.WRITES_ENDED: TransitionRow(PushHoldState.WRITTEN),
+        PushHoldCause.WRITES_FAILED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.WITHDRAWN: TransitionRow(PushHoldState.DRAINING),
+        PushHoldCause.ABORTED: TransitionRow(PushHoldState.DRAINING),
+        PushHoldCause.PEER_LOST: TransitionRow(PushHoldState.DRAINING),
+        PushHoldCause.LINK_ENDED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.TIME_UP: TransitionRow(PushHoldState.DRAINING, (PushHoldAct.REPORT,)),
     },
-    State.WRITING: {
-        Cause.WRITES_ENDED: Row(State.RELEASED, (Act.SAY_WRITTEN,)),
-        Cause.WRITES_FAILED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.WITHDRAWN: Row(State.DRAINING),
-        Cause.ABORTED: Row(State.DRAINING),
-        Cause.PEER_LOST: Row(State.DRAINING),
-        Cause.LINK_ENDED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.TIME_UP: Row(State.DRAINING, (Act.REPORT,)),
+    PushHoldState.WRITING: {
+        PushHoldCause.WRITES_ENDED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_WRITTEN,)),
+        PushHoldCause.WRITES_FAILED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.WITHDRAWN: TransitionRow(PushHoldState.DRAINING),
+        PushHoldCause.ABORTED: TransitionRow(PushHoldState.DRAINING),
+        PushHoldCause.PEER_LOST: TransitionRow(PushHoldState.DRAINING),
+        PushHoldCause.LINK_ENDED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.TIME_UP: TransitionRow(PushHoldState.DRAINING, (PushHoldAct.REPORT,)),
     },
-    State.WRITTEN: {
-        Cause.FILLED: Row(State.RELEASED, (Act.SAY_WRITTEN,)),
-        Cause.WITHDRAWN: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.ABORTED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.PEER_LOST: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.LINK_ENDED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.TIME_UP: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN, Act.REPORT)),
+    PushHoldState.WRITTEN: {
+        PushHoldCause.FILLED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_WRITTEN,)),
+        PushHoldCause.WITHDRAWN: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.ABORTED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.PEER_LOST: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.LINK_ENDED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.TIME_UP: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN, PushHoldAct.REPORT)),
     },
-    State.DRAINING: {
-        Cause.FILLED: Row(State.DRAINING),
-        Cause.WRITES_ENDED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.WRITES_FAILED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.LINK_ENDED: Row(State.RELEASED, (Act.SAY_NOT_WRITTEN,)),
-        Cause.TIME_UP: Row(State.DRAINING, (Act.CUT_LINK, Act.REPORT)),
+    PushHoldState.DRAINING: {
+        PushHoldCause.FILLED: TransitionRow(PushHoldState.DRAINING),
+        PushHoldCause.WRITES_ENDED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.WRITES_FAILED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.LINK_ENDED: TransitionRow(PushHoldState.RELEASED, (PushHoldAct.SAY_NOT_WRITTEN,)),
+        PushHoldCause.TIME_UP: TransitionRow(PushHoldState.DRAINING, (PushHoldAct.CUT_LINK, PushHoldAct.REPORT)),
     },
 }
 """All moves."""
 
-OWN_CAUSES: Final = frozenset({Cause.FILLED, Cause.WRITES_ENDED, Cause.WRITES_FAILED})
+OWN_CAUSES: Final = frozenset({PushHoldCause.FILLED, PushHoldCause.WRITES_ENDED, PushHoldCause.WRITES_FAILED})
 """Causes from our own process. Without a row they are a bug of Baton's."""
 
 
@@ -173,7 +175,7 @@ class WritesEnded:
 class Registered:
     """A `Register` has arrived, with a genuine, unexpired ticket for this producer and this consumer."""
 
-    by: Peer
+    by: TicketPeer
     register: Register
     proof: Proof
 
@@ -204,11 +206,11 @@ class PostWrite:
     link: int
 
 
-Event = OpenHold | Filled | WritesEnded | Registered | Received | Abort | PeerLost | PeerSeen | LinkEnded | Tick
+Event = OpenHold | Filled | WritesEnded | Registered | Received | AbortPush | PeerLost | PeerSeen | LinkEnded | PushTick
 
 
 @dataclass(slots=True, kw_only=True)
-class _Hold(Entry[State]):
+class _Hold(PushEntry[PushHoldState]):
     tenant: str
     place: Blocks = ()
 
@@ -218,15 +220,15 @@ class Pushes:
     under.
     """
 
-    def __init__(self, epoch: int, terms: Terms | None = None) -> None:
+    def __init__(self, epoch: int, terms: PushTerms | None = None) -> None:
         self.epoch: Final = epoch
-        self.terms: Final = terms or Terms()
-        self.book: Final = Book[_Hold, State, Cause, Act](
-            ROWS, OWN_CAUSES, self._act, self._limits, self._end, (Cause.TIME_UP, Cause.AGAIN)
+        self.terms: Final = terms or PushTerms()
+        self.book: Final = Book[_Hold, PushHoldState, PushHoldCause, PushHoldAct](
+            ROWS, OWN_CAUSES, self._act, self._limits, self._end, (PushHoldCause.TIME_UP, PushHoldCause.AGAIN)
         )
-        self._over: Final[Memory[TransferId]] = Memory(self.terms.remembered_max)
+        self._over: Final[TimedKeys[TransferId]] = TimedKeys(self.terms.remembered_max)
         """Transfers that are over: no second hold is made under their ids."""
-        self._spent: Final[Memory[str]] = Memory(self.terms.remembered_max)
+        self._spent: Final[TimedKeys[str]] = TimedKeys(self.terms.remembered_max)
         self._now = 0.0
 
     def next_wakeup(self) -> float | None:
@@ -250,24 +252,24 @@ class Pushes:
             case Filled():
                 return self._filled(event, now)
             case WritesEnded(id_, ok):
-                cause = Cause.WRITES_ENDED if ok else Cause.WRITES_FAILED
+                cause = PushHoldCause.WRITES_ENDED if ok else PushHoldCause.WRITES_FAILED
                 return self._move(id_, cause, now, str(cause))
             case Registered():
                 return self._registered(event, now)
             case Received(by, Withdraw() as message):
                 return self._withdrawn(by, message, now)
-            case Abort(id_, because):
+            case AbortPush(id_, because):
                 self._give_up_early(id_, now)
-                return self._move(id_, Cause.ABORTED, now, because)
+                return self._move(id_, PushHoldCause.ABORTED, now, because)
             case PeerLost(instance):
                 lost = self.book.with_peer(instance)
-                return self.book.move_all(lost, Cause.PEER_LOST, now, f"{instance} does not answer")
+                return self.book.move_all(lost, PushHoldCause.PEER_LOST, now, f"{instance} does not answer")
             case PeerSeen(peer):
                 former = self.book.with_former(peer)
-                return self.book.move_all(former, Cause.PEER_LOST, now, f"{peer.instance} restarted")
+                return self.book.move_all(former, PushHoldCause.PEER_LOST, now, f"{peer.instance} restarted")
             case LinkEnded(instance):
                 ended = self.book.with_peer(instance)
-                return self.book.move_all(ended, Cause.LINK_ENDED, now, f"the link with {instance} ended")
+                return self.book.move_all(ended, PushHoldCause.LINK_ENDED, now, f"the link with {instance} ended")
             case _:
                 return []
 
@@ -277,8 +279,8 @@ class Pushes:
         because = self._cannot_open(id_, now)
         if because is not None:
             self.book.ignore(f"hold refused: {because}")
-            return [Refused(id_, because)]
-        self.book.add(_Hold(id=id_, state=State.COMPUTING, tenant=tenant), now)
+            return [PushRefused(id_, because)]
+        self.book.add(_Hold(id=id_, state=PushHoldState.COMPUTING, tenant=tenant), now)
         return []
 
     def _cannot_open(self, id_: TransferId, now: float) -> str | None:
@@ -296,13 +298,13 @@ class Pushes:
         if hold is None:  # given up during its last step
             self.book.ignore(LATE)
             return [FreeBlocks(event.id, event.blocks, "given up before it was computed")]
-        self.book.allows(hold, Cause.FILLED)  # raises before any change
+        self.book.allows(hold, PushHoldCause.FILLED)  # raises before any change
         if hold.blocks or not event.blocks:
             raise ImpossibleMove(f"{event.id}: blocks are given once, and at least one")
         hold.blocks, hold.tokens = event.blocks, event.tokens
-        return self.book.move(hold, Cause.FILLED, now, "computed")
+        return self.book.move(hold, PushHoldCause.FILLED, now, "computed")
 
-    def _move(self, id_: TransferId, cause: Cause, now: float, because: str) -> list[Any]:
+    def _move(self, id_: TransferId, cause: PushHoldCause, now: float, because: str) -> list[Any]:
         hold = self.book.entries.get(id_)
         return self.book.ignore(LATE) if hold is None else self.book.move(hold, cause, now, because)
 
@@ -334,7 +336,7 @@ class Pushes:
             return [_nothing_written(by, register.id, register.serial, because)] if spent else []
         hold.peer, hold.serial = by, register.serial
         hold.first, hold.place, hold.link = register.first, register.blocks, register.link
-        return self.book.move(hold, Cause.REGISTERED, now, "registered")
+        return self.book.move(hold, PushHoldCause.REGISTERED, now, "registered")
 
     def _cannot_serve(self, hold: _Hold, proof: Proof, now: float) -> str | None:
         if self._spent.knows(proof.tag, now):
@@ -345,7 +347,7 @@ class Pushes:
             return "another consumer has it"
         return "no more tickets can be remembered" if self._spent.room(now) < 1 else None
 
-    def _withdrawn(self, by: Peer, message: Withdraw, now: float) -> list[Any]:
+    def _withdrawn(self, by: TicketPeer, message: Withdraw, now: float) -> list[Any]:
         hold = self.book.entries.get(message.id)
         if hold is None:
             self.book.ignore(LATE)
@@ -355,36 +357,36 @@ class Pushes:
         if hold.peer is not None and (hold.peer.instance != by.instance or message.serial < hold.serial):
             return self.book.ignore(STRANGER)
         hold.peer, hold.serial = by, message.serial
-        return self.book.move(hold, Cause.WITHDRAWN, now, "withdrawn")
+        return self.book.move(hold, PushHoldCause.WITHDRAWN, now, "withdrawn")
 
     # --- what the table's words mean ---------------------------------------------------------------------------------
 
-    def _act(self, hold: _Hold, act: Act, now: float, because: str) -> list[Any]:
-        if act is Act.OFFER:
+    def _act(self, hold: _Hold, act: PushHoldAct, now: float, because: str) -> list[Any]:
+        if act is PushHoldAct.OFFER:
             return [Offer(hold.id, hold.blocks, hold.tokens)]
-        if act is Act.REPORT:
-            return [Report(hold.id, because)]
+        if act is PushHoldAct.REPORT:
+            return [PushReport(hold.id, because)]
         peer, serial = hold.peer, hold.serial
         assert peer is not None, "a push has a consumer"
-        if act is Act.POST_WRITE:
+        if act is PushHoldAct.POST_WRITE:
             return [PostWrite(hold.id, serial, peer.instance, hold.first, hold.blocks, hold.place, hold.link)]
-        if act is Act.CUT_LINK:
+        if act is PushHoldAct.CUT_LINK:
             hold.cuts += 1
             return [CutLink(peer.instance, because)]
-        if act is Act.SAY_BEGUN:
+        if act is PushHoldAct.SAY_BEGUN:
             return [Send(peer.instance, Begun(hold.id, serial))]
-        if act is Act.SAY_WRITTEN:
-            return [Send(peer.instance, Done(hold.id, serial, ok=True, tokens=hold.tokens, because=because))]
+        if act is PushHoldAct.SAY_WRITTEN:
+            return [Send(peer.instance, PushDone(hold.id, serial, ok=True, tokens=hold.tokens, because=because))]
         return [_nothing_written(peer, hold.id, serial, because)]
 
-    def _limits(self, state: State) -> tuple[float | None, float | None]:
+    def _limits(self, state: PushHoldState) -> tuple[float | None, float | None]:
         seconds = {
-            State.COMPUTING: self.terms.fill_s_max,
-            State.OFFERED: self.terms.lease_s,
-            State.STREAMING: self.terms.fill_s_max,
-            State.WRITING: self.terms.write_s_max,
-            State.WRITTEN: self.terms.fill_s_max,
-            State.DRAINING: self.terms.cut_s,
+            PushHoldState.COMPUTING: self.terms.fill_s_max,
+            PushHoldState.OFFERED: self.terms.lease_s,
+            PushHoldState.STREAMING: self.terms.fill_s_max,
+            PushHoldState.WRITING: self.terms.write_s_max,
+            PushHoldState.WRITTEN: self.terms.fill_s_max,
+            PushHoldState.DRAINING: self.terms.cut_s,
         }
         return seconds.get(state), None
 
@@ -394,5 +396,5 @@ class Pushes:
         return [FreeBlocks(hold.id, hold.blocks, because)] if hold.blocks else []
 
 
-def _nothing_written(to: Peer, id_: TransferId, serial: int, because: str) -> Send:
-    return Send(to.instance, Done(id_, serial, ok=False, tokens=0, because=because))
+def _nothing_written(to: TicketPeer, id_: TransferId, serial: int, because: str) -> Send:
+    return Send(to.instance, PushDone(id_, serial, ok=False, tokens=0, because=because))

@@ -1,15 +1,16 @@
 """The rules of a hold: what may end it, and the order in which its blocks become free for other requests. Pure data.
 
-A hold has two views. The engine's scheduler has one `Leg` for each prefill request that is to leave a hold; the
-scheduler owns the blocks and frees them. Each rank has one `Lease` for the hold: the mark in its memory that a consumer
-reads, the lease time, and the readers so far. Once a step the engine sends orders to the ranks, and the ranks send
-reports.
+A hold has two views. The engine's scheduler has one `LegState` for each prefill request that is to leave a hold; the
+scheduler owns the blocks and frees them. Each rank has one `RankHold` for the hold: the mark in its memory that a
+consumer reads, the lease time, and the readers so far. Once a step the engine sends orders to the ranks, and the ranks
+send reports.
 
 Why it is safe. A consumer reads the blocks, and then the mark; it uses the blocks only if the mark still stood
 (`decode.table`). So blocks may belong to another request only once the mark is gone on every rank. Hence:
 
 1. every row that ends a lease does `CLEAR` before `REPORT`;
-2. the engine frees a held leg's blocks in `Leg.OVER` alone, and a held leg gets there by `REPORTED` alone, which comes
+2. the engine frees a held leg's blocks in `LegState.OVER` alone, and a held leg gets there by `REPORTED` alone, which
+comes
    once every rank has reported;
 3. the mark of a leg that is not held was never sent to a consumer, so the leg's blocks are free at once.
 
@@ -20,10 +21,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from kvtransfer.rows import Row, Table
+from kvtransfer.rows import Table, TransitionRow
 
 
-class Leg(StrEnum):
+class LegState(StrEnum):
     """The state of a prefill leg, as its engine's scheduler sees it."""
 
     COMPUTING = "computing"
@@ -38,7 +39,7 @@ class Leg(StrEnum):
     """The engine has blocks and slot back."""
 
 
-class Lease(StrEnum):
+class RankHold(StrEnum):
     """The state of the same hold, as one rank sees it."""
 
     MARKED = "marked"
@@ -51,7 +52,7 @@ class Lease(StrEnum):
     """The slot is clear; if the leg was held, that is reported."""
 
 
-class Cause(StrEnum):
+class HoldCause(StrEnum):
     """What moves a leg or a lease to another state."""
 
     # from the engine
@@ -74,7 +75,7 @@ class Cause(StrEnum):
     """The lease has ended."""
 
 
-class Act(StrEnum):
+class HoldAct(StrEnum):
     """The acts on the way."""
 
     # at the engine
@@ -93,40 +94,40 @@ class Act(StrEnum):
     REPORT = "report"
 
 
-LEGS: Table[Leg, Cause, Act] = {
-    Leg.COMPUTING: {
-        Cause.FILLED: Row(Leg.HELD, (Act.OFFER,)),
-        Cause.GIVEN_UP: Row(Leg.UNWANTED),
-        Cause.DROPPED: Row(Leg.OVER, (Act.DROP, Act.FREE)),
+LEGS: Table[LegState, HoldCause, HoldAct] = {
+    LegState.COMPUTING: {
+        HoldCause.FILLED: TransitionRow(LegState.HELD, (HoldAct.OFFER,)),
+        HoldCause.GIVEN_UP: TransitionRow(LegState.UNWANTED),
+        HoldCause.DROPPED: TransitionRow(LegState.OVER, (HoldAct.DROP, HoldAct.FREE)),
     },
-    Leg.UNWANTED: {
-        Cause.DROPPED: Row(Leg.OVER, (Act.DROP, Act.FREE)),
+    LegState.UNWANTED: {
+        HoldCause.DROPPED: TransitionRow(LegState.OVER, (HoldAct.DROP, HoldAct.FREE)),
     },
-    Leg.HELD: {
-        Cause.GIVEN_UP: Row(Leg.RELEASED, (Act.RELEASE,)),
-        Cause.REPORTED: Row(Leg.OVER, (Act.FREE,)),
+    LegState.HELD: {
+        HoldCause.GIVEN_UP: TransitionRow(LegState.RELEASED, (HoldAct.RELEASE,)),
+        HoldCause.REPORTED: TransitionRow(LegState.OVER, (HoldAct.FREE,)),
     },
-    Leg.RELEASED: {
-        Cause.REPORTED: Row(Leg.OVER, (Act.FREE,)),
+    LegState.RELEASED: {
+        HoldCause.REPORTED: TransitionRow(LegState.OVER, (HoldAct.FREE,)),
     },
 }
 """The rows at the engine."""
 
-LEASES: Table[Lease, Cause, Act] = {
-    Lease.MARKED: {
-        Cause.FILLED: Row(Lease.KEPT, (Act.START_LEASE,)),
-        Cause.DROPPED: Row(Lease.OVER, (Act.CLEAR,)),
-        Cause.READ: Row(Lease.READ_EARLY, (Act.CLEAR, Act.REPORT)),
+LEASES: Table[RankHold, HoldCause, HoldAct] = {
+    RankHold.MARKED: {
+        HoldCause.FILLED: TransitionRow(RankHold.KEPT, (HoldAct.START_LEASE,)),
+        HoldCause.DROPPED: TransitionRow(RankHold.OVER, (HoldAct.CLEAR,)),
+        HoldCause.READ: TransitionRow(RankHold.READ_EARLY, (HoldAct.CLEAR, HoldAct.REPORT)),
     },
-    Lease.KEPT: {
-        Cause.WANTED: Row(Lease.KEPT, (Act.EXTEND_LEASE,)),
-        Cause.READ: Row(Lease.OVER, (Act.CLEAR, Act.REPORT)),
-        Cause.GIVEN_UP: Row(Lease.OVER, (Act.CLEAR, Act.REPORT)),
-        Cause.TIME_UP: Row(Lease.OVER, (Act.CLEAR, Act.REPORT)),
+    RankHold.KEPT: {
+        HoldCause.WANTED: TransitionRow(RankHold.KEPT, (HoldAct.EXTEND_LEASE,)),
+        HoldCause.READ: TransitionRow(RankHold.OVER, (HoldAct.CLEAR, HoldAct.REPORT)),
+        HoldCause.GIVEN_UP: TransitionRow(RankHold.OVER, (HoldAct.CLEAR, HoldAct.REPORT)),
+        HoldCause.TIME_UP: TransitionRow(RankHold.OVER, (HoldAct.CLEAR, HoldAct.REPORT)),
     },
-    Lease.READ_EARLY: {
-        Cause.FILLED: Row(Lease.OVER),
-        Cause.DROPPED: Row(Lease.OVER),
+    RankHold.READ_EARLY: {
+        HoldCause.FILLED: TransitionRow(RankHold.OVER),
+        HoldCause.DROPPED: TransitionRow(RankHold.OVER),
     },
 }
 """The rows at each rank."""

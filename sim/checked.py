@@ -17,7 +17,7 @@ from cluster.ids import InstanceId
 from goodput.decision import Check, Checked
 from loadgen.arrival import Arrival
 from sim.evaluate import Goal, tried
-from sim.fleet import Member
+from sim.fleet import SimulatedMember
 
 REQUESTS: Final = 400
 TOKENS: Final = 600_000
@@ -26,7 +26,7 @@ REQUESTS_MIN: Final = 60
 """With fewer nothing is said: of so many, three may miss at an attainment of 95 %."""
 
 
-def checker(pools: Mapping[str, Member], goals: Mapping[str, Goal], usual: str) -> Callable[[Check], Checked]:
+def checker(pools: Mapping[str, SimulatedMember], goals: Mapping[str, Goal], usual: str) -> Callable[[Check], Checked]:
     """Answers checks.
 
     Args:

@@ -78,7 +78,7 @@ class Checks:
         wakeup_s = passage.journey.next_wakeup()
         if wakeup_s is not None:
             return world.kernel.now_s <= wakeup_s + 1.0
-        if passage.journey.state is not j.State.STREAMING or leg is None or not leg.over or leg.at.cut_off:
+        if passage.journey.state is not j.JourneyState.STREAMING or leg is None or not leg.over or leg.at.cut_off:
             return True
         return world.kernel.now_ns <= leg.last_ns + NS
 
@@ -87,7 +87,7 @@ class Checks:
         world = self._world
         taken = dict.fromkeys((view.id for view in world.view.all()), 0)
         for passage in world.front.open.values():
-            law(passage.journey.state is not j.State.DONE, f"request {passage.number} is over and still open")
+            law(passage.journey.state is not j.JourneyState.DONE, f"request {passage.number} is over and still open")
             if passage.decode is not None:
                 taken[passage.decode] += 1
             law(self._moves(passage), f"request {passage.number} waits for nothing, {passage.journey.state}")

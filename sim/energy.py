@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costs.cost import Costs
-from costs.step import Work, kind_of
+from costs.step import StepWork, kind_of
 from engine.twin import events as ev
 from sim.fleet import MS
 from sim.kernel import NS
@@ -27,7 +27,7 @@ class _Meter:
     def __init__(self) -> None:
         self.joules = 0.0
         self.busy_ns = 0
-        self.run: ev.Run | None = None
+        self.run: ev.StepRun | None = None
         """The run under way: its number of steps is known when the next one begins, or when it is cut."""
         self.steps = 0
 
@@ -38,7 +38,7 @@ class Energy:
     def __init__(self) -> None:
         self._meters: Final[dict[SimInstance, _Meter]] = {}
 
-    def ran(self, at: SimInstance, run: ev.Run) -> None:
+    def ran(self, at: SimInstance, run: ev.StepRun) -> None:
         """Steps have begun."""
         meter = self._meters.get(at)
         if meter is None:
@@ -61,10 +61,10 @@ class Energy:
         if run is None or not isinstance(costs, Costs) or not meter.steps:
             return
         context = run.sum_context + run.batch * (meter.steps - 1) // 2
-        work = Work(new_tokens=run.prompt_tokens, batch=run.batch, sum_context=context)
+        work = StepWork(new_tokens=run.prompt_tokens, batch=run.batch, sum_context=context)
         if run.prompt_tokens:
             took_ns = run.end_ns - run.at_ns
-            work = Work(
+            work = StepWork(
                 new_tokens=run.prompt_tokens,
                 area=_area(costs, work, took_ns / MS),
                 batch=run.batch,
@@ -91,7 +91,7 @@ class Energy:
         return meter.joules + idle_s * costs.gpu.idle_w * at.member.gpus
 
 
-def _area(costs: Costs, work: Work, step_ms: float) -> int:
+def _area(costs: Costs, work: StepWork, step_ms: float) -> int:
     """Σ(L² − p²) of a step from its known time: a run reports how many tokens it computes, not after how many."""
     per_area = costs.now.of(kind_of(work)).area_ms
     return max(0, round((step_ms - costs.step_ms(work)) / per_area)) if per_area > 0 else 0

@@ -17,8 +17,8 @@ from costs.hardware import Dtype, Gpu
 from costs.memory import MEMORY_SHARE, batched_tokens_default, seqs_default
 from costs.model import ModelShape
 from costs.profile import Profile
-from costs.shape import Shape
-from engine.twin.config import Config, Policy, Version
+from costs.shape import CostShape
+from engine.twin.config import Policy, TwinConfig, Version
 
 LENGTH_MAX: Final = 131_072
 """Tokens of prompt and answer where no flag says: today's models' own limit, unless fewer fit into the memory."""
@@ -97,13 +97,13 @@ def engine_of(
     role: Role,
     model: ModelShape,
     gpu: Gpu,
-    shape: Shape,
+    shape: CostShape,
     args: EngineArgs,
     *,
     profiles: Sequence[Profile],
     lease_s: float = 30.0,
     contents: bool = False,
-) -> tuple[Costs, Config]:
+) -> tuple[Costs, TwinConfig]:
     """What an instance costs and what it is set to.
 
     Raises:
@@ -128,7 +128,7 @@ def engine_of(
         )
     length = args.whole("max-model-len", min(LENGTH_MAX, blocks * size))
     try:
-        config = Config(
+        config = TwinConfig(
             role=role,
             block_size=size,
             num_blocks=blocks,

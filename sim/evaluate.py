@@ -24,10 +24,10 @@ from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.core.values import Promise
 from router.scheduler.scoring.policies import POLICIES
-from sim.fleet import Member
+from sim.fleet import SimulatedMember
 from sim.kernel import NS
 from sim.result import Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 BATCHES: Final = 20
@@ -119,7 +119,7 @@ class Certain(Exception):
 
 
 def evaluate(
-    members: Sequence[Member], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str
+    members: Sequence[SimulatedMember], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str
 ) -> Evaluation:
     """A whole run.
 
@@ -134,12 +134,16 @@ def evaluate(
     return _evaluation(result, goals)
 
 
-def holds(members: Sequence[Member], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str) -> bool:
+def holds(
+    members: Sequence[SimulatedMember], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str
+) -> bool:
     """Whether the fleet keeps all promises; ends as soon as it certainly does not."""
     return tried(members, arrivals, goals, usual).holds
 
 
-def tried(members: Sequence[Member], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str) -> Tried:
+def tried(
+    members: Sequence[SimulatedMember], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str
+) -> Tried:
     """The same, with the observations until then."""
     world = _world(members, goals, usual)
     named = _named(arrivals, goals, usual)
@@ -153,10 +157,10 @@ def tried(members: Sequence[Member], arrivals: Sequence[Arrival], goals: Mapping
     return Tried(holds=seen.holds, spent=len(named), attained_at_most=share, seen=seen)
 
 
-def _world(members: Sequence[Member], goals: Mapping[str, Goal], usual: str) -> World:
+def _world(members: Sequence[SimulatedMember], goals: Mapping[str, Goal], usual: str) -> World:
     promises = {name: goal.promise for name, goal in goals.items()}
     first_s = max((goal.targets.ttft_ms or 0.0 for goal in goals.values()), default=0.0) / 1000
-    settings = Settings(checks=False, first_token_s=max(PATIENCE_S, PATIENCE * first_s))
+    settings = SimSettings(checks=False, first_token_s=max(PATIENCE_S, PATIENCE * first_s))
     return World(members, settings, policy=POLICIES["workload"], promises={**promises, "": promises[usual]})
 
 

@@ -16,7 +16,7 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId, TransferId
 from engine.twin.tokens import mix
 from sim.kernel import NS
-from sim.pulls import Pull
+from sim.pulls import SimulatedPull
 
 if TYPE_CHECKING:
     from sim.instance import SimInstance
@@ -188,7 +188,7 @@ class Faults:
         self._world.counts["notices_lost"] += lost
         return lost
 
-    def _spoil(self, pull: Pull, read: tuple[int, ...]) -> tuple[int, ...]:
+    def _spoil(self, pull: SimulatedPull, read: tuple[int, ...]) -> tuple[int, ...]:
         source = pull.effect.source
         if not self._happens("corrupt", source.producer, _number(source.transfer), 2):
             return read

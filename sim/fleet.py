@@ -11,9 +11,9 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from costs.cost import Costs
 from costs.model import ModelShape
-from costs.shape import ONE_GPU, Shape, gpus
+from costs.shape import ONE_GPU, CostShape, gpus
 from costs.transfer import NIC_EFFICIENCY, NIC_LATENCY_MS, copies, paths
-from engine.twin.config import Config, StepCosts
+from engine.twin.config import StepCosts, TwinConfig
 from goodput.budget import Footprint
 from router.predict.step_model import Make, make_of
 from sim.kernel import NS
@@ -23,14 +23,14 @@ MS: Final = NS // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class SimulatedMember:
     """One instance."""
 
     name: InstanceId
     role: Role
     model: str
     """The model's name in the API."""
-    config: Config
+    config: TwinConfig
     costs: StepCosts
     prompt_front_ns: int = 0
     """The wait of a prompt before its steps (`costs.cost.Costs.first_token_ms`: CPU time beside the GPU)."""
@@ -43,7 +43,7 @@ class Member:
     start_up_ns: int = 60 * NS
     """The time from the process's start until it takes requests. 60 s is about what an 8B model takes from a local disk
     with compiled graphs cached; larger models take minutes. A parameter, not a measurement."""
-    shape: Shape = ONE_GPU
+    shape: CostShape = ONE_GPU
     sizes: ModelShape | None = None
     """The model's sizes; None: every byte is held once and one path is as wide as the NIC."""
     gpus: int = 1
@@ -69,10 +69,12 @@ class Member:
         )
 
 
-def member(name: str, role: Role, model: str, costs: Costs, config: Config, *, start_up_s: float = 60.0) -> Member:
+def member(
+    name: str, role: Role, model: str, costs: Costs, config: TwinConfig, *, start_up_s: float = 60.0
+) -> SimulatedMember:
     """A member as `costs` knows its hardware. `config.num_blocks` is the caller's (see `sim.engine_args`)."""
     count = gpus(costs.shape)
-    return Member(
+    return SimulatedMember(
         name=InstanceId(name),
         role=role,
         model=model,
@@ -92,13 +94,13 @@ def member(name: str, role: Role, model: str, costs: Costs, config: Config, *, s
     )
 
 
-def pull_bytes(target: Member, blocks: int) -> int:
+def pull_bytes(target: SimulatedMember, blocks: int) -> int:
     """The bytes that `target` reads for `blocks` blocks."""
     times = 1 if target.sizes is None else copies(target.sizes, target.shape)
     return target.block_bytes * blocks * times
 
 
-def pull_limit_gb_s(source: Member, target: Member) -> float:
+def pull_limit_gb_s(source: SimulatedMember, target: SimulatedMember) -> float:
     """The highest rate of one pull between them: that of the GPUs that move data at once."""
     if source.sizes is None or math.isinf(source.nic_gb_s) or math.isinf(target.nic_gb_s):
         return math.inf
@@ -106,7 +108,7 @@ def pull_limit_gb_s(source: Member, target: Member) -> float:
     return each * paths(source.sizes, source.shape, target.shape)
 
 
-def check_members(members: Iterable[Member]) -> None:
+def check_members(members: Iterable[SimulatedMember]) -> None:
     """Check that names are unique, and that blocks which move between members have one size.
 
     Raises:
@@ -120,7 +122,7 @@ def check_members(members: Iterable[Member]) -> None:
             raise ValueError(f"{model}: members with different block sizes cannot hand over to each other")
 
 
-def make_of_member(member: Member) -> Make | None:
+def make_of_member(member: SimulatedMember) -> Make | None:
     """What the router knows about its speed; None if its costs are not the cost model's."""
     if not isinstance(member.costs, Costs):
         return None

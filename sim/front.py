@@ -8,8 +8,8 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
 from cluster.ids import InstanceId
-from cluster.wire import Transfer
-from engine.twin.request import Source
+from cluster.wire import TransferFields
+from engine.twin.request import HoldSource
 from loadgen.arrival import Arrival
 from router.core import journey as j
 from router.core.values import Promise
@@ -17,7 +17,7 @@ from router.fleet import events as d
 from router.scheduler.decision_log import Scheduling
 from router.scheduler.scheduler import HANDSHAKE_S, Scheduler
 from sim import result as rows
-from sim.instance import Leg, SimInstance
+from sim.instance import SimInstance, SimulatedLeg
 from sim.kernel import NS
 from sim.passage import Passage
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sim.world import World
 
 
-class Front:
+class SimulatedRouter:
     """One simulated router."""
 
     def __init__(self, world: World, scheduler: Scheduler, scheduling: Scheduling, model: str) -> None:
@@ -40,7 +40,7 @@ class Front:
         """Promises of SLO classes by name; the empty name has the promise of requests without a class."""
         self.open: Final[dict[int, Passage]] = {}
         """Requests that are not over."""
-        self.prefilling: Final[dict[Leg, None]] = {}
+        self.prefilling: Final[dict[SimulatedLeg, None]] = {}
         """Prefill legs that have a place, in the order in which they were sent."""
         self.rows: Final = rows.Rows()
         self.details: Final[dict[int, str]] = {}
@@ -88,14 +88,14 @@ class Front:
             self._looks_s = -1.0
             self.tell(d.Looked(self.kernel.now_s))
 
-    def leg_over(self, leg: Leg) -> None:
+    def leg_over(self, leg: SimulatedLeg) -> None:
         """The router is done with a prefill leg: its place is free."""
         if not leg.detached:
             leg.detached = True
             del self.prefilling[leg]
             self.tell(d.LegEnded(leg.at.name))
 
-    def outlast(self, leg: Leg) -> None:
+    def outlast(self, leg: SimulatedLeg) -> None:
         """Its request goes on without this leg: it may end by itself, is aborted after a while, and given up at
         last.
         """
@@ -103,22 +103,22 @@ class Front:
         self.kernel.at(self.kernel.now_ns + round(j.PATIENCE_S * NS), self.world.abort, leg)
         self.kernel.at(self.kernel.now_ns + round((j.PATIENCE_S + j.CANCEL_WAIT_S) * NS), self.leg_over, leg)
 
-    def release_elsewhere(self, leg: Leg, transfer: Transfer | None) -> None:
+    def release_elsewhere(self, leg: SimulatedLeg, transfer: TransferFields | None) -> None:
         """Release the hold of an outlasted leg."""
         if transfer is not None:
             self.release(leg.passage, self.scheduler.speaks_for(leg.at.name), transfer, waits=False)
 
-    def met(self, leg: Leg) -> None:
+    def met(self, leg: SimulatedLeg) -> None:
         """A pull has worked: the two engines have shaken hands."""
         source = leg.request.pull
         if source is not None:
             self.scheduler.view.pair_met(f"{source.producer}@{source.transfer.producer_epoch}", leg.at.name)
 
-    def release(self, passage: Passage, via: InstanceId | None, transfer: Transfer, *, waits: bool) -> None:
+    def release(self, passage: Passage, via: InstanceId | None, transfer: TransferFields, *, waits: bool) -> None:
         """Give a hold up by its name at its producer; if the producer is out of reach, make `via` reject a leg
         for it.
         """
-        source: Source = transfer.fields["source"]
+        source: HoldSource = transfer.fields["source"]
         holder, wait_ns = self.world.by_name[source.producer], self.world.hop_ns * 2
         ok = holder.ready and not holder.cut_off
         if ok:
@@ -128,7 +128,7 @@ class Front:
         if waits:  # else the journey goes on meanwhile
             self.kernel.at(self.kernel.now_ns + wait_ns, passage.feed, j.Released(ok))
 
-    def _reject(self, at: SimInstance, transfer: Transfer) -> bool:
+    def _reject(self, at: SimInstance, transfer: TransferFields) -> bool:
         """Whether the producer gets the leg's rejection; to a producer it has never met the first message is only a
         handshake.
         """
@@ -139,11 +139,11 @@ class Front:
         self.kernel.at(self.kernel.now_ns + wait_ns, self.world.give_back, (transfer.fields["source"], at))
         return True
 
-    def announce_lost(self, instance: InstanceId, legs: list[Leg]) -> None:
+    def announce_lost(self, instance: InstanceId, legs: list[SimulatedLeg]) -> None:
         """An instance is gone, down, or restarted: tell the requests that wait for a first answer from it."""
         for leg in legs:
             state = leg.passage.journey.state
-            waits = leg.prefill or state is j.State.OPENING
+            waits = leg.prefill or state is j.JourneyState.OPENING
             if waits and not leg.detached:
                 leg.passage.lost(leg, "the instance was lost")
                 self.world.abort(leg)

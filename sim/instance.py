@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, Final
 from cluster.ids import InstanceId, RequestId
 from cluster.instance import Instance, Load, Role
 from decode.rules import DecodeRules
-from engine.agent.machine import AgentMachine, Effect, LoadRead, State
-from engine.agent.rules import Rules
+from engine.agent.machine import AgentMachine, AgentState, Effect, LoadRead
+from engine.agent.rules import RoleRules
 from engine.twin import events as ev
 from engine.twin.machine import Twin
-from engine.twin.request import Request
+from engine.twin.request import TwinRequest
 from engine.vllm import supervise
 from engine.vllm.supervise import Supervisor
 from prefill.rules import PrefillRules
 from router.core.values import Reported
-from sim.fleet import Member
+from sim.fleet import SimulatedMember
 from sim.link import Nic
 
 if TYPE_CHECKING:
     from sim.passage import Passage
 
 
-def rules_of(member: Member, role: Role | None = None) -> Rules:
+def rules_of(member: SimulatedMember, role: Role | None = None) -> RoleRules:
     """The rules of its agent, as `baton engine` sets them: credits for as many streams as its engine runs at once.
 
     `role`: a role taken later than the start; the engine's settings stay.
@@ -37,7 +37,7 @@ def rules_of(member: Member, role: Role | None = None) -> Rules:
     return DecodeRules(streams_max=member.config.max_num_seqs)
 
 
-class Leg:
+class SimulatedLeg:
     """One leg of a request at one instance, as the router and the world see it."""
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Leg:
         "second_ns",
     )
 
-    def __init__(self, passage: Passage, at: SimInstance, request: Request, number: int, *, prefill: bool) -> None:
+    def __init__(self, passage: Passage, at: SimInstance, request: TwinRequest, number: int, *, prefill: bool) -> None:
         self.passage = passage
         self.at = at
         self.request = request
@@ -96,14 +96,14 @@ class Slowness:
 class SimInstance:
     """State of one instance."""
 
-    def __init__(self, member: Member, index: int) -> None:
+    def __init__(self, member: SimulatedMember, index: int) -> None:
         self.member: Final = member
         self.name: Final = member.name
         self.index: Final = index
         self.twin: Final = Twin(member.config, member.costs)
         flips = {role: rules_of(member, role) for role in Role} if member.flips else {}
         self.agent: Final = AgentMachine(name=member.name, rules=rules_of(member), role=member.role, flips=flips)
-        self.engine: Final = Supervisor(supervise.Rules())
+        self.engine: Final = Supervisor(supervise.SuperviseLimits())
         """Starts its engine, restarts it after a death, and gives it up, as an agent's child does."""
         self.nic: Final = Nic(member.nic_gb_s)
         self.epoch = 0
@@ -115,11 +115,11 @@ class SimInstance:
         self.armed_ns = -1
         """The next wake-up of the twin; -1: none."""
         self.clock: Slowness | None = None
-        self.legs: Final[dict[RequestId, Leg]] = {}
+        self.legs: Final[dict[RequestId, SimulatedLeg]] = {}
         """The legs that its engine has, or that were sent to it."""
-        self.awaited: Final[dict[RequestId, Leg]] = {}
+        self.awaited: Final[dict[RequestId, SimulatedLeg]] = {}
         """Legs whose first token has not been seen yet."""
-        self.young: Final[list[Leg]] = []
+        self.young: Final[list[SimulatedLeg]] = []
         """Legs that got their first token in the run under way: it may be cut before the second."""
         self.run_steps = 0
         """The steps of the run under way, cuts counted."""
@@ -186,7 +186,7 @@ class SimInstance:
         return Reported(
             instance=self.instance,
             state=agent.state.value,
-            accepting=agent.state is State.READY,
+            accepting=agent.state is AgentState.READY,
             credits=agent.credits,
             load=agent.load,
             models=self.models,

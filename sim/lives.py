@@ -13,9 +13,9 @@ from engine.agent import machine as agents
 from engine.agent.machine import EngineIs, Leave, Publish, StopEngine
 from engine.twin import events as ev
 from engine.vllm import supervise
-from engine.vllm.supervise import Announce, ChildExited, Healthy, KillChild, StartChild, StopAsked, StopChild
+from engine.vllm.supervise import Announce, ChildExited, Healthy, KillChild, StartChild, StopChild, StopSupervised
 from router.fleet import events as d
-from sim.instance import Leg, SimInstance
+from sim.instance import SimInstance, SimulatedLeg
 from sim.kernel import NS, Kernel
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Lives:
         """Carry out the agent's effects."""
         for effect in effects:
             if isinstance(effect, StopEngine):
-                self._engine(at, StopAsked(at_once=True))
+                self._engine(at, StopSupervised(at_once=True))
             elif isinstance(effect, Leave):
                 self._leave(at, effect.code)
             elif isinstance(effect, Publish):
@@ -83,7 +83,7 @@ class Lives:
         self._wind(at)
 
     def _announce(self, at: SimInstance, said: Announce) -> None:
-        if said.state is supervise.State.STOPPING:
+        if said.state is supervise.EngineState.STOPPING:
             return  # the agent caused it
         at.epoch = at.engine.epoch
         self._world.provisioning.noted(at, said.state.value, said.because)
@@ -128,23 +128,23 @@ class Lives:
 
     def _up(self, word: tuple[SimInstance, int]) -> None:
         at, epoch = word
-        if at.epoch == epoch and at.engine.state is supervise.State.STARTING:
-            self._world.tell(at, ev.Start(epoch))
+        if at.epoch == epoch and at.engine.state is supervise.EngineState.STARTING:
+            self._world.tell(at, ev.StartEngine(epoch))
 
     def _fail(self, word: tuple[SimInstance, int]) -> None:
         at, epoch = word
-        if at.epoch == epoch and at.engine.state is supervise.State.STARTING:
+        if at.epoch == epoch and at.engine.state is supervise.EngineState.STARTING:
             self._world.counts["starts_failed"] += 1
             self._engine(at, ChildExited(epoch, 1))
 
-    def ready(self, at: SimInstance, _: ev.Ready) -> None:
+    def ready(self, at: SimInstance, _: ev.EngineReady) -> None:
         """The engine has made a token."""
         at.ready = True
         self._engine(at, Healthy(at.epoch))
 
     def kill(self, at: SimInstance) -> None:
         """The process is killed; its agent sees that at once, and starts another."""
-        if at.ready or at.engine.state is supervise.State.STARTING:
+        if at.ready or at.engine.state is supervise.EngineState.STARTING:
             self._world.counts["killed"] += 1
             self._exit((at, at.epoch))
 
@@ -192,7 +192,7 @@ class Lives:
             self._kernel.at(self._kernel.now_ns + self._world.hop_ns, call, word)
         at.held.clear()
 
-    def _stalled(self, leg: Leg) -> None:
+    def _stalled(self, leg: SimulatedLeg) -> None:
         if leg.at.cut_off:
             leg.passage.lost(leg, f"nothing for {self._world.settings.stall_s:g} s")
 
@@ -224,8 +224,8 @@ class Lives:
         seen = self._world.view.get(at.name)
         if at.ready and not at.cut_off:
             if not seen.up or seen.failures:
-                self._tell(d.Seen(at.name, None, None))
-                self._world.front.tell(d.FleetChanged())
+                self._tell(d.ProbeSucceeded(at.name, None, None))
+                self._world.front.tell(d.FleetMoved())
         elif self._tell(d.ProbeFailed(at.name)):
             self._world.front.announce_lost(at.name, list(at.legs.values()))
 
@@ -244,7 +244,7 @@ class Lives:
         heard = tuple(at.reported for at in self._world.living if now_ns - at.heard_ns <= ttl_ns)
         for lost in self._tell(d.Folded(heard)):
             self._world.front.announce_lost(lost.instance, list(self._world.by_name[lost.instance].legs.values()))
-        self._world.front.tell(d.FleetChanged())
+        self._world.front.tell(d.FleetMoved())
 
     def _read_again(self, _: object) -> None:
         self._read(None)

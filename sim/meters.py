@@ -26,7 +26,7 @@ KEPT_S: Final = 600.0
 """How long single requests are remembered."""
 
 
-class Ended(NamedTuple):
+class EndedRequest(NamedTuple):
     """One request that is over."""
 
     at_s: float
@@ -39,7 +39,7 @@ class Ended(NamedTuple):
     served: bool
 
 
-class _Class:
+class _ClassCounters:
     """Counters of one SLO class."""
 
     def __init__(self) -> None:
@@ -67,10 +67,10 @@ class Meters:
         self._world: Final = world
         self._targets: Final = targets
         self._usual: Final = usual
-        self._classes: Final[dict[str, _Class]] = {}
+        self._classes: Final[dict[str, _ClassCounters]] = {}
         self._coming: Final[deque[Arrival]] = deque()
         """Arrivals that the world has taken and that are still in the future: a world takes one ahead."""
-        self.ended: Final[deque[Ended]] = deque()
+        self.ended: Final[deque[EndedRequest]] = deque()
         self.arrived: Final[deque[Arrival]] = deque()
         self._rows = 0
         """The number of arrived requests, as rows."""
@@ -83,8 +83,8 @@ class Meters:
             self._coming.append(each)
             yield each
 
-    def _class(self, name: str | None) -> _Class:
-        return self._classes.setdefault(name or self._usual, _Class())
+    def _class(self, name: str | None) -> _ClassCounters:
+        return self._classes.setdefault(name or self._usual, _ClassCounters())
 
     def _pass(self, now_s: float) -> None:
         while self._coming and self._coming[0].at_s <= now_s:
@@ -120,7 +120,7 @@ class Meters:
         ttft_ms = (first_ns - int(row["at_ns"])) / 1e6 if first_ns >= 0 else math.inf
         tpot_ms = (last_ns - first_ns) / 1e6 / (tokens - 1) if tokens > 1 and last_ns > first_ns >= 0 else 0.0
         prompt, cached = int(row["input_tokens"]), int(row["cached_tokens"])
-        self.ended.append(Ended(int(row["end_ns"]) / NS, ttft_ms, tpot_ms, prompt, tokens, served))
+        self.ended.append(EndedRequest(int(row["end_ns"]) / NS, ttft_ms, tpot_ms, prompt, tokens, served))
         late = not served or (target.ttft_ms is not None and ttft_ms > target.ttft_ms)
         slow = target.tpot_ms is not None and tpot_ms > target.tpot_ms
         counted.ended += 1
@@ -145,7 +145,7 @@ class Meters:
             oldest_wait_s=now_s - min(waits) if waits else 0.0,
         )
 
-    def since(self, at_s: float) -> list[Ended]:
+    def since(self, at_s: float) -> list[EndedRequest]:
         """Requests that have ended since."""
         self._pass(self._world.kernel.now_s)
         listed = [*self.ended]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from cluster.errors import ApiError
 from cluster.ids import InstanceId, RequestId, TransferId
-from cluster.wire import Transfer
+from cluster.wire import TransferFields
 from engine.twin import events as ev
-from engine.twin.request import Request, Source
+from engine.twin.request import HoldSource, TwinRequest
 from engine.twin.tokens import Prompt, Segment
 from loadgen.arrival import Arrival
 from router.core import eligibility
@@ -24,11 +24,11 @@ from router.fleet import events as d
 from router.predict.predictors import foretold
 from router.scheduler.scheduler import SchedulingContext
 from sim import result as rows
-from sim.instance import Leg
+from sim.instance import SimulatedLeg
 from sim.kernel import NS
 
 if TYPE_CHECKING:
-    from sim.front import Front
+    from sim.front import SimulatedRouter
 
 _OWN_TEXT: Final = 1 << 63
 """Seeds of text that no other prompt has begin here; block ids of traces stay below."""
@@ -90,7 +90,7 @@ class Passage(SchedulingContext):
         "watched_s",
     )
 
-    def __init__(self, front: Front, number: int, arrival: Arrival, model: str) -> None:
+    def __init__(self, front: SimulatedRouter, number: int, arrival: Arrival, model: str) -> None:
         one = arrival.output_tokens < 2
         self.verdict = VERDICTS[one, front.settings.greedy]
         hand_over = self.verdict.way is not Way.AGGREGATED
@@ -130,9 +130,9 @@ class Passage(SchedulingContext):
         """The wakeup that the front knows of: no later than the journey's, which may have moved on since."""
         self.slo_class = front.class_number(arrival.slo_class)
         self.legs = 0
-        self.prefill_legs: tuple[Leg, ...] = ()
+        self.prefill_legs: tuple[SimulatedLeg, ...] = ()
         """All that were sent."""
-        self.answer: Leg | None = None
+        self.answer: SimulatedLeg | None = None
         self.prefilled_on = -1
         self.cached_tokens = self.flags = self.status = 0
         self.first_ns = self.second_ns = -1
@@ -140,14 +140,14 @@ class Passage(SchedulingContext):
 
     def begin(self, _: object = None) -> None:
         """The router has read the request; if its client is still there."""
-        if self.journey.state is j.State.DONE:
+        if self.journey.state is j.JourneyState.DONE:
             return
         self._pending.extend(self.journey.begin())
         self._drive()
 
     def feed(self, event: j.Event) -> None:
         """Something happened to it."""
-        if self.journey.state is j.State.DONE:
+        if self.journey.state is j.JourneyState.DONE:
             return
         self._pending.extend(self.journey.handle(event, self.front.kernel.now_s))
         self._drive()
@@ -158,7 +158,7 @@ class Passage(SchedulingContext):
 
     def called(self, _: object = None) -> None:
         """There may be a place now."""
-        if self.journey.state is j.State.CHOOSING:
+        if self.journey.state is j.JourneyState.CHOOSING:
             self.feed(j.FleetChanged())
 
     def _drive(self) -> None:
@@ -191,7 +191,7 @@ class Passage(SchedulingContext):
             case j.AwaitFleet():
                 front.tell(d.FoundNone(self))
             case j.Release(via, transfer):
-                front.release(self, via, transfer, waits=self.journey.state is j.State.RELEASING)
+                front.release(self, via, transfer, waits=self.journey.state is j.JourneyState.RELEASING)
             case j.CloseDecode():
                 self._close_decode()
             case j.CancelPrefill(instance):
@@ -228,39 +228,39 @@ class Passage(SchedulingContext):
         name = RequestId(str(self.number))
         hold = TransferId(name, self.journey.attempt, at.epoch)
         self.legs += 1
-        request = Request(
+        request = TwinRequest(
             id=RequestId(f"{name}/{self.legs}"), prompt=self.prompt, max_tokens=1, hold=hold, seed=self.number
         )
-        leg = Leg(self, at, request, self.legs, prefill=True)
+        leg = SimulatedLeg(self, at, request, self.legs, prefill=True)
         self.prefilled_on = at.index
         self.prefill_legs += (leg,)
         front.prefilling[leg] = None
         front.world.send(leg)
 
-    def _leg_at(self, instance: InstanceId) -> Leg:
+    def _leg_at(self, instance: InstanceId) -> SimulatedLeg:
         """Its last prefill leg there."""
         return next(leg for leg in reversed(self.prefill_legs) if leg.at.name == instance)
 
-    def _send_decode(self, instance: InstanceId, transfer: Transfer | None) -> j.Event | None:
+    def _send_decode(self, instance: InstanceId, transfer: TransferFields | None) -> j.Event | None:
         front = self.front
         away = front.scheduler.turned_away(instance)
         if away is not None:
             return away
         front.tell(d.Occupied(self, instance))
-        source: Source | None = None
+        source: HoldSource | None = None
         if transfer is not None:
             source = transfer.fields["source"]
             self.flags |= rows.HANDED_OVER
         at = front.world.by_name[instance]
         self.legs += 1
-        request = Request(
+        request = TwinRequest(
             id=RequestId(f"{self.number}/{self.legs}"),
             prompt=self.prompt,
             max_tokens=max(1, self.arrival.output_tokens),
             seed=self.number,
             pull=source,
         )
-        self.answer = Leg(self, at, request, self.legs, prefill=False)
+        self.answer = SimulatedLeg(self, at, request, self.legs, prefill=False)
         front.world.send(self.answer)
         return None
 
@@ -288,7 +288,7 @@ class Passage(SchedulingContext):
 
     # --- what legs are answered with ----------------------------------------------------------------------------------
 
-    def answered(self, leg: Leg, finished: ev.Finished) -> None:
+    def answered(self, leg: SimulatedLeg, finished: ev.RequestFinished) -> None:
         """A leg has come to its end, and its last word is here."""
         if leg.detached:
             return
@@ -307,7 +307,7 @@ class Passage(SchedulingContext):
         first = _FIRST_TOKEN if seeds and self.front.scheduler.pins(self) else None
         self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first, by=leg.at.name))
 
-    def opened(self, leg: Leg) -> None:
+    def opened(self, leg: SimulatedLeg) -> None:
         """The first token of the answer is here."""
         if not leg.detached and leg is self.answer:
             self.front.met(leg)
@@ -317,7 +317,7 @@ class Passage(SchedulingContext):
                 self.front.tell(d.Roomy())
             self.feed(j.Opened())
 
-    def refused(self, leg: Leg, status: int, because: str) -> None:
+    def refused(self, leg: SimulatedLeg, status: int, because: str) -> None:
         """The engine would not have it."""
         if leg.detached:
             return
@@ -328,40 +328,40 @@ class Passage(SchedulingContext):
         self.front.details[self.number] = because
         self.feed(j.Refused(status, by=leg.at.name if leg.prefill else None))
 
-    def lost(self, leg: Leg, because: str, *, untouched: bool = False) -> None:
+    def lost(self, leg: SimulatedLeg, because: str, *, untouched: bool = False) -> None:
         """The leg can no longer end well."""
         if leg.detached or (not leg.prefill and leg is not self.answer):
             return
         if leg.outlasted:
             self._over(leg)
             return
-        again = self.journey.state is j.State.STREAMING and self.verdict.resumable
+        again = self.journey.state is j.JourneyState.STREAMING and self.verdict.resumable
         if again:
             self.flags |= rows.RESUMED
         self.keep_second(leg)
         self._over(leg)
         self.feed(j.Lost(because, untouched=untouched, again=again, by=leg.at.name if leg.prefill else None))
 
-    def keep_second(self, leg: Leg) -> None:
+    def keep_second(self, leg: SimulatedLeg) -> None:
         """When the client had its second token, from whichever leg it came first."""
         at_engine_ns = leg.second_ns
         if self.second_ns < 0 <= at_engine_ns <= self.front.kernel.now_ns and not leg.prefill:
             self.second_ns = at_engine_ns + self.front.world.hop_ns + self.front.client_ns
 
-    def _over(self, leg: Leg) -> None:
+    def _over(self, leg: SimulatedLeg) -> None:
         if leg.prefill:
             self.front.leg_over(leg)
         else:
             leg.detached = True
-            if self.journey.state is j.State.OPENING:
+            if self.journey.state is j.JourneyState.OPENING:
                 self.front.tell(d.Occupied(self, None))
 
 
-def _transfer(leg: Leg, finished: ev.Finished) -> Transfer | None:
+def _transfer(leg: SimulatedLeg, finished: ev.RequestFinished) -> TransferFields | None:
     """What P's answer says of its hold (`cluster.wire.read_transfer` live)."""
     hold = finished.hold
     if hold is None:
         return None
     source = hold.source(leg.at.name)
     engine = f"{leg.at.name}@{hold.transfer.producer_epoch}"
-    return Transfer({"source": source, "remote_engine_id": engine, "remote_num_tokens": hold.tokens})
+    return TransferFields({"source": source, "remote_engine_id": engine, "remote_num_tokens": hold.tokens})

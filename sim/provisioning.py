@@ -24,7 +24,7 @@ from sim.kernel import NS
 from sim.result import FleetEvent
 
 if TYPE_CHECKING:
-    from sim.fleet import Member
+    from sim.fleet import SimulatedMember
     from sim.instance import SimInstance
     from sim.world import World
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Site:
     """What surrounds the fleet."""
 
-    pools: Mapping[str, Member] = field(default_factory=dict)
+    pools: Mapping[str, SimulatedMember] = field(default_factory=dict)
     """By pool, what one more instance is; its name is the action's."""
     budget: Budget = NO_BUDGET
     """What the fleet may use at most."""
@@ -57,7 +57,7 @@ class Provisioning:
         self.usage: Final = Usage()
         """Of everything that was asked for and is not gone."""
         self.events: Final[list[FleetEvent]] = []
-        self._pending: Final[dict[InstanceId, Member]] = {}
+        self._pending: Final[dict[InstanceId, SimulatedMember]] = {}
         """Wait for a GPU, oldest first."""
         self._placed: Final[dict[str, int]] = {}
         """GPUs of each type that processes have."""
@@ -103,7 +103,7 @@ class Provisioning:
         """Instances that wait for a GPU, oldest first."""
         return tuple(self._pending)
 
-    def member_of(self, pending: InstanceId) -> Member:
+    def member_of(self, pending: InstanceId) -> SimulatedMember:
         """What an instance that waits for a GPU is to be."""
         return self._pending[pending]
 
@@ -167,7 +167,7 @@ class Provisioning:
                 self._place(member)
                 self._world.add(member)
 
-    def _place(self, member: Member) -> None:
+    def _place(self, member: SimulatedMember) -> None:
         self._placed[member.gpu] = self._placed.get(member.gpu, 0) + member.gpus
         self._since_ns[member.name] = self._world.kernel.now_ns
         self.peak_gpus = max(self.peak_gpus, sum(self._placed.values()))
@@ -202,7 +202,7 @@ class Provisioning:
 
     def _resume(self, action: do.Resume) -> str:
         at = self._world.by_name.get(action.instance)
-        if at is not None and at.agent.state is agents.State.DRAINING and at.agent.leaving:
+        if at is not None and at.agent.state is agents.AgentState.DRAINING and at.agent.leaving:
             return f"{action.instance} is leaving: too late to resume"
         return self._ask(action, "resumed", agents.ResumeAsked())
 

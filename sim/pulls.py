@@ -15,7 +15,7 @@ from decode.peers import NOT_ITS_OWN
 from decode.pulls import BEATS_PER_LEASE
 from decode.table import BECAUSE, Reading
 from engine.twin import events as ev
-from engine.twin.request import Source
+from engine.twin.request import HoldSource
 from sim import link
 from sim.fleet import pull_bytes, pull_limit_gb_s
 from sim.instance import SimInstance
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from sim.world import World
 
 
-class Pull:
+class SimulatedPull:
     """One read of a hold."""
 
     __slots__ = ("by", "effect", "epoch", "producer")
 
-    def __init__(self, by: SimInstance, effect: ev.Pull, producer: SimInstance) -> None:
+    def __init__(self, by: SimInstance, effect: ev.PullBlocks, producer: SimInstance) -> None:
         self.by, self.effect, self.producer = by, effect, producer
         self.epoch = by.epoch
         """The life of D that reads."""
@@ -42,7 +42,7 @@ class Pull:
         return producer.ready and producer.epoch == self.effect.source.transfer.producer_epoch
 
 
-class Pulls:
+class SimulatedPulls:
     """All pulls between instances."""
 
     def __init__(self, world: World) -> None:
@@ -55,16 +55,16 @@ class Pulls:
         self._limits: dict[tuple[int, int], float] = {}
         self.ended = self.failed = 0
         self.bytes_moved = 0
-        self.spoil: Callable[[Pull, tuple[int, ...]], tuple[int, ...]] | None = None
+        self.spoil: Callable[[SimulatedPull, tuple[int, ...]], tuple[int, ...]] | None = None
         """A fault: replaces what is read."""
         self._vouched: dict[TransferId, dict[int, int]] = {}
         """With digests: the contents of each hold's blocks."""
         self.loses_notice: Callable[[InstanceId, TransferId], bool] | None = None
         """A fault: whether a notice gets lost."""
 
-    def order(self, by: SimInstance, effect: ev.Pull) -> None:
+    def order(self, by: SimInstance, effect: ev.PullBlocks) -> None:
         """D's scheduler has room for the pull."""
-        pull = Pull(by, effect, self._world.by_name[effect.source.producer])
+        pull = SimulatedPull(by, effect, self._world.by_name[effect.source.producer])
         now_ns = self._kernel.now_ns
         if pull.producer.cut_off or by.cut_off:
             self._kernel.at(now_ns + self._timeout_ns, self._fail, pull)
@@ -77,7 +77,7 @@ class Pulls:
                 wait_ns += self._handshake_ns
         self._kernel.at(now_ns + wait_ns, self._begin, pull)
 
-    def _begin(self, pull: Pull) -> None:
+    def _begin(self, pull: SimulatedPull) -> None:
         if pull.by.epoch != pull.epoch:
             return
         if not pull.stands:
@@ -103,7 +103,7 @@ class Pulls:
         self._schedule(link.leave(flow, self._kernel.now_ns))
         self._landed(flow.payload)
 
-    def _landed(self, pull: Pull) -> None:
+    def _landed(self, pull: SimulatedPull) -> None:
         """The last byte has arrived."""
         by = pull.by
         if by.epoch != pull.epoch or not by.ready:
@@ -127,7 +127,7 @@ class Pulls:
         self._world.counts["pulls_refused"] += effect.because == NOT_ITS_OWN
         self._world.counts["pulls_unconfirmed"] += effect.because == BECAUSE[Reading.GONE]
 
-    def _read(self, pull: Pull) -> tuple[int, ...] | None:
+    def _read(self, pull: SimulatedPull) -> tuple[int, ...] | None:
         """The current contents of P's memory; None: it cannot be read. If contents are not kept, the right ones."""
         producer, remote = pull.producer, pull.effect.remote
         if not self._world.keeps_contents:
@@ -136,7 +136,7 @@ class Pulls:
         read = producer.contents_said
         return read if read is None or self.spoil is None else self.spoil(pull, read)
 
-    def _vouched_for(self, pull: Pull, read: tuple[int, ...]) -> bool:
+    def _vouched_for(self, pull: SimulatedPull, read: tuple[int, ...]) -> bool:
         if not (self._world.settings.digests and self._world.keeps_contents):
             return True
         held = self._vouched.pop(pull.effect.source.transfer, {})
@@ -152,7 +152,7 @@ class Pulls:
         if said is not None:
             self._vouched[hold.transfer] = dict(zip(hold.blocks, said, strict=True))
 
-    def _fail(self, pull: Pull) -> None:
+    def _fail(self, pull: SimulatedPull) -> None:
         by = pull.by
         if by.epoch != pull.epoch or not by.ready:
             return
@@ -171,7 +171,7 @@ class Pulls:
 
     # --- notices from consumers to producers --------------------------------------------------------------------------
 
-    def give_back(self, by: SimInstance, source: Source) -> None:
+    def give_back(self, by: SimInstance, source: HoldSource) -> None:
         """D has read the hold, or will not: P's blocks are not needed any more."""
         lost = self.loses_notice is not None and self.loses_notice(source.producer, source.transfer)
         if lost or by.cut_off or self._world.by_name[source.producer].cut_off:

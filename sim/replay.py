@@ -31,7 +31,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedChoices:
     """The result of a replay."""
 
     entries: int
@@ -41,7 +41,7 @@ class Replayed:
     """Entries that the log reports missing after the last of `entries`: nothing after them is replayed."""
 
 
-def replay(entries: Iterable[d.Entry], policies: Mapping[str, Policy] | None = None) -> Replayed:
+def replay(entries: Iterable[d.Entry], policies: Mapping[str, Policy] | None = None) -> ReplayedChoices:
     """Feed the log to a new scheduler, make each choice again, and compare, its `because` included.
 
     Where a choice differs, the logged one is taken: each choice is made in the router's state, and one difference does
@@ -57,7 +57,7 @@ def replay(entries: Iterable[d.Entry], policies: Mapping[str, Policy] | None = N
     """
     again = _Again(iter(entries), POLICIES if policies is None else policies)
     again.run()
-    return Replayed(again.count, again.choices, tuple(again.differences), again.missing)
+    return ReplayedChoices(again.count, again.choices, tuple(again.differences), again.missing)
 
 
 class _Again:

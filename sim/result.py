@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cluster.ids import InstanceId
 from loadgen.record import Record
-from loadgen.report import ErrorKind, Report, Targets, spread_ms
+from loadgen.report import ErrorKind, LoadReport, Targets, spread_ms
 from sim.kernel import NS
 
 _FORMAT: Final = "<qqqqqiiiihhbbbbi"
@@ -105,7 +105,7 @@ class Result:
     fleet_events: tuple[FleetEvent, ...] = ()
     """What happened to the fleet, in order."""
 
-    def report(self, targets: Targets | None = None, by_class: Mapping[str, Targets] | None = None) -> Report:
+    def report(self, targets: Targets | None = None, by_class: Mapping[str, Targets] | None = None) -> LoadReport:
         """As `loadgen.report.report_of` would say it of the same records, in columns."""
         targets, by_class = targets or Targets(), by_class or {}
         rows = self.columns
@@ -119,7 +119,7 @@ class Result:
         latencies: dict[str, Any] = {
             f"{name}_ms": spread_ms(values[good & ~np.isnan(values)].tolist()) for name, values in self._latencies()
         }
-        return Report(
+        return LoadReport(
             planned=len(rows),
             sent=len(rows),
             completed=len(served),

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from cluster.ids import InstanceId
 from engine.agent import machine as agents
 from goodput import actions as do
-from goodput.observation import Phase, Seen
+from goodput.observation import InstanceSeen, Phase
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from sim.instance import SimInstance
@@ -22,12 +22,12 @@ from sim.result import Result
 from sim.world import World
 
 _PHASES: Final = {
-    agents.State.STARTING: Phase.STARTING,
-    agents.State.RESTARTING: Phase.STARTING,
-    agents.State.READY: Phase.READY,
-    agents.State.DRAINING: Phase.DRAINING,
-    agents.State.STOPPING: Phase.DRAINING,
-    agents.State.FAILED: Phase.FAILED,
+    agents.AgentState.STARTING: Phase.STARTING,
+    agents.AgentState.RESTARTING: Phase.STARTING,
+    agents.AgentState.READY: Phase.READY,
+    agents.AgentState.DRAINING: Phase.DRAINING,
+    agents.AgentState.STOPPING: Phase.DRAINING,
+    agents.AgentState.FAILED: Phase.FAILED,
 }
 
 
@@ -45,19 +45,19 @@ class SimActuator:
         self.actions: Final[list[tuple[float, do.Action]]] = []
         """Those that were carried out."""
 
-    def observe(self) -> tuple[Seen, ...] | None:
+    def observe(self) -> tuple[InstanceSeen, ...] | None:
         """All instances that were asked for and are not gone."""
         if self.blind:
             return None
         return (*map(self._seen, self._world.living), *map(self._pending, self._world.provisioning.pending))
 
-    def _seen(self, at: SimInstance) -> Seen:
+    def _seen(self, at: SimInstance) -> InstanceSeen:
         agent = at.agent
         phase = _PHASES[agent.state]
         if phase is Phase.READY:
             self._ready_s.setdefault(at.name, self._world.kernel.now_s)
         said = phase in (Phase.READY, Phase.DRAINING)
-        return Seen(
+        return InstanceSeen(
             id=at.name,
             pool=self._pools[at.name],
             role=agent.role,
@@ -71,9 +71,9 @@ class SimActuator:
             kv_usage=agent.load.kv_usage if said else None,
         )
 
-    def _pending(self, name: InstanceId) -> Seen:
+    def _pending(self, name: InstanceId) -> InstanceSeen:
         member = self._world.provisioning.member_of(name)
-        return Seen(
+        return InstanceSeen(
             id=name,
             pool=self._pools[name],
             role=member.role,
@@ -144,12 +144,12 @@ class Sight:
         """Virtual time."""
         return self._world.kernel.now_s
 
-    def instances(self) -> tuple[Seen, ...]:
+    def instances(self) -> tuple[InstanceSeen, ...]:
         """The fleet; of an actuator that cannot say, nothing."""
         return self.actuator.observe() or ()
 
 
-class Scaler(Protocol):
+class SimulatedScaler(Protocol):
     """Resizes a fleet."""
 
     @property
@@ -168,7 +168,7 @@ class Scaled:
     def __init__(
         self,
         world: World,
-        scaler: Scaler,
+        scaler: SimulatedScaler,
         targets: Mapping[str, Targets],
         pools: Mapping[InstanceId, str],
         *,
@@ -192,7 +192,7 @@ class Scaled:
         self._scaler = scaler
         self._until_s: Final = until_s
 
-    def replace(self, scaler: Scaler) -> None:
+    def replace(self, scaler: SimulatedScaler) -> None:
         """Another one from the next look on: a controller that was killed and started again."""
         self._scaler = scaler
 

@@ -8,7 +8,7 @@ from cluster.registry.membership import BEAT_EVERY_S, TTL_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SimSettings:
     """All parameters of a run that are not the fleet's or the load's."""
 
     seed: int = 0

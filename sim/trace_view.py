@@ -36,7 +36,7 @@ class TraceView:
             return
         pid = at.index + 1
         match effect:
-            case ev.Run():
+            case ev.StepRun():
                 name = f"{effect.prompt_tokens} prompt tokens" if effect.prompt_tokens else f"decode × {effect.batch}"
                 end_ns = at.world_ns(effect.end_ns)
                 told = {"steps": effect.steps, "requests": effect.batch, "context": effect.sum_context}
@@ -47,7 +47,7 @@ class TraceView:
                 run = self._runs.get(at.index)
                 if run is not None:
                     run["dur"] = at.world_ns(effect.end_ns) / 1000 - run["ts"]
-            case ev.Pull(source=source):
+            case ev.PullBlocks(source=source):
                 self._add(_event("b", "pull", "pull", now_ns, pid) | {"id": str(source.transfer), "tid": 1})
             case ev.GiveBack(source=source):
                 self._add(_event("e", "pull", "pull", now_ns, pid) | {"id": str(source.transfer), "tid": 1})

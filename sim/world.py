@@ -14,7 +14,7 @@ from typing import Any, Final
 from cluster.ids import InstanceId
 from cluster.spec import POLICY
 from engine.twin import events as ev
-from engine.twin.request import Source
+from engine.twin.request import HoldSource
 from engine.twin.tokens import answer_key
 from loadgen.arrival import Arrival
 from router.core.values import Promise
@@ -25,15 +25,15 @@ from router.scheduler.scoring.policies import FORESEEING, POLICIES, Policy
 from sim import result as rows
 from sim.checks import Checks
 from sim.energy import Energy
-from sim.fleet import Member, check_members, make_of_member
-from sim.front import Front
-from sim.instance import Leg, SimInstance
+from sim.fleet import SimulatedMember, check_members, make_of_member
+from sim.front import SimulatedRouter
+from sim.instance import SimInstance, SimulatedLeg
 from sim.kernel import NS, Kernel
 from sim.lives import Lives
 from sim.provisioning import Provisioning, Site
-from sim.pulls import Pulls
+from sim.pulls import SimulatedPulls
 from sim.result import Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 
 _TICK: Final = ev.Tick()
 
@@ -47,8 +47,8 @@ class World:
 
     def __init__(
         self,
-        members: Sequence[Member],
-        settings: Settings | None = None,
+        members: Sequence[SimulatedMember],
+        settings: SimSettings | None = None,
         *,
         policy: Policy = POLICIES[POLICY],
         model: str | None = None,
@@ -71,7 +71,7 @@ class World:
             site: the instances that may be started during the run, and the budget; None: the fleet stays as it is.
         """
         check_members(everybody := [*members, *_one_more(site)])
-        self.settings: Final = settings or Settings()
+        self.settings: Final = settings or SimSettings()
         self.kernel: Final = Kernel()
         self.instances: Final = [SimInstance(each, index) for index, each in enumerate(members)]
         """All instances that ever existed."""
@@ -88,9 +88,9 @@ class World:
         scheduler, scheduling = scheduler_of(
             log, self.view, policy, admission=bool(promises), foresees=policy in FORESEEING
         )
-        self.front: Final = Front(self, scheduler, scheduling, model or members[0].model)
+        self.front: Final = SimulatedRouter(self, scheduler, scheduling, model or members[0].model)
         self.front.promises = promises or {}
-        self.pulls: Final = Pulls(self)
+        self.pulls: Final = SimulatedPulls(self)
         self.lives: Final = Lives(self)
         self.provisioning: Final = Provisioning(self, site or Site())
         self.energy: Final = Energy()
@@ -111,22 +111,22 @@ class World:
     def _carriers(self) -> dict[type, Callable[[SimInstance, Any], None]]:
         """The method that carries out each kind of a twin's effects."""
         return {
-            ev.Run: self._run,
+            ev.StepRun: self._run,
             ev.Cut: self._cut,
-            ev.Finished: self._finished,
-            ev.Pull: self.pulls.order,
+            ev.RequestFinished: self._finished,
+            ev.PullBlocks: self.pulls.order,
             ev.GiveBack: lambda at, effect: self.pulls.give_back(at, effect.source),
-            ev.Refused: self._refused,
-            ev.Lost: self._lost,
+            ev.RequestRefused: self._refused,
+            ev.RequestLost: self._lost,
             ev.Preempted: self._preempted,
-            ev.Ready: self.lives.ready,
+            ev.EngineReady: self.lives.ready,
             ev.NotUsed: self.pulls.not_used,
             ev.LoadIs: _load_is,
             ev.Contents: _contents,
             ev.SlotSays: _slot_says,
         }
 
-    def add(self, member: Member) -> None:
+    def add(self, member: SimulatedMember) -> None:
         """Add an instance, which starts now."""
         at = SimInstance(member, len(self.instances))
         self.instances.append(at)
@@ -220,7 +220,7 @@ class World:
             at.armed_ns = -1
             self.tell(at, _TICK)
 
-    def _run(self, at: SimInstance, run: ev.Run) -> None:
+    def _run(self, at: SimInstance, run: ev.StepRun) -> None:
         """Record when first and second tokens are made: at the ends of the run's first two steps, or of the
         next run's.
         """
@@ -242,32 +242,32 @@ class World:
                 at.young.append(begun)
                 self.announce(at, begun)
 
-    def announce(self, at: SimInstance, leg: Leg) -> None:
+    def announce(self, at: SimInstance, leg: SimulatedLeg) -> None:
         """Schedule the first token's arrival at the router."""
         first_ns, second_ns = leg.local_ns
         leg.first_ns = at.world_ns(first_ns)
         leg.second_ns = at.world_ns(second_ns) if second_ns >= 0 else -1
         self.deliver(at, leg.first_ns, self._opened, leg)
 
-    def _opened(self, leg: Leg) -> None:
+    def _opened(self, leg: SimulatedLeg) -> None:
         if self.kernel.now_ns >= leg.first_ns + self.hop_ns:  # else its clock has slowed down since
             leg.passage.opened(leg)
 
-    def _read_token(self, leg: Leg, share: ev.Share) -> None:
+    def _read_token(self, leg: SimulatedLeg, share: ev.RunShare) -> None:
         """Check whether the text is the model's: a wrong block shows in everything that follows."""
         if share.key != answer_key(leg.request.prompt, leg.request.seed):
             leg.passage.flags |= rows.WRONG
             self.counts["wrong_text"] += 1
 
     @staticmethod
-    def _step_end(at: SimInstance, run: ev.Run, steps: int) -> int:
+    def _step_end(at: SimInstance, run: ev.StepRun, steps: int) -> int:
         return run.at_ns + at.member.costs.decode_run_ns(run.batch, run.sum_context, steps)
 
     def _cut(self, at: SimInstance, cut: ev.Cut) -> None:
         at.run_steps = cut.steps
         self.energy.cut(at, cut)
 
-    def _finished(self, at: SimInstance, effect: ev.Finished) -> None:
+    def _finished(self, at: SimInstance, effect: ev.RequestFinished) -> None:
         at.awaited.pop(effect.request, None)
         at.pulling.pop(effect.request, None)
         leg = at.legs.pop(effect.request, None)
@@ -284,27 +284,27 @@ class World:
         self.deliver(at, self.kernel.now_ns, self._answered, (leg, effect))
 
     @staticmethod
-    def _answered(word: tuple[Leg, ev.Finished]) -> None:
+    def _answered(word: tuple[SimulatedLeg, ev.RequestFinished]) -> None:
         leg, effect = word
         leg.passage.answered(leg, effect)
 
-    def _refused(self, at: SimInstance, effect: ev.Refused) -> None:
+    def _refused(self, at: SimInstance, effect: ev.RequestRefused) -> None:
         """The engine's own status: 400, as vLLM answers a request that does not fit."""
         leg = self._forget(at, effect.request)
         if leg is not None:
             self.deliver(at, self.kernel.now_ns, self._turned_down, (leg, effect.because))
 
     @staticmethod
-    def _turned_down(word: tuple[Leg, str]) -> None:
+    def _turned_down(word: tuple[SimulatedLeg, str]) -> None:
         word[0].passage.refused(word[0], 400, word[1])
 
-    def _lost(self, at: SimInstance, effect: ev.Lost) -> None:
+    def _lost(self, at: SimInstance, effect: ev.RequestLost) -> None:
         leg = self._forget(at, effect.request)
         if leg is not None:
             self.deliver(at, self.kernel.now_ns, self._broke, (leg, "the connection broke"))
 
     @staticmethod
-    def _broke(word: tuple[Leg, str]) -> None:
+    def _broke(word: tuple[SimulatedLeg, str]) -> None:
         word[0].passage.lost(*word)
 
     def _preempted(self, at: SimInstance, effect: ev.Preempted) -> None:
@@ -313,7 +313,7 @@ class World:
         if leg in at.young and at.run_steps < 2:
             at.young.remove(leg)  # its second token comes after a new computation: not followed
 
-    def _forget(self, at: SimInstance, request: Any) -> Leg | None:
+    def _forget(self, at: SimInstance, request: Any) -> SimulatedLeg | None:
         at.awaited.pop(request, None)
         at.pulling.pop(request, None)
         leg = at.legs.pop(request, None)
@@ -330,7 +330,7 @@ class World:
         else:
             self.kernel.at(when_ns + self.hop_ns, call, word)
 
-    def send(self, leg: Leg) -> None:
+    def send(self, leg: SimulatedLeg) -> None:
         """The router sends a leg."""
         at = leg.at
         at.legs[leg.request.id] = leg
@@ -340,7 +340,7 @@ class World:
         front_ns = self._pull_front_ns if leg.request.pull is not None else at.member.prompt_front_ns
         self.kernel.at(self.kernel.now_ns + self.hop_ns + front_ns, self._submit, leg)
 
-    def _submit(self, leg: Leg) -> None:
+    def _submit(self, leg: SimulatedLeg) -> None:
         at = leg.at
         if leg.detached:  # the connection was closed before the engine had read the request
             at.legs.pop(leg.request.id, None)
@@ -354,12 +354,12 @@ class World:
                 at.pulling[leg.request.id] = (leg.request.pull, self.kernel.now_ns)
             self.tell(at, ev.Submit(leg.request))
 
-    def _unread(self, leg: Leg) -> None:
+    def _unread(self, leg: SimulatedLeg) -> None:
         """A decode leg that was closed early still makes D tell P, as vLLM's serving layer does."""
         if leg.request.pull is not None and leg.at.ready:
             self.pulls.give_back(leg.at, leg.request.pull)
 
-    def _no_connection(self, leg: Leg) -> None:
+    def _no_connection(self, leg: SimulatedLeg) -> None:
         """The instance accepts no connection, so all other legs to it will fail, too."""
         self._forget(leg.at, leg.request.id)
         if self.front.unreachable(leg.at.name):
@@ -367,27 +367,27 @@ class World:
         because = "connecting took too long" if leg.at.cut_off else "connection refused"
         leg.passage.lost(leg, because, untouched=True)
 
-    def abort(self, leg: Leg | None) -> None:
+    def abort(self, leg: SimulatedLeg | None) -> None:
         """The router closes a leg, or asks for its end."""
         if leg is not None and not leg.over:
             self.kernel.at(self.kernel.now_ns + self.hop_ns, self._abort, leg)
 
-    def _abort(self, leg: Leg) -> None:
+    def _abort(self, leg: SimulatedLeg) -> None:
         if not leg.over and leg.at.ready and not leg.at.cut_off:
-            self.tell(leg.at, ev.Abort(leg.request.id))
+            self.tell(leg.at, ev.AbortRequest(leg.request.id))
 
-    def give_back(self, word: tuple[Source, SimInstance]) -> None:
+    def give_back(self, word: tuple[HoldSource, SimInstance]) -> None:
         """A notice has arrived at the producer."""
         source, by = word
         producer = self.by_name[source.producer]
         if producer.ready:  # in any life: a former life's mark ends nothing
             self.tell(producer, ev.released(source, by.name))
 
-    def give_up(self, source: Source) -> None:
+    def give_up(self, source: HoldSource) -> None:
         """A router gives a hold up by its name."""
         producer = self.by_name[source.producer]
         if producer.ready and not producer.cut_off:
-            self.tell(producer, ev.GiveUp(str(source.transfer)))
+            self.tell(producer, ev.GiveUpHold(str(source.transfer)))
 
     def heartbeat(self, word: tuple[SimInstance, ev.Notice]) -> None:
         """A consumer still wants a hold."""
@@ -395,17 +395,17 @@ class World:
             self.tell(*word)
 
 
-def _one_more(site: Site | None) -> list[Member]:
+def _one_more(site: Site | None) -> list[SimulatedMember]:
     """For each pool one more instance, with an unused name, to check that new instances fit the present ones."""
     pools = {} if site is None else site.pools
     return [replace(each, name=InstanceId(f"{pool}+")) for pool, each in pools.items()]
 
 
-def _keeps_contents(member: Member) -> bool:
+def _keeps_contents(member: SimulatedMember) -> bool:
     return bool(getattr(member.config, "contents", True))
 
 
-def _caches(member: Member) -> bool:
+def _caches(member: SimulatedMember) -> bool:
     return bool(getattr(member.config, "prefix_caching", False))
 
 

@@ -46,7 +46,7 @@ from costs.profile import (
 )
 from costs.roofline import PCIE_GB_S, TYPICAL, Efficiency, peaks
 from costs.shape import Spans
-from costs.step import KNEE_TOKENS, Work, decoding, prompt
+from costs.step import KNEE_TOKENS, StepWork, decoding, prompt
 
 Row = dict[str, str]
 
@@ -143,9 +143,9 @@ def middle(rows: Sequence[Row], column: str) -> float:
     return statistics.median(float(row[column]) for row in rows)
 
 
-def prompts(batch: int, size: int) -> Work:
+def prompts(batch: int, size: int) -> StepWork:
     """One step that prefills `batch` prompts of `size` tokens."""
-    return Work(new_tokens=batch * size, area=batch * size**2)
+    return StepWork(new_tokens=batch * size, area=batch * size**2)
 
 
 def splitwise(data: Path) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def is_mixed(key: tuple[int, int, int, int]) -> bool:
     return chunk > 0 and batch > 0 and cached <= CACHED_MAX and chunk + batch <= STEP_TOKENS_MAX
 
 
-def mixed_work(key: tuple[int, int, int, int]) -> Work:
+def mixed_work(key: tuple[int, int, int, int]) -> StepWork:
     """What that step does."""
     chunk, cached, batch, context = key
     return prompt(chunk, cached) + decoding(batch, batch * context)

@@ -11,21 +11,21 @@ from typing import Any
 
 from decode import push as decode_push
 from decode.table import READINGS, WANTS, Reading, Want
-from kvtransfer.rows import Row, Table, rows
+from kvtransfer.rows import Table, TransitionRow, rows
 from prefill import push as prefill_push
-from prefill.table import LEASES, LEGS, Lease, Leg
+from prefill.table import LEASES, LEGS, LegState, RankHold
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "handoff.md"
 BEGIN = "<!-- made by tools/handover_page.py: begin -->"
 END = "<!-- made by tools/handover_page.py: end -->"
 
 TABLES: tuple[tuple[str, Any, StrEnum], ...] = (
-    ("A hold, at the producer's scheduler", LEGS, Leg.COMPUTING),
-    ("A hold, at each rank of the producer", LEASES, Lease.MARKED),
+    ("A hold, at the producer's scheduler", LEGS, LegState.COMPUTING),
+    ("A hold, at each rank of the producer", LEASES, RankHold.MARKED),
     ("A pull, at each rank of the consumer", READINGS, Reading.READING),
     ("A pull, at the consumer's scheduler", WANTS, Want.PULLING),
-    ("A push, at the producer (not spoken yet)", prefill_push.ROWS, prefill_push.State.COMPUTING),
-    ("A push, at the consumer (not spoken yet)", decode_push.ROWS, decode_push.State.RESERVED),
+    ("A push, at the producer (not spoken yet)", prefill_push.ROWS, prefill_push.PushHoldState.COMPUTING),
+    ("A push, at the consumer (not spoken yet)", decode_push.ROWS, decode_push.PushPullState.RESERVED),
 )
 
 
@@ -55,7 +55,7 @@ def listing(table: Table[Any, Any, Any]) -> str:
     return "\n".join(lines)
 
 
-def _line(state: StrEnum, cause: StrEnum, row: Row[Any, Any]) -> str:
+def _line(state: StrEnum, cause: StrEnum, row: TransitionRow[Any, Any]) -> str:
     target = "(stays)" if row.state == state else row.state
     return f"| {state} | {cause} | {target} | {', '.join(row.acts)} |"
 

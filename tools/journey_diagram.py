@@ -10,14 +10,14 @@ import copy
 from pathlib import Path
 
 from cluster.ids import InstanceId
-from cluster.wire import Transfer
+from cluster.wire import TransferFields
 from router.core import journey as j
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "journey.md"
 BEGIN = "<!-- made by tools/journey_diagram.py: begin -->"
 END = "<!-- made by tools/journey_diagram.py: end -->"
 
-HOLD = Transfer({"remote_num_tokens": 1})
+HOLD = TransferFields({"remote_num_tokens": 1})
 NAMES = tuple(InstanceId(name) for name in "pqdefg")
 EVENTS: dict[str, j.Event] = {
     "two chosen": j.Chosen(NAMES[0], NAMES[2], ""),
@@ -75,7 +75,7 @@ def _time(machine: j.Journey) -> float:
 
 
 def _state(machine: j.Journey) -> str:
-    silent = {j.State.STREAMING, j.State.DONE, j.State.RELEASING, j.State.CANCELLING}
+    silent = {j.JourneyState.STREAMING, j.JourneyState.DONE, j.JourneyState.RELEASING, j.JourneyState.CANCELLING}
     state = "prefilling twice" if len(machine.legs) > 1 else str(machine.state)
     return f"{state} (spoken)" if machine.spoken and machine.state not in silent else state
 

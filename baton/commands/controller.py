@@ -23,9 +23,9 @@ from baton.changing import Changing
 from baton.clusterfile import beside, read
 from baton.lifeline import watch_lifeline
 from baton.output import emit, say
-from baton.plan import Wanted, templates
+from baton.plan import WantedEngine, templates
 from baton.registry import add_registry_arguments, fleet_proofs, open_registry
-from baton.scaling import Plan, ScalingShell, plan_of
+from baton.scaling import ScalingPlan, ScalingShell, plan_of
 from baton.signals import stopping_signals
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
 from cluster.errors import UsageError
@@ -63,7 +63,7 @@ class _Made:
 
     args: argparse.Namespace
     spec: Spec
-    plan: Plan
+    plan: ScalingPlan
     shell: ScalingShell
     agents: Agents
     keys: Any
@@ -96,7 +96,7 @@ def _use_registry(args: argparse.Namespace, spec: Spec) -> None:
         setattr(args, f"registry_{name}", None if file is None else beside(args.file, file))
 
 
-async def _run(args: argparse.Namespace, spec: Spec, plan: Plan) -> int:
+async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
     keys = open_fleet_keys(named_file(args, os.environ))
     tell = (lambda line: emit({"event": "scaling", "said": line})) if args.json else say
 
@@ -164,7 +164,7 @@ async def _actuator(made: _Made) -> Actuator:
     return actuator
 
 
-def _templates(made: _Made) -> dict[str, Wanted]:
+def _templates(made: _Made) -> dict[str, WantedEngine]:
     found = templates(made.spec, made.args.vllm_args, made.args.engine)
     drain_s = made.plan.rules.drain_s
     return {pool: replace(each, drain_s=drain_s) for pool, each in found.items()}

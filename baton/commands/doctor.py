@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 
-from baton.checks import Finding, Verdict, run_checks
+from baton.checks import CheckVerdict, DoctorFinding, run_checks
 from baton.engine_checks import check_engine
 from baton.output import emit
 from cluster.errors import UsageError
 
-_MARKS = {Verdict.OK: "[green]✓[/]", Verdict.NOTE: "[yellow]•[/]", Verdict.MISSING: "[red]✗[/]"}
+_MARKS = {CheckVerdict.OK: "[green]✓[/]", CheckVerdict.NOTE: "[yellow]•[/]", CheckVerdict.MISSING: "[red]✗[/]"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if args.engine is not None and not args.engine.startswith(("http://", "https://")):
         raise UsageError(f"--engine {args.engine}: not a URL; write http://HOST:PORT")
     findings = run_checks() if args.engine is None else check_engine(args.engine)
-    lacking = [finding for finding in findings if finding.verdict is Verdict.MISSING]
+    lacking = [finding for finding in findings if finding.verdict is CheckVerdict.MISSING]
     if args.json:
         listed = [{"what": f.what, "verdict": f.verdict.value, "found": f.found, "fix": f.fix} for f in findings]
         emit({"ok": not lacking, "findings": listed})
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if lacking else 0
 
 
-def _print(findings: list[Finding], lacking: list[Finding], fine: str) -> None:
+def _print(findings: list[DoctorFinding], lacking: list[DoctorFinding], fine: str) -> None:
     from rich.console import Console
     from rich.markup import escape
 

@@ -46,13 +46,13 @@ from costs.memory import seqs_default
 from decode.rules import DecodeRules
 from engine.agent.agent import Agent, AgentConfig
 from engine.agent.node import this_node
-from engine.agent.rules import Rules
-from engine.vllm.child import Change, EngineProcess, rules_for
+from engine.agent.rules import RoleRules
+from engine.vllm.child import EngineChange, EngineProcess, rules_for
 from engine.vllm.hardware import find_hardware
 from engine.vllm.logfile import default_path
-from engine.vllm.placement import Gpu
+from engine.vllm.placement import CudaGpu
 from engine.vllm.spec import Connector, Device, EngineSpec, value_of
-from engine.vllm.supervise import START_MAX_S, State
+from engine.vllm.supervise import START_MAX_S, EngineState
 from engine.vllm.transfer import ASKED, connector_for, left_by_flags
 from engine.vllm.weights import adapter_marks, adapter_of, weights_of
 from kvtransfer.door import PATH_BYTES_MAX
@@ -185,13 +185,13 @@ _CHANGES_ANSWERS = (
 """Flags of vLLM that change how it reads prompts or answers with the same files: they count as other weights."""
 
 
-def agent_rules(spec: EngineSpec) -> dict[Role, Rules]:
+def agent_rules(spec: EngineSpec) -> dict[Role, RoleRules]:
     """The rules of an agent in each role. Role both uses decode's: streams are what it holds longest."""
     decode = DecodeRules(streams_max=spec.seqs_max)
     return {Role.PREFILL: PrefillRules(), Role.DECODE: decode, Role.BOTH: decode}
 
 
-def seqs_max(vllm_args: tuple[str, ...], gpus: tuple[Gpu, ...], mine: tuple[str, ...]) -> int:
+def seqs_max(vllm_args: tuple[str, ...], gpus: tuple[CudaGpu, ...], mine: tuple[str, ...]) -> int:
     """Requests that an engine with these flags runs at once, on its own part of the machine's GPUs.
 
     The user's value, else vLLM's default for the smallest of its GPUs. Without a GPU 256, vLLM's default there times
@@ -238,7 +238,7 @@ class _Instance:
         registry = open_registry(args, proofs)
         self.agent = Agent(self.process, rules_by_role[spec.role], config, registry, self.tell, say, flips, identity)
 
-    def _pass_on(self, change: Change) -> None:
+    def _pass_on(self, change: EngineChange) -> None:
         self.agent.engine_changed(change)
 
     async def run(self) -> int:
@@ -251,14 +251,14 @@ class _Instance:
                 self._show_failure(failure)
                 return 1
 
-    def tell(self, change: Change) -> None:
+    def tell(self, change: EngineChange) -> None:
         """Report one change of the engine, to programs on stdout or to people on stderr."""
         if self.args.json:
             told = {"instance": change.instance, "state": change.state, "detail": change.detail, "epoch": change.epoch}
             emit({"event": "state", **told})
         else:
             say(f"{change.instance} {change.state}{': ' if change.detail else ''}{change.detail}")
-        if change.state is State.READY and (self.args.json or not self.announced):
+        if change.state is EngineState.READY and (self.args.json or not self.announced):
             self.announced = True
             more = {"role": self.spec.role, "epoch": change.epoch, "model": self.process.model, "agent": self.agent.url}
             announce_ready(change.instance, self.spec.url, as_json=self.args.json, instance=change.instance, **more)

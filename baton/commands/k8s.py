@@ -41,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
 
 async def _diff(args: argparse.Namespace) -> int:
     from k8s.crd import read_resource
-    from k8s.operator.client import Client
+    from k8s.operator.client import ApiClient
     from k8s.operator.inspect import observed_now
     from k8s.plan import Desired, limits_of, plan
 
     things, changed = resources_in(args.file), False
-    client = await Client.open(args.kubeconfig)
+    client = await ApiClient.open(args.kubeconfig)
     try:
         for thing in things:
             namespace = args.namespace or thing["metadata"].get("namespace") or namespace_of(args)
@@ -65,10 +65,10 @@ async def _diff(args: argparse.Namespace) -> int:
 
 
 async def _doctor(args: argparse.Namespace) -> int:
-    from k8s.operator.client import Client
+    from k8s.operator.client import ApiClient
     from k8s.operator.inspect import checks
 
-    client = await Client.open(args.kubeconfig)
+    client = await ApiClient.open(args.kubeconfig)
     missing = False
     try:
         async for check in checks(client, namespace_of(args)):

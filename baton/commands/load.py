@@ -28,9 +28,9 @@ from itertools import combinations
 from typing import Any
 
 from baton import load_goodput, load_sessions
-from baton.load_arrivals import Planned, planned
+from baton.load_arrivals import PlannedLoad, planned
 from baton.load_compare import compare_files
-from baton.load_faults import Faults
+from baton.load_faults import LoadFaults
 from baton.load_flags import (
     add_faults,
     add_load,
@@ -43,11 +43,11 @@ from baton.load_flags import (
 from baton.load_found import Goodput
 from baton.load_html import goodput_page, report_page, write_page
 from baton.load_plots import need_matplotlib, plot
-from baton.load_run import Done, Out, send
+from baton.load_run import LoadDone, Out, send
 from baton.load_view import print_goodput, print_report, print_summary
 from baton.output import emit, say
 from cluster.errors import UsageError
-from loadgen.http import Pool
+from loadgen.http import LoadConnections
 from loadgen.report import as_json
 from loadgen.summary import summary_of
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     for flag, path in (("--plot", args.plot), ("--html", args.html)):
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
-    pool = None if args.url is None else Pool(args.url)
+    pool = None if args.url is None else LoadConnections(args.url)
     _apart(args)
     if args.out is not None and args.trace is not None and args.out.exists() and args.out.samefile(args.trace):
         raise UsageError(f"--out {args.out} is the --trace itself, and would be overwritten")
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         return _find(args, pool.url)
     load = load_sessions.planned(args) if args.sessions is not None else planned(args, strict=args.strict)
     load_sessions.check(args)
-    faults = Faults.of(args)
+    faults = LoadFaults.of(args)
     if pool is None or args.dry_run:
         return _dry_run(args, load)
     return _send(args, pool.url, load, faults)
@@ -108,7 +108,7 @@ def _apart(args: argparse.Namespace) -> None:
             raise UsageError(f"{flag} and {other} name one file: {path}")
 
 
-def _dry_run(args: argparse.Namespace, load: Planned) -> int:
+def _dry_run(args: argparse.Namespace, load: PlannedLoad) -> int:
     if args.sessions is not None:
         raise UsageError("--dry-run shows a schedule, and --sessions has none: its turns follow the answers")
     summary = summary_of(load.arrivals)
@@ -117,11 +117,11 @@ def _dry_run(args: argparse.Namespace, load: Planned) -> int:
     return 0
 
 
-def _send(args: argparse.Namespace, url: str, load: Planned, faults: Faults) -> int:
+def _send(args: argparse.Namespace, url: str, load: PlannedLoad, faults: LoadFaults) -> int:
     import uvloop
 
     with Out(args.out) as out:
-        done: Done = uvloop.run(send(args, url, load, faults, out))
+        done: LoadDone = uvloop.run(send(args, url, load, faults, out))
     report = done.report
     if args.json:
         emit({**as_json(report), "bad_rows": list(load.bad)})
@@ -154,12 +154,12 @@ def _find(args: argparse.Namespace, url: str) -> int:
     return found.exit_code
 
 
-def _list_bad(load: Planned) -> None:
+def _list_bad(load: PlannedLoad) -> None:
     for line in load.left_out():
         say(line)
 
 
-def _json_of(summary: Any, load: Planned) -> dict[str, Any]:
+def _json_of(summary: Any, load: PlannedLoad) -> dict[str, Any]:
     import msgspec
 
     return {**msgspec.to_builtins(summary), "bad_rows": list(load.bad), "notes": list(load.notes)}

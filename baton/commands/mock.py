@@ -26,7 +26,7 @@ from baton.signals import stopping_signals
 from cluster.errors import ApiError, UsageError
 from cluster.telemetry import configure_logging
 from engine.mock.fleet import MockFleet
-from engine.mock.settings import Settings
+from engine.mock.settings import MockSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return uvloop.run(_serve(args, settings))
 
 
-async def _serve(args: argparse.Namespace, settings: list[Settings]) -> int:
+async def _serve(args: argparse.Namespace, settings: list[MockSettings]) -> int:
     stop = asyncio.Event()
     fleet = MockFleet(settings, host=args.host, port=args.port, drain_s=args.drain_s)
 

@@ -85,7 +85,7 @@ def resources_in(name: str) -> list[dict[str, Any]]:
 def _dry_run(args: argparse.Namespace) -> int:
     from baton.floor import floor_of
     from k8s.crd import read_resource
-    from k8s.plan import Apply, Desired, Limits, Observed, plan
+    from k8s.plan import Apply, Desired, ObservedCluster, PlanLimits, plan
 
     wrong = False
     for thing in resources_in(args.file):
@@ -93,7 +93,7 @@ def _dry_run(args: argparse.Namespace) -> int:
         for problem in resource.problems:
             emit({"event": "problem", **problem.as_json()}) if args.json else say(str(problem))
         wrong |= bool(resource.errors)
-        actions = plan(Desired(resource=resource, images=images(args)), Observed(), Limits(), 0.0)
+        actions = plan(Desired(resource=resource, images=images(args)), ObservedCluster(), PlanLimits(), 0.0)
         show(resource.name, actions, as_json=args.json)
         if not args.json:
             manifests = [_bare(each.manifest) for each in actions if isinstance(each, Apply)]
@@ -142,23 +142,23 @@ async def _follow(args: argparse.Namespace) -> int:
     from baton.k8s_scaling import Controllers
     from baton.signals import stopping_signals
     from cluster.telemetry import configure_logging
-    from k8s.operator.client import Client
-    from k8s.operator.controller import Operator, Settings
+    from k8s.operator.client import ApiClient
+    from k8s.operator.controller import Operator, OperatorSettings
     from k8s.operator.election import Election
     from k8s.operator.fleet import HttpFleet
-    from k8s.operator.scaling import Board
+    from k8s.operator.scaling import ScalingBoard
 
     configure_logging(args.log_level)
     compiled.log_it()
     stop = asyncio.Event()
     namespace = namespace_of(args)
-    client = await Client.open(args.kubeconfig)
+    client = await ApiClient.open(args.kubeconfig)
     async with aiohttp.ClientSession(auto_decompress=False) as session:
-        board = Board()
+        board = ScalingBoard()
         operator = Operator(
             client,
             HttpFleet(session),
-            Settings(namespace=namespace, images=images(args), board=board),
+            OperatorSettings(namespace=namespace, images=images(args), board=board),
             time.time,  # noqa: TID251 - what children's labels and conditions are written in
         )
         me = f"{socket.gethostname()}_{os.getpid()}"

@@ -29,11 +29,11 @@ from typing import Any
 
 from baton import clusterfile, plan_file
 from baton.commands.load import add_load, add_trace
-from baton.load_arrivals import Planned, finite, planned
+from baton.load_arrivals import PlannedLoad, finite, planned
 from baton.output import emit, say
 from baton.plan_steps import EFFORT_SHARE, Step, next_steps
-from baton.plan_view import Progress, as_json, show
-from baton.planning import EFFORT, OBJECTIVES, Outcome, Task, goals_of, plan
+from baton.plan_view import PlanProgress, as_json, show
+from baton.planning import EFFORT, OBJECTIVES, SearchResult, Task, goals_of, plan
 from baton.simulated import model_of, read_gpus
 from baton.workload import workload
 from cluster.errors import UsageError
@@ -211,7 +211,7 @@ def _parsed(name: str) -> Parsed:
     return parsed
 
 
-def _load(args: argparse.Namespace) -> Planned:
+def _load(args: argparse.Namespace) -> PlannedLoad:
     if args.workload is not None and args.trace is not None:
         raise UsageError("--workload makes load up, --trace replays one: give one of them")
     if args.workload is not None and Path(args.workload).is_dir():
@@ -220,19 +220,19 @@ def _load(args: argparse.Namespace) -> Planned:
         for name, usual in UNUSED_BY_WORKLOADS.items():
             if getattr(args, name) != usual:
                 raise UsageError(f"--{name.replace('_', '-')} beside --workload: say it in the workload file")
-        return _some(Planned(workload(Path(args.workload), args.seed)))
+        return _some(PlannedLoad(workload(Path(args.workload), args.seed)))
     if args.trace is None and args.rate is None:
         raise UsageError("no load to plan for: give --trace FILE, --workload FILE, or --rate with lengths")
     return _some(planned(args))
 
 
-def _some(load: Planned) -> Planned:
+def _some(load: PlannedLoad) -> PlannedLoad:
     if not load.arrivals:
         raise UsageError("the load holds no request: nothing to plan for")
     return load
 
 
-def _task(args: argparse.Namespace, spec: Spec, load: Planned) -> Task:
+def _task(args: argparse.Namespace, spec: Spec, load: PlannedLoad) -> Task:
     model = _model(spec, args.model, args.file)
     shape, gpus = model_of(model.name), _gpus(args, spec)
     named = {each.slo_class for each in load.arrivals if each.slo_class is not None}
@@ -314,11 +314,11 @@ def _told(gpu: Gpu, told: Mapping[str, Hardware]) -> Gpu:
     )
 
 
-def _planned(args: argparse.Namespace, task: Task) -> tuple[Outcome, list[Step]]:
+def _planned(args: argparse.Namespace, task: Task) -> tuple[SearchResult, list[Step]]:
     steps: list[Step] = []
     where = {"on": args.on, "processes": args.processes}
     asked = 0 if args.no_steps else STEPS
-    with Progress(task.effort * (1 + asked * EFFORT_SHARE)) as progress:
+    with PlanProgress(task.effort * (1 + asked * EFFORT_SHARE)) as progress:
         outcome = plan(task, progress.tick, **where)
         try:
             if asked and not outcome.stopped and outcome.last is not None:
@@ -328,7 +328,7 @@ def _planned(args: argparse.Namespace, task: Task) -> tuple[Outcome, list[Step]]
     return outcome, steps
 
 
-def _write(args: argparse.Namespace, task: Task, outcome: Outcome, steps: list[Step], took_s: float) -> None:
+def _write(args: argparse.Namespace, task: Task, outcome: SearchResult, steps: list[Step], took_s: float) -> None:
     """Write the files first: printed output may be lost in a pipe."""
     from baton import plan_report
 

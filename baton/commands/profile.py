@@ -23,8 +23,8 @@ from pathlib import Path
 
 from baton.load_arrivals import finite
 from baton.output import say
-from baton.profile_view import Progress, misfits, notes_of, say_notes, show_profile
-from baton.profiling import Found, Measuring, text_of
+from baton.profile_view import ProfileProgress, misfits, notes_of, say_notes, show_profile
+from baton.profiling import Measuring, ProfileResults, text_of
 from cluster.errors import UsageError
 from costs import shipped
 from costs.config import read_config
@@ -35,8 +35,8 @@ from costs.step import KNEE_TOKENS
 from engine.vllm.probe import Probe, Unwell
 from loadgen.ask import fit_of
 from loadgen.body import Asking
-from loadgen.http import Pool
-from loadgen.measure import Limits, Point, kv_tokens, too_short
+from loadgen.http import LoadConnections
+from loadgen.measure import EngineLimits, Point, kv_tokens, too_short
 
 PROMPT_TOKENS = 2048
 """vLLM's smallest usual token budget per step: a longer prompt may be several steps."""
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineDescription:
     """The engine's own description."""
 
     url: str
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _missing(found: Found) -> str | None:
+def _missing(found: ProfileResults) -> str | None:
     """The measurements that a fit still needs; None: it needs no more."""
     large = sum(row.new_tokens >= KNEE_TOKENS for row in found.prefills.values())
     if large >= ROWS_LEAST and len(found.decodes) >= ROWS_LEAST:
@@ -124,13 +124,13 @@ def _missing(found: Found) -> str | None:
 
 async def _measured(
     args: argparse.Namespace, gpu: Gpu, key: str | None
-) -> tuple[Engine, Found, Callable[[Found], Profile]]:
+) -> tuple[EngineDescription, ProfileResults, Callable[[ProfileResults], Profile]]:
     """Ask the engine, send the points; the results, and how to fit them."""
-    url = Pool(args.url).url
+    url = LoadConnections(args.url).url
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     engine = await _engine(url, key, headers)
     model = _shape(args.config, engine)
-    limits = Limits(
+    limits = EngineLimits(
         prompt_tokens=min(args.prompt_tokens, engine.context_tokens - 2),
         context_tokens=engine.context_tokens,
         batch=args.batch,
@@ -148,7 +148,7 @@ async def _measured(
         raise UsageError(f"{url} does not say in `usage` how many tokens a prompt has: no engine to profile")
     source = f"baton profile on {time.strftime('%Y-%m-%d', time.gmtime())}, vLLM {engine.version}"
 
-    def fit(found: Found) -> Profile:
+    def fit(found: ProfileResults) -> Profile:
         origin = Origin(
             name="measured",
             source=source,
@@ -157,15 +157,15 @@ async def _measured(
         )
         return fit_profile(origin, model, gpu, args.tp, list(found.prefills.values()), list(found.decodes.values()))
 
-    def doubtful(found: Found) -> list[Point]:
+    def doubtful(found: ProfileResults) -> list[Point]:
         return [] if _missing(found) else misfits(fit(found), found)
 
-    with Progress() as progress:
+    with ProfileProgress() as progress:
         measuring = Measuring(url, headers, replace(asking, fit=text), progress.told)
         return engine, await measuring.run(limits, args.budget_s, doubtful), fit
 
 
-async def _engine(url: str, key: str | None, headers: dict[str, str]) -> Engine:
+async def _engine(url: str, key: str | None, headers: dict[str, str]) -> EngineDescription:
     """Ask the engine for its model and limits, before any load is sent."""
     try:
         async with Probe(url, key) as probe:
@@ -183,7 +183,7 @@ async def _engine(url: str, key: str | None, headers: dict[str, str]) -> Engine:
         version = str(json.loads(version)["version"])
     except (ValueError, LookupError, TypeError):
         version = "(unknown version)"
-    return Engine(
+    return EngineDescription(
         url=url,
         model=str(first["id"]),
         root=str(first.get("root") or ""),
@@ -194,7 +194,7 @@ async def _engine(url: str, key: str | None, headers: dict[str, str]) -> Engine:
     )
 
 
-def _shape(config: Path | None, engine: Engine) -> ModelShape:
+def _shape(config: Path | None, engine: EngineDescription) -> ModelShape:
     """The model's sizes: by --config, by the folder the engine loaded it from, or by name."""
     beside = Path(engine.root) / "config.json"
     path = config or (beside if engine.root and beside.is_file() else None)

@@ -35,7 +35,7 @@ from baton.lifeline import watch_lifeline
 from baton.makes import makes_of
 from baton.memory import map_large_blocks
 from baton.output import announce_ready
-from baton.processes import Processes
+from baton.processes import ServerProcesses
 from baton.registry import add_registry_arguments, fleet_proofs, open_registry
 from baton.setting_flags import add_settings
 from baton.signals import stopping_signals
@@ -45,8 +45,7 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.registry.registry import Registry
-from cluster.spec import Limits, Spec
-from cluster.spec import Router as RouterSettings
+from cluster.spec import Limits, RouterSettings, Spec
 from cluster.spec.about import settings_of
 from cluster.telemetry import configure_logging
 from router.api.app import serve
@@ -210,7 +209,7 @@ def _run_processes(
     def serve_one(number: int, port: int, tell: Callable[[str, str], None]) -> None:
         uvloop.run(_serve(_one_of(config, number, port), registry(), tell, lifeline=True))
 
-    processes = Processes(count, serve_one, announce, config.drain_s)
+    processes = ServerProcesses(count, serve_one, announce, config.drain_s)
     return processes.run(config.host, config.port, lifeline=args.lifeline)
 
 

@@ -35,7 +35,7 @@ from baton.decisions_again import opened_log, replay_file
 from baton.load_arrivals import finite, planned
 from baton.load_view import print_report
 from baton.output import emit, say
-from baton.simulated import GPU, MODEL, Planned, planned_fleet, read_gpus
+from baton.simulated import GPU, MODEL, PlannedSimulation, planned_fleet, read_gpus
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import POLICY
@@ -51,7 +51,7 @@ from sim.faults import PRESETS, Fault, Faults, preset, read_faults
 from sim.faults import as_json as faults_json
 from sim.provisioning import Site, Timed
 from sim.result import Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.trace_view import TraceView
 from sim.world import World
 
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument("--policy", help=f"one of {', '.join(sorted(policies()))} (default {POLICY}, or --cluster's)")
     _add_changes(fleet)
     fleet.add_argument("--cold-start", action="store_true", help="engines start with the load, not before it")
-    defaults = {each.name: each.default for each in fields(Settings)}
+    defaults = {each.name: each.default for each in fields(SimSettings)}
     for name, text in _SHOWN.items():
         kind = int if name == "routers" else float
         fleet.add_argument(
@@ -218,8 +218,8 @@ def again(words: Sequence[str], seed: int) -> str:
     return shlex.join(["baton", *words[:at], *extra, *words[at:]])
 
 
-def _settings(args: argparse.Namespace, fleet: Planned) -> Settings:
-    found = Settings(seed=args.seed, cold_start=args.cold_start, checks=not args.no_checks, digests=args.digests)
+def _settings(args: argparse.Namespace, fleet: PlannedSimulation) -> SimSettings:
+    found = SimSettings(seed=args.seed, cold_start=args.cold_start, checks=not args.no_checks, digests=args.digests)
     of_file = {name: getattr(fleet, name) for name in ("first_token_s", "stall_s") if getattr(fleet, name) is not None}
     of_flags = {name: getattr(args, name) for name in _SHOWN if getattr(args, name) is not None}
     for name, value in of_flags.items():
@@ -235,7 +235,7 @@ def _policy(name: str) -> Policy:
     return known[name]()
 
 
-def _site(args: argparse.Namespace, fleet: Planned) -> tuple[Site, tuple[Timed, ...]]:
+def _site(args: argparse.Namespace, fleet: PlannedSimulation) -> tuple[Site, tuple[Timed, ...]]:
     """The instances that may be started, the GPUs, and the changes with their times."""
     pools = {each.role.value: each for each in fleet.members}
     site = Site(pools=pools, gpus=read_gpus(args.gpus, "--gpus") if args.gpus is not None else {})
@@ -250,7 +250,7 @@ def _site(args: argparse.Namespace, fleet: Planned) -> tuple[Site, tuple[Timed, 
 
 
 def _faults(
-    args: argparse.Namespace, fleet: Planned, arrivals: Sequence[Arrival], changes: Sequence[Timed]
+    args: argparse.Namespace, fleet: PlannedSimulation, arrivals: Sequence[Arrival], changes: Sequence[Timed]
 ) -> tuple[Fault, ...]:
     if args.faults is None:
         return ()
@@ -294,9 +294,9 @@ def _write_files(args: argparse.Namespace, result: Result, view: TraceView | Non
 
 def _tell(
     args: argparse.Namespace,
-    fleet: Planned,
+    fleet: PlannedSimulation,
     result: Result,
-    settings: Settings,
+    settings: SimSettings,
     faults: tuple[Fault, ...],
     notes: tuple[str, ...],
 ) -> None:

@@ -31,11 +31,11 @@ from baton.state import must_load
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
 from cluster.callers import is_loopback
 from cluster.errors import UsageError
-from cluster.registry.membership import Heartbeat, Kind
+from cluster.registry.membership import Heartbeat, MemberKind
 from cluster.registry.registry import Registry, RegistryDown
 from kvtransfer.keys import instance_key
 from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 ASK_S = 2.0
 """An agent that does not answer within this counts as lost: it has nothing to do but answer and count."""
@@ -81,14 +81,14 @@ def run(args: argparse.Namespace) -> int:
 class Asker:
     """Signs requests to agents and routers, if there are keys."""
 
-    def __init__(self, keys: Callable[[], tuple[Key, ...]] | None) -> None:
+    def __init__(self, keys: Callable[[], tuple[SigningKey, ...]] | None) -> None:
         """`keys` gives the fleet's keys."""
         self._keys: Final = keys
 
     def headers(self, beat: Heartbeat, path: str) -> dict[str, str]:
         """For a GET of `path` from the program that wrote this heartbeat."""
         key = None if self._keys is None else self._keys()[0]
-        if key is not None and beat.kind is Kind.INSTANCE:
+        if key is not None and beat.kind is MemberKind.INSTANCE:
             key = instance_key(key, beat.id)
         ask = Ask(method="GET", path=path, by="status", to=str(beat.id))
         return signed_headers(ask, key, now=UNIX_TIME(), nonce=secrets.token_bytes(NONCE_BYTES))
@@ -97,12 +97,12 @@ class Asker:
 async def _ask_all(registry: Registry, url: str, asker: Asker) -> dict[str, Any]:
     try:
         beats = await registry.read()
-        routers = await registry.read(Kind.ROUTER)
+        routers = await registry.read(MemberKind.ROUTER)
     except RegistryDown as down:
         raise UsageError(f"--registry: {down}") from None
     finally:
         await registry.close()
-    unproven = {name: because for kind in Kind for name, because in registry.unproven(kind).items()}
+    unproven = {name: because for kind in MemberKind for name, because in registry.unproven(kind).items()}
     timeout = aiohttp.ClientTimeout(total=ASK_S)
     async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as group:
         agents = [group.create_task(_ask_agent(session, beat, asker)) for beat in beats if beat.state != "gone"]

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING
 from baton.changing import Changing
 from baton.clusterfile import beside, read
 from baton.descriptors import raise_descriptor_limit
-from baton.fleet import Elsewhere, Fleet, Front
+from baton.fleet import Elsewhere, LocalFleet, LocalRouter
 from baton.output import say
-from baton.plan import Wanted, from_counts, from_file, place, templates
+from baton.plan import WantedEngine, from_counts, from_file, place, templates
 from baton.registry import fleet_proofs
 from baton.registry_child import RegistryChild, RegistryElsewhere
 from baton.state import Running, born, recorded
@@ -42,13 +42,13 @@ from cluster.registry.redis import RedisRegistry
 from cluster.registry.registry import DEFAULT_CLUSTER
 from cluster.spec import POLICY, Spec
 from cluster.spec.plan import stems
-from engine.vllm.hardware import Hardware, find_hardware
+from engine.vllm.hardware import EngineHardware, find_hardware
 from engine.vllm.transfer import ASKED, connector_for
 from router.scheduler.scoring.policies import POLICIES
 
 if TYPE_CHECKING:
     from baton.local_fleet import LocalScaling
-    from baton.scaling import Plan
+    from baton.scaling import ScalingPlan
 
 FILE_ENDINGS = (".yaml", ".yml")
 
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             registry_ca_file=str(registry.ca_file or ""),
             ticket_keys_file=front.ticket_keys_file or "",
         )
-        fleet = Fleet(front, planned, running, registry, _elsewhere(args, spec, front))
+        fleet = LocalFleet(front, planned, running, registry, _elsewhere(args, spec, front))
         if plan is not None and args.on is None:
             settings = dict(zip(pools, later, strict=True))
             fleet.scaling = _scaling(cluster, plan, settings, hardware, registry, front, door, closing)
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
             return asyncio.run(fleet.run())
 
 
-def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: Hardware) -> Plan | None:
+def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: EngineHardware) -> ScalingPlan | None:
     """How the fleet is to be sized; None: it keeps its size."""
     if spec is None or args.no_scale:
         return None
@@ -139,7 +139,7 @@ def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: Hardwar
     return plan if plan.pools else None
 
 
-def _elsewhere(args: argparse.Namespace, spec: Spec | None, front: Front) -> Elsewhere | None:
+def _elsewhere(args: argparse.Namespace, spec: Spec | None, front: LocalRouter) -> Elsewhere | None:
     """The controller that starts the engines on Ray; None: this command starts them itself."""
     if args.on is None:
         return None
@@ -155,21 +155,21 @@ def _elsewhere(args: argparse.Namespace, spec: Spec | None, front: Front) -> Els
     return Elsewhere(words=tuple(words), vllm_args=tuple(args.vllm_args), count=count, model=spec.models[0].api_name)
 
 
-def _drain_s(plan: Plan | None) -> float | None:
+def _drain_s(plan: ScalingPlan | None) -> float | None:
     return None if plan is None else plan.rules.drain_s
 
 
-def _most(plan: Plan) -> int:
+def _most(plan: ScalingPlan) -> int:
     return sum(pool.max for pools in plan.pools.values() for pool in pools)
 
 
 def _scaling(
     cluster: str,
-    plan: Plan,
-    settings: dict[str, Wanted],
-    hardware: Hardware,
+    plan: ScalingPlan,
+    settings: dict[str, WantedEngine],
+    hardware: EngineHardware,
     registry: RegistryChild | RegistryElsewhere,
-    front: Front,
+    front: LocalRouter,
     door: Callable[[str], str],
     closing: ExitStack,
 ) -> LocalScaling:
@@ -216,7 +216,7 @@ def _spec(args: argparse.Namespace) -> Spec | None:
     return read(args.model).usable()
 
 
-def _from_flags(args: argparse.Namespace) -> list[Wanted]:
+def _from_flags(args: argparse.Namespace) -> list[WantedEngine]:
     given = {role: getattr(args, role.value) for role in Role}
     defaults = {Role.PREFILL: 1, Role.DECODE: 1, Role.BOTH: 0}
     counts = {role: defaults[role] if count is None else count for role, count in given.items()}
@@ -224,11 +224,11 @@ def _from_flags(args: argparse.Namespace) -> list[Wanted]:
     return [replace(each, connector=args.transfer or "auto") for each in wanted]
 
 
-def _front(args: argparse.Namespace, spec: Spec | None) -> Front:
+def _front(args: argparse.Namespace, spec: Spec | None) -> LocalRouter:
     """The router's settings: flags first, then the file, then the defaults."""
     router = {} if spec is None else asdict(spec.router)
     limits = {} if spec is None else asdict(spec.limits)
-    return Front(
+    return LocalRouter(
         title=f"baton up {args.model or 'baton-tiny'}",
         host=args.host or router.get("host", "127.0.0.1"),
         port=router.get("port", 8000) if args.port is None else args.port,
@@ -244,11 +244,11 @@ def _front(args: argparse.Namespace, spec: Spec | None) -> Front:
 
 def _with_ticket_keys(
     args: argparse.Namespace,
-    wanted: list[Wanted],
-    front: Front,
+    wanted: list[WantedEngine],
+    front: LocalRouter,
     registry: RegistryChild | RegistryElsewhere,
     closing: ExitStack,
-) -> list[Wanted]:
+) -> list[WantedEngine]:
     """Turn tickets on if this command makes the whole fleet, or was given the fleet's keys. A registry that runs
     already may have routers without these keys: then tickets stay off until the user names a file for all.
     """
@@ -260,7 +260,7 @@ def _with_ticket_keys(
     return [replace(each, ticket_keys_file=str(engines[each.name])) for each in wanted]
 
 
-def _with_connectors(wanted: list[Wanted], hardware: Hardware) -> list[Wanted]:
+def _with_connectors(wanted: list[WantedEngine], hardware: EngineHardware) -> list[WantedEngine]:
     """Choose the connector of each instance for which the user names none. All instances of a model get the same one,
     since instances with different connectors hand nothing over to each other.
     """
@@ -285,7 +285,7 @@ def _with_connectors(wanted: list[Wanted], hardware: Hardware) -> list[Wanted]:
     ]
 
 
-def _with_doors(wanted: list[Wanted], closing: ExitStack) -> tuple[list[Wanted], Callable[[str], str]]:
+def _with_doors(wanted: list[WantedEngine], closing: ExitStack) -> tuple[list[WantedEngine], Callable[[str], str]]:
     """Make a private folder for the sockets of engines with Baton's connector; its path is short, because a socket's
     path must be. Also gives the socket path of an engine that comes later.
     """

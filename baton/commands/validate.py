@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
     from costs.model import ModelShape
     from costs.profile import Profile
-    from sim.validate.figures import Comparison
+    from sim.validate.figures import RunComparison
     from sim.validate.measured import Steady
     from sim.validate.stamped import Stamped
-    from sim.validate.steady import Load
+    from sim.validate.steady import SteadyLoad
 
-Replay = Callable[[], "Comparison"]
+Replay = Callable[[], "RunComparison"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +106,7 @@ def _warn(left_out: Sequence[UsageError]) -> None:
         say(f"  {each}")
 
 
-def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError]) -> Iterator[Comparison]:
+def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError]) -> Iterator[RunComparison]:
     """A live line on a terminal, plain lines in a log; on stderr. Runs that cannot be replayed are left out."""
     from rich.console import Console
 
@@ -148,9 +148,11 @@ def _replays(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -
 
 def _rows(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> list[tuple[str, Replay]]:
     from sim.validate.measured import read_steady
-    from sim.validate.steady import Load
+    from sim.validate.steady import SteadyLoad
 
-    load = Load(seeds=args.seeds, share=args.share, repeated=not args.new_prompts, first_token_ms=args.first_token_ms)
+    load = SteadyLoad(
+        seeds=args.seeds, share=args.share, repeated=not args.new_prompts, first_token_ms=args.first_token_ms
+    )
     profiles = _profiles(args.profile)
     rows, bad = read_steady(_text(path), str(path))
     left_out += bad
@@ -184,11 +186,11 @@ def _models(given: Sequence[str]) -> ModelNamed:
 
 
 def _replay_row(
-    row: Steady, named: ModelNamed, profiles: tuple[Profile, ...], load: Load, *, must_fit: bool
-) -> Comparison:
+    row: Steady, named: ModelNamed, profiles: tuple[Profile, ...], load: SteadyLoad, *, must_fit: bool
+) -> RunComparison:
     """Raises BadRow, which names what is unknown."""
     from costs.hardware import gpu_named
-    from sim.validate.measured import BadRow
+    from sim.validate.measured import BadMeasurement
     from sim.validate.steady import replay_steady
     from sim.validate.workloads import workload_named
 
@@ -198,11 +200,11 @@ def _replay_row(
         try:
             find(value)
         except UsageError as error:
-            raise BadRow(row.where, "hardware" if name == "gpu" else name, repr(value), str(error)) from None
+            raise BadMeasurement(row.where, "hardware" if name == "gpu" else name, repr(value), str(error)) from None
     try:
         return replay_steady(row, named(row.model), profiles, load, must_fit=must_fit)
     except UsageError as error:
-        raise BadRow(row.where, "", "", str(error)) from None
+        raise BadMeasurement(row.where, "", "", str(error)) from None
 
 
 def _folder(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> tuple[str, Replay]:
@@ -283,19 +285,19 @@ def _out(path: Path | None) -> Iterator[Writer | None]:
         yield csv.writer(file)
 
 
-def _write_series(writer: Writer | None, found: Sequence[Comparison]) -> None:
+def _write_series(writer: Writer | None, found: Sequence[RunComparison]) -> None:
     if writer is None:
         return
     rows = [(comparison.name, *asdict(row).values()) for comparison in found for row in comparison.series]
     writer.writerows([SERIES, *rows])
 
 
-def _show_json(found: Sequence[Comparison], left_out: Sequence[UsageError]) -> None:
+def _show_json(found: Sequence[RunComparison], left_out: Sequence[UsageError]) -> None:
     from sim.validate.figures import totals
-    from sim.validate.measured import BadRow
+    from sim.validate.measured import BadMeasurement
 
     for each in left_out:
-        told_of = each.as_json() if isinstance(each, BadRow) else {"reason": str(each)}
+        told_of = each.as_json() if isinstance(each, BadMeasurement) else {"reason": str(each)}
         emit({"event": "left_out", **told_of})
 
     for comparison in found:

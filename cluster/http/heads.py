@@ -25,7 +25,7 @@ HEADERS_MAX: Final = 128
 _VERSIONS: Final = ("1.1", "1.0")
 
 
-class Head:
+class RequestHead:
     """The head of one request."""
 
     __slots__ = ("chunks", "headers", "keep", "method", "target")
@@ -93,7 +93,7 @@ class _Reading:
             self.version = self.parser.get_http_version()
 
 
-def read_head(data: bytes, end: int) -> Head:
+def read_head(data: bytes, end: int) -> RequestHead:
     """Read the head ``data[:end]``; its empty line is included.
 
     Raises:
@@ -117,7 +117,7 @@ def read_head(data: bytes, end: int) -> Head:
     if reading.version not in _VERSIONS:
         raise bad_request(f"HTTP/{reading.version or '?'} is not understood here; use HTTP/1.1.")
     chunks = reading.version == "1.1"
-    return Head(reading.method, reading.target, reading.headers, keep=reading.keep, chunks=chunks)
+    return RequestHead(reading.method, reading.target, reading.headers, keep=reading.keep, chunks=chunks)
 
 
 def too_long() -> ApiError:

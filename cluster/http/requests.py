@@ -11,7 +11,7 @@ from typing import Final
 from cluster.errors import too_large
 from cluster.http.framing import Chunks
 from cluster.http.headers import Headers
-from cluster.http.heads import HEAD_BYTES_MAX, Head, check_expectation, read_head, too_long
+from cluster.http.heads import HEAD_BYTES_MAX, RequestHead, check_expectation, read_head, too_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RequestReader:
         self._bytes_max: Final = body_bytes_max
         self._rest = b""
         """The beginning of a head whose end has not come."""
-        self._head: Head | None = None
+        self._head: RequestHead | None = None
         """Of the request whose body is coming."""
         self._chunks: Chunks | None = None
         self._pieces: list[bytes] = []
@@ -73,7 +73,7 @@ class RequestReader:
         asks, self._asks = self._asks and self._head is not None, False
         return asks
 
-    def _begin(self, head: Head) -> None:
+    def _begin(self, head: RequestHead) -> None:
         """A head has come."""
         expects = head.headers.get("expect")
         if expects is not None:

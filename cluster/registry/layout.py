@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cluster.registry.membership import Kind
+from cluster.registry.membership import MemberKind
 
 ANY: Final = "*"
 """Stands for all names, as in Redis' patterns."""
@@ -32,7 +32,7 @@ USERS: Final = ("baton-router", "baton-agent", "baton-controller", "baton-reader
 CONTROLLER: Final = "controller"
 """The one name that all controllers of a fleet compete for."""
 
-NUDGED: Final = (Kind.INSTANCE, Kind.ROUTER)
+NUDGED: Final = (MemberKind.INSTANCE, MemberKind.ROUTER)
 """Kinds whose changes wake readers. A controller's heartbeat can wait for the next regular reading."""
 
 
@@ -42,19 +42,19 @@ class Keys:
     def __init__(self, cluster: str) -> None:
         self.prefix: Final = f"baton:{cluster}:"
 
-    def lock(self, kind: Kind, name: str) -> str:
+    def lock(self, kind: MemberKind, name: str) -> str:
         """Key of the agent that owns a name."""
         return f"{self.prefix}{kind.value}:lock:{name}"
 
-    def beat(self, kind: Kind, name: str, agent: str) -> str:
+    def beat(self, kind: MemberKind, name: str, agent: str) -> str:
         """Key of one agent's last heartbeat."""
         return f"{self.prefix}{kind.value}:beat:{name}:{agent}"
 
-    def members(self, kind: Kind) -> str:
+    def members(self, kind: MemberKind) -> str:
         """Key of the set of all writers."""
         return f"{self.prefix}{kind.value}:members"
 
-    def changed(self, kind: Kind) -> str:
+    def changed(self, kind: MemberKind) -> str:
         """The channel that announces changes."""
         return f"{self.prefix}{kind.value}:changed"
 
@@ -73,31 +73,49 @@ def users(cluster: str, instance: str = ANY) -> str:
     """
     keys, rights = Keys(cluster), {}
     rights["baton-router"] = [
-        *_rw(keys.lock(Kind.ROUTER, ANY), keys.beat(Kind.ROUTER, ANY, ANY), keys.members(Kind.ROUTER)),
-        *_rw(keys.members(Kind.INSTANCE)),
-        *_r(keys.lock(Kind.INSTANCE, ANY), keys.beat(Kind.INSTANCE, ANY, ANY)),
-        *_r(keys.lock(Kind.CONTROLLER, ANY), keys.beat(Kind.CONTROLLER, ANY, ANY), keys.members(Kind.CONTROLLER)),
+        *_rw(
+            keys.lock(MemberKind.ROUTER, ANY), keys.beat(MemberKind.ROUTER, ANY, ANY), keys.members(MemberKind.ROUTER)
+        ),
+        *_rw(keys.members(MemberKind.INSTANCE)),
+        *_r(keys.lock(MemberKind.INSTANCE, ANY), keys.beat(MemberKind.INSTANCE, ANY, ANY)),
+        *_r(
+            keys.lock(MemberKind.CONTROLLER, ANY),
+            keys.beat(MemberKind.CONTROLLER, ANY, ANY),
+            keys.members(MemberKind.CONTROLLER),
+        ),
         *_channels(keys),
         *_may(*_READS, *_HEARS, *_WRITES, *_WATCHES),
     ]
     rights["baton-agent"] = [
-        *_rw(keys.lock(Kind.INSTANCE, instance), keys.beat(Kind.INSTANCE, instance, ANY), keys.members(Kind.INSTANCE)),
-        *_rw(keys.posted(instance, ANY, ANY), keys.epoch(instance), keys.members(Kind.ROUTER)),
-        *_r(keys.lock(Kind.INSTANCE, ANY), keys.beat(Kind.INSTANCE, ANY, ANY), keys.posted(ANY, ANY, ANY)),
-        *_r(keys.lock(Kind.ROUTER, ANY), keys.beat(Kind.ROUTER, ANY, ANY)),
+        *_rw(
+            keys.lock(MemberKind.INSTANCE, instance),
+            keys.beat(MemberKind.INSTANCE, instance, ANY),
+            keys.members(MemberKind.INSTANCE),
+        ),
+        *_rw(keys.posted(instance, ANY, ANY), keys.epoch(instance), keys.members(MemberKind.ROUTER)),
+        *_r(keys.lock(MemberKind.INSTANCE, ANY), keys.beat(MemberKind.INSTANCE, ANY, ANY), keys.posted(ANY, ANY, ANY)),
+        *_r(keys.lock(MemberKind.ROUTER, ANY), keys.beat(MemberKind.ROUTER, ANY, ANY)),
         *_channels(keys),
         *_may(*_READS, *_HEARS, *_WRITES, *_WATCHES, *_POSTS),
     ]
     rights["baton-controller"] = [
-        *_rw(keys.lock(Kind.CONTROLLER, ANY), keys.beat(Kind.CONTROLLER, ANY, ANY), keys.members(Kind.CONTROLLER)),
-        *_rw(keys.members(Kind.INSTANCE), keys.members(Kind.ROUTER), keys.epoch(CONTROLLER)),
+        *_rw(
+            keys.lock(MemberKind.CONTROLLER, ANY),
+            keys.beat(MemberKind.CONTROLLER, ANY, ANY),
+            keys.members(MemberKind.CONTROLLER),
+        ),
+        *_rw(keys.members(MemberKind.INSTANCE), keys.members(MemberKind.ROUTER), keys.epoch(CONTROLLER)),
         *(right for kind in NUDGED for right in _r(keys.lock(kind, ANY), keys.beat(kind, ANY, ANY))),
         *_channels(keys),
-        f"&{keys.changed(Kind.CONTROLLER)}",
+        f"&{keys.changed(MemberKind.CONTROLLER)}",
         *_may(*_READS, *_HEARS, *_WRITES, *_WATCHES),
     ]
     rights["baton-reader"] = [
-        *(right for kind in Kind for right in _r(keys.lock(kind, ANY), keys.beat(kind, ANY, ANY), keys.members(kind))),
+        *(
+            right
+            for kind in MemberKind
+            for right in _r(keys.lock(kind, ANY), keys.beat(kind, ANY, ANY), keys.members(kind))
+        ),
         *_may(*_READS, "ping"),
     ]
     assert tuple(rights) == USERS

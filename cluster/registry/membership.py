@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cluster.credits import POOLS_MAX, Demand
-from cluster.flow import SERIES_MAX, Backlog, Counted
+from cluster.credits import POOLS_MAX, TenantDemand
+from cluster.flow import SERIES_MAX, Backlog, FlowCounts
 from cluster.ids import InstanceId
 from cluster.instance import TENANTS_MAX, Instance, Load, Role
 
@@ -64,7 +64,7 @@ EPOCH_MAX = 2**48
 """No instance is started this often. A larger number in the registry was written to leave no epoch above it."""
 
 
-class Kind(StrEnum):
+class MemberKind(StrEnum):
     """The kinds of members; each kind has names of its own."""
 
     INSTANCE = "instance"
@@ -76,7 +76,7 @@ class Kind(StrEnum):
     (`goodput.actuate.lease`)."""
 
 
-class State(StrEnum):
+class MemberState(StrEnum):
     """What an agent says about its instance."""
 
     STARTING = "starting"
@@ -115,7 +115,7 @@ class Heartbeat:
     """Random id of the agent's process: tells two processes with one name apart."""
     where: _Text = ""
     """``host:pid`` of the agent, for messages only."""
-    kind: Kind = Kind.INSTANCE
+    kind: MemberKind = MemberKind.INSTANCE
     epoch: _Count = 1
     """Which start of the engine the heartbeat is about (`Registry.next_epoch`): grows with every start, also the
     agent's."""
@@ -130,7 +130,7 @@ class Heartbeat:
     """Base URL of the engine's HTTP server (of a router: of its endpoint), no trailing slash."""
     agent_url: _Url | None = None
     """Base URL of the agent's HTTP (of a router: of its admin side)."""
-    state: State = State.STARTING
+    state: MemberState = MemberState.STARTING
     detail: _Text = ""
     """Why the instance is in that state, in words."""
     load: Load = field(default_factory=Load)
@@ -142,9 +142,9 @@ class Heartbeat:
     legs: dict[_Name, tuple[_Count, _Count, _Count]] = field(default_factory=dict)
     """Of a router: by instance, its legs in flight there, and the `order` of the heartbeat whose grant the router
     applies. One announcement may leave instances out; the last word about an instance holds."""
-    demand: Annotated[tuple[Demand, ...], msgspec.Meta(max_length=POOLS_MAX)] = ()
+    demand: Annotated[tuple[TenantDemand, ...], msgspec.Meta(max_length=POOLS_MAX)] = ()
     """Of a router: what its tenants want of each pool."""
-    counted: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=SERIES_MAX)] | None = None
+    counted: Annotated[tuple[FlowCounts, ...], msgspec.Meta(max_length=SERIES_MAX)] | None = None
     """Of a router: its counters since its start. None: it does not announce them."""
     backlog: Annotated[tuple[Backlog, ...], msgspec.Meta(max_length=SERIES_MAX)] = ()
     """Of a router: the requests that wait there."""
@@ -292,10 +292,10 @@ class Member:
     @property
     def takes_work(self) -> bool:
         """Whether new legs may be sent to the instance, as its agent says."""
-        return self.beat.state is State.READY
+        return self.beat.state is MemberState.READY
 
 
-class What(StrEnum):
+class ChangeKind(StrEnum):
     """What a fold changed, or why it did not."""
 
     JOINED = "joined"
@@ -315,7 +315,7 @@ class What(StrEnum):
 class Change:
     """One change of the fleet, or one reason for no change."""
 
-    what: What
+    what: ChangeKind
     id: InstanceId
     because: str
     """A whole sentence for the log that names the agent and the reason."""
@@ -364,7 +364,7 @@ class Membership:
         self._parted: dict[InstanceId, _Parted] = {}
         self._deaf_since: float | None = None
         self._heard_again_at = -math.inf
-        self._said: dict[tuple[InstanceId, str], tuple[What, tuple[int, int], str]] = {}
+        self._said: dict[tuple[InstanceId, str], tuple[ChangeKind, tuple[int, int], str]] = {}
         self._skewed: set[tuple[InstanceId, str]] = set()
 
     def fold(self, beats: Iterable[Heartbeat], now: float, wall: float | None = None) -> tuple[Change, ...]:
@@ -394,7 +394,7 @@ class Membership:
     def snapshot(self) -> Snapshot:
         """All members of the fleet, by name."""
         members = tuple(self._members[name] for name in sorted(self._members))
-        refused = tuple(sorted(line for what, _, line in self._said.values() if what is What.REFUSED))
+        refused = tuple(sorted(line for what, _, line in self._said.values() if what is ChangeKind.REFUSED))
         return Snapshot(members, self._deaf_since, refused)
 
     # --- one heartbeat -----------------------------------------------------------------------------------------------
@@ -407,41 +407,41 @@ class Membership:
         """Take another heartbeat of the agent that has the name."""
         member = self._members[beat.id]
         if beat.order < member.beat.order:
-            yield from self._say_once(What.STALE, beat, _stale(beat, member.beat, "has been heard"))
+            yield from self._say_once(ChangeKind.STALE, beat, _stale(beat, member.beat, "has been heard"))
         if beat.order <= member.beat.order:
             return
-        if beat.state is State.GONE:
-            yield self._part(member, What.LEFT, f"{beat.id} left: {beat.who} said goodbye", beat)
+        if beat.state is MemberState.GONE:
+            yield self._part(member, ChangeKind.LEFT, f"{beat.id} left: {beat.who} said goodbye", beat)
             return
         self._members[beat.id] = renewed = Member(
             beat=beat, heard_at=now, joined_at=member.joined_at, skew_s=_skew(beat, wall)
         )
         differs = _differs(member.beat, beat)
         if differs:
-            yield Change(what=What.CHANGED, id=beat.id, because=f"{beat.id}: {differs}", member=renewed)
+            yield Change(what=ChangeKind.CHANGED, id=beat.id, because=f"{beat.id}: {differs}", member=renewed)
         yield from self._tell_skew(renewed)
 
     def _arrive(self, beat: Heartbeat, now: float, wall: float | None) -> Iterator[Change]:
         """Take a heartbeat of an agent that does not have the name."""
         member = self._members.get(beat.id)
-        if beat.state is State.GONE:  # the goodbye of an agent that was no member
+        if beat.state is MemberState.GONE:  # the goodbye of an agent that was no member
             self._said.pop((beat.id, beat.agent), None)
             return
         if member is not None:
             if beat.epoch < member.beat.epoch:
-                yield from self._say_once(What.STALE, beat, _stale(beat, member.beat, "is in"))
+                yield from self._say_once(ChangeKind.STALE, beat, _stale(beat, member.beat, "is in"))
             else:
-                yield from self._say_once(What.REFUSED, beat, _contested(beat, member))
+                yield from self._say_once(ChangeKind.REFUSED, beat, _contested(beat, member))
             return
         parted = self._parted.get(beat.id)
         if parted is not None and not _follows(beat, parted.beat):
             if (beat.agent, beat.order) != (parted.beat.agent, parted.beat.order):
-                yield from self._say_once(What.STALE, beat, _stale(beat, parted.beat, parted.how))
+                yield from self._say_once(ChangeKind.STALE, beat, _stale(beat, parted.beat, parted.how))
             return
         self._said.pop((beat.id, beat.agent), None)
         self._parted.pop(beat.id, None)
         self._members[beat.id] = joined = Member(beat=beat, heard_at=now, joined_at=now, skew_s=_skew(beat, wall))
-        yield Change(what=What.JOINED, id=beat.id, because=_joined(beat, parted), member=joined)
+        yield Change(what=ChangeKind.JOINED, id=beat.id, because=_joined(beat, parted), member=joined)
         yield from self._tell_skew(joined)
 
     def _expire(self, now: float) -> Iterator[Change]:
@@ -452,19 +452,19 @@ class Membership:
                     f"{member.id} expired: nothing new from {member.beat.who} for {silent_s:.1f} s; "
                     f"it was {member.beat.state.value} in epoch {member.beat.epoch}"
                 )
-                yield self._part(member, What.EXPIRED, because, member.beat)
+                yield self._part(member, ChangeKind.EXPIRED, because, member.beat)
 
-    def _part(self, member: Member, what: What, because: str, last: Heartbeat) -> Change:
+    def _part(self, member: Member, what: ChangeKind, because: str, last: Heartbeat) -> Change:
         del self._members[member.id]
         self._parted[member.id] = _Parted(last, what.value)
         if len(self._parted) > NAMES_REMEMBERED_MAX:
             del self._parted[next(iter(self._parted))]
         return Change(what=what, id=member.id, because=because, member=member)
 
-    def _say_once(self, what: What, beat: Heartbeat, because: str) -> Iterator[Change]:
+    def _say_once(self, what: ChangeKind, beat: Heartbeat, because: str) -> Iterator[Change]:
         """Report a refused or stale agent once, not at every read: until it stops, or commits another fault."""
         said = self._said.get((beat.id, beat.agent))
-        repeated = said is not None and said[0] is what and (what is What.REFUSED or said[1] == beat.order)
+        repeated = said is not None and said[0] is what and (what is ChangeKind.REFUSED or said[1] == beat.order)
         self._said[beat.id, beat.agent] = (what, beat.order, because)
         if not repeated:
             yield Change(what=what, id=beat.id, because=because)
@@ -479,7 +479,7 @@ class Membership:
             f"{member.id}: the clock of {member.beat.who} is {duration(abs(member.skew_s))} {where} this one; "
             "nothing is decided by it, but its logs will mislead"
         )
-        yield Change(what=What.SKEWED, id=member.id, because=because, member=member)
+        yield Change(what=ChangeKind.SKEWED, id=member.id, because=because, member=member)
 
 
 def next_epoch(stored: int | None, above: int, clock_s: float) -> int:

@@ -10,14 +10,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.registry.membership import TTL_S, Heartbeat, Kind, State, decode, next_epoch
+from cluster.registry.membership import TTL_S, Heartbeat, MemberKind, MemberState, decode, next_epoch
 from cluster.registry.proofs import Hearing, Proofs, parted, proven
 from cluster.registry.registry import (
     DEFAULT_CLUSTER,
     Author,
     Beaten,
     Claimed,
-    Refused,
+    NameRefused,
     RegistryDown,
     check_items,
     goodbye,
@@ -51,21 +51,21 @@ class MemoryRegistry:
         self.down = False
         self._hearing = Hearing(DEFAULT_CLUSTER, proofs, logger.warning)
         self._clock = clock
-        self._owners: dict[tuple[Kind, str], _Stored] = {}
-        self._goodbyes: dict[tuple[Kind, str, str], _Stored] = {}
-        self._left: set[tuple[Kind, str, str]] = set()
+        self._owners: dict[tuple[MemberKind, str], _Stored] = {}
+        self._goodbyes: dict[tuple[MemberKind, str, str], _Stored] = {}
+        self._left: set[tuple[MemberKind, str, str]] = set()
         self._epochs: dict[str, int] = {}
         self._posted: dict[Author, tuple[dict[str, bytes], float]] = {}
         self._waiting: set[asyncio.Event] = set()
         self._missed = False
 
-    async def claim(self, beat: Heartbeat) -> Claimed | Refused:
+    async def claim(self, beat: Heartbeat) -> Claimed | NameRefused:
         return self._put(beat) or Claimed()
 
-    async def beat(self, beat: Heartbeat) -> Beaten | Refused:
+    async def beat(self, beat: Heartbeat) -> Beaten | NameRefused:
         return self._put(beat) or Beaten()
 
-    async def leave(self, name: str, agent: str, kind: Kind = Kind.INSTANCE) -> bool:
+    async def leave(self, name: str, agent: str, kind: MemberKind = MemberKind.INSTANCE) -> bool:
         now = self._reach()
         self._left.add((kind, name, agent))
         owner = self._owners.get((kind, name))
@@ -82,7 +82,7 @@ class MemoryRegistry:
         self._epochs[name] = next_epoch(self._epochs.get(name), above, 0.0)
         return self._epochs[name]
 
-    async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
+    async def read(self, kind: MemberKind = MemberKind.INSTANCE) -> tuple[Heartbeat, ...]:
         self._reach()
         stored = [kept for key, kept in (*self._goodbyes.items(), *self._owners.items()) if key[0] is kind]
         if self._hearing.proofs is None:
@@ -96,7 +96,7 @@ class MemoryRegistry:
     def all_proven(self) -> bool:
         return self._hearing.all_proven
 
-    def unproven(self, kind: Kind) -> Mapping[str, str]:
+    def unproven(self, kind: MemberKind) -> Mapping[str, str]:
         return self._hearing.unproven(kind)
 
     async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
@@ -153,7 +153,7 @@ class MemoryRegistry:
         if beat is None:
             raise ValueError(fault)
         kept = _Stored(beat, self._reach() + self.ttl_s, payload)
-        if beat.state is State.GONE:
+        if beat.state is MemberState.GONE:
             self._goodbyes[beat.kind, beat.id, beat.agent] = kept
         else:
             self._owners[beat.kind, beat.id] = kept
@@ -162,7 +162,7 @@ class MemoryRegistry:
     def _written(self, beat: Heartbeat) -> bytes:
         return proven(beat, self._hearing.cluster, self._hearing.proofs)
 
-    def _put(self, beat: Heartbeat) -> Refused | None:
+    def _put(self, beat: Heartbeat) -> NameRefused | None:
         now = self._reach()
         payload = self._written(beat)
         kept, fault = decode(parted(payload)[0])  # as every reader of the real registry would read it

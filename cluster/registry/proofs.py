@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, Kind, decode, encode
+from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, MemberKind, decode, encode
 
 TOLD_MAX: Final = 1000
 """Most unreadable or unproven entries that are reported by name: one program may write millions."""
@@ -74,10 +74,14 @@ class Hearing:
         self._warn: Final = warn
         self.cluster: Final = cluster
         self.proofs: Final = proofs
-        self._told: Final[set[tuple[Kind, str, str]]] = set()
-        self._unproven: Final[dict[Kind, dict[str, str]]] = {kind: {} for kind in Kind}
-        self._former: Final[dict[Kind, dict[tuple[str, str], tuple[bytes, Heartbeat]]]] = {kind: {} for kind in Kind}
-        self._heard: Final[dict[Kind, dict[tuple[str, str], tuple[bytes, Heartbeat]]]] = {kind: {} for kind in Kind}
+        self._told: Final[set[tuple[MemberKind, str, str]]] = set()
+        self._unproven: Final[dict[MemberKind, dict[str, str]]] = {kind: {} for kind in MemberKind}
+        self._former: Final[dict[MemberKind, dict[tuple[str, str], tuple[bytes, Heartbeat]]]] = {
+            kind: {} for kind in MemberKind
+        }
+        self._heard: Final[dict[MemberKind, dict[tuple[str, str], tuple[bytes, Heartbeat]]]] = {
+            kind: {} for kind in MemberKind
+        }
         """Accepted heartbeats of the last reading and this one, by name and agent. Readers read twice as often as
         programs write; a heartbeat that is read again is not new.
         """
@@ -87,16 +91,16 @@ class Hearing:
         """Whether every accepted heartbeat has proven its sender."""
         return self.proofs is not None and self.proofs.judges_all and not self.proofs.accepts_unproven
 
-    def begin(self, kind: Kind) -> None:
+    def begin(self, kind: MemberKind) -> None:
         """Begin another reading of this kind."""
         self._unproven[kind] = {}
         self._former[kind], self._heard[kind] = self._heard[kind], {}
 
-    def unproven(self, kind: Kind) -> Mapping[str, str]:
+    def unproven(self, kind: MemberKind) -> Mapping[str, str]:
         """By name, why the entry at the last reading proved nothing."""
         return self._unproven[kind]
 
-    def hear(self, kind: Kind, name: str, agent: str, payload: bytes) -> Heartbeat | None:
+    def hear(self, kind: MemberKind, name: str, agent: str, payload: bytes) -> Heartbeat | None:
         """The heartbeat under this name and agent; None if it is not to be believed."""
         known = self._former[kind].get((name, agent))
         if known is None or known[0] != payload:
@@ -108,7 +112,7 @@ class Hearing:
             self._heard[kind][name, agent] = known
         return known[1]
 
-    def _judged(self, kind: Kind, name: str, agent: str, payload: bytes) -> Heartbeat | None:
+    def _judged(self, kind: MemberKind, name: str, agent: str, payload: bytes) -> Heartbeat | None:
         beat, fault = decode(payload)
         if beat is not None and (beat.kind, beat.id, beat.agent) != (kind, name, agent):
             beat, fault = None, "it stands under another's name"
@@ -130,11 +134,11 @@ class Hearing:
         self._say(kind, name, agent, f"{kind.value} {name} at {beat.url} does not prove itself: {fault}; {end}")
         return beat if accepted else None
 
-    def gone(self, kind: Kind, name: str, agent: str) -> None:
+    def gone(self, kind: MemberKind, name: str, agent: str) -> None:
         """Note that this name and agent have no entry any more."""
         self._told.discard((kind, name, agent))
 
-    def _say(self, kind: Kind, name: str, agent: str, line: str) -> None:
+    def _say(self, kind: MemberKind, name: str, agent: str, line: str) -> None:
         if (kind, name, agent) not in self._told and len(self._told) < TOLD_MAX:
             self._told.add((kind, name, agent))
             self._warn(line)

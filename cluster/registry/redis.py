@@ -49,14 +49,14 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cluster.errors import UsageError
 from cluster.registry.layout import NUDGED, Keys
-from cluster.registry.membership import TTL_S, Heartbeat, Kind, State, decode, next_epoch
+from cluster.registry.membership import TTL_S, Heartbeat, MemberKind, MemberState, decode, next_epoch
 from cluster.registry.proofs import Hearing, Proofs, parted, printable, proven
 from cluster.registry.registry import (
     DEFAULT_CLUSTER,
     Author,
     Beaten,
     Claimed,
-    Refused,
+    NameRefused,
     RegistryDown,
     check_items,
     goodbye,
@@ -90,12 +90,12 @@ NUDGES_MAX = 1000
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
-Member = tuple[Kind, str, str]
+Member = tuple[MemberKind, str, str]
 """Kind, name and agent: the key of one heartbeat's payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RedisAddress:
     """Address and credentials of a Redis. Its text is fit for logs."""
 
     host: str
@@ -117,7 +117,7 @@ class Place:
         return text
 
 
-def parse_place(url: str, password_file: Path | None = None, ca_file: Path | None = None) -> Place:
+def parse_place(url: str, password_file: Path | None = None, ca_file: Path | None = None) -> RedisAddress:
     """Read ``redis://[user[:password]@]host[:port][/db]`` or ``rediss://`` (TLS); the password is better kept in a
     file.
 
@@ -139,7 +139,7 @@ def parse_place(url: str, password_file: Path | None = None, ca_file: Path | Non
     if password_file is not None and parts.password is not None:
         raise UsageError("--registry-password-file and a password in the registry's URL: give one of them")
     password = read_password(password_file) if password_file is not None else unquote(parts.password or "") or None
-    return Place(
+    return RedisAddress(
         host=parts.hostname,
         port=port,
         db=db,
@@ -174,7 +174,7 @@ class RedisRegistry:
 
     def __init__(
         self,
-        place: Place,
+        place: RedisAddress,
         *,
         cluster: str = DEFAULT_CLUSTER,
         ttl_s: float = TTL_S,
@@ -191,9 +191,9 @@ class RedisRegistry:
         self._redis = _connect(place, timeout_s)
         self._mine: dict[Member, Heartbeat] = {}
         self._left: set[Member] = set()
-        self._silent: dict[Kind, set[bytes]] = {kind: set() for kind in Kind}
+        self._silent: dict[MemberKind, set[bytes]] = {kind: set() for kind in MemberKind}
         self._hearing = Hearing(cluster, proofs, logger.warning)
-        self._strange: dict[tuple[Kind, str], tuple[str, float]] = {}
+        self._strange: dict[tuple[MemberKind, str], tuple[str, float]] = {}
         """Locks whose agent shows no heartbeat: by name, the agent and since when, on the loop's clock."""
         self._nudges: PubSub | None = None
         self._listening = False
@@ -223,13 +223,13 @@ class RedisRegistry:
 
     # --- agents ------------------------------------------------------------------------------------------------------
 
-    async def claim(self, beat: Heartbeat) -> Claimed | Refused:
+    async def claim(self, beat: Heartbeat) -> Claimed | NameRefused:
         return await self._put(beat) or Claimed()
 
-    async def beat(self, beat: Heartbeat) -> Beaten | Refused:
+    async def beat(self, beat: Heartbeat) -> Beaten | NameRefused:
         return await self._put(beat) or Beaten()
 
-    async def leave(self, name: str, agent: str, kind: Kind = Kind.INSTANCE) -> bool:
+    async def leave(self, name: str, agent: str, kind: MemberKind = MemberKind.INSTANCE) -> bool:
         self._left.add((kind, name, agent))
         last = self._mine.pop((kind, name, agent), None)
         async with self._asking():
@@ -267,7 +267,7 @@ class RedisRegistry:
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
-    async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
+    async def read(self, kind: MemberKind = MemberKind.INSTANCE) -> tuple[Heartbeat, ...]:
         silent = self._silent[kind]
         self._hearing.begin(kind)
         async with self._asking():
@@ -293,7 +293,7 @@ class RedisRegistry:
     def all_proven(self) -> bool:
         return self._hearing.all_proven
 
-    def unproven(self, kind: Kind) -> Mapping[str, str]:
+    def unproven(self, kind: MemberKind) -> Mapping[str, str]:
         return self._hearing.unproven(kind)
 
     async def posted(self, authors: Sequence[Author], item: str) -> tuple[bytes | None, ...]:
@@ -356,7 +356,7 @@ class RedisRegistry:
     def _payload(self, member: Member) -> str:
         return self._keys.beat(*member)
 
-    async def _put(self, beat: Heartbeat) -> Refused | None:
+    async def _put(self, beat: Heartbeat) -> NameRefused | None:
         """Write a heartbeat if the name is this agent's or free."""
         payload = self._written(beat)
         member = (beat.kind, str(beat.id), beat.agent)
@@ -412,7 +412,7 @@ class RedisRegistry:
             pipe.srem(self._keys.members(kind), f"{name} {agent}")
             await pipe.execute()
 
-    async def _refuse(self, beat: Heartbeat, owner: str, *, had_it: bool) -> Refused | None:
+    async def _refuse(self, beat: Heartbeat, owner: str, *, had_it: bool) -> NameRefused | None:
         """Why the name is another agent's; None: no living agent holds it, and its lock is this agent's now. `had_it`:
         the name was this agent's until now.
         """
@@ -437,7 +437,7 @@ class RedisRegistry:
     def _holder(self, beat: Heartbeat, member: Member, payload: bytes) -> Heartbeat | None:
         """The heartbeat of the agent that holds the name that `beat` wants, if it counts against `beat`."""
         holder, _ = decode(payload)
-        if holder is None or (holder.kind, holder.id, holder.agent) != member or holder.state is State.GONE:
+        if holder is None or (holder.kind, holder.id, holder.agent) != member or holder.state is MemberState.GONE:
             return None
         proofs = self._hearing.proofs
         if proofs is None:
@@ -522,13 +522,13 @@ class RedisRegistry:
             beat = self._hearing.hear(kind, name, agent, payload)
             if beat is not None:
                 heard.append((beat, _text(owner)))
-        told = {(beat.id, beat.agent) for beat, _ in heard if beat.state is not State.GONE}
+        told = {(beat.id, beat.agent) for beat, _ in heard if beat.state is not MemberState.GONE}
         # With a fleet's keys, a lock counts only together with its owner's proven heartbeat.
         proves = self._hearing.all_proven
         return tuple(
             beat
             for beat, owner in heard
-            if beat.state is State.GONE or owner == beat.agent or (proves and (beat.id, owner) not in told)
+            if beat.state is MemberState.GONE or owner == beat.agent or (proves and (beat.id, owner) not in told)
         )
 
     async def _listen(self) -> PubSub:
@@ -580,7 +580,7 @@ class RedisRegistry:
         raise RegistryDown(f"the registry at {self._place} {because}") from None  # a chain might quote the password
 
 
-def _connect(place: Place, timeout_s: float) -> Redis:
+def _connect(place: RedisAddress, timeout_s: float) -> Redis:
     """A client that is not connected yet. It retries once, at once: a connection closed by a restart is no outage."""
     tls: dict[str, Any] = {}
     if place.tls:
@@ -615,7 +615,7 @@ async def _close(nudges: PubSub) -> None:
         await nudges.aclose()  # type: ignore[no-untyped-call]
 
 
-def _member(kind: Kind, entry: bytes) -> Member | None:
+def _member(kind: MemberKind, entry: bytes) -> Member | None:
     """Kind, name and agent of an entry of the set; None for an entry that Baton never wrote."""
     name, space, agent = _text(entry).partition(" ")
     return (kind, name, agent) if space and name and agent else None

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from cluster.errors import BatonError
-from cluster.registry.membership import Heartbeat, Kind, State
+from cluster.registry.membership import Heartbeat, MemberKind, MemberState
 
 DEFAULT_CLUSTER = "default"
 
@@ -54,7 +54,7 @@ class Beaten:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NameRefused:
     """The name is another agent's, and readers see nothing of this agent. The message names both agents."""
 
     because: str
@@ -81,28 +81,28 @@ class Registry(Protocol):
         have written it.
         """
 
-    async def claim(self, beat: Heartbeat) -> Claimed | Refused:
+    async def claim(self, beat: Heartbeat) -> Claimed | NameRefused:
         """Take the name, if it is free or already this agent's, and write the heartbeat."""
 
-    async def beat(self, beat: Heartbeat) -> Beaten | Refused:
+    async def beat(self, beat: Heartbeat) -> Beaten | NameRefused:
         """Write a heartbeat and keep the name for another ttl.
 
         Takes a free name as `claim` does: the next heartbeats of all agents fill a registry that lost its data. Refused
         to an agent that has said goodbye.
         """
 
-    async def leave(self, name: str, agent: str, kind: Kind = Kind.INSTANCE) -> bool:
-        """Say goodbye: readers hear `State.GONE`, and the name is free at once. False if the name was another
+    async def leave(self, name: str, agent: str, kind: MemberKind = MemberKind.INSTANCE) -> bool:
+        """Say goodbye: readers hear `MemberState.GONE`, and the name is free at once. False if the name was another
         agent's.
         """
 
     async def next_epoch(self, name: str, above: int = 0) -> int:
         """An epoch that was never given out for this name, and is above `above` (the caller's own last one)."""
 
-    async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
+    async def read(self, kind: MemberKind = MemberKind.INSTANCE) -> tuple[Heartbeat, ...]:
         """The last heartbeat of each name's owner, and goodbyes. Unreadable entries are logged and left out."""
 
-    def unproven(self, kind: Kind) -> Mapping[str, str]:
+    def unproven(self, kind: MemberKind) -> Mapping[str, str]:
         """Names whose heartbeat at the last reading proved nothing, and why. Empty without keys."""
 
     async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
@@ -134,26 +134,26 @@ class Registry(Protocol):
         """Close all connections, without a goodbye."""
 
 
-def refusal(beat: Heartbeat, holder: Heartbeat | None, holder_agent: str) -> Refused:
+def refusal(beat: Heartbeat, holder: Heartbeat | None, holder_agent: str) -> NameRefused:
     """Refuse `beat`: its name belongs to `holder_agent`, whose last heartbeat (if there is one) is `holder`."""
     if holder is None:
         owner = f"agent {holder_agent[:12]}"
     else:
         owner = f"{holder.who} ({holder.state.value}, epoch {holder.epoch})"
-    return Refused(
+    return NameRefused(
         f"the name {beat.id} belongs to {owner}; this is {beat.who}. Give one of them another name, "
         "or wait: the name of an agent that fell silent is free after a few seconds"
     )
 
 
-def said_goodbye(beat: Heartbeat) -> Refused:
+def said_goodbye(beat: Heartbeat) -> NameRefused:
     """Refuse an agent that has left: a late heartbeat of it must not undo the goodbye."""
-    return Refused(f"{beat.who} has said goodbye as {beat.id}")
+    return NameRefused(f"{beat.who} has said goodbye as {beat.id}")
 
 
 def goodbye(last: Heartbeat) -> Heartbeat:
     """The heartbeat that stays in the registry for a ttl after `last`, so that readers learn of the leave."""
-    return replace(last, state=State.GONE, seq=last.seq + 1, detail="")
+    return replace(last, state=MemberState.GONE, seq=last.seq + 1, detail="")
 
 
 def check_items(items: Mapping[str, bytes]) -> None:

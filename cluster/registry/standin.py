@@ -80,7 +80,7 @@ class Server(TcpFakeServer):
         _tcp_server._POLL_INTERVAL = PUSH_EVERY_S  # noqa: SLF001 - a constant with no other way in
         super().__init__(address)
         self.daemon_threads = True
-        self.RequestHandlerClass = Client
+        self.RequestHandlerClass = StandinClient
         self.demands_password = bool(password)
         if password:
             self.fake_server.config[b"requirepass"] = password.encode()
@@ -93,7 +93,7 @@ class Server(TcpFakeServer):
             _say(f"a client's connection failed: {error!r}")
 
 
-class Client(_tcp_server.TCPFakeRequestHandler):
+class StandinClient(_tcp_server.TCPFakeRequestHandler):
     """One connection. It sends small answers at once: Nagle's algorithm would delay each by 40 ms."""
 
     server: Server

@@ -16,8 +16,8 @@ from cluster.spec.settings import (
     Model,
     Pool,
     Pools,
-    Registry,
-    Router,
+    RegistrySettings,
+    RouterSettings,
     Shape,
     SloClass,
     Spec,
@@ -37,10 +37,10 @@ SECTIONS: tuple[tuple[str, type], ...] = (
     ("`slo.CLASS`", SloClass),
     ("`tenants.TENANT`", Tenant),
     ("`transfer`", Transfer),
-    ("`registry`", Registry),
+    ("`registry`", RegistrySettings),
     ("`limits`", Limits),
     ("`hardware.GPU`", Hardware),
-    ("`router`", Router),
+    ("`router`", RouterSettings),
 )
 
 _HEAD = f"""\

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cluster.errors import UsageError
 from cluster.spec.problems import FieldPath, Problem, Severity, nearest, quoted
-from cluster.spec.reader import Place, Reader, sorted_problems
+from cluster.spec.reader import FilePlace, Reader, sorted_problems
 from cluster.spec.rules import Finding, FloorOf, check
 from cluster.spec.settings import Spec
 from cluster.spec.tree import Malformed, Node, compose, tree_of
@@ -21,7 +21,7 @@ class Parsed:
     spec: Spec | None
     """None if the file has an error."""
     problems: tuple[Problem, ...]
-    places: dict[FieldPath, Place]
+    places: dict[FieldPath, FilePlace]
     """Where each value of the file stands. A setting that is missing here was left at its default."""
 
     @property
@@ -58,7 +58,7 @@ def _read(reader: Reader, tree: Callable[[], Node | None], floor_of: FloorOf | N
     try:
         spec = reader.read(tree())
     except Malformed as fault:
-        reader.places[()] = Place(fault.mark, "")
+        reader.places[()] = FilePlace(fault.mark, "")
         reader.tell((), fault.message, fault.fix)
         spec = None
     if spec is not None and not reader.full:
@@ -72,7 +72,7 @@ def _tell(reader: Reader, finding: Finding) -> None:
         reader.tell(finding.path, finding.message, finding.fix, severity=finding.severity, value=finding.value)
 
 
-def _parsed(file: str, spec: Spec | None, problems: list[Problem], places: dict[FieldPath, Place]) -> Parsed:
+def _parsed(file: str, spec: Spec | None, problems: list[Problem], places: dict[FieldPath, FilePlace]) -> Parsed:
     told = sorted_problems(problems)
     failed = any(each.severity is Severity.ERROR for each in told)
     return Parsed(file=file, spec=None if failed else spec, problems=told, places=places)

@@ -16,13 +16,13 @@ from cluster.spec import flags, guess, units
 from cluster.spec.about import Setting, broken_bound, is_section, settings_of
 from cluster.spec.problems import FieldPath, Problem, Severity, nearest, printable, quoted, shown_path
 from cluster.spec.settings import Spec
-from cluster.spec.tree import Items, Mark, Node, Scalar, Table
+from cluster.spec.tree import Items, MappingNode, Mark, Node, Scalar
 
 PROBLEMS_MAX = 100
 """Most problems reported of one file; a file with more is probably no cluster file."""
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """Where a value stands, and its text there."""
 
     mark: Mark
@@ -78,14 +78,14 @@ class Reader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[Problem] = []
-        self.places: dict[FieldPath, Place] = {}
+        self.places: dict[FieldPath, FilePlace] = {}
         self.broken: set[FieldPath] = set()
 
     def read(self, root: Node | None) -> Spec:
         """Read the whole file. Check `problems` before you use the result."""
-        node = Table(Mark(1, 1)) if root is None else root
-        self.places[()] = Place(node.mark, "")
-        if isinstance(node, Table):
+        node = MappingNode(Mark(1, 1)) if root is None else root
+        self.places[()] = FilePlace(node.mark, "")
+        if isinstance(node, MappingNode):
             node.entries = [(key, value) for key, value in node.entries if not key.text.startswith("x-")]
         spec = self._section(Spec, node, ())
         return Spec(models=()) if isinstance(spec, _Wrong) else spec
@@ -128,7 +128,7 @@ class Reader:
             )
         )
 
-    def _place(self, path: FieldPath) -> Place:
+    def _place(self, path: FieldPath) -> FilePlace:
         while path not in self.places:
             path = path[:-1]
         return self.places[path]
@@ -147,8 +147,8 @@ class Reader:
 
     def _section(self, section: type, node: Node, path: FieldPath) -> Any:
         if _is_null(node):
-            node = Table(node.mark)
-        if not isinstance(node, Table):
+            node = MappingNode(node.mark)
+        if not isinstance(node, MappingNode):
             return self._wrong(path, "must be a mapping", guess.as_mapping(section, path, shown_node(node)))
         known = settings_of(section)
         values = {}
@@ -167,10 +167,10 @@ class Reader:
                 values[name] = _stand_in(setting.kind)
         return section(**values)
 
-    def _entries(self, table: Table, path: FieldPath) -> Iterator[tuple[Scalar, Node]]:
+    def _entries(self, table: MappingNode, path: FieldPath) -> Iterator[tuple[Scalar, Node]]:
         """The entries of a mapping with `<<` resolved, each key once; a key that is given twice is reported."""
         seen: dict[str, Mark] = {}
-        merged: list[Table] = []
+        merged: list[MappingNode] = []
         for key, node in table.entries:
             if key.plain and key.text == "<<":
                 merged += self._merged(node, (*path, "<<"))
@@ -182,7 +182,7 @@ class Reader:
                 self._wrong(at, f"given twice, {first}", "remove one of the two", mark=key.mark, value=shown)
                 continue
             seen[key.text] = key.mark
-            self.places.setdefault(at, Place(node.mark, shown_node(node)))
+            self.places.setdefault(at, FilePlace(node.mark, shown_node(node)))
             yield key, node
         for inner in merged:
             for key, node in self._entries(inner, path):
@@ -190,10 +190,10 @@ class Reader:
                     seen[key.text] = key.mark
                     yield key, node
 
-    def _merged(self, node: Node, path: FieldPath) -> list[Table]:
+    def _merged(self, node: Node, path: FieldPath) -> list[MappingNode]:
         nodes = node.nodes if isinstance(node, Items) else [node]
-        if all(isinstance(each, Table) for each in nodes):
-            return [each for each in nodes if isinstance(each, Table)]
+        if all(isinstance(each, MappingNode) for each in nodes):
+            return [each for each in nodes if isinstance(each, MappingNode)]
         self.tell(path, "`<<` takes a mapping", "write `<<: *name` with an anchor at a mapping", mark=node.mark)
         return []
 
@@ -209,7 +209,7 @@ class Reader:
     # -- values --
 
     def _value(self, setting: Setting, kind: Any, node: Node, path: FieldPath) -> Any:
-        self.places.setdefault(path, Place(node.mark, shown_node(node)))
+        self.places.setdefault(path, FilePlace(node.mark, shown_node(node)))
         origin = get_origin(kind)
         if is_section(kind):
             return self._section(kind, node, path)
@@ -238,7 +238,7 @@ class Reader:
     def _mapping(self, setting: Setting, kind: Any, node: Node, path: FieldPath) -> Any:
         if _is_null(node):
             return {}
-        if not isinstance(node, Table):
+        if not isinstance(node, MappingNode):
             return self._wrong(path, "must be a mapping", f"write `{setting.name}: {{NAME: …}}`")
         values = {}
         for key, inner in self._entries(node, path):

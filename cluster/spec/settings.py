@@ -491,7 +491,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registry:
+class RegistrySettings:
     """The registry: a Redis that agents and routers share."""
 
     url: str | None = field(
@@ -680,7 +680,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Router:
+class RouterSettings:
     """The router: what clients and operators connect to."""
 
     host: str = field(
@@ -806,8 +806,8 @@ class Spec:
             aka=("kv_transfer", "handoff", "kv"),
         ),
     )
-    registry: Registry = field(
-        default=Registry(),
+    registry: RegistrySettings = field(
+        default=RegistrySettings(),
         metadata=about(
             text="Where the fleet meets.", why="one is started with the cluster", aka=("redis", "discovery", "store")
         ),
@@ -829,8 +829,8 @@ class Spec:
             aka=("gpus", "gpu_types", "gpu", "nodes", "machines"),
         ),
     )
-    router: Router = field(
-        default=Router(),
+    router: RouterSettings = field(
+        default=RouterSettings(),
         metadata=about(
             text="The front door.", why="this machine alone, port 8000", aka=("frontend", "gateway", "server")
         ),

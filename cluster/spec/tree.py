@@ -95,7 +95,7 @@ class Items:
 
 
 @dataclass(slots=True, eq=False)
-class Table:
+class MappingNode:
     """A mapping, in the order of the file and with its repeated keys."""
 
     mark: Mark
@@ -106,7 +106,7 @@ class Table:
     """While the mapping is being read: the key whose value comes next."""
 
 
-Node = Scalar | Items | Table
+Node = Scalar | Items | MappingNode
 
 
 def compose(text: str) -> Node | None:
@@ -145,7 +145,7 @@ def _grown(value: object, depth: int) -> Node:
         raise Malformed(mark, f"nested more than {DEPTH_MAX} levels deep", "nest less")
     if isinstance(value, Mapping):
         entries = [(_word(str(key)), _grown(inner, depth + 1)) for key, inner in value.items()]
-        return Table(mark, entries, size=1 + sum(node.size for _, node in entries))
+        return MappingNode(mark, entries, size=1 + sum(node.size for _, node in entries))
     if isinstance(value, list | tuple):
         nodes = [_grown(inner, depth + 1) for inner in value]
         return Items(mark, nodes, size=1 + sum(node.size for node in nodes))
@@ -176,7 +176,7 @@ class _Composer:
 
     def __init__(self) -> None:
         self.root: Node | None = None
-        self._open: list[Items | Table] = []
+        self._open: list[Items | MappingNode] = []
         self._names: list[str | None] = []
         self._anchors: dict[str, Node] = {}
         self._documents = 0
@@ -194,7 +194,7 @@ class _Composer:
             self._place(self._aliased(event.anchor, mark), None, mark)
         elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
             _refuse_tag(event.tag, mark)
-            self._begin(Items(mark) if isinstance(event, yaml.SequenceStartEvent) else Table(mark), event.anchor)
+            self._begin(Items(mark) if isinstance(event, yaml.SequenceStartEvent) else MappingNode(mark), event.anchor)
         elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
             self._place(self._open.pop(), self._names.pop())
 
@@ -204,7 +204,7 @@ class _Composer:
             raise Malformed(mark, "this text holds a character that is none", "remove the `\\0` or `\\ud800` escape")
         return Scalar(mark, event.value, plain=event.style is None)
 
-    def _begin(self, node: Items | Table, anchor: str | None) -> None:
+    def _begin(self, node: Items | MappingNode, anchor: str | None) -> None:
         if len(self._open) >= DEPTH_MAX:
             raise Malformed(node.mark, f"nested more than {DEPTH_MAX} levels deep", "nest less")
         self._open.append(node)

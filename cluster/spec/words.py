@@ -23,7 +23,7 @@ _MISSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExplainedPart:
     """One subject: a title and its sentences."""
 
     title: str
@@ -32,16 +32,16 @@ class Part:
     """The part of Baton that will act on this, if no part does yet."""
 
 
-def explain(parsed: Parsed) -> tuple[Part, ...]:
+def explain(parsed: Parsed) -> tuple[ExplainedPart, ...]:
     """Everything that a file without errors promises, subject by subject."""
     spec = parsed.usable()
-    parts = [Part(f"model {model.api_name}", tuple(_model(model))) for model in spec.models]
+    parts = [ExplainedPart(f"model {model.api_name}", tuple(_model(model))) for model in spec.models]
     parts += [_classes(spec), _tenants(spec), _transfer(spec), _registry(spec), _hardware(spec), _router(spec)]
-    parts.append(Part("left at defaults", tuple(_defaults(spec, parsed))))
+    parts.append(ExplainedPart("left at defaults", tuple(_defaults(spec, parsed))))
     return tuple(part for part in parts if part.lines)
 
 
-def as_text(parts: tuple[Part, ...]) -> str:
+def as_text(parts: tuple[ExplainedPart, ...]) -> str:
     """The parts, one below the other."""
     blocks = []
     for part in parts:
@@ -114,17 +114,17 @@ def _count(number: int, noun: str) -> str:
 # -- promises --
 
 
-def _classes(spec: Spec) -> Part:
+def _classes(spec: Spec) -> ExplainedPart:
     coming = settings_of(Spec)["slo"].about.coming
     if not spec.slo:
         line = "None: best effort. Nothing is promised, and nothing is ever refused for being late."
-        return Part("classes of requests", (line,))
+        return ExplainedPart("classes of requests", (line,))
     lines: list[str] = []
     for name, each in spec.slo.items():
         lines.append(f"{name}: {_share(each.attainment)} of all requests get {_promise(each)}.")
         lines.append(f"  {_MISSED.get(each.when_missed) or _degraded(each)} Refused and late ones count as missed.")
     lines.append("A request names its class in the header x-slo-class.")
-    return Part("classes of requests", tuple(lines), coming)
+    return ExplainedPart("classes of requests", tuple(lines), coming)
 
 
 def _share(attainment: float) -> str:
@@ -151,9 +151,9 @@ def _degraded(each: SloClass) -> str:
     return f"A request that cannot make it is served by the targets of {each.degrade_to}."
 
 
-def _tenants(spec: Spec) -> Part:
+def _tenants(spec: Spec) -> ExplainedPart:
     if not spec.tenants:
-        return Part("tenants", ("None named: no keys. Every client that reaches the router may use it.",))
+        return ExplainedPart("tenants", ("None named: no keys. Every client that reaches the router may use it.",))
     total = sum(tenant.share for tenant in spec.tenants.values())
     lines = []
     for name, tenant in spec.tenants.items():
@@ -172,7 +172,7 @@ def _tenants(spec: Spec) -> Part:
             lines.append("  shares its cached prompts with the others: what it asked can be told from their latency")
         else:
             lines.append("  reuses cached prompts of its own requests only")
-    return Part("tenants", tuple(lines), settings_of(Spec)["tenants"].about.coming)
+    return ExplainedPart("tenants", tuple(lines), settings_of(Spec)["tenants"].about.coming)
 
 
 # -- the rest --
@@ -185,7 +185,7 @@ _MOVERS = {
 }
 
 
-def _transfer(spec: Spec) -> Part:
+def _transfer(spec: Spec) -> ExplainedPart:
     mover = _MOVERS[spec.transfer.connector]
     lease = spec.transfer.lease_s
     kept = f"for {lease} s" if lease else "for 30 s (120 s on CPU)"
@@ -194,12 +194,12 @@ def _transfer(spec: Spec) -> Part:
         *(("Every block that was pulled is compared with what was held.",) if spec.transfer.digests else ()),
         "A handoff that fails costs time, never the answer: decode computes the prompt again.",
     )
-    return Part("handoff", lines)
+    return ExplainedPart("handoff", lines)
 
 
-def _registry(spec: Spec) -> Part:
+def _registry(spec: Spec) -> ExplainedPart:
     if spec.registry.url is None:
-        return Part("registry", ("A Redis is started with the cluster.",))
+        return ExplainedPart("registry", ("A Redis is started with the cluster.",))
     address = spec.registry.url.rpartition("@")[2]
     address = address if "://" in address else f"{spec.registry.url.partition('://')[0]}://{address}"
     lines = [f"The fleet meets at {address}."]
@@ -207,10 +207,10 @@ def _registry(spec: Spec) -> Part:
         lines.append(f"Its password is read from {spec.registry.password_file}.")
     if spec.registry.ca_file:
         lines.append(f"Its certificate is checked against {spec.registry.ca_file}.")
-    return Part("registry", tuple(lines))
+    return ExplainedPart("registry", tuple(lines))
 
 
-def _hardware(spec: Spec) -> Part:
+def _hardware(spec: Spec) -> ExplainedPart:
     lines = []
     for name, each in spec.hardware.items():
         said = [f"{each.count} of them" if each.count else "as many as the pools want"]
@@ -218,10 +218,10 @@ def _hardware(spec: Spec) -> Part:
         said += [f"{shown(each.price_per_hour)} per hour"] if each.price_per_hour is not None else []
         said += [f"{shown(each.power_w)} W"] if each.power_w else []
         lines.append(f"{name}: {', '.join(said)}")
-    return Part("hardware", tuple(lines), settings_of(Spec)["hardware"].about.coming)
+    return ExplainedPart("hardware", tuple(lines), settings_of(Spec)["hardware"].about.coming)
 
 
-def _router(spec: Spec) -> Part:
+def _router(spec: Spec) -> ExplainedPart:
     router, limits = spec.router, spec.limits
     lines = [
         f"listens on {_address(router.host, router.port)}, its admin side on "
@@ -237,7 +237,7 @@ def _router(spec: Spec) -> Part:
         lines.append(f"From other machines the admin side asks for a key of {router.admin_key_file}.")
     if router.processes > 1:
         lines.append(f"{router.processes} processes share the port.")
-    return Part("router", tuple(lines))
+    return ExplainedPart("router", tuple(lines))
 
 
 def _address(host: str, port: int) -> str:
@@ -277,6 +277,6 @@ def _unset(settings: Mapping[str, Setting], path: FieldPath, parsed: Parsed) -> 
             yield f"{'.'.join(map(str, path))}.{name}{default}{unit}: {setting.about.why}"
 
 
-def as_json(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
+def as_json(parts: tuple[ExplainedPart, ...]) -> list[dict[str, Any]]:
     """The parts for programs."""
     return [{"title": part.title, "lines": list(part.lines), "coming": part.coming} for part in parts]

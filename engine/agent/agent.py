@@ -17,9 +17,16 @@ from typing import Any
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import BEAT_EVERY_S, SHUNS_BYTES_MAX, SHUNS_MAX, Heartbeat, Kind, Membership
-from cluster.registry.membership import State as MemberState
-from cluster.registry.registry import Refused, Registry, RegistryDown
+from cluster.registry.membership import (
+    BEAT_EVERY_S,
+    SHUNS_BYTES_MAX,
+    SHUNS_MAX,
+    Heartbeat,
+    MemberKind,
+    Membership,
+    MemberState,
+)
+from cluster.registry.registry import NameRefused, Registry, RegistryDown
 from cluster.telemetry import tracing
 from engine.agent.adapters import Adapters
 from engine.agent.grants import concerning
@@ -27,6 +34,7 @@ from engine.agent.http import Gate, agent_app, listen
 from engine.agent.kv_events import follow, make_room
 from engine.agent.machine import (
     AgentMachine,
+    AgentState,
     DrainAsked,
     EngineIs,
     Event,
@@ -37,19 +45,18 @@ from engine.agent.machine import (
     RoleAsked,
     RoutersHeard,
     Say,
-    State,
     StopAsked,
     StopEngine,
     Tick,
 )
 from engine.agent.meetings import exposition, with_door
-from engine.agent.rules import Rules
+from engine.agent.rules import RoleRules
 from engine.agent.transfers import MEETING_S, Transfers
-from engine.vllm.child import Change, EngineProcess
+from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.evictions import Evictions
 from engine.vllm.probe import Probe, Unwell
 from kvtransfer.seal import Identity
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 logger = logging.getLogger("baton.agent")
 
@@ -93,7 +100,7 @@ class AgentConfig:
     """Identifies the machine (`engine.agent.node`)."""
     tenants: tuple[str, ...] = ()
     """The only tenants whose requests the instance serves; none: all tenants."""
-    ticket_keys: Callable[[], tuple[Key, ...]] | None = None
+    ticket_keys: Callable[[], tuple[SigningKey, ...]] | None = None
     """Gives this instance's ticket keys, which check requests to its agent. None: it has no keys."""
     admin_keys: Callable[[], tuple[str, ...]] | None = None
     """Gives the digests of operators' keys, for requests from other machines. None: there are no such keys."""
@@ -109,12 +116,12 @@ class Agent:
     def __init__(
         self,
         engine: EngineProcess,
-        rules: Rules,
+        rules: RoleRules,
         config: AgentConfig,
         registry: Registry | None,
-        tell: Callable[[Change], None],
+        tell: Callable[[EngineChange], None],
         say: Callable[[str], None],
-        flips: Mapping[Role, Rules] | None = None,
+        flips: Mapping[Role, RoleRules] | None = None,
         identity: Identity | None = None,
     ) -> None:
         self.engine = engine
@@ -137,7 +144,7 @@ class Agent:
         self._look = asyncio.Event()
         self._code: asyncio.Future[int] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._news: asyncio.Queue[Change] = asyncio.Queue()
+        self._news: asyncio.Queue[EngineChange] = asyncio.Queue()
         self._engine_running = False
         self._local_epoch = 0
         self._over = False
@@ -247,13 +254,13 @@ class Agent:
         """End now."""
         self._feed(StopAsked())
 
-    def engine_changed(self, change: Change) -> None:
+    def engine_changed(self, change: EngineChange) -> None:
         """Take a change of the engine's process; pass this method to the process as `on_change`."""
         self._news.put_nowait(change)
 
     def is_ready(self) -> bool:
         """Whether the instance takes work."""
-        return self.machine.state is State.READY
+        return self.machine.state is AgentState.READY
 
     def state(self) -> dict[str, Any]:
         """Everything that the agent knows of the instance."""
@@ -284,8 +291,8 @@ class Agent:
         machine, load = self.machine, self.machine.load
         label = f'{{instance="{self.spec.instance}",role="{machine.role.value}"}}'
         samples: dict[str, float] = {
-            "baton_agent_ready": machine.state is State.READY,
-            "baton_agent_draining": machine.state is State.DRAINING,
+            "baton_agent_ready": machine.state is AgentState.READY,
+            "baton_agent_draining": machine.state is AgentState.DRAINING,
             "baton_agent_epoch": machine.epoch,
             "baton_agent_credits": machine.credits,
             "baton_agent_credits_of_dead_routers": machine.shared.ghosts,
@@ -338,8 +345,8 @@ class Agent:
         while True:
             await self._engine_changed(await self._news.get())
 
-    async def _engine_changed(self, change: Change) -> None:
-        if change.state == "starting" and self.machine.state is not State.STOPPING:
+    async def _engine_changed(self, change: EngineChange) -> None:
+        if change.state == "starting" and self.machine.state is not AgentState.STOPPING:
             await self._number_start(change)
         if change.state == "ready":
             await self._learn_models()
@@ -347,9 +354,9 @@ class Agent:
         if change.state == "stopping":
             return  # the agent's own doing
         self._feed(EngineIs(change.state, change.detail, self._epoch))
-        self._tell(Change(instance=change.instance, state=change.state, detail=change.detail, epoch=self._epoch))
+        self._tell(EngineChange(instance=change.instance, state=change.state, detail=change.detail, epoch=self._epoch))
 
-    async def _number_start(self, change: Change) -> None:
+    async def _number_start(self, change: EngineChange) -> None:
         """Give every start of the engine an epoch that this name never had: an old reference must not match."""
         if change.epoch == self._local_epoch:
             return
@@ -411,7 +418,7 @@ class Agent:
         looks = 0
         async with self._probe() as probe:
             while not self._over:
-                if self.machine.state in {State.READY, State.DRAINING}:
+                if self.machine.state in {AgentState.READY, AgentState.DRAINING}:
                     with contextlib.suppress(Unwell):
                         load = await probe.load()
                         self._feed(LoadRead(load if self._moves is None else with_door(load, self._moves.handoffs)))
@@ -485,7 +492,7 @@ class Agent:
                 logger.warning("%s", down)
                 await asyncio.sleep(BEAT_EVERY_S)
                 continue
-            if not isinstance(claimed, Refused):
+            if not isinstance(claimed, NameRefused):
                 return
             if time.monotonic() > deadline:
                 raise UsageError(f"--name {self.spec.instance}: {claimed.because}; choose another name")
@@ -509,7 +516,7 @@ class Agent:
                 if down:
                     logger.info("the registry is back")
                 down = False
-                if isinstance(answer, Refused):
+                if isinstance(answer, NameRefused):
                     self._say(f"{self.spec.instance} lost its name: {answer.because}")
                     self._feed(DrainAsked(self.config.drain_s, leave=True))
             self._nudge.clear()
@@ -523,7 +530,7 @@ class Agent:
         """
         now = asyncio.get_running_loop().time()
         try:
-            beats = await registry.read(Kind.ROUTER)
+            beats = await registry.read(MemberKind.ROUTER)
         except RegistryDown:
             routers.deaf(now)  # the heartbeat reports the outage
             return

@@ -5,9 +5,9 @@ credits. Pure.
 reads a heartbeat half a second later and another five seconds later, and a router that has not yet read a lower grant
 applies the older, higher one.
 
-**The most that each router can have** is known at all times (`Router.bound`). Every announcement gives, for one moment,
-the router's legs here (l) and the heartbeat whose grant it applies (h). Since that moment the router has begun a leg
-only if it had fewer than some grant published at h or later. So its legs are at most max(l, every grant since h).
+**The most that each router can have** is known at all times (`RouterGrant.bound`). Every announcement gives, for one
+moment, the router's legs here (l) and the heartbeat whose grant it applies (h). Since that moment the router has begun
+a leg only if it had fewer than some grant published at h or later. So its legs are at most max(l, every grant since h).
 
 **A grant rises only within the rest**: the sum of all bounds, the dead routers' included, stays within the credits.
 Lowering a grant is always safe, but frees nothing until the router confirms that it read the lower one. So:
@@ -103,7 +103,7 @@ def concerning(
 
 
 @dataclass(slots=True)
-class Router:
+class RouterGrant:
     """What one router may have here."""
 
     said: RouterSays
@@ -141,8 +141,8 @@ class Grants:
 
     def __init__(self, instance: str) -> None:
         self.instance: Final = instance
-        self.routers: Final[dict[str, Router]] = {}
-        self._dead: dict[str, tuple[Router, int, float]] = {}
+        self.routers: Final[dict[str, RouterGrant]] = {}
+        self._dead: dict[str, tuple[RouterGrant, int, float]] = {}
         """Dead routers by name: the router, how many of its legs are still counted, and since when it is dead, in
         seconds."""
         self._looks: list[tuple[float, int]] = []
@@ -173,7 +173,7 @@ class Grants:
         for name, said in alive.items():
             if name not in self.routers:
                 back = self._dead.pop(name, None)
-                self.routers[name] = Router(said, granted=[self._last]) if back is None else back[0]
+                self.routers[name] = RouterGrant(said, granted=[self._last]) if back is None else back[0]
             self.routers[name].heard(said)
 
     def engine_has(self, load: Load, now: float) -> None:
@@ -182,7 +182,7 @@ class Grants:
         self._looks = [look for look in self._looks if look[0] > now - SURE_S]
         self._looks.append((now, max(0, legs - sum(router.legs for router in self.routers.values()))))
         shown = max(look for _, look in self._looks)
-        kept: dict[str, tuple[Router, int, float]] = {}
+        kept: dict[str, tuple[RouterGrant, int, float]] = {}
         for name, (router, left, since) in reversed(self._dead.items()):
             if now - since >= SURE_S:
                 left = min(left, shown)  # noqa: PLW2901 - the youngest keep their legs: the oldest had most time to end

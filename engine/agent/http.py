@@ -22,7 +22,7 @@ from cluster.instance import Role
 from cluster.keys import key_in, whose
 from cluster.readable import deadline_in, object_in, too_large_here
 from kvtransfer.signed import SIGNATURE, TO, Judge, ask_in
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 if TYPE_CHECKING:
     from cluster.telemetry import Tracing
@@ -41,7 +41,7 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 _UNIX_TIME: Final = time.time  # noqa: TID251 - the clock that two machines share
 
 
-class Answers(Protocol):
+class AgentActions(Protocol):
     """The agent's state and actions; implemented by `engine.agent.agent.Agent`."""
 
     def state(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Gate:
         self,
         instance: str,
         *,
-        ticket_keys: Callable[[], tuple[Key, ...]] | None = None,
+        ticket_keys: Callable[[], tuple[SigningKey, ...]] | None = None,
         admin_keys: Callable[[], tuple[str, ...]] | None = None,
         bound: str = "",
         clock: Callable[[], float] = _UNIX_TIME,
@@ -121,7 +121,7 @@ class Gate:
             raise ApiError(401, "AuthenticationError", "The key is not one of this agent's --admin-key-file.")
 
 
-def agent_app(agent: Answers, gate: Gate, traced: Tracing | None = None) -> web.Application:
+def agent_app(agent: AgentActions, gate: Gate, traced: Tracing | None = None) -> web.Application:
     """The routes. `traced` makes a span of each request that changes something."""
 
     async def health(_: web.Request) -> web.Response:

@@ -21,14 +21,14 @@ from enum import StrEnum
 
 from cluster.instance import Load, Role
 from engine.agent.grants import Grants, Order, RouterSays
-from engine.agent.rules import Rules
+from engine.agent.rules import RoleRules
 
 QUIET_S = 2.0
 """How long an instance must be seen idle before it may leave: four times the routers' reading interval, so that the leg
 of a router that had not yet heard is there to be seen."""
 
 
-class State(StrEnum):
+class AgentState(StrEnum):
     """The states of an instance in the fleet; the words of its heartbeat."""
 
     STARTING = "starting"
@@ -131,11 +131,11 @@ class AgentMachine:
     """The state of one agent."""
 
     name: str
-    rules: Rules
+    rules: RoleRules
     role: Role = Role.BOTH
-    flips: Mapping[Role, Rules] = field(default_factory=dict)
+    flips: Mapping[Role, RoleRules] = field(default_factory=dict)
     """The rules of every role that the instance may take; empty if its engine was started for one role."""
-    state: State = State.STARTING
+    state: AgentState = AgentState.STARTING
     detail: str = ""
     epoch: int = 0
     load: Load = field(default_factory=Load)
@@ -157,7 +157,7 @@ class AgentMachine:
     @property
     def credits(self) -> int:
         """Legs that may be in flight here, of all routers; 0 unless ready."""
-        return self.rules.credits(self.load) if self.state is State.READY else 0
+        return self.rules.credits(self.load) if self.state is AgentState.READY else 0
 
     def grants(self, order: Order) -> dict[str, int]:
         """Those legs by router, for the heartbeat of this order: from then on they count as granted."""
@@ -165,7 +165,7 @@ class AgentMachine:
 
     def next_wakeup(self) -> float | None:
         """The end of the lingering, of the quiet time, or the drain's deadline."""
-        if self.state is not State.DRAINING:
+        if self.state is not AgentState.DRAINING:
             return None if self.gone or self.leave_at == math.inf else self.leave_at
         quiet = math.inf if self.idle_since is None or self.drained else self.idle_since + QUIET_S
         due = min(quiet, self.deadline)
@@ -198,9 +198,9 @@ class AgentMachine:
         self.epoch = event.epoch
         if event.state in {"stopped", "failed"}:
             return self._ended(event)
-        if self.state is State.STOPPING:
+        if self.state is AgentState.STOPPING:
             return ()
-        if self.state is State.DRAINING:
+        if self.state is AgentState.DRAINING:
             if event.state == "ready":
                 return ()
                 # The engine died while draining: its work is lost already, and a new engine would get no work.
@@ -212,34 +212,34 @@ class AgentMachine:
 
     def _set(self, event: EngineIs) -> tuple[Effect, ...]:
         changed = self.state != event.state
-        if self.state is not State.DRAINING:
-            self.state = State(event.state)
+        if self.state is not AgentState.DRAINING:
+            self.state = AgentState(event.state)
         self.detail = event.detail
         return (Publish(),) if changed else ()
 
     def _ended(self, event: EngineIs) -> tuple[Effect, ...]:
-        failed = event.state == "failed" or not (self.leaving or self.state is State.STOPPING)
-        self.state = State.FAILED if failed else State.STOPPING
+        failed = event.state == "failed" or not (self.leaving or self.state is AgentState.STOPPING)
+        self.state = AgentState.FAILED if failed else AgentState.STOPPING
         self.detail = event.detail
         self.gone = True
         return (Publish(), Leave(1 if failed else 0))
 
     def _drain(self, event: DrainAsked, now: float) -> tuple[Effect, ...]:
-        if self.state is State.STOPPING:
+        if self.state is AgentState.STOPPING:
             return ()
-        if event.leave and self.state in {State.STARTING, State.RESTARTING}:
+        if event.leave and self.state in {AgentState.STARTING, AgentState.RESTARTING}:
             self.leaving = True
             return self._stop("stopped before it was ready")
         if event.leave and self.leaving:
             return self._stop("told a second time to stop")
-        if event.linger_s and event.leave and self.state is State.READY:
+        if event.linger_s and event.leave and self.state is AgentState.READY:
             return self._linger(event, now)
         self.leave_at = math.inf
         self.leaving = self.leaving or event.leave
         self.drain_s = event.deadline_s
         self.deadline = now + event.deadline_s
-        if self.state is not State.DRAINING:
-            self.state, self.drained = State.DRAINING, False
+        if self.state is not AgentState.DRAINING:
+            self.state, self.drained = AgentState.DRAINING, False
             self.idle_since = now if self.rules.unfinished(self.load) is None else None
         elif self.drained and self.leaving:
             return self._stop("drained")
@@ -253,7 +253,7 @@ class AgentMachine:
     def _load_read(self, load: Load, now: float) -> tuple[Effect, ...]:
         self.load = load
         self.shared.engine_has(load, now)
-        if self.state is not State.DRAINING:
+        if self.state is not AgentState.DRAINING:
             return ()
         left = self.rules.unfinished(load)
         self.detail = left or "nothing left"
@@ -268,7 +268,7 @@ class AgentMachine:
         if now >= self.leave_at:
             self.leave_at, self.leaving = math.inf, False
             return self._drain(DrainAsked(self.drain_s, leave=True), now)
-        if self.state is not State.DRAINING:
+        if self.state is not AgentState.DRAINING:
             return ()
         if self.idle_since is not None and now - self.idle_since >= QUIET_S and not self.drained:
             self.drained = True
@@ -284,9 +284,15 @@ class AgentMachine:
         return self._stop(f"{cut}; cut off: {left or 'nothing'}")
 
     def _resume(self) -> tuple[Effect, ...]:
-        if self.state is not State.DRAINING or self.leaving:
+        if self.state is not AgentState.DRAINING or self.leaving:
             return ()
-        self.state, self.drained, self.idle_since, self.deadline, self.detail = State.READY, False, None, math.inf, ""
+        self.state, self.drained, self.idle_since, self.deadline, self.detail = (
+            AgentState.READY,
+            False,
+            None,
+            math.inf,
+            "",
+        )
         return (Publish(), Say(f"{self.name} takes work again"))
 
     def refuses(self, role: Role) -> str | None:
@@ -298,7 +304,7 @@ class AgentMachine:
                 f"The role of {self.name} is fixed: {self.role.value}. "
                 "Start an instance with --flips (pools: `flips: true`) and it can change."
             )
-        if self.gone or self.state in {State.DRAINING, State.STOPPING, State.FAILED}:
+        if self.gone or self.state in {AgentState.DRAINING, AgentState.STOPPING, AgentState.FAILED}:
             return f"{self.name} is {self.state.value}: it takes no new work, and so no other role."
         return None
 
@@ -309,8 +315,8 @@ class AgentMachine:
         return (Publish(), Say(f"{self.name} was {before.value} and is {role.value} now"))
 
     def _stop(self, because: str) -> tuple[Effect, ...]:
-        if self.state is State.STOPPING:
+        if self.state is AgentState.STOPPING:
             return ()
         self.leaving = True
-        self.state, self.detail = State.STOPPING, because
+        self.state, self.detail = AgentState.STOPPING, because
         return (Publish(), Say(f"{self.name} stops: {because}"), StopEngine())

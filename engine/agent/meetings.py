@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.ids import InstanceId
 from cluster.instance import Load, Role
-from cluster.registry.membership import Member, State
+from cluster.registry.membership import Member, MemberState
 from kvtransfer.asks import LEFT
 
 MET = "met"
@@ -23,7 +23,7 @@ TEXT_CHARS_MAX = 512
 PEERS_MAX = 4096
 PAYLOADS_MAX = 512
 """Most ranks of one engine."""
-ALIVE = frozenset({State.STARTING, State.READY, State.DRAINING})
+ALIVE = frozenset({MemberState.STARTING, MemberState.READY, MemberState.DRAINING})
 """States in which an instance can be met. A draining one still hands over its holds; a starting one is met before it
 takes work."""
 PEERS_ENOUGH = 2
@@ -31,7 +31,7 @@ PEERS_ENOUGH = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineEndpoint:
     """An engine as its socket describes it: how others reach its memory. Its text is what gets sealed."""
 
     engine_id: str
@@ -57,7 +57,7 @@ class Engine:
         return {"ask": "introduce", "engine_id": self.engine_id, "instance": instance, "payloads": payloads}
 
 
-def read_engine(told: object) -> Engine | None:
+def read_engine(told: object) -> EngineEndpoint | None:
     """An engine from a socket's answer, or from what a peer sealed; None for anything else. Never raises."""
     if not isinstance(told, Mapping):
         return None
@@ -71,7 +71,7 @@ def read_engine(told: object) -> Engine | None:
     kept = tuple(each for each in payloads if each is not None)
     if len(kept) != len(payloads):
         return None
-    return Engine(engine_id, epoch, str(compatibility or "")[:TEXT_CHARS_MAX], kept)
+    return EngineEndpoint(engine_id, epoch, str(compatibility or "")[:TEXT_CHARS_MAX], kept)
 
 
 def left_in(told: object) -> str:
@@ -81,7 +81,7 @@ def left_in(told: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulls:
+class PullState:
     """The state of one engine's pulls from one other engine."""
 
     engine: str
@@ -98,12 +98,12 @@ class Pulls:
 
 
 @dataclass(frozen=True, slots=True)
-class Handoffs:
+class HandoffReport:
     """An engine's report of the blocks that come and go."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     """Counts since its start, under the connector's own names."""
-    pulls: tuple[Pulls, ...] = ()
+    pulls: tuple[PullState, ...] = ()
     recomputed_tokens: int | None = None
     """Prompt tokens that were handed over and that the engine computed itself, since its start; None: unknown."""
 
@@ -113,10 +113,10 @@ class Handoffs:
         return frozenset(each.engine for each in self.pulls if each.link == MET and not each.shunned)
 
 
-def read_state(told: object) -> Handoffs:
+def read_state(told: object) -> HandoffReport:
     """The report in a socket's answer; unreadable parts are left out. Never raises."""
     if not isinstance(told, Mapping):
-        return Handoffs()
+        return HandoffReport()
     counts, peers = told.get("counts"), told.get("peers")
     listed = list(peers.items())[:PEERS_MAX] if isinstance(peers, Mapping) else []
     pulls = [_pulls(str(engine)[:TEXT_CHARS_MAX], each) for engine, each in listed]
@@ -127,15 +127,15 @@ def read_state(told: object) -> Handoffs:
     )
     tokens = told.get("recomputed_tokens")
     recomputed = tokens if type(tokens) is int and tokens >= 0 else None
-    return Handoffs(kept, tuple(each for each in pulls if each is not None), recomputed)
+    return HandoffReport(kept, tuple(each for each in pulls if each is not None), recomputed)
 
 
-def with_door(load: Load, told: Handoffs) -> Load:
+def with_door(load: Load, told: HandoffReport) -> Load:
     """An engine's load by its own counts, corrected by its socket's report: Baton's connector counts exactly."""
     return load if told.recomputed_tokens is None else replace(load, recomputed_tokens=told.recomputed_tokens)
 
 
-def _pulls(engine: str, told: object) -> Pulls | None:
+def _pulls(engine: str, told: object) -> PullState | None:
     if not isinstance(told, Mapping) or not isinstance(told.get("instance"), str):
         return None
     pulled, failed = told.get("pulled", 0), told.get("failed", 0)
@@ -143,10 +143,10 @@ def _pulls(engine: str, told: object) -> Pulls | None:
         return None
     name = InstanceId(told["instance"][:TEXT_CHARS_MAX])
     aside, shunned = told.get("aside") is True, told.get("shunned") is True
-    return Pulls(engine, name, str(told.get("link", ""))[:TEXT_CHARS_MAX], pulled, failed, aside, shunned)
+    return PullState(engine, name, str(told.get("link", ""))[:TEXT_CHARS_MAX], pulled, failed, aside, shunned)
 
 
-def exposition(instance: InstanceId, told: Handoffs) -> str:
+def exposition(instance: InstanceId, told: HandoffReport) -> str:
     """The report as Prometheus text, for an agent's ``/metrics``."""
     events = [(f'event="{_escaped(name)}"', count) for name, count in sorted(told.counts.items())]
     pulls: list[tuple[str, int]] = []
@@ -169,7 +169,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def read_text(text: bytes) -> Engine | None:
+def read_text(text: bytes) -> EngineEndpoint | None:
     """An engine from its text."""
     try:
         return read_engine(json.loads(text))
@@ -210,9 +210,9 @@ class Meetings:
 
     life: str = ""
     """Digest of this engine: a different engine knows no peer."""
-    known: dict[InstanceId, Engine] = field(default_factory=dict)
+    known: dict[InstanceId, EngineEndpoint] = field(default_factory=dict)
 
-    def began(self, ours: Engine) -> None:
+    def began(self, ours: EngineEndpoint) -> None:
         """Begin with this engine; if it is another one than before, nothing was told yet."""
         if ours.digest != self.life:
             self.life, self.known = ours.digest, {}
@@ -221,7 +221,7 @@ class Meetings:
         """The engine does not answer: the next one that does has to be told again."""
         self.life, self.known = "", {}
 
-    def due(self, found: Mapping[InstanceId, Engine], alive: Iterable[InstanceId]) -> list[dict[str, Any]]:
+    def due(self, found: Mapping[InstanceId, EngineEndpoint], alive: Iterable[InstanceId]) -> list[dict[str, Any]]:
         """The messages for the engine's socket now, in order: forget peers that left or restarted, introduce new ones.
 
         `found` has engines as their instances describe them; `alive` has all living instances, described or not. An
@@ -236,7 +236,7 @@ class Meetings:
         new = [(name, engine) for name, engine in found.items() if name in there and self._is_new(name, engine)]
         return [*asks, *(engine.introduction(name) for name, engine in sorted(new, key=lambda each: each[0]))]
 
-    def told(self, ask: Mapping[str, Any], found: Mapping[InstanceId, Engine]) -> None:
+    def told(self, ask: Mapping[str, Any], found: Mapping[InstanceId, EngineEndpoint]) -> None:
         """Note that the socket has taken this message."""
         if ask["ask"] == "forget":
             self.known = {name: each for name, each in self.known.items() if each.engine_id != ask["engine_id"]}
@@ -244,12 +244,14 @@ class Meetings:
             instance = InstanceId(ask["instance"])
             self.known[instance] = found[instance]
 
-    def _is_new(self, instance: InstanceId, engine: Engine) -> bool:
+    def _is_new(self, instance: InstanceId, engine: EngineEndpoint) -> bool:
         known = self.known.get(instance)
         return known is None or known.digest != engine.digest
 
 
-def unable(producers: Iterable[Member], found: Mapping[InstanceId, Engine], told: Handoffs) -> tuple[InstanceId, ...]:
+def unable(
+    producers: Iterable[Member], found: Mapping[InstanceId, EngineEndpoint], told: HandoffReport
+) -> tuple[InstanceId, ...]:
     """The producers from which this engine can pull nothing now: not met in their present life, or set aside.
 
     `found` has engines as their instances describe them now.
@@ -270,7 +272,12 @@ class Acquainted:
     """By consumer that has met this engine: the order of its heartbeat when that was first seen."""
 
     def look(
-        self, me: InstanceId, role: Role, met: Iterable[Member], found: Mapping[InstanceId, Engine], told: Handoffs
+        self,
+        me: InstanceId,
+        role: Role,
+        met: Iterable[Member],
+        found: Mapping[InstanceId, EngineEndpoint],
+        told: HandoffReport,
     ) -> bool:
         """Judge anew; True if `shuns` has changed. `met` has this engine's peers; `found` is as in `unable`."""
         listed = tuple(met)
@@ -286,7 +293,7 @@ class Acquainted:
         self.enough = enough_pull and able >= min(PEERS_ENOUGH, len(consumers))
         return self.shuns != former
 
-    def look_as_vllms(self, role: Role, met: Iterable[Member], found: Mapping[InstanceId, Engine]) -> bool:
+    def look_as_vllms(self, role: Role, met: Iterable[Member], found: Mapping[InstanceId, EngineEndpoint]) -> bool:
         """As `look`, for an engine of vLLM's own connector. Such an engine reaches others of its kind by their
         addresses, without a meeting. It reaches no engine of Baton's connector (in `found`): that one opens no port.
         """

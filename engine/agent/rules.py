@@ -7,7 +7,7 @@ from typing import Protocol
 from cluster.instance import Load
 
 
-class Rules(Protocol):
+class RoleRules(Protocol):
     """The rules of one role. Implementations are pure."""
 
     def credits(self, load: Load) -> int:

@@ -24,8 +24,8 @@ from cluster.registry.membership import BEAT_EVERY_S, Member, Membership
 from cluster.registry.registry import Author, Registry, RegistryDown
 from engine.agent.meetings import (
     Acquainted,
-    Engine,
-    Handoffs,
+    EngineEndpoint,
+    HandoffReport,
     Meetings,
     left_in,
     peers,
@@ -97,7 +97,7 @@ class Transfers:
         """
         self.me = identity.me
         self.meetings = Meetings()
-        self.handoffs = Handoffs()
+        self.handoffs = HandoffReport()
         """The engine's last report of the blocks that come and go."""
         self.counts = {"introduced": 0, "forgotten": 0, "not_opened": 0, "refused_by_engine": 0}
         self.left = ""
@@ -165,13 +165,13 @@ class Transfers:
         """Wait until the next look is over."""
         await self._turn.wait()
 
-    async def _our_engine(self) -> Engine | None:
+    async def _our_engine(self) -> EngineEndpoint | None:
         try:
             answer = await ask_door(self._door, {"ask": "metadata"})
             self.handoffs = read_state(await ask_door(self._door, {"ask": "state"}))
         except DoorShut:
             self.meetings.ended()
-            self.handoffs, self.left = Handoffs(), ""
+            self.handoffs, self.left = HandoffReport(), ""
             return None
         ours, self.left = read_engine(answer), left_in(answer)
         if self.left:
@@ -186,7 +186,7 @@ class Transfers:
         # --- this engine, for others
         # -------------------------------------------------------------------------------------
 
-    async def _post(self, ours: Engine | None, shown: dict[Author, bytes]) -> None:
+    async def _post(self, ours: EngineEndpoint | None, shown: dict[Author, bytes]) -> None:
         """Post the credentials for all, and the engine sealed for each peer; writes only if something is new."""
         author = Author(self.me, self._agent, self._epoch())
         former = self._posted[1] if self._posted is not None and self._posted[0] == author else {}
@@ -205,7 +205,7 @@ class Transfers:
         await self._registry.post(author, {name: value for name, (_, value) in items.items()})
         self._posted = author, items
 
-    def _sealed(self, ours: Engine | None, author: Author, peer: Author, theirs: bytes) -> bytes | None:
+    def _sealed(self, ours: EngineEndpoint | None, author: Author, peer: Author, theirs: bytes) -> bytes | None:
         if ours is None:
             return None
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -217,10 +217,10 @@ class Transfers:
         # --- others, for this engine
         # -------------------------------------------------------------------------------------
 
-    async def _found(self, shown: dict[Author, bytes | None]) -> dict[InstanceId, Engine]:
+    async def _found(self, shown: dict[Author, bytes | None]) -> dict[InstanceId, EngineEndpoint]:
         """The engines of the peers that have sealed something for this instance."""
         authors = tuple(author for author, theirs in shown.items() if theirs is not None)
-        found: dict[InstanceId, Engine] = {}
+        found: dict[InstanceId, EngineEndpoint] = {}
         for author, sealed in zip(authors, await self._registry.posted(authors, self.me), strict=True):
             if sealed is None:
                 continue  # the peer has not seen this instance's credentials yet
@@ -229,12 +229,12 @@ class Transfers:
                 found[InstanceId(author.name)] = engine
         return found
 
-    async def _meet(self, found: dict[InstanceId, Engine], snapshot: tuple[Member, ...]) -> None:
+    async def _meet(self, found: dict[InstanceId, EngineEndpoint], snapshot: tuple[Member, ...]) -> None:
         """Tell the engine of these peers, and of those that are gone."""
         for ask in self.meetings.due(found, [member.id for member in snapshot]):
             await self._tell(ask, found)
 
-    def _opened(self, author: Author, theirs: bytes, sealed: bytes) -> Engine | None:
+    def _opened(self, author: Author, theirs: bytes, sealed: bytes) -> EngineEndpoint | None:
         text = self._identity.unseal(sealed, InstanceId(author.name), theirs, life=_life(author))
         engine = read_text(text) if text is not None else None
         if engine is None:
@@ -242,7 +242,7 @@ class Transfers:
             self._say_once(f"what {author.name} has sealed for {self.me} does not open: it is not introduced")
         return engine
 
-    async def _tell(self, ask: dict[str, Any], found: dict[InstanceId, Engine]) -> None:
+    async def _tell(self, ask: dict[str, Any], found: dict[InstanceId, EngineEndpoint]) -> None:
         try:
             answer = await ask_door(self._door, ask)
         except DoorShut:

@@ -36,7 +36,7 @@ def event(body: object) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class AnswerHead:
     """What all parts of one answer share."""
 
     id: str
@@ -56,7 +56,7 @@ class Head:
 
 
 @dataclass(slots=True)
-class Choice:
+class MockChoice:
     """One choice of an answer, as far as it has come."""
 
     index: int
@@ -74,7 +74,7 @@ class Choice:
 class Events:
     """The events of one choice of a stream. Call `opening`, `tokens` and `closing` in this order."""
 
-    def __init__(self, head: Head, choice: Choice) -> None:
+    def __init__(self, head: AnswerHead, choice: MockChoice) -> None:
         self._head = head
         self._choice = choice
         self._plain = not (head.token_ids or head.running_usage)
@@ -137,7 +137,7 @@ class Events:
         return body
 
 
-def usage_event(head: Head, usage: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> bytes:
+def usage_event(head: AnswerHead, usage: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> bytes:
     """The event after the last token, for requests that asked for the usage."""
     body = {**head.begin(stream=True), "choices": [], "usage": usage, "system_fingerprint": fingerprint()}
     if metrics:
@@ -161,8 +161,8 @@ def fingerprint() -> str:
 
 
 def whole(
-    head: Head,
-    choices: Sequence[Choice],
+    head: AnswerHead,
+    choices: Sequence[MockChoice],
     usage: Mapping[str, Any],
     transfer: Mapping[str, Any] | None,
     metrics: Mapping[str, Any] | None,
@@ -179,7 +179,7 @@ def whole(
     return encode({**body, "kv_transfer_params": transfer, "ec_transfer_params": None, "metrics": metrics})
 
 
-def _choice(head: Head, choice: Choice) -> dict[str, Any]:
+def _choice(head: AnswerHead, choice: MockChoice) -> dict[str, Any]:
     return {
         "index": choice.index,
         "text": choice.text,
@@ -193,7 +193,7 @@ def _choice(head: Head, choice: Choice) -> dict[str, Any]:
     }
 
 
-def _chat_choice(head: Head, choice: Choice) -> dict[str, Any]:
+def _chat_choice(head: AnswerHead, choice: MockChoice) -> dict[str, Any]:
     empty = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
     return {
         "index": choice.index,

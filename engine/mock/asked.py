@@ -42,7 +42,7 @@ _NUMBERS: Final[Mapping[str, tuple[bool, float, float]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class MockLimits:
     """What of an instance a request is measured by."""
 
     model: str
@@ -51,7 +51,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class MockRequest:
     """One request, fit to be run."""
 
     chat: bool
@@ -99,7 +99,7 @@ def invalid(field: str, because: str) -> ApiError:
     return ApiError(400, "Bad Request", f"1 validation error:\n  {{'loc': '{where}', 'msg': '{because}'}}", where)
 
 
-def read_asked(body: Mapping[str, Any], limits: Limits, *, chat: bool) -> Asked:
+def read_asked(body: Mapping[str, Any], limits: MockLimits, *, chat: bool) -> MockRequest:
     """What a body asks for.
 
     Raises:
@@ -124,7 +124,7 @@ def read_asked(body: Mapping[str, Any], limits: Limits, *, chat: bool) -> Asked:
     options, stream = _object(body, "stream_options"), bool(body.get("stream"))
     if options and not stream:
         raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
-    return Asked(
+    return MockRequest(
         chat=chat,
         prompts=prompts,
         n=sizes.n,
@@ -155,7 +155,7 @@ class _Sizes:
             longest = COMPLETION_TOKENS
         return cls(body.get("n") or 1, longest, body.get("min_tokens") or 0)
 
-    def check(self, limits: Limits) -> None:
+    def check(self, limits: MockLimits) -> None:
         if self.max_tokens is None:
             return
         if self.max_tokens > limits.max_model_len:
@@ -193,7 +193,7 @@ def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
             raise bad_request(f"A mock engine has no {name}.", name)
 
 
-def _prompt(pieces: list[Ids], limits: Limits, salt: str, seed: int | None) -> Prompted:
+def _prompt(pieces: list[Ids], limits: MockLimits, salt: str, seed: int | None) -> Prompted:
     count = sum(len(piece) for piece in pieces)
     if count >= limits.max_model_len:
         said = (

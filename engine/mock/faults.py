@@ -15,7 +15,7 @@ from cluster.errors import ApiError, bad_request
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """The kinds of faults."""
 
     REFUSE = "refuse"
@@ -34,35 +34,35 @@ class Kind(StrEnum):
     WRONG_TOKEN = "wrong_token"  # noqa: S105 - a fault's name
 
 
-MEANS: Final[Mapping[Kind, str]] = {
-    Kind.REFUSE: "answers `status` at once",
-    Kind.HANG: "takes the request and falls silent, after `after_tokens` of its answer",
-    Kind.BREAK: "drops the connection, after `after_tokens` of the answer (in the middle of an event)",
-    Kind.ERROR: "ends the stream with an error event after `after_tokens`; HTTP 500 where it is not streamed",
-    Kind.SLOW: "the whole engine takes `factor` times as long",
-    Kind.UNWELL: "`/health` answers 503",
-    Kind.CLOSE: "nothing listens on its port, open connections go on",
-    Kind.DIE: "the engine dies with all it has; it comes back after `seconds` under a new epoch, or never",
-    Kind.CORRUPT: "a pulled block is not what was sent",
-    Kind.STALE: "a pulled block is another prompt's",
-    Kind.FAIL_PULL: "a pull fails; the prompt is computed again",
-    Kind.DROP_NOTICE: "the producer is not told that its hold was pulled",
-    Kind.KEEP_BACK: "a prefill leg leaves the prompt's last token to the consumer, as vLLM does for Mamba: the token "
-    "that it answers with is not the answer's first",
-    Kind.WRONG_TOKEN: "a prefill leg answers with a token that is not the answer's first, and says nothing of it",
+MEANS: Final[Mapping[FaultKind, str]] = {
+    FaultKind.REFUSE: "answers `status` at once",
+    FaultKind.HANG: "takes the request and falls silent, after `after_tokens` of its answer",
+    FaultKind.BREAK: "drops the connection, after `after_tokens` of the answer (in the middle of an event)",
+    FaultKind.ERROR: "ends the stream with an error event after `after_tokens`; HTTP 500 where it is not streamed",
+    FaultKind.SLOW: "the whole engine takes `factor` times as long",
+    FaultKind.UNWELL: "`/health` answers 503",
+    FaultKind.CLOSE: "nothing listens on its port, open connections go on",
+    FaultKind.DIE: "the engine dies with all it has; it comes back after `seconds` under a new epoch, or never",
+    FaultKind.CORRUPT: "a pulled block is not what was sent",
+    FaultKind.STALE: "a pulled block is another prompt's",
+    FaultKind.FAIL_PULL: "a pull fails; the prompt is computed again",
+    FaultKind.DROP_NOTICE: "the producer is not told that its hold was pulled",
+    FaultKind.KEEP_BACK: "a prefill leg leaves the prompt's last token to the consumer, as vLLM does for Mamba: the "
+    "token that it answers with is not the answer's first",
+    FaultKind.WRONG_TOKEN: "a prefill leg answers with a token that is not the answer's first, and says nothing of it",
 }
 
-ON_TOKENS: Final = frozenset({Kind.KEEP_BACK, Kind.WRONG_TOKEN})
+ON_TOKENS: Final = frozenset({FaultKind.KEEP_BACK, FaultKind.WRONG_TOKEN})
 """Faults of what a prefill leg answers."""
-ON_REQUESTS: Final = frozenset({Kind.REFUSE, Kind.HANG, Kind.BREAK, Kind.ERROR}) | ON_TOKENS
+ON_REQUESTS: Final = frozenset({FaultKind.REFUSE, FaultKind.HANG, FaultKind.BREAK, FaultKind.ERROR}) | ON_TOKENS
 """Faults that strike one request as it comes."""
-ON_PULLS: Final = frozenset({Kind.CORRUPT, Kind.STALE, Kind.FAIL_PULL, Kind.DROP_NOTICE})
+ON_PULLS: Final = frozenset({FaultKind.CORRUPT, FaultKind.STALE, FaultKind.FAIL_PULL, FaultKind.DROP_NOTICE})
 """Faults that strike one pull (on the instance that pulls)."""
-ON_INSTANCE: Final = frozenset(Kind) - ON_REQUESTS - ON_PULLS
+ON_INSTANCE: Final = frozenset(FaultKind) - ON_REQUESTS - ON_PULLS
 """Faults that strike the instance, at once and until they end."""
 
 
-class Leg(StrEnum):
+class FaultLeg(StrEnum):
     """The requests that a fault is meant for."""
 
     ANY = "any"
@@ -74,15 +74,15 @@ class Leg(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class MockFault:
     """One fault as requested. A field that its kind does not use may not be given."""
 
-    fault: Kind
+    fault: FaultKind
     share: float = 1.0
     """Share of the requests (or pulls) that the fault strikes, drawn at random."""
     times: int | None = None
     """The fault ends after this many strikes."""
-    leg: Leg = Leg.ANY
+    leg: FaultLeg = FaultLeg.ANY
     request: str = ""
     """Only requests whose id contains this."""
     after_tokens: int = 0
@@ -92,16 +92,16 @@ class Fault:
     """Seconds until the fault ends (`die`: until the engine starts again); None: it never ends by itself."""
 
 
-_USES: Final[Mapping[Kind, frozenset[str]]] = {
+_USES: Final[Mapping[FaultKind, frozenset[str]]] = {
     **dict.fromkeys(ON_REQUESTS | ON_PULLS, frozenset({"share", "times", "leg", "request"})),
     **dict.fromkeys(ON_INSTANCE, frozenset({"seconds"})),
 }
-_MORE: Final[Mapping[Kind, frozenset[str]]] = {
-    Kind.REFUSE: frozenset({"status"}),
-    Kind.HANG: frozenset({"after_tokens"}),
-    Kind.BREAK: frozenset({"after_tokens"}),
-    Kind.ERROR: frozenset({"after_tokens"}),
-    Kind.SLOW: frozenset({"factor"}),
+_MORE: Final[Mapping[FaultKind, frozenset[str]]] = {
+    FaultKind.REFUSE: frozenset({"status"}),
+    FaultKind.HANG: frozenset({"after_tokens"}),
+    FaultKind.BREAK: frozenset({"after_tokens"}),
+    FaultKind.ERROR: frozenset({"after_tokens"}),
+    FaultKind.SLOW: frozenset({"factor"}),
 }
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "share": (0, 1),
@@ -115,7 +115,7 @@ _WHOLE: Final = {"times", "after_tokens", "status"}
 EXAMPLE: Final = '{"fault": "hang", "leg": "decode", "after_tokens": 5, "share": 0.1}'
 
 
-def read_faults(body: object) -> list[Fault]:
+def read_faults(body: object) -> list[MockFault]:
     """One fault or a list of them.
 
     Raises:
@@ -124,10 +124,10 @@ def read_faults(body: object) -> list[Fault]:
     return [_read(each) for each in (body if isinstance(body, list) else [body])]
 
 
-def _read(body: object) -> Fault:
+def _read(body: object) -> MockFault:
     if not isinstance(body, dict):
         raise bad_request(f"A fault is a JSON object such as {EXAMPLE}.")
-    kind = _word(body, "fault", Kind)
+    kind = _word(body, "fault", FaultKind)
     allowed = {"fault"} | _USES[kind] | _MORE.get(kind, frozenset())
     for name in body:
         if name not in allowed:
@@ -135,11 +135,11 @@ def _read(body: object) -> Fault:
             hint = f" Did you mean `{near[0]}`?" if near else f" It takes: {', '.join(sorted(allowed - {'fault'}))}."
             raise bad_request(f"The fault `{kind}` takes no `{name}`.{hint}", str(name))
     values = {name: _number(name, value) for name, value in body.items() if name in _RANGES and value is not None}
-    leg = _word(body, "leg", Leg) if "leg" in body else Leg.ANY
+    leg = _word(body, "leg", FaultLeg) if "leg" in body else FaultLeg.ANY
     request = body.get("request", "")
     if not isinstance(request, str):
         raise bad_request("`request` is a part of a request's id, a text.", "request")
-    return Fault(fault=kind, leg=leg, request=request, **values)  # type: ignore[arg-type]
+    return MockFault(fault=kind, leg=leg, request=request, **values)  # type: ignore[arg-type]
 
 
 def _word(body: Mapping[str, Any], name: str, words: type[_Word]) -> _Word:
@@ -163,7 +163,7 @@ class Active:
     """A fault that is set."""
 
     number: int
-    fault: Fault
+    fault: MockFault
     struck: int = 0
 
     @property
@@ -173,14 +173,14 @@ class Active:
 
     def as_json(self) -> dict[str, Any]:
         """Only what was asked for or differs from a default, and how often it struck."""
-        said = {each.name: getattr(self.fault, each.name) for each in fields(Fault)}
-        plain = {each.name: each.default for each in fields(Fault)}
+        said = {each.name: getattr(self.fault, each.name) for each in fields(MockFault)}
+        plain = {each.name: each.default for each in fields(MockFault)}
         shown = {name: value for name, value in said.items() if name == "fault" or value != plain[name]}
         return {"number": self.number, **shown, "struck": self.struck}
 
 
 @dataclass(slots=True)
-class Faults:
+class MockFaults:
     """Those that are set on one instance, in order; the first that fits strikes."""
 
     draw: Callable[[], float]
@@ -188,7 +188,7 @@ class Faults:
     active: list[Active] = field(default_factory=list)
     _count: int = 0
 
-    def add(self, faults: Iterable[Fault]) -> list[Active]:
+    def add(self, faults: Iterable[MockFault]) -> list[Active]:
         """Set them, behind those that are set already."""
         added = []
         for fault in faults:
@@ -206,14 +206,14 @@ class Faults:
         """One of them is over."""
         self.active = [each for each in self.active if each.number != number]
 
-    def strike(self, kinds: frozenset[Kind], leg: Leg, request: str) -> Fault | None:
+    def strike(self, kinds: frozenset[FaultKind], leg: FaultLeg, request: str) -> MockFault | None:
         """The fault that strikes this request or pull, if one does."""
         for each in self.active:
             fault = each.fault
             if (
                 fault.fault in kinds
                 and not each.spent
-                and fault.leg in {Leg.ANY, leg}
+                and fault.leg in {FaultLeg.ANY, leg}
                 and fault.request in request
                 and (fault.share >= 1 or self.draw() < fault.share)
             ):
@@ -221,7 +221,7 @@ class Faults:
                 return fault
         return None
 
-    def has(self, kind: Kind) -> bool:
+    def has(self, kind: FaultKind) -> bool:
         """Whether one of this kind is set."""
         return any(each.fault.fault is kind for each in self.active)
 
@@ -230,7 +230,7 @@ class Faults:
         """How much slower the engine is."""
         product = 1.0
         for each in self.active:
-            if each.fault.fault is Kind.SLOW:
+            if each.fault.fault is FaultKind.SLOW:
                 product *= each.fault.factor
         return product
 
@@ -239,14 +239,14 @@ class Faults:
         return {"faults": [each.as_json() for each in self.active], "kinds": dict(MEANS)}
 
 
-def spoil(kind: Kind, contents: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+def spoil(kind: FaultKind, contents: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
     """The content that is read instead: one block with a changed bit, or (`stale`) blocks of another prompt.
 
     `others` are the contents of an earlier pull, if there was one.
     """
     if not contents:
         return contents
-    if kind is Kind.CORRUPT:
+    if kind is FaultKind.CORRUPT:
         middle = len(contents) // 2
         return (*contents[:middle], contents[middle] ^ 1 << 17, *contents[middle + 1 :])
     if not others or others[0] == contents[0]:

@@ -11,9 +11,9 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from engine.mock.instance import Instance
+from engine.mock.instance import MockInstance
 from engine.mock.peers import HttpPeers
-from engine.mock.settings import Settings
+from engine.mock.settings import MockSettings
 
 LOOK_EVERY_S = 0.05
 """How often a drain looks whether the last answer is out."""
@@ -23,7 +23,7 @@ class MockFleet:
     """Some mocks on one host, on ports from `port` on; 0 = free ones."""
 
     def __init__(
-        self, settings: Sequence[Settings], *, host: str = "127.0.0.1", port: int = 0, drain_s: float = 0.0
+        self, settings: Sequence[MockSettings], *, host: str = "127.0.0.1", port: int = 0, drain_s: float = 0.0
     ) -> None:
         self._settings = settings
         self._host = host
@@ -32,13 +32,15 @@ class MockFleet:
         self._peers = HttpPeers()
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Event()
-        self.instances: dict[str, Instance] = {}
+        self.instances: dict[str, MockInstance] = {}
 
     async def __aenter__(self) -> Self:
         try:
             for number, each in enumerate(self._settings):
                 port = self._port and self._port + number
-                self.instances[each.name] = Instance(each, self._host, port, self._peers, self._spawn, self.instances)
+                self.instances[each.name] = MockInstance(
+                    each, self._host, port, self._peers, self._spawn, self.instances
+                )
             for instance in self.instances.values():
                 instance.begin()
             for instance in self.instances.values():

@@ -18,28 +18,28 @@ from cluster.ids import InstanceId, RequestId, TransferId
 from decode.peers import NOT_ITS_OWN
 from decode.pulls import BEATS_PER_LEASE
 from engine.mock.clock import Clock
-from engine.mock.faults import ON_PULLS, Faults, Kind, Leg, spoil
+from engine.mock.faults import ON_PULLS, FaultKind, FaultLeg, MockFaults, spoil
 from engine.mock.metrics import Metrics
-from engine.mock.settings import Settings
+from engine.mock.settings import MockSettings
 from engine.mock.transfer import ATTEMPT, Producer, Reference
 from engine.twin.events import (
     Contents,
-    GiveUp,
+    GiveUpHold,
     Hold,
     HoldEnded,
     KvArrived,
     KvFailed,
     Notice,
-    Pull,
+    PullBlocks,
     ReadBlocks,
     ReadSlot,
     SlotSays,
 )
 from engine.twin.holds import TIME_UP
-from engine.twin.request import Source
+from engine.twin.request import HoldSource
 from kvtransfer.hold_marks import mark_of
 from kvtransfer.notes import Beat
-from kvtransfer.notes import Read as HasRead
+from kvtransfer.notes import ReadNote as HasRead
 
 PRODUCERS_MAX = 4096
 """The number of addresses that are remembered."""
@@ -51,7 +51,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class BlocksRead:
     """The result of reading blocks: one number for the content of each."""
 
     contents: tuple[int, ...]
@@ -61,24 +61,24 @@ class Read:
     """The content of the hold's slot after that; None: it could not be read."""
 
 
-class Peers(Protocol):
+class MockPeers(Protocol):
     """Other mocks, in this process or elsewhere. Unreachable ones answer None or False."""
 
-    async def read(self, producer: Producer, source: Source, blocks: tuple[int, ...]) -> Read | None:
+    async def read(self, producer: Producer, source: HoldSource, blocks: tuple[int, ...]) -> BlocksRead | None:
         """The contents of its blocks, its digests under this hold, and the content of its slot after that."""
 
     async def notify(self, producer: Producer, what: str, words: list[str]) -> bool:
         """`what` is ``release`` (a request and its mark) or ``heartbeat`` (requests)."""
 
-    def near(self, producer: Producer) -> Handoffs | None:
+    def near(self, producer: Producer) -> MockHandoffs | None:
         """The producer itself, if it runs in this process."""
 
 
-class Handoffs:
+class MockHandoffs:
     """The hand-overs of one instance."""
 
     def __init__(
-        self, settings: Settings, clock: Clock, faults: Faults, metrics: Metrics, peers: Peers, spawn: Spawn
+        self, settings: MockSettings, clock: Clock, faults: MockFaults, metrics: Metrics, peers: MockPeers, spawn: Spawn
     ) -> None:
         self.engine_id = ""
         self.epoch = 0
@@ -117,7 +117,7 @@ class Handoffs:
         self._wanted[reference.source.transfer] = producer
         self._keep_beating()
 
-    def pull(self, order: Pull) -> None:
+    def pull(self, order: PullBlocks) -> None:
         """The engine orders the read of these blocks."""
         bytes_ = len(order.remote) * self._settings.config.block_size * self._settings.kv_bytes_per_token
         self._under_way += 1
@@ -126,22 +126,22 @@ class Handoffs:
         self.metrics.observe("nixl_xfer_time_seconds", delay_s)
         self._loop.call_later(delay_s, self._read, order)
 
-    def _read(self, order: Pull) -> None:
+    def _read(self, order: PullBlocks) -> None:
         self._under_way -= 1
-        fault = self._faults.strike(ON_PULLS - {Kind.DROP_NOTICE}, Leg.DECODE, order.request)
+        fault = self._faults.strike(ON_PULLS - {FaultKind.DROP_NOTICE}, FaultLeg.DECODE, order.request)
         kind = fault.fault if fault is not None else None
         producer = self._producers.get(order.source.producer)
-        if producer is None or kind is Kind.FAIL_PULL:
+        if producer is None or kind is FaultKind.FAIL_PULL:
             self._landed(order, None, None)
         elif (near := self._peers.near(producer)) is not None:
             self._landed(order, near.read(producer.engine_id, order.source, order.remote), kind)
         else:
             self._spawn(self._read_far(order, producer, kind))
 
-    async def _read_far(self, order: Pull, producer: Producer, kind: Kind | None) -> None:
+    async def _read_far(self, order: PullBlocks, producer: Producer, kind: FaultKind | None) -> None:
         self._landed(order, await self._peers.read(producer, order.source, order.remote), kind)
 
-    def _landed(self, order: Pull, read: Read | None, kind: Kind | None) -> None:
+    def _landed(self, order: PullBlocks, read: BlocksRead | None, kind: FaultKind | None) -> None:
         if read is None:
             self.metrics.counts["nixl_num_failed_transfers"] += 1
             self._clock.tell(KvFailed(order.request))
@@ -151,11 +151,11 @@ class Handoffs:
         wrong = NOT_ITS_OWN if self._settings.digests and contents != read.vouched else ""
         self._clock.tell(KvArrived(order.request, contents, read.said, wrong))
 
-    def give_back(self, source: Source, leg: Leg = Leg.DECODE) -> None:
+    def give_back(self, source: HoldSource, leg: FaultLeg = FaultLeg.DECODE) -> None:
         """Tell the producer that its hold is not wanted any more."""
         self._wanted.pop(source.transfer, None)
         request_id = source.transfer.request
-        if self._faults.strike(frozenset({Kind.DROP_NOTICE}), leg, request_id) is not None:
+        if self._faults.strike(frozenset({FaultKind.DROP_NOTICE}), leg, request_id) is not None:
             return
         producer = self._producers.get(source.producer)
         if producer is None:
@@ -193,7 +193,7 @@ class Handoffs:
             self._beating.cancel()
             self._beating = None
 
-    def forget(self, source: Source) -> None:
+    def forget(self, source: HoldSource) -> None:
         """The request is over; its hold is not wanted any more."""
         self._wanted.pop(source.transfer, None)
 
@@ -225,7 +225,7 @@ class Handoffs:
         """The number of holds."""
         return len(self._holds)
 
-    def read(self, engine_id: str, source: Source, blocks: tuple[int, ...]) -> Read | None:
+    def read(self, engine_id: str, source: HoldSource, blocks: tuple[int, ...]) -> BlocksRead | None:
         """What a consumer reads now; None under the name of a former life."""
         contents = self.contents(engine_id, blocks)
         if contents is None:
@@ -233,7 +233,7 @@ class Handoffs:
         held = self._holds.get(source.request, {})
         vouched = tuple(held[each] for each in blocks) if held.keys() >= set(blocks) else None
         said = self._clock.read(ReadSlot(source.slot.index)) if source.slot is not None else None
-        return Read(contents, vouched, said.said if isinstance(said, SlotSays) else None)
+        return BlocksRead(contents, vouched, said.said if isinstance(said, SlotSays) else None)
 
     def contents(self, engine_id: str, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
         """The contents of these blocks now; None under the name of a former life."""
@@ -256,4 +256,4 @@ class Handoffs:
 
     def give_up(self, name: str) -> None:
         """A router gives up what is, or will be, held under a name."""
-        self._clock.tell(GiveUp(name))
+        self._clock.tell(GiveUpHold(name))

@@ -30,7 +30,7 @@ _STREAM = (
 )
 
 
-class Handler(Protocol):
+class MockHandler(Protocol):
     """Answers requests."""
 
     def handle(self, request: Request, exchange: Exchange) -> None:
@@ -45,7 +45,7 @@ class Exchange:
 
     __slots__ = ("_connection", "_keep_alive", "on_lost", "over")
 
-    def __init__(self, connection: Connection, *, keep_alive: bool) -> None:
+    def __init__(self, connection: MockConnection, *, keep_alive: bool) -> None:
         self._connection = connection
         self._keep_alive = keep_alive
         self.on_lost: Callable[[], None] | None = None
@@ -95,10 +95,10 @@ class Exchange:
                 self.on_lost()
 
 
-class Connection(asyncio.Protocol):
+class MockConnection(asyncio.Protocol):
     """One client's connection. The listener that made it keeps it in `open_ones`, unless `too_late` forbids it."""
 
-    def __init__(self, handler: Handler, open_ones: set[Connection], too_late: Callable[[], bool]) -> None:
+    def __init__(self, handler: MockHandler, open_ones: set[MockConnection], too_late: Callable[[], bool]) -> None:
         self._handler = handler
         self._open = open_ones
         self._too_late = too_late

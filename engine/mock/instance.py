@@ -15,50 +15,56 @@ from cluster.errors import bad_request
 from cluster.instance import Load
 from cluster.readable import json_in
 from engine.mock.clock import Clock, WallTime
-from engine.mock.faults import ON_INSTANCE, Active, Faults, Kind, read_faults
-from engine.mock.handoffs import Handoffs, Spawn
-from engine.mock.listener import Listener
+from engine.mock.faults import ON_INSTANCE, Active, FaultKind, MockFaults, read_faults
+from engine.mock.handoffs import MockHandoffs, Spawn
+from engine.mock.listener import MockListener
 from engine.mock.metrics import Metrics
 from engine.mock.peers import HttpPeers
 from engine.mock.routes import Routes
 from engine.mock.serving import Serving
-from engine.mock.settings import Settings
+from engine.mock.settings import MockSettings
 from engine.mock.transfer import Producer
 from engine.twin.events import (
     Die,
     Effect,
-    Finished,
+    EngineReady,
     GiveBack,
     HoldEnded,
     LoadIs,
-    Lost,
     NotUsed,
     Preempted,
-    Pull,
+    PullBlocks,
     ReadLoad,
-    Ready,
-    Refused,
-    Start,
+    RequestFinished,
+    RequestLost,
+    RequestRefused,
+    StartEngine,
 )
 from engine.twin.machine import Twin
 
 logger = logging.getLogger("baton.mock")
 
 
-class Instance:
+class MockInstance:
     """One engine, as its clients see it. `begin` starts it; `ready` is set while it takes requests."""
 
     def __init__(
-        self, settings: Settings, host: str, port: int, peers: HttpPeers, spawn: Spawn, siblings: Mapping[str, Instance]
+        self,
+        settings: MockSettings,
+        host: str,
+        port: int,
+        peers: HttpPeers,
+        spawn: Spawn,
+        siblings: Mapping[str, MockInstance],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.settings = settings
         self.ready = asyncio.Event()
         self.epoch = 0
         self.metrics = Metrics(settings.model, settings.config.block_size, settings.config.num_blocks)
-        self.faults = Faults(random.Random(f"{settings.seed}/{settings.name}").random)
+        self.faults = MockFaults(random.Random(f"{settings.seed}/{settings.name}").random)
         self.routes = Routes(self, siblings)
-        self.listener = Listener(host, port, self.routes)
+        self.listener = MockListener(host, port, self.routes)
         self._spawn = spawn
         self._loop = loop
         self._peers = peers
@@ -67,7 +73,7 @@ class Instance:
         self.clock = Clock(
             twin, settings.costs, self._made, self._told, self._moment_over, WallTime(loop), speed=settings.speed
         )
-        self.handoffs = Handoffs(settings, self.clock, self.faults, self.metrics, peers, spawn)
+        self.handoffs = MockHandoffs(settings, self.clock, self.faults, self.metrics, peers, spawn)
         here = Producer("", reachable(host), self.listener.port)
         self.serving = Serving(settings, self.clock, self.handoffs, self.faults, self.metrics, here)
         peers.add(here.host, here.port, self.handoffs)
@@ -83,7 +89,7 @@ class Instance:
         engine_id = str(uuid.uuid4())
         self.handoffs.begin_life(self.epoch, engine_id)
         self.serving.replies.here = Producer(engine_id, self.serving.replies.here.host, self.serving.replies.here.port)
-        self.clock.tell(Start(self.epoch))
+        self.clock.tell(StartEngine(self.epoch))
 
     def die(self) -> None:
         """The engine's process is gone, and with it all connections."""
@@ -114,9 +120,9 @@ class Instance:
 
     def _told(self, effect: Effect) -> None:
         match effect:
-            case Finished():
+            case RequestFinished():
                 self.serving.finished(effect)
-            case Pull():
+            case PullBlocks():
                 self.handoffs.pull(effect)
             case GiveBack(source=source):
                 self.handoffs.give_back(source)
@@ -124,21 +130,21 @@ class Instance:
                 self.serving.not_used(request)
             case HoldEnded():
                 self.handoffs.ended(effect)
-            case Refused(request=request) if not self.ready.is_set():
+            case RequestRefused(request=request) if not self.ready.is_set():
                 self.serving.lost(request)  # it was on its way to an engine that died
-            case Refused(request=request, because=because):
+            case RequestRefused(request=request, because=because):
                 self.serving.refused(request, because)
-            case Lost(request=request):
+            case RequestLost(request=request):
                 self.serving.lost(request)
             case Preempted():
                 self.metrics.counts["num_preemptions"] += 1
-            case Ready():
+            case EngineReady():
                 self._spawn(self._open())
             case _:
                 pass  # answers to questions
 
     async def _open(self) -> None:
-        if not self.faults.has(Kind.CLOSE):
+        if not self.faults.has(FaultKind.CLOSE):
             await self.listener.open()
         self.ready.set()
         logger.info("%s: engine ready at %s, epoch %d", self.settings.name, self.url, self.epoch)
@@ -199,12 +205,12 @@ class Instance:
             return
         logger.info("%s: %s", self.settings.name, active.as_json())
         active.struck += 1
-        if fault.fault is Kind.DIE:
+        if fault.fault is FaultKind.DIE:
             self._loop.call_soon(self._die, active)  # the request that set the fault is answered first
             return
-        if fault.fault is Kind.CLOSE:
+        if fault.fault is FaultKind.CLOSE:
             self.listener.shut()
-        elif fault.fault is Kind.SLOW:
+        elif fault.fault is FaultKind.SLOW:
             self._set_speed()
         self._end_in_time(active)
 
@@ -225,11 +231,11 @@ class Instance:
         if timer := self._timers.pop(active.number, None):
             timer.cancel()
         match active.fault.fault:
-            case Kind.DIE if not self.faults.has(Kind.DIE):
+            case FaultKind.DIE if not self.faults.has(FaultKind.DIE):
                 self.begin()
-            case Kind.CLOSE if self.ready.is_set() and not self.faults.has(Kind.CLOSE):
+            case FaultKind.CLOSE if self.ready.is_set() and not self.faults.has(FaultKind.CLOSE):
                 self._spawn(self.listener.open())
-            case Kind.SLOW:
+            case FaultKind.SLOW:
                 self._set_speed()
             case _:
                 pass

@@ -7,23 +7,23 @@ import socket
 
 from cluster.accepting import close_server
 from cluster.errors import UsageError
-from engine.mock.http import IDLE_S, Connection, Handler
+from engine.mock.http import IDLE_S, MockConnection, MockHandler
 
 BACKLOG = 4096
 _SWEEPS = 2
 """An idle connection is closed at its second sweep: after between one and two times half of `IDLE_S` more."""
 
 
-class Listener:
+class MockListener:
     """A port and its connections. Until it is opened, connections are refused, as while vLLM loads its model."""
 
-    def __init__(self, host: str, port: int, handler: Handler) -> None:
+    def __init__(self, host: str, port: int, handler: MockHandler) -> None:
         self.host = host
         self._handler = handler
         self._socket: socket.socket | None = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._server: asyncio.Server | None = None
-        self._open: set[Connection] = set()
+        self._open: set[MockConnection] = set()
         self._dropped = False
         """What was accepted and has not reached its protocol yet is broken off, too."""
         self._sweeper: asyncio.TimerHandle | None = None
@@ -46,7 +46,7 @@ class Listener:
         self._dropped = False
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._handler, self._open, lambda: self._dropped), sock=taken, backlog=BACKLOG
+            lambda: MockConnection(self._handler, self._open, lambda: self._dropped), sock=taken, backlog=BACKLOG
         )
         self._sweep()
 

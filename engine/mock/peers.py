@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from engine.mock.handoffs import Handoffs, Read
+from engine.mock.handoffs import BlocksRead, MockHandoffs
 from engine.mock.transfer import Producer
-from engine.twin.request import Source
+from engine.twin.request import HoldSource
 from kvtransfer.hold_marks import CLEAR, FIELD, mark_of
 
 ANSWER_S = 5.0
@@ -23,10 +23,10 @@ class HttpPeers:
     """All producers that the instances of this process know of."""
 
     def __init__(self) -> None:
-        self._near: dict[tuple[str, int], Handoffs] = {}
+        self._near: dict[tuple[str, int], MockHandoffs] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    def add(self, host: str, port: int, handoffs: Handoffs) -> None:
+    def add(self, host: str, port: int, handoffs: MockHandoffs) -> None:
         """Add an instance of this process, with its address."""
         self._near[host, port] = handoffs
 
@@ -34,7 +34,7 @@ class HttpPeers:
         """The instance listens no more."""
         self._near.pop((host, port), None)
 
-    def near(self, producer: Producer) -> Handoffs | None:
+    def near(self, producer: Producer) -> MockHandoffs | None:
         """The producer itself, if it runs in this process."""
         return self._near.get((producer.host, producer.port))
 
@@ -43,7 +43,7 @@ class HttpPeers:
         if self._session is not None:
             await self._session.close()
 
-    async def read(self, producer: Producer, source: Source, blocks: tuple[int, ...]) -> Read | None:
+    async def read(self, producer: Producer, source: HoldSource, blocks: tuple[int, ...]) -> BlocksRead | None:
         """The contents of its blocks; None if it does not answer, or has another life now."""
         slot = None if source.slot is None else source.slot.field()
         answer = await self._ask(producer, "read", {"request_id": source.request, "blocks": blocks, FIELD: slot}) or {}
@@ -51,7 +51,7 @@ class HttpPeers:
         if not isinstance(contents, list):
             return None
         told = tuple(vouched) if isinstance(vouched, list) else None
-        return Read(tuple(contents), told, mark_of(said) or CLEAR if isinstance(said, str) else None)
+        return BlocksRead(tuple(contents), told, mark_of(said) or CLEAR if isinstance(said, str) else None)
 
     async def notify(self, producer: Producer, what: str, words: list[str]) -> bool:
         """Send a notice about holds; returns whether it arrived."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from cluster.ids import RequestId
 from engine.twin.config import StepCosts
-from engine.twin.events import Cut, Effect, Finished, Lost, Refused, Run, Share
+from engine.twin.events import Cut, Effect, RequestFinished, RequestLost, RequestRefused, RunShare, StepRun
 
 Made = Callable[[RequestId, int, int, int], None]
 """Receives tokens: the request, its key, the first token's index, how many."""
@@ -24,10 +24,10 @@ Made = Callable[[RequestId, int, int, int], None]
 class _Playing:
     """The run under way."""
 
-    run: Run
+    run: StepRun
     end_ns: int
     steps: int
-    shares: list[Share]
+    shares: list[RunShare]
     done: int = 0
     """Steps whose tokens are given out."""
 
@@ -55,7 +55,7 @@ class Playback:
         self._play(now_ns)
         for effect in effects:
             match effect:
-                case Run():
+                case StepRun():
                     self._complete()
                     self._playing = _Playing(effect, effect.end_ns, effect.steps, list(effect.shares))
                     self._play(now_ns)
@@ -63,10 +63,10 @@ class Playback:
                     playing = self._playing
                     assert playing is not None and playing.run.number == number and playing.done <= steps
                     playing.steps, playing.end_ns = steps, end_ns
-                case Finished(request=request, outputs=outputs):
+                case RequestFinished(request=request, outputs=outputs):
                     self._end(request, outputs)
                     self._told(effect)
-                case Lost(request=request) | Refused(request=request):
+                case RequestLost(request=request) | RequestRefused(request=request):
                     self._end(request, 0)
                     self._told(effect)
                 case _:
@@ -100,7 +100,7 @@ class Playback:
             self._give_one(share, share.first + upto)
         playing.done = upto
 
-    def _give_one(self, share: Share, upto: int) -> None:
+    def _give_one(self, share: RunShare, upto: int) -> None:
         first = self._next.get(share.request, 0)
         if upto > first:
             self._next[share.request] = upto

@@ -8,27 +8,27 @@ from typing import Any
 
 from cluster.errors import ApiError
 from cluster.ids import RequestId
-from engine.mock.answers import DONE, Choice, Events, Head, encode, event, usage_event, usage_of, whole
-from engine.mock.asked import Asked
-from engine.mock.faults import ON_TOKENS, Fault, Kind
+from engine.mock.answers import DONE, AnswerHead, Events, MockChoice, encode, event, usage_event, usage_of, whole
+from engine.mock.asked import MockRequest
+from engine.mock.faults import ON_TOKENS, FaultKind, MockFault
 from engine.mock.http import Exchange
 from engine.mock.prompts import Prompted
-from engine.mock.settings import MS, Settings
+from engine.mock.settings import MS, MockSettings
 from engine.mock.transfer import Producer, Reference, cached_at_producer, hold_fields, wants_hold
-from engine.twin.events import Finished
+from engine.twin.events import RequestFinished
 from kvtransfer.fields import name_in
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class MockAnswer:
     """One client's request."""
 
-    asked: Asked
+    asked: MockRequest
     exchange: Exchange
-    head: Head
-    fault: Fault | None
+    head: AnswerHead
+    fault: MockFault | None
     arrived_ns: int
-    parts: list[Part] = field(default_factory=list)
+    parts: list[TwinPart] = field(default_factory=list)
     begun: bool = False
     """The head of the stream is sent."""
     cut: bool = False
@@ -41,15 +41,15 @@ class Answer:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class TwinPart:
     """One request of the twin's."""
 
     id: RequestId
     name: str
     """vLLM's id of it, by which it can be aborted."""
-    answer: Answer
+    answer: MockAnswer
     prompt: Prompted
-    choice: Choice
+    choice: MockChoice
     events: Events | None
     stop_after: int | None
     reference: Reference | None
@@ -59,14 +59,14 @@ class Part:
     """Tokens that are made and not written."""
     made: int = 0
     first_ns: int | None = None
-    over: Finished | None = None
+    over: RequestFinished | None = None
     not_pulled: int = 0
     """Tokens that were held for it, and whose pull has failed."""
     submitting: asyncio.TimerHandle | None = None
     """Until the engine sees it."""
 
     @property
-    def misspeaks(self) -> Kind | None:
+    def misspeaks(self) -> FaultKind | None:
         """The fault that makes a prefill leg's token wrong as the answer's first, if one struck."""
         fault = self.answer.fault
         if fault is None or fault.fault not in ON_TOKENS or not wants_hold(self.answer.asked.transfer):
@@ -77,11 +77,11 @@ class Part:
 class Replies:
     """Writes one instance's answers."""
 
-    def __init__(self, settings: Settings, here: Producer) -> None:
+    def __init__(self, settings: MockSettings, here: Producer) -> None:
         self.here = here
         self._settings = settings
 
-    def events(self, part: Part, fresh: list[int], over: Finished | None) -> None:
+    def events(self, part: TwinPart, fresh: list[int], over: RequestFinished | None) -> None:
         answer, events = part.answer, part.events
         assert events is not None
         data = b""
@@ -100,7 +100,7 @@ class Replies:
             data += usage_event(answer.head, self._usage(answer), self._timing(answer))
         answer.exchange.end(data + DONE)
 
-    def respond(self, answer: Answer) -> None:
+    def respond(self, answer: MockAnswer) -> None:
         if answer.running:
             return
         hold, transfer = answer.parts[0].over, None
@@ -115,7 +115,7 @@ class Replies:
         choices = [part.choice for part in answer.parts]
         answer.exchange.respond(200, whole(answer.head, choices, self._usage(answer), transfer, self._timing(answer)))
 
-    def _usage(self, answer: Answer) -> dict[str, Any]:
+    def _usage(self, answer: MockAnswer) -> dict[str, Any]:
         cached = cached_at_producer(answer.asked.transfer)
         over = [part.over for part in answer.parts if part.over is not None]
         if cached is None:
@@ -123,7 +123,7 @@ class Replies:
         prompt_tokens = sum(len(prompt.ids) for prompt in answer.asked.prompts)
         return usage_of(prompt_tokens, sum(each.outputs for each in over), cached)
 
-    def _timing(self, answer: Answer) -> dict[str, Any] | None:
+    def _timing(self, answer: MockAnswer) -> dict[str, Any] | None:
         """``metrics``, with ``--enable-per-request-metrics``: in real time."""
         part = answer.parts[0]
         if len(answer.parts) > 1 or part.over is None or part.first_ns is None:
@@ -141,7 +141,7 @@ class Replies:
             "speculative_decoding": None,
         }
 
-    def fail(self, answer: Answer, error: ApiError) -> None:
+    def fail(self, answer: MockAnswer, error: ApiError) -> None:
         """As vLLM: an error event in a stream, a status otherwise."""
         if not answer.asked.stream:
             answer.exchange.respond(error.status, encode(error.body()))

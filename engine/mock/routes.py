@@ -12,7 +12,7 @@ from cluster.ids import RequestId
 from cluster.wire import RELEASE_PATH
 from engine.mock.answers import VERSION, encode
 from engine.mock.asked import CHAT, COMPLETIONS, chat_pieces, read_body
-from engine.mock.faults import Kind
+from engine.mock.faults import FaultKind
 from engine.mock.http import Exchange
 from engine.mock.metrics import CONTENT_TYPE
 from engine.mock.transfer import hold_of
@@ -20,7 +20,7 @@ from engine.mock.words import text_of, tokenize
 from kvtransfer.fields import name_in
 
 if TYPE_CHECKING:
-    from engine.mock.instance import Instance
+    from engine.mock.instance import MockInstance
 
 Answer = Callable[[Request, Exchange], None]
 
@@ -31,7 +31,7 @@ _GUARDED = ("/v1", "/inference")
 class Routes:
     """One instance's."""
 
-    def __init__(self, instance: Instance, siblings: Mapping[str, Instance]) -> None:
+    def __init__(self, instance: MockInstance, siblings: Mapping[str, MockInstance]) -> None:
         self._instance = instance
         self._siblings = siblings
         self._created = int(time.time())  # noqa: TID251 - told to clients
@@ -97,7 +97,7 @@ class Routes:
         self._instance.serving.generate(request, exchange, chat=chat)
 
     def _health(self, _: Request, exchange: Exchange) -> None:
-        exchange.respond(503 if self._instance.faults.has(Kind.UNWELL) else 200)
+        exchange.respond(503 if self._instance.faults.has(FaultKind.UNWELL) else 200)
 
     def _models(self, _: Request, exchange: Exchange) -> None:
         settings = self._instance.settings

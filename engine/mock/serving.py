@@ -16,20 +16,20 @@ from cluster.errors import ApiError, bad_request
 from cluster.http.requests import Request
 from cluster.ids import RequestId
 from cluster.wire import RELEASE_MODEL
-from engine.mock.answers import DONE, Choice, Events, Head, encode, event
-from engine.mock.asked import Asked, Limits, UnknownToken, read_asked, read_body
+from engine.mock.answers import DONE, AnswerHead, Events, MockChoice, encode, event
+from engine.mock.asked import MockLimits, MockRequest, UnknownToken, read_asked, read_body
 from engine.mock.clock import Clock
-from engine.mock.faults import ON_REQUESTS, ON_TOKENS, Fault, Faults, Kind, Leg, injected
-from engine.mock.handoffs import Handoffs
+from engine.mock.faults import ON_REQUESTS, ON_TOKENS, FaultKind, FaultLeg, MockFault, MockFaults, injected
+from engine.mock.handoffs import MockHandoffs
 from engine.mock.http import Exchange
 from engine.mock.metrics import Metrics
 from engine.mock.prompts import Prompted, said_tokens
-from engine.mock.replies import Answer, Part, Replies
-from engine.mock.settings import MS, Settings
+from engine.mock.replies import MockAnswer, Replies, TwinPart
+from engine.mock.settings import MS, MockSettings
 from engine.mock.transfer import Producer, Reference, pinned_token, read_reference, wants_hold
 from engine.mock.words import END
-from engine.twin.events import Abort, Finished, Submit
-from engine.twin.request import Request as TwinRequest
+from engine.twin.events import AbortRequest, RequestFinished, Submit
+from engine.twin.request import TwinRequest
 from engine.twin.tokens import VOCABULARY, Prompt, Segment
 from kvtransfer.fields import name_in
 
@@ -41,7 +41,13 @@ class Serving:
     """
 
     def __init__(
-        self, settings: Settings, clock: Clock, handoffs: Handoffs, faults: Faults, metrics: Metrics, here: Producer
+        self,
+        settings: MockSettings,
+        clock: Clock,
+        handoffs: MockHandoffs,
+        faults: MockFaults,
+        metrics: Metrics,
+        here: Producer,
     ) -> None:
         self.replies = Replies(settings, here)
         self._settings = settings
@@ -51,9 +57,11 @@ class Serving:
         self.metrics = metrics
         self._loop = asyncio.get_running_loop()
         config = settings.config
-        self._limits = Limits(model=settings.model, max_model_len=config.max_model_len, block_size=config.block_size)
-        self._parts: dict[RequestId, Part] = {}
-        self._touched: dict[Part, None] = {}
+        self._limits = MockLimits(
+            model=settings.model, max_model_len=config.max_model_len, block_size=config.block_size
+        )
+        self._parts: dict[RequestId, TwinPart] = {}
+        self._touched: dict[TwinPart, None] = {}
         self._count = 0
 
     @property
@@ -89,17 +97,17 @@ class Serving:
 
     def strikes_release(self, request: Request, exchange: Exchange) -> bool:
         """Whether a fault keeps a hold from being given up by its name."""
-        fault = self._faults.strike(ON_REQUESTS, Leg.RELEASE, request.headers.get("x-request-id") or "")
+        fault = self._faults.strike(ON_REQUESTS, FaultLeg.RELEASE, request.headers.get("x-request-id") or "")
         return fault is not None and self._strikes_at_once(fault, exchange)
 
-    def _strikes_at_once(self, fault: Fault, exchange: Exchange) -> bool:
+    def _strikes_at_once(self, fault: MockFault, exchange: Exchange) -> bool:
         """Apply faults that leave the engine nothing to do; whether one struck."""
-        if fault.fault is Kind.REFUSE:
+        if fault.fault is FaultKind.REFUSE:
             error = ApiError(fault.status, "ServiceUnavailableError", "Refused (a fault of the mock)")
             exchange.respond(error.status, encode(error.body()))
-        elif fault.after_tokens or fault.fault is Kind.ERROR or fault.fault in ON_TOKENS:
+        elif fault.after_tokens or fault.fault is FaultKind.ERROR or fault.fault in ON_TOKENS:
             return False
-        elif fault.fault is Kind.BREAK:
+        elif fault.fault is FaultKind.BREAK:
             exchange.drop()
         return True  # a hanging request keeps its connection until the client gives up
 
@@ -113,12 +121,12 @@ class Serving:
             return
         if reference is not None:
             self._handoffs.want(reference)
-            self._handoffs.give_back(reference.source, Leg.RELEASE)
+            self._handoffs.give_back(reference.source, FaultLeg.RELEASE)
 
     def _start(
-        self, asked: Asked, reference: Reference | None, exchange: Exchange, name: str, fault: Fault | None
+        self, asked: MockRequest, reference: Reference | None, exchange: Exchange, name: str, fault: MockFault | None
     ) -> None:
-        head = Head(
+        head = AnswerHead(
             id=name,
             model=self._settings.model,
             created=int(time.time()),  # noqa: TID251 - told to the client
@@ -127,7 +135,7 @@ class Serving:
             usage=asked.usage,
             running_usage=asked.running_usage,
         )
-        answer = Answer(asked, exchange, head, fault, self._clock.now_ns())
+        answer = MockAnswer(asked, exchange, head, fault, self._clock.now_ns())
         exchange.on_lost = lambda: self._left(answer)
         single = len(asked.prompts) == asked.n == 1
         if reference is not None and single:
@@ -147,14 +155,14 @@ class Serving:
             else:
                 self._submit(part, twin_request)
 
-    def _part(self, answer: Answer, prompt: Prompted, index: int, name: str) -> Part:
+    def _part(self, answer: MockAnswer, prompt: Prompted, index: int, name: str) -> TwinPart:
         self._count += 1
         asked = answer.asked
-        choice = Choice(index, prompt.ids.tolist() if asked.token_ids else range(len(prompt.ids)))
+        choice = MockChoice(index, prompt.ids.tolist() if asked.token_ids else range(len(prompt.ids)))
         stop_after = None
         if self._settings.answers is not None and not asked.ignore_eos:
             stop_after = max(self._settings.answers.after(prompt), asked.min_tokens + 1)
-        part = Part(
+        part = TwinPart(
             id=RequestId(f"{name}-{self._count:08x}"),
             name=name,
             answer=answer,
@@ -167,12 +175,14 @@ class Serving:
         self._parts[part.id] = part
         return part
 
-    def _twin_request(self, part: Part, copy: int) -> TwinRequest:
+    def _twin_request(self, part: TwinPart, copy: int) -> TwinRequest:
         asked = part.answer.asked
         holds = wants_hold(asked.transfer) and len(part.answer.parts) == 1
         return TwinRequest(
             id=part.id,
-            prompt=_without_last(part.prompt.segments) if part.misspeaks is Kind.KEEP_BACK else part.prompt.segments,
+            prompt=_without_last(part.prompt.segments)
+            if part.misspeaks is FaultKind.KEEP_BACK
+            else part.prompt.segments,
             max_tokens=asked.max_tokens or self._limits.max_model_len,
             stop_after=part.stop_after,
             seed=copy,
@@ -182,7 +192,7 @@ class Serving:
             pull=part.reference.source if part.reference is not None else None,
         )
 
-    def _submit(self, part: Part, request: TwinRequest) -> None:
+    def _submit(self, part: TwinPart, request: TwinRequest) -> None:
         part.submitting = None
         self._clock.tell(Submit(request))
 
@@ -196,7 +206,7 @@ class Serving:
         if part.first_ns is None:
             part.first_ns = self._clock.now_ns()
         ids = said_tokens(part.prompt, key, first, count, part.pinned)
-        if part.misspeaks is Kind.WRONG_TOKEN:
+        if part.misspeaks is FaultKind.WRONG_TOKEN:
             ids = [(each + 1) % VOCABULARY for each in ids]
         part.made = first + count
         if part.stop_after is not None and part.made >= part.stop_after:
@@ -204,7 +214,7 @@ class Serving:
         part.fresh += ids
         self._touched[part] = None
 
-    def finished(self, effect: Finished) -> None:
+    def finished(self, effect: RequestFinished) -> None:
         """A part is over."""
         part = self._parts.pop(effect.request, None)
         if part is None:
@@ -238,7 +248,7 @@ class Serving:
         if part is not None and part.reference is not None:
             part.not_pulled = part.reference.source.tokens
 
-    def _count_end(self, part: Part, effect: Finished) -> None:
+    def _count_end(self, part: TwinPart, effect: RequestFinished) -> None:
         metrics, now_ns = self.metrics, effect.at_ns
         metrics.ended[effect.reason] += 1
         metrics.counts["generation_tokens"] += effect.outputs
@@ -268,7 +278,7 @@ class Serving:
             if not part.answer.exchange.over and not part.answer.cut:
                 self._write(part, fresh)
 
-    def _write(self, part: Part, fresh: list[int]) -> None:
+    def _write(self, part: TwinPart, fresh: list[int]) -> None:
         answer, fault = part.answer, part.answer.fault
         if fault is not None and fault.fault not in ON_TOKENS and part.made >= fault.after_tokens:
             self._break_off(part, fault, fresh)
@@ -284,7 +294,7 @@ class Serving:
 
         # -- ends by faults and by clients --
 
-    def _break_off(self, part: Part, fault: Fault, fresh: list[int]) -> None:
+    def _break_off(self, part: TwinPart, fault: MockFault, fresh: list[int]) -> None:
         """A fault ends an answer, after so many tokens."""
         answer = part.answer
         kept = fresh[: max(0, len(fresh) - (part.made - fault.after_tokens))]
@@ -292,31 +302,31 @@ class Serving:
             self.replies.events(part, kept, None)
         answer.cut = True
         self._abort(answer)
-        if fault.fault is Kind.BREAK:
+        if fault.fault is FaultKind.BREAK:
             if answer.begun:
                 answer.exchange.write(b'18\r\ndata: {"id":"cmpl-')
             answer.exchange.drop()
-        elif fault.fault is Kind.ERROR:
+        elif fault.fault is FaultKind.ERROR:
             self.replies.fail(answer, injected())
 
-    def _left(self, answer: Answer) -> None:
+    def _left(self, answer: MockAnswer) -> None:
         """The client has gone."""
         self._abort(answer)
 
-    def _abort(self, answer: Answer) -> None:
+    def _abort(self, answer: MockAnswer) -> None:
         for part in answer.parts:
             if part.over is None:
                 self._abort_part(part)
 
-    def _abort_part(self, part: Part) -> None:
+    def _abort_part(self, part: TwinPart) -> None:
         if part.submitting is None:
-            self._clock.tell(Abort(part.id))
+            self._clock.tell(AbortRequest(part.id))
             return
         part.submitting.cancel()
         part.submitting = None
         if part.reference is not None:
             self._handoffs.give_back(part.reference.source)
-        over = Finished(
+        over = RequestFinished(
             at_ns=self._clock.now_ns(),
             request=part.id,
             reason="abort",
@@ -344,10 +354,10 @@ def _without_last(prompt: Prompt) -> Prompt:
     return tuple(others) or prompt
 
 
-def leg_of(body: Mapping[str, Any], fields: Mapping[str, Any]) -> Leg:
+def leg_of(body: Mapping[str, Any], fields: Mapping[str, Any]) -> FaultLeg:
     """Which part of a hand-over a request is."""
     if body.get("model") == RELEASE_MODEL:
-        return Leg.RELEASE
+        return FaultLeg.RELEASE
     if wants_hold(fields):
-        return Leg.PREFILL
-    return Leg.DECODE if fields.get("do_remote_prefill") else Leg.WHOLE
+        return FaultLeg.PREFILL
+    return FaultLeg.DECODE if fields.get("do_remote_prefill") else FaultLeg.WHOLE

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.instance import Role
-from costs.step import Work
+from costs.step import StepWork
 from engine.mock.prompts import Prompted
-from engine.twin.config import Config, StepCosts
+from engine.twin.config import StepCosts, TwinConfig
 from engine.twin.tokens import mix
 
 MS = 1_000_000
@@ -16,14 +16,14 @@ MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class MockSettings:
     """One instance."""
 
     name: str
     role: Role
     model: str
     """The name it is served under."""
-    config: Config
+    config: TwinConfig
     costs: StepCosts
     transfer_ms: Callable[[int, int], float]
     """(bytes, transfers at once) -> milliseconds."""
@@ -65,7 +65,7 @@ class SimpleCosts:
     prefill_ms_per_1k: float = 50.0
     """On top, for each 1,000 tokens of prompts computed in it."""
 
-    def step_ns(self, work: Work) -> int:
+    def step_ns(self, work: StepWork) -> int:
         """One step."""
         return max(1, round(self.step_ms * MS + self.prefill_ms_per_1k * MS / 1000 * work.new_tokens))
 

@@ -16,7 +16,7 @@ from cluster.wire import TRANSFER
 from decode.pins import pinned
 from engine.mock.asked import invalid
 from engine.twin.events import Hold
-from engine.twin.request import Source
+from engine.twin.request import HoldSource
 from engine.twin.tokens import VOCABULARY
 from kvtransfer.hold_marks import FIELD, slot_in
 
@@ -41,7 +41,7 @@ class Reference:
 
     producer: Producer
     request_id: str
-    source: Source
+    source: HoldSource
 
 
 def hold_fields(hold: Hold, here: Producer, *, name: str | None, tp: int, cached_tokens: int) -> dict[str, Any]:
@@ -90,14 +90,14 @@ def read_reference(fields: Mapping[str, Any]) -> Reference | None:
     if type(port) is not int or not 0 < port < 1 << 16 or type(tokens) is not int or tokens < 0:
         raise invalid("kv_transfer_params", "remote_port and remote_num_tokens should be whole numbers")
     transfer = TransferId(RequestId(request_id), ATTEMPT, UNKNOWN_EPOCH)
-    source = Source(transfer, InstanceId(engine_id), tuple(blocks), tokens, transfer.request, slot_in(fields))
+    source = HoldSource(transfer, InstanceId(engine_id), tuple(blocks), tokens, transfer.request, slot_in(fields))
     return Reference(Producer(engine_id, host, port), request_id, source)
 
 
-def hold_of(engine_id: str, request_id: RequestId, fields: Mapping[str, Any]) -> Source:
+def hold_of(engine_id: str, request_id: RequestId, fields: Mapping[str, Any]) -> HoldSource:
     """A hold of ours, as a consumer's read names it."""
     transfer = TransferId(request_id, ATTEMPT, UNKNOWN_EPOCH)
-    return Source(transfer, InstanceId(engine_id), (), 0, request_id, slot_in(fields))
+    return HoldSource(transfer, InstanceId(engine_id), (), 0, request_id, slot_in(fields))
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:

@@ -9,18 +9,20 @@ from __future__ import annotations
 from bisect import insort
 from typing import Final
 
-from engine.twin.batch import Batch, Entry, PullOrder
-from engine.twin.blocks import Pool
-from engine.twin.config import Config, Policy
+from engine.twin.batch import Batch, BatchEntry, PullOrder
+from engine.twin.blocks import BlockPool
+from engine.twin.config import Policy, TwinConfig
 from engine.twin.crew import Crew
-from engine.twin.pulls import Pulls
+from engine.twin.pulls import TwinPulls
 from engine.twin.request import Sequence, Status
 
 
 class Admission:
     """The waiting requests of one life of an engine. Adds to `running`, which is its scheduler's."""
 
-    def __init__(self, config: Config, pool: Pool, crew: Crew, running: list[Sequence], pulls: Pulls) -> None:
+    def __init__(
+        self, config: TwinConfig, pool: BlockPool, crew: Crew, running: list[Sequence], pulls: TwinPulls
+    ) -> None:
         self._config: Final = config
         self._pool: Final = pool
         self._crew: Final = crew
@@ -150,7 +152,7 @@ class Admission:
             self._crew.join(sequence, batch.number)
             batch.joined += (sequence,)
         else:
-            batch.entries[sequence] = Entry(
+            batch.entries[sequence] = BatchEntry(
                 sequence, sequence.computed, count, sequence.blocks, sequence.preemptions, sequence.place
             )
 

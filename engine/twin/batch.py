@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.twin.request import Request, Sequence, Source, Status
+from engine.twin.request import HoldSource, Sequence, Status, TwinRequest
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class BatchEntry:
     """One step's work for one request: compute the tokens from `start` on."""
 
     sequence: Sequence
@@ -38,8 +38,8 @@ class Entry:
 class PullOrder:
     """A pull that the scheduler made room for."""
 
-    request: Request
-    source: Source
+    request: TwinRequest
+    source: HoldSource
     first: int
     """The index of the first block of the prompt to pull."""
     blocks: tuple[int, ...]
@@ -52,7 +52,7 @@ class Batch:
     number: int
     left: int
     """The unused tokens of the budget."""
-    entries: dict[Sequence, Entry] = field(default_factory=dict)
+    entries: dict[Sequence, BatchEntry] = field(default_factory=dict)
     """The work for each request by itself; the work for those that decode together is counted below."""
     joined: tuple[Sequence, ...] = ()
     """Requests that decode together with the others from this batch on."""
@@ -65,9 +65,9 @@ class Batch:
     new_tokens: int = 0
     """Computed tokens of prompts."""
     area: int = 0
-    """Token pairs of prompts (`costs.step.Work`)."""
+    """Token pairs of prompts (`costs.step.StepWork`)."""
     pulls: tuple[PullOrder, ...] = ()
-    full_hits: tuple[Source, ...] = ()
+    full_hits: tuple[HoldSource, ...] = ()
     """Holds that need not be pulled: this engine has all of their tokens."""
     preempted: tuple[Sequence, ...] = ()
     short: Sequence | None = None

@@ -27,7 +27,7 @@ def _ids(num_blocks: int) -> tuple[int, ...]:
     return tuple(range(num_blocks))
 
 
-class Pool:
+class BlockPool:
     """All blocks of one life of an engine. `life` makes the content of fresh memory different in each life."""
 
     def __init__(self, num_blocks: int, life: int) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from cluster.instance import Role
-from costs.step import Work
+from costs.step import StepWork
 
 
 class StepCosts(Protocol):
@@ -16,7 +16,7 @@ class StepCosts(Protocol):
     A step takes at least 1 ns. `decode_run_ns` must be exactly the sum of the single steps.
     """
 
-    def step_ns(self, work: Work) -> int:
+    def step_ns(self, work: StepWork) -> int:
         """Nanoseconds of one step."""
 
     def decode_run_ns(self, batch: int, sum_context: int, steps: int) -> int:
@@ -50,7 +50,7 @@ VLLM_0_32 = Version()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class TwinConfig:
     """Settings, with vLLM's names where vLLM has them."""
 
     role: Role = Role.BOTH

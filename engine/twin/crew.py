@@ -5,7 +5,7 @@ it had when it joined; `outputs` and the like compute the current ones, and `lea
 only what changes in it: members that need a block (`due`), members that have filled one (`filled`), members that end
 with it (`settle`).
 
-A crew has members only if contents of blocks are not kept (`Config.contents`), as each step writes them. `dissolve`
+A crew has members only if contents of blocks are not kept (`TwinConfig.contents`), as each step writes them. `dissolve`
 turns all members into ordinary entries, for cases that cannot be handled together: preemption, a budget that is too
 small. Steps are counted by their batches' numbers. The outcome is the same either way: tests/property/test_twin.py.
 """
@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Final
 
-from engine.twin.batch import Batch, Entry
-from engine.twin.config import Config
+from engine.twin.batch import Batch, BatchEntry
+from engine.twin.config import TwinConfig
 from engine.twin.request import Sequence, Status
 
 
@@ -30,7 +30,7 @@ def _place(one: Sequence) -> int:
 class Crew:
     """The decoding requests of one life of an engine, and the count of its steps."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TwinConfig) -> None:
         self.size = 0
         self.changes = 0
         """Grows with each member that joins or leaves."""
@@ -111,7 +111,7 @@ class Crew:
             entries = list(batch.entries.values())
             for one in members:
                 if one.first <= batch.number <= min(one.last, self.decided):
-                    entry = Entry(one, starts[one] + batch.number, 1, one.blocks, one.preemptions, one.place)
+                    entry = BatchEntry(one, starts[one] + batch.number, 1, one.blocks, one.preemptions, one.place)
                     entry.samples = True
                     entries.append(entry)
             entries.sort(key=lambda entry: entry.place)

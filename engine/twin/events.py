@@ -10,14 +10,14 @@ from msgspec import Struct
 from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Load
 from engine.twin.batch import PullOrder
-from engine.twin.request import Request, Source
+from engine.twin.request import HoldSource, TwinRequest
 from kvtransfer.hold_marks import Slot
-from kvtransfer.notes import Beat, Read
+from kvtransfer.notes import Beat, ReadNote
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-class Start(Struct, frozen=True):
+class StartEngine(Struct, frozen=True):
     """The process starts, under a new epoch. A life before this one ends, as by `Die`."""
 
     epoch: int
@@ -30,10 +30,10 @@ class Die(Struct, frozen=True):
 class Submit(Struct, frozen=True):
     """A request has arrived."""
 
-    request: Request
+    request: TwinRequest
 
 
-class Abort(Struct, frozen=True):
+class AbortRequest(Struct, frozen=True):
     """The answer is not wanted any more. Takes effect when the running step is over. Unknown requests: no-op."""
 
     request: RequestId
@@ -62,10 +62,10 @@ class Notice(Struct, frozen=True):
     """A consumer's notice about one of the engine's holds."""
 
     reader: InstanceId
-    note: Read | Beat
+    note: ReadNote | Beat
 
 
-class GiveUp(Struct, frozen=True):
+class GiveUpHold(Struct, frozen=True):
     """A router gives up what is, or will be, held under a name (`TransferId` as text)."""
 
     name: str
@@ -91,15 +91,28 @@ class Tick(Struct, frozen=True):
     """The time that `next_wakeup` gave has come."""
 
 
-Event = Start | Die | Submit | Abort | KvArrived | KvFailed | Notice | GiveUp | ReadLoad | ReadBlocks | ReadSlot | Tick
+Event = (
+    StartEngine
+    | Die
+    | Submit
+    | AbortRequest
+    | KvArrived
+    | KvFailed
+    | Notice
+    | GiveUpHold
+    | ReadLoad
+    | ReadBlocks
+    | ReadSlot
+    | Tick
+)
 
 
-def released(source: Source, by: InstanceId) -> Notice:
+def released(source: HoldSource, by: InstanceId) -> Notice:
     """The notice that ends a hold, as a consumer sends it once it has read (or will not read) the blocks."""
-    return Notice(by, Read(source.request, 1, None if source.slot is None else source.slot.mark))
+    return Notice(by, ReadNote(source.request, 1, None if source.slot is None else source.slot.mark))
 
 
-def wanted(source: Source, by: InstanceId) -> Notice:
+def wanted(source: HoldSource, by: InstanceId) -> Notice:
     """A consumer's heartbeat: it waits for room."""
     return Notice(by, Beat((source.request,)))
 
@@ -107,7 +120,7 @@ def wanted(source: Source, by: InstanceId) -> Notice:
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
-class Share(Struct, frozen=True):
+class RunShare(Struct, frozen=True):
     """A run's tokens for one request: in its first step token `first` of the answer, then one more in each step.
 
     `engine.twin.tokens.token(key, index)` is the token.
@@ -118,11 +131,11 @@ class Share(Struct, frozen=True):
     key: int
 
 
-class Run(Struct, frozen=True):
+class StepRun(Struct, frozen=True):
     """Steps have begun: `steps` in a row that do the same for the same requests. `Cut` may shorten them.
 
     Tokens are made at each step's end. A request that is over at or before that time, with fewer `outputs`, never got
-    the later ones; nor did a request that was `Lost` before.
+    the later ones; nor did a request that was `RequestLost` before.
     """
 
     number: int
@@ -135,7 +148,7 @@ class Run(Struct, frozen=True):
     """The context tokens of the first step; each later one has `batch` more."""
     prompt_tokens: int
     """Computed tokens of prompts. Only with a single step."""
-    shares: tuple[Share, ...]
+    shares: tuple[RunShare, ...]
 
 
 class Cut(Struct, frozen=True):
@@ -158,12 +171,12 @@ class Hold(Struct, frozen=True):
     """The request with the prompt, by the engine's own id."""
     slot: Slot | None
 
-    def source(self, producer: InstanceId) -> Source:
+    def source(self, producer: InstanceId) -> HoldSource:
         """The hold as a decode leg names it."""
-        return Source(self.transfer, producer, self.blocks, self.tokens, self.request, self.slot)
+        return HoldSource(self.transfer, producer, self.blocks, self.tokens, self.request, self.slot)
 
 
-class Finished(Struct, frozen=True):
+class RequestFinished(Struct, frozen=True):
     """A request is over. `reason` is vLLM's: stop, length, abort, or error (a failed pull that is not recomputed)."""
 
     at_ns: int
@@ -179,7 +192,7 @@ class Finished(Struct, frozen=True):
     preemptions: int
 
 
-class Refused(Struct, frozen=True):
+class RequestRefused(Struct, frozen=True):
     """A request is refused: 4xx, or no connection."""
 
     at_ns: int
@@ -187,7 +200,7 @@ class Refused(Struct, frozen=True):
     because: str
 
 
-class Lost(Struct, frozen=True):
+class RequestLost(Struct, frozen=True):
     """A request was lost with the engine."""
 
     at_ns: int
@@ -202,12 +215,12 @@ class Preempted(Struct, frozen=True):
     outputs: int
 
 
-class Pull(Struct, frozen=True):
+class PullBlocks(Struct, frozen=True):
     """Read the producer's blocks from the prompt's block `first` on. Answer with `KvArrived` or `KvFailed`, always."""
 
     at_ns: int
     request: RequestId
-    source: Source
+    source: HoldSource
     remote: tuple[int, ...]
     """The producer's blocks."""
 
@@ -216,7 +229,7 @@ class GiveBack(Struct, frozen=True):
     """Tell the producer that its hold is not wanted any more (see `released`)."""
 
     at_ns: int
-    source: Source
+    source: HoldSource
 
 
 class NotUsed(Struct, frozen=True):
@@ -235,7 +248,7 @@ class HoldEnded(Struct, frozen=True):
     because: str
 
 
-class Ready(Struct, frozen=True):
+class EngineReady(Struct, frozen=True):
     """The engine takes requests."""
 
     at_ns: int
@@ -264,24 +277,24 @@ class SlotSays(Struct, frozen=True):
 
 
 Effect = (
-    Run
+    StepRun
     | Cut
-    | Finished
-    | Refused
-    | Lost
+    | RequestFinished
+    | RequestRefused
+    | RequestLost
     | Preempted
-    | Pull
+    | PullBlocks
     | GiveBack
     | NotUsed
     | HoldEnded
-    | Ready
+    | EngineReady
     | LoadIs
     | Contents
     | SlotSays
 )
 
 
-def pull_effect(order: PullOrder, at_ns: int) -> Pull:
+def pull_effect(order: PullOrder, at_ns: int) -> PullBlocks:
     """The effect of a scheduler's pull order, at the time it is carried out."""
     remote = order.source.blocks[order.first : order.first + len(order.blocks)]
-    return Pull(at_ns, order.request.id, order.source, remote)
+    return PullBlocks(at_ns, order.request.id, order.source, remote)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from costs.step import Work
+from costs.step import StepWork
 from engine.twin.batch import Batch
 from engine.twin.config import StepCosts
 
@@ -36,7 +36,7 @@ class Flight:
         if not self.new_tokens:
             self.end_ns = self.start_ns + self.costs.decode_run_ns(self.batch, self.sum_context, self.steps)
             return
-        work = Work(new_tokens=self.new_tokens, area=self.area, batch=self.batch, sum_context=self.sum_context)
+        work = StepWork(new_tokens=self.new_tokens, area=self.area, batch=self.batch, sum_context=self.sum_context)
         self.end_ns = self.start_ns + max(1, self.costs.step_ns(work))
 
     def cut(self, steps: int) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from cluster.ids import RequestId, TransferId
 from engine.twin.events import Hold, HoldEnded
 from kvtransfer.hold_marks import CLEAR, SLOTS, Slots
-from kvtransfer.notes import Beat, Read
+from kvtransfer.notes import Beat, ReadNote
 from prefill.holds import REMEMBER_S
 from prefill.holds import Holds as Legs
 from prefill.leases import Leases, terms
@@ -21,7 +21,7 @@ TIME_UP = "its lease ended"
 """Why a hold has ended that no consumer wanted any more."""
 
 
-class Holds:
+class TwinHolds:
     """The holds of one life of an engine. A real idle engine takes its ranks' reports within a millisecond; here it
     does so at once.
     """
@@ -79,7 +79,7 @@ class Holds:
         self._leases.step(self._legs.take_orders(), now_ns)
         return self._ended("given up", now_ns)
 
-    def heard(self, reader: str, note: Read | Beat, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
+    def heard(self, reader: str, note: ReadNote | Beat, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
         """A consumer's notice has arrived."""
         self._leases.heard(reader, note, now_ns)
         return self._ended("read", now_ns)

@@ -10,31 +10,31 @@ from typing import Final
 
 from cluster.ids import RequestId
 from cluster.instance import Load
-from decode.table import Act, Reading
-from engine.twin.batch import Batch, Entry
-from engine.twin.config import Config
+from decode.table import PullAct, Reading
+from engine.twin.batch import Batch, BatchEntry
+from engine.twin.config import TwinConfig
 from engine.twin.events import (
-    Abort,
+    AbortRequest,
     Effect,
-    Finished,
     GiveBack,
-    GiveUp,
+    GiveUpHold,
     Hold,
     HoldEnded,
     KvArrived,
     KvFailed,
-    Lost,
     Notice,
     NotUsed,
     Preempted,
-    Refused,
+    RequestFinished,
+    RequestLost,
+    RequestRefused,
     Submit,
     pull_effect,
 )
-from engine.twin.holds import Holds
-from engine.twin.pulls import Pulls
-from engine.twin.request import Request, Sequence, Status
-from engine.twin.schedule import Scheduler
+from engine.twin.holds import TwinHolds
+from engine.twin.pulls import TwinPulls
+from engine.twin.request import Sequence, Status, TwinRequest
+from engine.twin.schedule import TwinScheduler
 from engine.twin.tokens import Text, length
 
 
@@ -52,18 +52,18 @@ class _Freed:
     blocks: tuple[int, ...]
 
 
-class Life:
+class EngineLife:
     """The state of a running engine. Effects go to the list that its machine passed in.
 
     The class is long because each event of a running engine is a method, and all of them change the same schedule,
     holds and pulls.
     """
 
-    def __init__(self, config: Config, epoch: int, effects: list[Effect]) -> None:
+    def __init__(self, config: TwinConfig, epoch: int, effects: list[Effect]) -> None:
         self.config: Final = config
-        self.pulls: Final = Pulls()
-        self.scheduler: Final = Scheduler(config, epoch, self.pulls)
-        self.holds: Final = Holds(epoch, config.lease_s)
+        self.pulls: Final = TwinPulls()
+        self.scheduler: Final = TwinScheduler(config, epoch, self.pulls)
+        self.holds: Final = TwinHolds(epoch, config.lease_s)
         self.batches: Final = self.scheduler.batches
         self._effects: Final = effects
         self._requests: dict[RequestId, Sequence] = {}
@@ -74,13 +74,13 @@ class Life:
 
     # --- incoming events ---------------------------------------------------------------------------------------------
 
-    def take(self, event: Submit | Abort | KvArrived | KvFailed | Notice | GiveUp, now_ns: int) -> None:
+    def take(self, event: Submit | AbortRequest | KvArrived | KvFailed | Notice | GiveUpHold, now_ns: int) -> None:
         """Note an event. The scheduler takes it at the next edge of a step."""
         self.pulls.now_ns = now_ns
         match event:
             case Submit(request):
                 self._submit(request, now_ns)
-            case Abort(request_id):
+            case AbortRequest(request_id):
                 self._aborts.append(request_id)
             case KvArrived():
                 self._arrived(event, now_ns)
@@ -89,10 +89,10 @@ class Life:
                     self._land(sequence, now_ns, read=False, said=None, wrong="")
             case Notice(reader, note):
                 self.ended(self.holds.heard(reader, note, now_ns))
-            case GiveUp(name):
+            case GiveUpHold(name):
                 self.ended(self.holds.release(name, now_ns))
 
-    def _submit(self, request: Request, now_ns: int) -> None:
+    def _submit(self, request: TwinRequest, now_ns: int) -> None:
         prompt_tokens, longest = length(request.prompt), self.config.max_model_len
         because = None
         if request.id in self._requests:
@@ -102,7 +102,7 @@ class Life:
         elif request.hold is not None and request.max_tokens != 1:
             because = "a hold is of a prompt: max_tokens must be 1"
         if because is not None:
-            self._effects.append(Refused(now_ns, request.id, because))
+            self._effects.append(RequestRefused(now_ns, request.id, because))
             return
         self._arrivals += 1
         sequence = Sequence(
@@ -138,7 +138,7 @@ class Life:
         assert source is not None, "it is pulling"
         pull = self.pulls.ended(sequence.id, read=read, said=said, wrong=wrong)
         used = pull.state is Reading.USED
-        if Act.GIVE_BACK in pull.acts:
+        if PullAct.GIVE_BACK in pull.acts:
             self._effects.append(GiveBack(now_ns, source))
         if used:
             self._external_tokens += sequence.remote_tokens
@@ -218,16 +218,16 @@ class Life:
             for entry in batch.entries.values():
                 self._count(entry, now_ns)
             return
-        rows: list[tuple[int, Entry | Sequence]] = [(entry.place, entry) for entry in batch.entries.values()]
+        rows: list[tuple[int, BatchEntry | Sequence]] = [(entry.place, entry) for entry in batch.entries.values()]
         rows += [(sequence.place, sequence) for sequence in ending]
         for _, row in sorted(rows, key=lambda row: row[0]):
-            if isinstance(row, Entry):
+            if isinstance(row, BatchEntry):
                 self._count(row, now_ns)
             else:
                 self._name_blocks(row)
                 self._end(row, row.reason, now_ns)
 
-    def _count(self, entry: Entry, now_ns: int) -> None:
+    def _count(self, entry: BatchEntry, now_ns: int) -> None:
         sequence, stale = entry.sequence, entry.stale
         if not entry.samples or entry.dead or (stale and self.config.drops_stale_output):
             return
@@ -260,7 +260,7 @@ class Life:
         if not under_way:  # else a transfer may still write to its blocks
             self._forget(sequence)
         self._effects.append(
-            Finished(
+            RequestFinished(
                 at_ns=now_ns,
                 request=sequence.id,
                 reason=reason,
@@ -295,7 +295,7 @@ class Life:
     def die(self, now_ns: int) -> None:
         """Every request is lost."""
         alive = [sequence for sequence in self._requests.values() if sequence.status is not Status.OVER]
-        self._effects.extend(Lost(now_ns, sequence.id) for sequence in alive)
+        self._effects.extend(RequestLost(now_ns, sequence.id) for sequence in alive)
 
     # --- reports -----------------------------------------------------------------------------------------------------
 

@@ -14,28 +14,28 @@ from typing import Final
 
 from cluster.instance import Load
 from engine.twin.batch import Batch
-from engine.twin.config import Config, StepCosts
+from engine.twin.config import StepCosts, TwinConfig
 from engine.twin.events import (
     Contents,
     Cut,
     Die,
     Effect,
+    EngineReady,
     Event,
     LoadIs,
     ReadBlocks,
     ReadLoad,
     ReadSlot,
-    Ready,
-    Refused,
-    Run,
-    Share,
+    RequestRefused,
+    RunShare,
     SlotSays,
-    Start,
+    StartEngine,
+    StepRun,
     Submit,
     Tick,
 )
 from engine.twin.flight import Flight
-from engine.twin.life import Life
+from engine.twin.life import EngineLife
 from engine.twin.request import Sequence, Status
 from engine.twin.runs import execute, horizon, leap
 
@@ -43,11 +43,11 @@ from engine.twin.runs import execute, horizon, leap
 class Twin:
     """One vLLM instance. It is down until it is started; while it is not ready it refuses requests."""
 
-    def __init__(self, config: Config, costs: StepCosts, *, fast_forward: bool = True) -> None:
+    def __init__(self, config: TwinConfig, costs: StepCosts, *, fast_forward: bool = True) -> None:
         self.config: Final = config
         self._costs: Final = costs
         self._fast_forward: Final = fast_forward
-        self._life: Life | None = None
+        self._life: EngineLife | None = None
         self._starting: tuple[int, int] | None = None
         """The time at which it will be ready, and its epoch."""
         self._flight: Flight | None = None
@@ -98,15 +98,15 @@ class Twin:
             self._land(now_ns)
         elif self._starting is not None and self._starting[0] <= now_ns:
             epoch, self._starting = self._starting[1], None
-            self._life = Life(self.config, epoch, self._effects)
-            self._effects.append(Ready(now_ns, epoch))
+            self._life = EngineLife(self.config, epoch, self._effects)
+            self._effects.append(EngineReady(now_ns, epoch))
         elif self._life is not None:
             self._life.ended(self._life.holds.tick(now_ns))
             self._disturb(self._life, now_ns)
 
     def _take(self, event: Event, now_ns: int) -> None:
         match event:
-            case Start(epoch):
+            case StartEngine(epoch):
                 self._stop(now_ns)
                 self._starting = (now_ns + self.config.start_up_ns, epoch)
                 if not self.config.start_up_ns:
@@ -126,7 +126,7 @@ class Twin:
                 self._life.take(event, now_ns)
                 self._disturb(self._life, now_ns)
 
-    def _answer(self, life: Life, event: ReadLoad | ReadBlocks, now_ns: int) -> None:
+    def _answer(self, life: EngineLife, event: ReadLoad | ReadBlocks, now_ns: int) -> None:
         if isinstance(event, ReadLoad):
             self._effects.append(LoadIs(now_ns, life.load()))
         else:
@@ -136,7 +136,7 @@ class Twin:
         """No engine runs: connections fail. Reports of peers and links are about a former life."""
         match event:
             case Submit(request):
-                self._effects.append(Refused(now_ns, request.id, "the engine is not ready"))
+                self._effects.append(RequestRefused(now_ns, request.id, "the engine is not ready"))
             case ReadLoad():
                 self._effects.append(LoadIs(now_ns, Load()))
             case ReadBlocks():
@@ -153,7 +153,7 @@ class Twin:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def _disturb(self, life: Life, now_ns: int) -> None:
+    def _disturb(self, life: EngineLife, now_ns: int) -> None:
         """An event has come in: it is applied when the step under way is over, or at once."""
         if self._flight is not None:
             self._cut(life, now_ns)
@@ -161,7 +161,7 @@ class Twin:
             life.edge(None, now_ns)
             self._take_off(life, now_ns)
 
-    def _cut(self, life: Life, now_ns: int) -> None:
+    def _cut(self, life: EngineLife, now_ns: int) -> None:
         """Count the finished steps up to now, and let the run end with the step under way."""
         flight = self._flight
         if flight is None or flight.steps == flight.done + 1:
@@ -182,7 +182,7 @@ class Twin:
         life.edge(life.batches.popleft(), now_ns)
         self._take_off(life, now_ns)
 
-    def _take_off(self, life: Life, now_ns: int) -> None:
+    def _take_off(self, life: EngineLife, now_ns: int) -> None:
         """Begin the decided step, with as many steps like it as are certain."""
         if not life.batches:
             return
@@ -193,7 +193,7 @@ class Twin:
         self._runs += 1
         flight = self._flight = Flight.of(batch, self._costs, self._runs, now_ns, steps)
         self._effects.append(
-            Run(
+            StepRun(
                 number=flight.number,
                 at_ns=now_ns,
                 end_ns=flight.end_ns,
@@ -205,7 +205,7 @@ class Twin:
             )
         )
 
-    def _shares(self, life: Life, batch: Batch, now_ns: int) -> tuple[Share, ...]:
+    def _shares(self, life: EngineLife, batch: Batch, now_ns: int) -> tuple[RunShare, ...]:
         every, crew = self.config.every_share, life.scheduler.crew
         rows: list[tuple[int, Sequence, int]] = []
         for entry in batch.entries.values():
@@ -226,4 +226,4 @@ class Twin:
                     rows.append((sequence.place, sequence, outputs))
         if len(rows) > 1:
             rows.sort(key=lambda row: row[0])
-        return tuple([Share(sequence.request.id, outputs, sequence.key) for _, sequence, outputs in rows])
+        return tuple([RunShare(sequence.request.id, outputs, sequence.key) for _, sequence, outputs in rows])

@@ -9,22 +9,22 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.ids import RequestId
-from decode.peers import Peers
+from decode.peers import ProducerPeers
 from decode.pulls import Pulls as Wants
 from decode.pulls import worth_pulling
 from decode.reads import PullAtRank
-from decode.table import Cause, Reading
-from engine.twin.request import Sequence, Source
+from decode.table import PullCause, Reading
+from engine.twin.request import HoldSource, Sequence
 
 NS = 1_000_000_000
 
 
-class Pulls:
+class TwinPulls:
     """The pulls of one life of an engine. The owner of the clock sets `now_ns`."""
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.wants: Final = Wants(Peers(NS))
+        self.wants: Final = Wants(ProducerPeers(NS))
         self._reading: Final[dict[RequestId, PullAtRank]] = {}
         self._engines: Final[dict[tuple[str, int], str]] = {}
         """Lives of producers by name and epoch."""
@@ -40,7 +40,7 @@ class Pulls:
             return 0
         return tokens
 
-    def _met(self, source: Source) -> str:
+    def _met(self, source: HoldSource) -> str:
         life = source.producer, source.transfer.producer_epoch
         engine = self._engines.get(life)
         if engine is None:
@@ -48,7 +48,7 @@ class Pulls:
             self.wants.peers.met(engine, source.producer, self.now_ns)
         return engine
 
-    def allocated(self, sequence: Sequence, source: Source, tokens: int) -> None:
+    def allocated(self, sequence: Sequence, source: HoldSource, tokens: int) -> None:
         """There is room for the request, and `tokens` of its tokens are pulled."""
         request = sequence.request.id
         self.wants.allocated(request, self._met(source), tokens, self.now_ns)
@@ -61,13 +61,13 @@ class Pulls:
         """
         pull = self._reading.pop(request)
         if not read:
-            pull.tell(Cause.READ_FAILED)
-        pull.tell(Cause.ALL_READ)
+            pull.tell(PullCause.READ_FAILED)
+        pull.tell(PullCause.ALL_READ)
         if said is None:
-            pull.tell(Cause.LOOK_FAILED)
+            pull.tell(PullCause.LOOK_FAILED)
         else:
             pull.saw(said)
-        pull.tell(Cause.ALL_SEEN)
+        pull.tell(PullCause.ALL_SEEN)
         if pull.state is Reading.CONFIRMED:
             pull.compared(wrong)
         self.wants.said(request, pull.because)

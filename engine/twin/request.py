@@ -11,7 +11,7 @@ from kvtransfer.hold_marks import Slot
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class HoldSource:
     """The hold on another instance that this request pulls."""
 
     transfer: TransferId
@@ -27,7 +27,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class TwinRequest:
     """A request's parameters. Ids are unique among the requests that an engine has."""
 
     id: RequestId
@@ -44,7 +44,7 @@ class Request:
     """``do_remote_decode``: keep the prompt's blocks for another instance, under this id."""
     name: str = ""
     """The name by which a router may give the hold up; empty: its id's text."""
-    pull: Source | None = None
+    pull: HoldSource | None = None
     """``do_remote_prefill``."""
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Status(StrEnum):
 class Sequence:
     """A request in the engine."""
 
-    request: Request
+    request: TwinRequest
     order: int
     """The number of its arrival."""
     text: Text

@@ -2,7 +2,7 @@
 
 While every running request decodes and no waiting one can start, each turn of the engine (settle a step, decide
 another) is trivial: one token more for each. `horizon` says for how many turns that holds, `leap` carries them out. The
-result is the same, block by block and in the same order, as if `Scheduler.schedule` had made each turn:
+result is the same, block by block and in the same order, as if `TwinScheduler.schedule` had made each turn:
 tests/property/test_twin.py.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Row
 
-from engine.twin.batch import Batch, Entry
+from engine.twin.batch import Batch, BatchEntry
 from engine.twin.crew import Crew
 from engine.twin.request import Sequence
-from engine.twin.schedule import Scheduler
+from engine.twin.schedule import TwinScheduler
 
 
-def horizon(scheduler: Scheduler, batches: Row[Batch]) -> int:
+def horizon(scheduler: TwinScheduler, batches: Row[Batch]) -> int:
     """The number of trivial turns from here, given the steps that are decided and not over, if no event comes in."""
     if len(batches) < scheduler.config.depth or scheduler.defers:
         return 0
@@ -43,7 +43,7 @@ def _own(sequence: Sequence) -> int:
     return min(sequence.ends_after - sequence.outputs - 1, sequence.limit - sequence.outputs - sequence.sampling)
 
 
-def _until_found(scheduler: Scheduler, sequence: Sequence, short: Sequence) -> int:
+def _until_found(scheduler: TwinScheduler, sequence: Sequence, short: Sequence) -> int:
     """The number of turns before the request fills a block that the request waiting for blocks would find in
     the cache.
     """
@@ -57,7 +57,7 @@ def _until_found(scheduler: Scheduler, sequence: Sequence, short: Sequence) -> i
     return (block + 1) * block_size - min(crew.computed(sequence), crew.known(sequence)) - 1
 
 
-def _until_exhausted(scheduler: Scheduler, turns: int) -> int:
+def _until_exhausted(scheduler: TwinScheduler, turns: int) -> int:
     """The most turns, up to `turns`, for which there are blocks."""
 
     def lacking(turns: int) -> int:
@@ -74,7 +74,7 @@ def _until_exhausted(scheduler: Scheduler, turns: int) -> int:
     return low
 
 
-def leap(scheduler: Scheduler, batches: Row[Batch], turns: int) -> None:
+def leap(scheduler: TwinScheduler, batches: Row[Batch], turns: int) -> None:
     """Make `turns` trivial turns."""
     if not turns:
         return
@@ -96,7 +96,7 @@ def leap(scheduler: Scheduler, batches: Row[Batch], turns: int) -> None:
         write(scheduler, entry, entry.start - turns, entry.start + 1)
 
 
-def _leap_together(scheduler: Scheduler, crew: Crew, turns: int) -> None:
+def _leap_together(scheduler: TwinScheduler, crew: Crew, turns: int) -> None:
     """Blocks for all decoding requests, and names for the blocks that they fill, turn by turn."""
     caches = scheduler.config.prefix_caching
     for _ in range(turns):
@@ -109,7 +109,7 @@ def _leap_together(scheduler: Scheduler, crew: Crew, turns: int) -> None:
                 scheduler.cache_to(sequence, crew.known(sequence))
 
 
-def _allocate(scheduler: Scheduler, turns: int) -> None:
+def _allocate(scheduler: TwinScheduler, turns: int) -> None:
     """Take and cache blocks in the order in which the turns would have done it."""
     block_size = scheduler.config.block_size
     moves: list[tuple[int, int, bool]] = []
@@ -126,7 +126,7 @@ def _allocate(scheduler: Scheduler, turns: int) -> None:
             sequence.blocks += scheduler.pool.take(1)
 
 
-def execute(scheduler: Scheduler, batch: Batch) -> None:
+def execute(scheduler: TwinScheduler, batch: Batch) -> None:
     """A step's effect on memory: each request reads what came from elsewhere, and writes what it computes.
 
     In the order of the batch: a later request may have found an earlier one's blocks in the cache.
@@ -137,7 +137,7 @@ def execute(scheduler: Scheduler, batch: Batch) -> None:
         write(scheduler, entry, entry.start, entry.start + entry.count)
 
 
-def _read(scheduler: Scheduler, entry: Entry) -> None:
+def _read(scheduler: TwinScheduler, entry: BatchEntry) -> None:
     """Compare the contents with the right ones. A request that reads anything else makes wrong tokens from there on."""
     sequence, block_size = entry.sequence, scheduler.config.block_size
     for block in range(scheduler.config.blocks_for(sequence.unread)):
@@ -149,7 +149,7 @@ def _read(scheduler: Scheduler, entry: Entry) -> None:
     sequence.unread = 0
 
 
-def write(scheduler: Scheduler, entry: Entry, start: int, end: int) -> None:
+def write(scheduler: TwinScheduler, entry: BatchEntry, start: int, end: int) -> None:
     """Write the KV of the tokens from `start` to `end`."""
     block_size = scheduler.config.block_size
     first, full = start // block_size, end // block_size

@@ -1,4 +1,4 @@
-"""The content of the next step: vLLM's `Scheduler.schedule`, one rule after the other.
+"""The content of the next step: vLLM's `TwinScheduler.schedule`, one rule after the other.
 
 Running requests go first, in the order in which they came; where blocks run out, the newest (or the least important)
 request is preempted and computed again later. Then waiting requests are admitted (`admit.py`), unless a request was
@@ -14,20 +14,20 @@ from collections import deque
 from typing import Final
 
 from engine.twin.admit import Admission
-from engine.twin.batch import Batch, Entry
-from engine.twin.blocks import Pool
-from engine.twin.config import Config, Policy
+from engine.twin.batch import Batch, BatchEntry
+from engine.twin.blocks import BlockPool
+from engine.twin.config import Policy, TwinConfig
 from engine.twin.crew import Crew
-from engine.twin.pulls import Pulls
+from engine.twin.pulls import TwinPulls
 from engine.twin.request import Sequence, Status
 
 
-class Scheduler:
+class TwinScheduler:
     """The requests of one life of an engine, and their blocks."""
 
-    def __init__(self, config: Config, life: int, pulls: Pulls) -> None:
+    def __init__(self, config: TwinConfig, life: int, pulls: TwinPulls) -> None:
         self.config: Final = config
-        self.pool: Final = Pool(config.num_blocks, life)
+        self.pool: Final = BlockPool(config.num_blocks, life)
         self.crew: Final = Crew(config)
         self.running: list[Sequence] = []
         self.batches: Final[deque[Batch]] = deque()
@@ -171,7 +171,7 @@ class Scheduler:
                     at = self.running.index(sequence)  # a preempted one may have stood before it
                 sequence.blocks += self.pool.take(missing)
             self.cache_to(sequence, min(sequence.computed + count, sequence.known))
-            batch.entries[sequence] = Entry(
+            batch.entries[sequence] = BatchEntry(
                 sequence, sequence.computed, count, sequence.blocks, sequence.preemptions, sequence.place
             )
             batch.left -= count
@@ -216,7 +216,7 @@ class Scheduler:
     def _must_defer(self, sequence: Sequence) -> bool:
         return self.config.defers_frees and sequence.last_batch > self.crew.over
 
-    def _advance(self, entry: Entry, number: int) -> None:
+    def _advance(self, entry: BatchEntry, number: int) -> None:
         """Decided tokens count as computed (:1616)."""
         sequence = entry.sequence
         sequence.computed += entry.count

@@ -33,16 +33,16 @@ from engine.vllm.supervise import (
     Begin,
     ChildExited,
     Effect,
+    EngineProbeFailed,
+    EngineState,
     Event,
-    GiveUp,
+    GiveUpEngine,
     Healthy,
     KillChild,
-    ProbeFailed,
-    Rules,
     StartChild,
-    State,
-    StopAsked,
     StopChild,
+    StopSupervised,
+    SuperviseLimits,
     Supervisor,
     Tick,
 )
@@ -68,17 +68,17 @@ REASON_LINES = 400
 """Lines that are searched for the reason why a serving engine ended: an older error has nothing to do with it."""
 
 
-def rules_for(spec: EngineSpec, *, start_max_s: float = START_MAX_S) -> Rules:
+def rules_for(spec: EngineSpec, *, start_max_s: float = START_MAX_S) -> SuperviseLimits:
     """The usual rules, with as much patience at a stop as this engine's own drain time needs."""
-    return Rules(start_max_s=start_max_s, stop_s=spec.stop_s + STOP_MARGIN_S)
+    return SuperviseLimits(start_max_s=start_max_s, stop_s=spec.stop_s + STOP_MARGIN_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class EngineChange:
     """A change of an engine. While it starts, `detail` says how far it is; if it fails, why."""
 
     instance: InstanceId
-    state: State
+    state: EngineState
     detail: str
     epoch: int
 
@@ -91,8 +91,8 @@ class EngineProcess:
         spec: EngineSpec,
         log_path: Path,
         *,
-        on_change: Callable[[Change], None],
-        rules: Rules | None = None,
+        on_change: Callable[[EngineChange], None],
+        rules: SuperviseLimits | None = None,
         environ: Mapping[str, str] | None = None,
         argv: list[str] | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class EngineProcess:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Drain and end; `at_once`, or when called a second time, without draining."""
-        self._loop.call_soon(self._feed, StopAsked(at_once=at_once))
+        self._loop.call_soon(self._feed, StopSupervised(at_once=at_once))
 
     # -- the machine --
 
@@ -165,18 +165,18 @@ class EngineProcess:
                 self._end(signal.SIGKILL)
             case Announce(state, because, again_in_s):
                 self._announce(state, because, again_in_s)
-            case GiveUp(because):
+            case GiveUpEngine(because):
                 self._failure = EngineFailed(self._explain(because), tuple(self.log_tail()))
                 self._done.set()
 
-    def _announce(self, state: State, because: str, again_in_s: float | None) -> None:
-        detail = FIRST_STAGE if state is State.STARTING else because
-        if state in {State.RESTARTING, State.FAILED}:
+    def _announce(self, state: EngineState, because: str, again_in_s: float | None) -> None:
+        detail = FIRST_STAGE if state is EngineState.STARTING else because
+        if state in {EngineState.RESTARTING, EngineState.FAILED}:
             detail = self._explain(because)
         if again_in_s is not None:
             detail += f"; starting again in {again_in_s:g} s"
         self._tell(state, detail)
-        if state is State.STOPPED:
+        if state is EngineState.STOPPED:
             self._done.set()
 
     def _explain(self, because: str) -> str:
@@ -251,7 +251,7 @@ class EngineProcess:
                 try:
                     await probe.health()
                 except Unwell as unwell:
-                    self._feed(ProbeFailed(epoch, str(unwell), unwell.dead))
+                    self._feed(EngineProbeFailed(epoch, str(unwell), unwell.dead))
                 else:
                     self._feed(Healthy(epoch))
 
@@ -271,8 +271,8 @@ class EngineProcess:
                 reached = stage(line) or reached
             if reached != told:
                 told = reached
-                if self._machine.state is State.STARTING:
-                    self._tell(State.STARTING, told)
+                if self._machine.state is EngineState.STARTING:
+                    self._tell(EngineState.STARTING, told)
             with contextlib.suppress(Unwell):
                 await probe.health()
                 if await asyncio.to_thread(self._is_ours):
@@ -286,8 +286,8 @@ class EngineProcess:
         keeper = self._keeper
         return keeper is not None and listens(self.spec.port, _session(keeper.pid))
 
-    def _tell(self, state: State, detail: str) -> None:
-        self._on_change(Change(instance=self.spec.instance, state=state, detail=detail, epoch=self.epoch))
+    def _tell(self, state: EngineState, detail: str) -> None:
+        self._on_change(EngineChange(instance=self.spec.instance, state=state, detail=detail, epoch=self.epoch))
 
 
 async def sweep_session(session: int) -> None:

@@ -17,7 +17,7 @@ BATCHES_MAX = 1000
 """Batches that vLLM keeps for an agent that does not read; routers do not forget what is in lost batches."""
 
 
-class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type"):
+class _EvictedBlock(msgspec.Struct, tag="BlockStored", tag_field="type"):
     block_size: int
 
 
@@ -33,7 +33,7 @@ class _Cleared(msgspec.Struct, tag="AllBlocksCleared", tag_field="type"):
 
 class _Batch(msgspec.Struct, array_like=True):
     ts: float
-    events: list[_Stored | _Removed | _Cleared]
+    events: list[_EvictedBlock | _Removed | _Cleared]
 
 
 _DECODER = msgspec.msgpack.Decoder(_Batch)
@@ -68,7 +68,7 @@ class Evictions:
             raise msgspec.DecodeError("it is nested too deep") from None
         for event in events:
             match event:
-                case _Stored():
+                case _EvictedBlock():
                     self._block_tokens = event.block_size
                 case _Removed() if not event.group_idx and event.medium in {None, "GPU"}:
                     self.tokens += len(event.block_hashes) * self._block_tokens

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.vllm.placement import Gpu, visible_gpus
+from engine.vllm.placement import CudaGpu, visible_gpus
 from engine.vllm.spec import Device
 
 QUERY_S = 10.0
@@ -18,10 +18,10 @@ QUERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class EngineHardware:
     """What engines on this machine can use."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[CudaGpu, ...]
     """GPUs that vLLM can use: those of `CUDA_VISIBLE_DEVICES` if it is set, none with vLLM's CPU build."""
     cores: tuple[int, ...]
     """CPU ids this process may run on."""
@@ -35,12 +35,12 @@ class Hardware:
         return "gpu" if self.gpus else "cpu"
 
 
-def find_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
+def find_hardware(environ: Mapping[str, str] | None = None) -> EngineHardware:
     """Look at the machine and at this Python's packages."""
     environ = os.environ if environ is None else environ
     vllm, for_cpu = _vllm()
     gpus = () if for_cpu else visible_gpus(_ask_nvidia(), environ.get("CUDA_VISIBLE_DEVICES"))
-    return Hardware(gpus=gpus, cores=tuple(sorted(os.sched_getaffinity(0))), vllm=vllm, nixl=_version("nixl"))
+    return EngineHardware(gpus=gpus, cores=tuple(sorted(os.sched_getaffinity(0))), vllm=vllm, nixl=_version("nixl"))
 
 
 def memory_used_mib() -> dict[str, int]:

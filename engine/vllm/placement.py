@@ -11,7 +11,7 @@ GPU_MEMORY_USED = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class CudaGpu:
     """One GPU as CUDA names it."""
 
     id: str
@@ -21,7 +21,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class MachineShare:
     """One engine's part of the machine."""
 
     cores: tuple[int, ...] = ()
@@ -55,7 +55,9 @@ class Share:
         return _named("core", tuple(map(str, self.cores))) if self.cores else "any core"
 
 
-def share(engines: int, gpus: Sequence[Gpu], cores: Sequence[int], *, gpus_each: int = 1) -> tuple[Share, ...]:
+def share(
+    engines: int, gpus: Sequence[CudaGpu], cores: Sequence[int], *, gpus_each: int = 1
+) -> tuple[MachineShare, ...]:
     """Split a machine between `engines` engines of `gpus_each` GPUs each; without a GPU, split the cores.
 
     GPUs go round: where there are too few, engines share them and their memory. Cores are split into contiguous parts
@@ -66,11 +68,11 @@ def share(engines: int, gpus: Sequence[Gpu], cores: Sequence[int], *, gpus_each:
     return _share_cores(engines, cores)
 
 
-def _share_gpus(engines: int, ids: list[str], gpus_each: int) -> tuple[Share, ...]:
+def _share_gpus(engines: int, ids: list[str], gpus_each: int) -> tuple[MachineShare, ...]:
     on_each = -(-engines * gpus_each // len(ids))  # engines on the fullest GPU
     memory = None if on_each <= 1 else int(100 * GPU_MEMORY_USED / on_each) / 100
     return tuple(
-        Share(
+        MachineShare(
             gpus=tuple(ids[(engine * gpus_each + rank) % len(ids)] for rank in range(gpus_each)),
             gpu_memory_share=memory,
         )
@@ -78,16 +80,16 @@ def _share_gpus(engines: int, ids: list[str], gpus_each: int) -> tuple[Share, ..
     )
 
 
-def _share_cores(engines: int, cores: Sequence[int]) -> tuple[Share, ...]:
+def _share_cores(engines: int, cores: Sequence[int]) -> tuple[MachineShare, ...]:
     if not cores:
-        return (Share(),) * engines
+        return (MachineShare(),) * engines
     if engines > len(cores):
         # Bound, vLLM pins *all* threads of a worker, NIXL's progress thread too, and that one spins while a peer's
         # connection is being set up. Two engines pinned to one core starved each other by it: in 6 of 8 cold starts of
         # three engines on two cores the first hand-overs took 5 to 24 s, with every other thread of that core, the
         # kernel's own network thread included, waiting for seconds at a time. Unbound they took 0.1 to 0.6 s.
-        return (Share(threads=1),) * engines
-    return tuple(Share(cores=part) for part in split(cores, engines))
+        return (MachineShare(threads=1),) * engines
+    return tuple(MachineShare(cores=part) for part in split(cores, engines))
 
 
 def split(cores: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
@@ -102,7 +104,7 @@ def _named(noun: str, ids: tuple[str, ...]) -> str:
     return f"{noun}{'s' if len(ids) > 1 else ''} {', '.join(ids)}"
 
 
-def visible_gpus(listed: str, visible: str | None) -> tuple[Gpu, ...]:
+def visible_gpus(listed: str, visible: str | None) -> tuple[CudaGpu, ...]:
     """The GPUs CUDA will see: nvidia-smi's lines `index, uuid, MiB, name` under CUDA_VISIBLE_DEVICES' rules.
 
     `visible` holds indices, UUIDs or beginnings of UUIDs; the first one that names no GPU ends the list, as in CUDA.
@@ -113,10 +115,10 @@ def visible_gpus(listed: str, visible: str | None) -> tuple[Gpu, ...]:
         fields = [field.strip() for field in line.split(",", 3)]
         if len(fields) == 4 and fields[0].isdecimal():
             index, uuid, memory, name = fields
-            found[index] = (uuid, Gpu(id=index, name=name, memory_mib=int(memory) if memory.isdecimal() else 0))
+            found[index] = (uuid, CudaGpu(id=index, name=name, memory_mib=int(memory) if memory.isdecimal() else 0))
     if visible is None:
         return tuple(gpu for _, gpu in found.values())
-    chosen: list[Gpu] = []
+    chosen: list[CudaGpu] = []
     for word in (each.strip() for each in visible.split(",")):
         by_uuid = [gpu for uuid, gpu in found.values() if word.startswith("GPU-") and uuid.startswith(word)]
         if word in found:
@@ -124,7 +126,7 @@ def visible_gpus(listed: str, visible: str | None) -> tuple[Gpu, ...]:
         elif len(by_uuid) == 1:
             chosen.append(by_uuid[0])
         elif word.startswith("MIG-"):
-            chosen.append(Gpu(id=word))
+            chosen.append(CudaGpu(id=word))
         else:
             break
     return tuple(chosen)

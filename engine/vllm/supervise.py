@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class EngineState(StrEnum):
     """The states as reported outside; the words of `baton engine --json`."""
 
     IDLE = "idle"
@@ -38,7 +38,7 @@ more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class SuperviseLimits:
     """The machine's time limits. All times in seconds."""
 
     start_max_s: float = START_MAX_S
@@ -77,7 +77,7 @@ class Healthy:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeFailed:
+class EngineProbeFailed:
     """The engine did not answer as a healthy one. `dead`: it said so itself, or its port refuses connections."""
 
     epoch: int
@@ -94,7 +94,7 @@ class ChildExited:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopSupervised:
     """Stop for good: drain, or do not (`at_once`, or on a second request)."""
 
     at_once: bool = False
@@ -105,7 +105,7 @@ class Tick:
     """Time has passed; sent at `next_wakeup`."""
 
 
-Event = Begin | Healthy | ProbeFailed | ChildExited | StopAsked | Tick
+Event = Begin | Healthy | EngineProbeFailed | ChildExited | StopSupervised | Tick
 
 # -- effects --
 
@@ -133,28 +133,28 @@ class KillChild:
 class Announce:
     """Report a new state outside."""
 
-    state: State
+    state: EngineState
     because: str = ""
     again_in_s: float | None = None
     """With RESTARTING: the pause before the next start."""
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUpEngine:
     """The engine will not be started again."""
 
     because: str
 
 
-Effect = StartChild | StopChild | KillChild | Announce | GiveUp
+Effect = StartChild | StopChild | KillChild | Announce | GiveUpEngine
 
 
 class Supervisor:
     """One engine's life. See the module's docstring."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: SuperviseLimits) -> None:
         self.rules = rules
-        self.state = State.IDLE
+        self.state = EngineState.IDLE
         self.epoch = 0
         self._wakeup: float | None = None
         self._was_ready = False
@@ -171,15 +171,15 @@ class Supervisor:
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
         """Fold one event in; the effects to carry out, in order."""
         match event:
-            case Begin() if self.state is State.IDLE:
+            case Begin() if self.state is EngineState.IDLE:
                 return self._start(now)
             case Healthy(epoch) if epoch == self.epoch:
                 return self._healthy(now)
-            case ProbeFailed(epoch, because, dead) if epoch == self.epoch:
+            case EngineProbeFailed(epoch, because, dead) if epoch == self.epoch:
                 return self._probe_failed(because, now, dead=dead)
             case ChildExited(epoch, code) if epoch == self.epoch:
                 return self._exited(code, now)
-            case StopAsked(at_once):
+            case StopSupervised(at_once):
                 return self._stop(now, at_once=at_once)
             case Tick() if self._wakeup is not None and now >= self._wakeup:
                 return self._overdue(now)
@@ -188,25 +188,25 @@ class Supervisor:
 
     def _start(self, now: float) -> tuple[Effect, ...]:
         self.epoch += 1
-        self.state = State.STARTING
+        self.state = EngineState.STARTING
         self._wakeup = now + self.rules.start_max_s
         self._ready_since = self._failing_since = self._killed_because = None
-        return Announce(State.STARTING), StartChild(self.epoch)
+        return Announce(EngineState.STARTING), StartChild(self.epoch)
 
     def _healthy(self, now: float) -> tuple[Effect, ...]:
         if self._killed_because is not None:
             return ()  # too late: its end is on the way
         self._failing_since = None
-        if self.state is not State.STARTING:
+        if self.state is not EngineState.STARTING:
             return ()
-        self.state = State.READY
+        self.state = EngineState.READY
         self._wakeup = None
         self._was_ready = True
         self._ready_since = now
-        return (Announce(State.READY),)
+        return (Announce(EngineState.READY),)
 
     def _probe_failed(self, because: str, now: float, *, dead: bool) -> tuple[Effect, ...]:
-        if self.state is not State.READY or self._killed_because is not None:
+        if self.state is not EngineState.READY or self._killed_because is not None:
             return ()
         if self._failing_since is None:
             self._failing_since = now
@@ -223,10 +223,10 @@ class Supervisor:
     def _exited(self, code: int, now: float) -> tuple[Effect, ...]:
         because = self._killed_because or f"the process ended with exit code {code}"
         self._wakeup = None
-        if self.state is State.STOPPING:
-            self.state = State.STOPPED
-            return (Announce(State.STOPPED),)
-        if self.state not in {State.STARTING, State.READY}:
+        if self.state is EngineState.STOPPING:
+            self.state = EngineState.STOPPED
+            return (Announce(EngineState.STOPPED),)
+        if self.state not in {EngineState.STARTING, EngineState.READY}:
             return ()
         if not self._was_ready:
             return self._give_up(because)
@@ -244,35 +244,35 @@ class Supervisor:
         self._restarts.append(now)
         pause_s = min(self.rules.pause_max_s, self.rules.pause_first_s * 2**self._pauses)
         self._pauses += 1
-        self.state = State.RESTARTING
+        self.state = EngineState.RESTARTING
         self._wakeup = now + pause_s
-        return (Announce(State.RESTARTING, because, pause_s),)
+        return (Announce(EngineState.RESTARTING, because, pause_s),)
 
     def _give_up(self, because: str) -> tuple[Effect, ...]:
-        self.state = State.FAILED
-        return Announce(State.FAILED, because), GiveUp(because)
+        self.state = EngineState.FAILED
+        return Announce(EngineState.FAILED, because), GiveUpEngine(because)
 
     def _stop(self, now: float, *, at_once: bool) -> tuple[Effect, ...]:
-        if self.state in {State.IDLE, State.RESTARTING}:
-            self.state = State.STOPPED
+        if self.state in {EngineState.IDLE, EngineState.RESTARTING}:
+            self.state = EngineState.STOPPED
             self._wakeup = None
-            return (Announce(State.STOPPED),)
-        if self.state is State.STOPPING:
+            return (Announce(EngineState.STOPPED),)
+        if self.state is EngineState.STOPPING:
             return self._kill("asked to stop at once") if self._killed_because is None else ()
-        if self.state not in {State.STARTING, State.READY}:
+        if self.state not in {EngineState.STARTING, EngineState.READY}:
             return ()
-        patience_s = self.rules.stop_s if self.state is State.READY else self.rules.stop_starting_s
-        self.state = State.STOPPING
+        patience_s = self.rules.stop_s if self.state is EngineState.READY else self.rules.stop_starting_s
+        self.state = EngineState.STOPPING
         if self._killed_because is not None:
-            return (Announce(State.STOPPING),)
+            return (Announce(EngineState.STOPPING),)
         if at_once:
-            return Announce(State.STOPPING), *self._kill("asked to stop at once")
+            return Announce(EngineState.STOPPING), *self._kill("asked to stop at once")
         self._wakeup = now + patience_s
-        return Announce(State.STOPPING), StopChild()
+        return Announce(EngineState.STOPPING), StopChild()
 
     def _overdue(self, now: float) -> tuple[Effect, ...]:
-        if self.state is State.RESTARTING:
+        if self.state is EngineState.RESTARTING:
             return self._start(now)
-        if self.state is State.STARTING:
+        if self.state is EngineState.STARTING:
             return self._kill(f"no first token after {self.rules.start_max_s:.0f} s")
         return self._kill("it did not stop in time")

@@ -21,7 +21,7 @@ from cluster.registry.membership import Heartbeat
 from cluster.telemetry import trace_headers
 from kvtransfer.keys import instance_key
 from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 ASK_S: Final = 2.0
 """Seconds for an answer. An agent only answers and counts: one that needs longer is taken to be lost."""
@@ -33,7 +33,7 @@ _UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 class Agents:
     """Speaks to agents in the controller's name. Each answer is an empty text, or why nothing came of it."""
 
-    def __init__(self, keys: Callable[[], tuple[Key, ...]] | None) -> None:
+    def __init__(self, keys: Callable[[], tuple[SigningKey, ...]] | None) -> None:
         """`keys` tells the fleet's ticket keys; None: there are none."""
         self._keys: Final = keys
         self._session: aiohttp.ClientSession | None = None

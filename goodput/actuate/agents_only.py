@@ -10,7 +10,7 @@ from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from goodput.actions import Drain, Flip, Resume, Start, Stop
 from goodput.actuate.agents import Agents
-from goodput.actuate.existing import Existing, Life, Observed
+from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 
 _CANNOT: Final = "nothing here can {what} instances: this controller speaks to agents alone (--on ray, or `baton up`)"
 
@@ -25,7 +25,7 @@ class AgentsOnly:
         self._agents: Final = agents
         self._leaving: Final[set[InstanceId]] = set()
 
-    async def observe(self) -> Observed:
+    async def observe(self) -> ExistingFleet:
         beats = self._beats()
         self._leaving.intersection_update(map(InstanceId, beats))
         found = [
@@ -33,10 +33,10 @@ class AgentsOnly:
             for name in beats
             if (pool := self._pool(name)) is not None
         ]
-        return Observed(now_s=time.monotonic(), instances=tuple(found))
+        return ExistingFleet(now_s=time.monotonic(), instances=tuple(found))
 
-    def _life(self, name: InstanceId) -> Life:
-        return Life.LEAVING if name in self._leaving else Life.RUNNING
+    def _life(self, name: InstanceId) -> InstanceLife:
+        return InstanceLife.LEAVING if name in self._leaving else InstanceLife.RUNNING
 
     def _pool(self, name: str) -> str | None:
         fits = [pool for pool in self._pools if name.startswith(f"{pool}-")]

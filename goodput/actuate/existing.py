@@ -9,7 +9,7 @@ from enum import StrEnum
 from cluster.ids import InstanceId
 
 
-class Life(StrEnum):
+class InstanceLife(StrEnum):
     """What an actuator knows of an instance. Whether it is ready for requests, its agent's heartbeats say."""
 
     PENDING = "pending"
@@ -29,9 +29,9 @@ class Existing:
     instance: InstanceId
     pool: str
     """Which pool's settings it was started with: the stem of its name in the cluster file (``prefill``)."""
-    life: Life
+    life: InstanceLife
     asked_s: float | None = None
-    """When it was asked for, on the clock of `Observed.now_s`; None: unknown."""
+    """When it was asked for, on the clock of `ExistingFleet.now_s`; None: unknown."""
     gpu: str = ""
     """Type of its GPUs, by the name that the budget uses."""
     gpus: int = 1
@@ -42,7 +42,7 @@ class Existing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class ExistingFleet:
     """What exists at one moment."""
 
     now_s: float

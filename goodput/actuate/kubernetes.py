@@ -1,4 +1,4 @@
-"""Carries out actions on Kubernetes: through what an operator sees and may do of one cluster, its `World`. A shell.
+"""Carries out actions on Kubernetes, through a `KubernetesCluster`: what an operator sees and may do. A shell.
 
 The operator makes pools as large as they are wanted, and rolls them; a controller says how large, and which instance
 leaves. So every action here is two facts of the world, written in an order that a crash between them undoes by itself:
@@ -18,13 +18,13 @@ from typing import Protocol
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput.actions import Drain, Flip, Resume, Start, Stop
-from goodput.actuate.existing import Existing, Life, Observed
+from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 
 
-class World(Protocol):
+class KubernetesCluster(Protocol):
     """One cluster, as its operator has it. A refusal is a text, as `goodput.actuate.protocol` says."""
 
-    async def look(self) -> Observed:
+    async def look(self) -> ExistingFleet:
         """All instances there are workloads of.
 
         Raises:
@@ -59,10 +59,10 @@ class World(Protocol):
 class KubernetesActuator:
     """See `protocol.Actuator`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: KubernetesCluster) -> None:
         self._world = world
 
-    async def observe(self) -> Observed:
+    async def observe(self) -> ExistingFleet:
         return await self._world.look()
 
     async def start(self, action: Start) -> str:
@@ -84,7 +84,7 @@ class KubernetesActuator:
 
     async def drain(self, action: Drain) -> str:
         there = await self._find(action.instance)
-        if there is None or there.life is Life.LEAVING:
+        if there is None or there.life is InstanceLife.LEAVING:
             return ""
         if not action.leave:
             return await self._world.quiet(action.instance, action.deadline_s)
@@ -96,7 +96,7 @@ class KubernetesActuator:
         there = await self._find(action.instance)
         if there is None:
             return f"{action.instance} is not there"
-        if there.life is not Life.LEAVING:
+        if there.life is not InstanceLife.LEAVING:
             return await self._world.unmark(action.instance)
         because = await self._world.resize(there.pool, +1)
         return because or await self._world.unmark(action.instance)
@@ -105,7 +105,7 @@ class KubernetesActuator:
         there = await self._find(action.instance)
         if there is None:
             return ""
-        if there.life is not Life.LEAVING:
+        if there.life is not InstanceLife.LEAVING:
             because = await self._world.resize(there.pool, -1)
             if because:
                 return because
@@ -115,7 +115,7 @@ class KubernetesActuator:
         there = await self._find(action.instance)
         if there is None:
             return ""
-        if there.life is not Life.PENDING:
+        if there.life is not InstanceLife.PENDING:
             return f"{action.instance} is not pending any more: it is {there.life.value}"
         return await self.stop(action)
 

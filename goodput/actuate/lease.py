@@ -22,8 +22,8 @@ from typing import Final
 
 from cluster.ids import InstanceId
 from cluster.registry.layout import CONTROLLER
-from cluster.registry.membership import BEAT_EVERY_S, Heartbeat, Kind, State
-from cluster.registry.registry import Refused, Registry, RegistryDown
+from cluster.registry.membership import BEAT_EVERY_S, Heartbeat, MemberKind, MemberState
+from cluster.registry.registry import NameRefused, Registry, RegistryDown
 
 logger = logging.getLogger("baton.controller")
 
@@ -34,7 +34,7 @@ ACTION_S: Final = 2.5
 """Longest time that one action may take."""
 
 
-class Lease:
+class LeaderClaim:
     """One controller's claim to lead."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Lease:
             if led and not self.held:
                 logger.warning("%s; this controller does not act until it is heard again", down)
             return
-        if isinstance(answer, Refused):
+        if isinstance(answer, NameRefused):
             self._until, self.holder = -1.0, answer.because
             if led:
                 logger.warning("another controller leads now: %s", answer.because)
@@ -95,7 +95,7 @@ class Lease:
         """Say goodbye, so that another one can begin at once."""
         self._until = -1.0
         try:
-            await self.registry.leave(CONTROLLER, self._agent, Kind.CONTROLLER)
+            await self.registry.leave(CONTROLLER, self._agent, MemberKind.CONTROLLER)
         except RegistryDown as down:
             logger.debug("no goodbye: %s", down)
 
@@ -105,12 +105,12 @@ class Lease:
             id=InstanceId(CONTROLLER),
             agent=self._agent,
             where=f"{socket.gethostname()}:{os.getpid()}",
-            kind=Kind.CONTROLLER,
+            kind=MemberKind.CONTROLLER,
             epoch=max(1, self.epoch),
             seq=self._seq,
             url=self.url,
             agent_url=self.url,
-            state=State.READY,
+            state=MemberState.READY,
             detail=self._said()[:500],
             sent_at=time.time(),  # noqa: TID251 - informative
         )

@@ -14,10 +14,10 @@ from typing import Final, Protocol
 
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
-from engine.vllm.placement import Share
+from engine.vllm.placement import MachineShare
 from goodput.actions import Drain, Flip, Resume, Start, Stop
 from goodput.actuate.agents import Agents
-from goodput.actuate.existing import Existing, Life, Observed
+from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.actuate.places import Places
 
 
@@ -31,7 +31,7 @@ class Child:
     leaving: bool = False
     failed: str = ""
     """Why it has ended for good; empty: it has not."""
-    share: Share = field(default_factory=Share)
+    share: MachineShare = field(default_factory=MachineShare)
 
 
 class Children(Protocol):
@@ -40,7 +40,7 @@ class Children(Protocol):
     def listed(self) -> Iterable[Child]:
         """All that have not ended, and those that failed."""
 
-    def begin(self, name: InstanceId, pool: str, share: Share) -> None:
+    def begin(self, name: InstanceId, pool: str, share: MachineShare) -> None:
         """Start one."""
 
     def drain(self, name: InstanceId, deadline_s: float) -> None:
@@ -51,7 +51,7 @@ class Children(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LocalPool:
     """What the instances of one pool take of the machine."""
 
     gpu: str
@@ -73,7 +73,7 @@ class LocalActuator:
     def __init__(
         self,
         children: Children,
-        kinds: Mapping[str, Kind],
+        kinds: Mapping[str, LocalPool],
         places: Places,
         beats: Callable[[], Mapping[str, Heartbeat]],
         agents: Agents,
@@ -91,20 +91,20 @@ class LocalActuator:
         self._clock: Final = clock
         self._waiting: Final[dict[InstanceId, _Waiting]] = {}
 
-    async def observe(self) -> Observed:
+    async def observe(self) -> ExistingFleet:
         """Also starts what was waiting for room that there is now, the oldest first."""
         for name, waiting in [*self._waiting.items()]:
             await self._place(name, waiting)
         children = tuple(self._running(each) for each in self._children.listed() if each.pool in self._kinds)
         pending = tuple(
-            self._existing(name, each.pool, Life.PENDING, each.asked_s, each.because)
+            self._existing(name, each.pool, InstanceLife.PENDING, each.asked_s, each.because)
             for name, each in self._waiting.items()
         )
         self._recount()
         free = self._places.free()
         types = {kind.gpu for kind in self._kinds.values() if kind.takes}
         told = None if free is None else dict.fromkeys(types, free)
-        return Observed(now_s=self._clock(), instances=children + pending, free=told)
+        return ExistingFleet(now_s=self._clock(), instances=children + pending, free=told)
 
     async def start(self, action: Start) -> str:
         if action.pool not in self._kinds:
@@ -158,7 +158,7 @@ class LocalActuator:
 
     async def _place(self, name: InstanceId, waiting: _Waiting) -> None:
         kind = self._kinds[waiting.pool]
-        share: Share | str = Share()
+        share: MachineShare | str = MachineShare()
         if kind.takes:
             used = await asyncio.to_thread(self._used_mib)
             if name not in self._waiting:
@@ -176,10 +176,10 @@ class LocalActuator:
         self._places.taken({str(each.name): each.share for each in self._children.listed() if not each.failed})
 
     def _running(self, child: Child) -> Existing:
-        life = Life.FAILED if child.failed else Life.LEAVING if child.leaving else Life.RUNNING
+        life = InstanceLife.FAILED if child.failed else InstanceLife.LEAVING if child.leaving else InstanceLife.RUNNING
         return self._existing(child.name, child.pool, life, child.asked_s, child.failed)
 
-    def _existing(self, name: InstanceId, pool: str, life: Life, asked_s: float, because: str) -> Existing:
+    def _existing(self, name: InstanceId, pool: str, life: InstanceLife, asked_s: float, because: str) -> Existing:
         kind = self._kinds[pool]
         return Existing(
             instance=name, pool=pool, life=life, asked_s=asked_s, gpu=kind.gpu, gpus=kind.gpus, because=because

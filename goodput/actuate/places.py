@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from engine.vllm.placement import Gpu, Share, split
+from engine.vllm.placement import CudaGpu, MachineShare, split
 
 
 class Places:
     """Of one machine."""
 
-    def __init__(self, gpus: Sequence[Gpu], cores: Sequence[int], most: int) -> None:
+    def __init__(self, gpus: Sequence[CudaGpu], cores: Sequence[int], most: int) -> None:
         """`most`: engines that there may ever be at a time; without GPUs the cores are split among so many."""
         self._gpus: Final = tuple(gpus)
         self._cores: Final = tuple(cores)
         self._parts: Final = split(cores, most) if cores and most <= len(cores) else ()
         self._most: Final = most
-        self._taken: Final[dict[str, Share]] = {}
+        self._taken: Final[dict[str, MachineShare]] = {}
 
-    def taken(self, shares: Mapping[str, Share]) -> None:
+    def taken(self, shares: Mapping[str, MachineShare]) -> None:
         """What engines have now, by their names."""
         self._taken.clear()
         self._taken.update(shares)
@@ -33,7 +33,7 @@ class Places:
         busy = self._busy()
         return sum(gpu.id not in busy for gpu in self._gpus) if self._gpus else None
 
-    def part(self, gpus_each: int, others: Mapping[str, int] | None = None) -> Share | str:
+    def part(self, gpus_each: int, others: Mapping[str, int] | None = None) -> MachineShare | str:
         """A free part of the machine for an engine of so many GPUs, or why there is none.
 
         `others`: MiB of each GPU's memory that is in use, by id; a GPU on which other programs have more than an idle
@@ -44,24 +44,24 @@ class Places:
     def _busy(self) -> set[str]:
         return {gpu for share in self._taken.values() for gpu in share.gpus}
 
-    def _gpu_part(self, wanted: int, others: Mapping[str, int]) -> Share | str:
+    def _gpu_part(self, wanted: int, others: Mapping[str, int]) -> MachineShare | str:
         busy = self._busy()
         ours = [gpu for gpu in self._gpus if gpu.id not in busy]
         free = [gpu.id for gpu in ours if others.get(gpu.id, 0) <= IDLE_MIB]
         if len(free) >= wanted:
-            return Share(gpus=tuple(free[:wanted]))
+            return MachineShare(gpus=tuple(free[:wanted]))
         theirs = f", {len(ours) - len(free)} used by other programs" if len(free) < len(ours) else ""
         return f"no GPU is free: {len(busy)} of {len(self._gpus)} in use{theirs}, {wanted} wanted"
 
-    def _core_part(self) -> Share | str:
+    def _core_part(self) -> MachineShare | str:
         if len(self._taken) >= self._most:
             return f"no core is free: {len(self._taken)} engines share {len(self._cores)} already"
         if not self._parts:
-            return Share(threads=1) if self._cores else Share()
+            return MachineShare(threads=1) if self._cores else MachineShare()
         taken = {core for share in self._taken.values() for core in share.cores}
         for part in self._parts:
             if not taken.intersection(part):
-                return Share(cores=part)
+                return MachineShare(cores=part)
         return f"no core is free: {len(taken)} of {len(self._cores)} are in use"
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from cluster.errors import BatonError
 from goodput.actions import Action, Drain, Flip, Resume, Start, Stop
-from goodput.actuate.existing import Observed
+from goodput.actuate.existing import ExistingFleet
 
 
 class Unobservable(BatonError):
@@ -28,7 +28,7 @@ class Unobservable(BatonError):
 class Actuator(Protocol):
     """Carries out actions on one kind of cluster."""
 
-    async def observe(self) -> Observed:
+    async def observe(self) -> ExistingFleet:
         """Everything that was asked for and is not gone.
 
         Raises:

@@ -27,7 +27,7 @@ from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from goodput.actions import Drain, Flip, Resume, Start, Stop
 from goodput.actuate.agents import Agents
-from goodput.actuate.existing import Existing, Life, Observed
+from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.actuate.protocol import Unobservable
 from goodput.actuate.ray_actor import EngineActor, Launch
 
@@ -64,7 +64,7 @@ class RayPool:
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownInstance:
     """What this driver remembers of one instance; used in messages only."""
 
     pool: str
@@ -135,7 +135,7 @@ class RayActuator:
         self._agents: Final = agents
         self._clock: Final = clock
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="ray")
-        self._known: Final[dict[InstanceId, _Known]] = {}
+        self._known: Final[dict[InstanceId, _KnownInstance]] = {}
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class RayActuator:
 
     # --- what exists --------------------------------------------------------------------------------------------------
 
-    async def observe(self) -> Observed:
+    async def observe(self) -> ExistingFleet:
         look = await self._call(self._look, within_s=3 * CALL_S)
         now = self._clock()
         found = [self._existing(group, look, now) for group in look.groups]
@@ -204,11 +204,11 @@ class RayActuator:
             if name not in there:
                 self._gone(name, now)
         found += [
-            self._told(name, each.pool, Life.FAILED, each.asked_s, each.because)
+            self._told(name, each.pool, InstanceLife.FAILED, each.asked_s, each.because)
             for name, each in self._known.items()
             if each.failed_s is not None
         ]
-        return Observed(now_s=now, instances=tuple(found), free=look.free)
+        return ExistingFleet(now_s=now, instances=tuple(found), free=look.free)
 
     def _gone(self, name: InstanceId, now: float) -> None:
         """Note that no group of this name exists any more."""
@@ -223,20 +223,20 @@ class RayActuator:
     def _existing(self, group: _Group, look: _Look, now: float) -> Existing:
         known = self._known.get(group.instance)
         if known is None or known.failed_s is not None:
-            known = self._known[group.instance] = _Known(group.pool, now)
+            known = self._known[group.instance] = _KnownInstance(group.pool, now)
         state = look.states.get(group.instance)
         if group.state != "CREATED":
             because = _WAITS.get(group.scheduling, f"Ray is placing it ({group.scheduling.lower() or group.state})")
-            return self._told(group.instance, group.pool, Life.PENDING, known.asked_s, because)
+            return self._told(group.instance, group.pool, InstanceLife.PENDING, known.asked_s, because)
         known.ran = True
         if state is not None:
             known.leaving = known.leaving or bool(state["leaving"])
-        life = Life.LEAVING if known.leaving else Life.RUNNING
+        life = InstanceLife.LEAVING if known.leaving else InstanceLife.RUNNING
         node = "" if state is None else str(state["node"])
         return self._told(group.instance, group.pool, life, known.asked_s, node=node)
 
     def _told(
-        self, name: InstanceId, pool: str, life: Life, asked_s: float, because: str = "", node: str = ""
+        self, name: InstanceId, pool: str, life: InstanceLife, asked_s: float, because: str = "", node: str = ""
     ) -> Existing:
         kind = self._pools.get(pool, RayPool())
         return Existing(
@@ -341,7 +341,7 @@ class RayActuator:
         launch = self._launch(str(action.instance), action.pool)
         because = await self._call(lambda: self._begin(action, pool, launch))
         if not because:
-            self._known.setdefault(action.instance, _Known(action.pool, self._clock()))
+            self._known.setdefault(action.instance, _KnownInstance(action.pool, self._clock()))
         return because
 
     def _begin(self, action: Start, pool: RayPool, launch: Launch) -> str:
@@ -391,7 +391,7 @@ class RayActuator:
         if group is None:
             self._known.pop(instance, None)
             return ""
-        known = self._known.setdefault(instance, _Known(group.pool, self._clock()))
+        known = self._known.setdefault(instance, _KnownInstance(group.pool, self._clock()))
         known.leaving = True
         actor = self._actor(instance)
         if group.state != "CREATED" or actor is None:

@@ -20,17 +20,17 @@ from typing import Final, Protocol
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, Kind, Membership
+from cluster.registry.membership import Heartbeat, MemberKind, Membership
 from cluster.registry.registry import Registry, RegistryDown
 from cluster.telemetry import tracing
 from goodput.actions import Action, Start
-from goodput.actuate.existing import Observed as Existing
+from goodput.actuate.existing import ExistingFleet as Existing
 from goodput.actuate.journal import Journal
-from goodput.actuate.lease import ACTION_S, Lease
+from goodput.actuate.lease import ACTION_S, LeaderClaim
 from goodput.actuate.protocol import Actuator, Unobservable, carry_out
 from goodput.actuate.seen import Readiness, counts_of, seen_all
 from goodput.decision import Act, Answered, Check, Checked, Decision, Effect, Event, Observed, Pause, Resize, Told, What
-from goodput.observation import Observation, RouterCounts, Seen
+from goodput.observation import InstanceSeen, Observation, RouterCounts
 
 logger = logging.getLogger("baton.controller")
 
@@ -41,7 +41,7 @@ DECISIONS_KEPT: Final = 200
 """That `GET /scaling` tells of; the log has them all."""
 
 
-class Machine(Protocol):
+class FleetController(Protocol):
     """The controller of one model's fleet (`goodput.controller`)."""
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
@@ -52,20 +52,20 @@ class Machine(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class ScaledFleet:
     """What one machine is in charge of."""
 
     model: str
     """Its name in the API; empty: the only one."""
     pools: Mapping[str, tuple[Role, bool]]
     """By name: the role that instances start in, and whether they may take another."""
-    machine: Machine
+    machine: FleetController
     check: Callable[[Check], Awaitable[Checked]] | None = None
     """Simulates a fleet on requests like recent ones; None: the machine's formulas decide alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptDecision:
     """One decision, with when it was made in Unix seconds."""
 
     at: float
@@ -79,9 +79,9 @@ class Scaler:
     def __init__(
         self,
         registry: Registry,
-        lease: Lease,
+        lease: LeaderClaim,
         actuator: Actuator,
-        fleets: tuple[Fleet, ...],
+        fleets: tuple[ScaledFleet, ...],
         journal: Journal | None = None,
         *,
         say: Callable[[str], None] = lambda _: None,
@@ -105,10 +105,10 @@ class Scaler:
         self.lease: Final = lease
         self.actuator: Final = actuator
         self.fleets: Final = fleets
-        self.decisions: Final[deque[Kept]] = deque(maxlen=DECISIONS_KEPT)
+        self.decisions: Final[deque[KeptDecision]] = deque(maxlen=DECISIONS_KEPT)
         self.last: Final[dict[str, Decision]] = {}
         """By model, the newest decision, held ones included."""
-        self.seen: Final[dict[str, tuple[Seen, ...]]] = {}
+        self.seen: Final[dict[str, tuple[InstanceSeen, ...]]] = {}
         self.counts: Final[dict[What, int]] = dict.fromkeys(What, 0)
         self.paused = False
         self.sizes: Final[dict[tuple[str, Role], int]] = {}
@@ -124,7 +124,7 @@ class Scaler:
         self._nudge: Final = asyncio.Event()
         self._turn: Final = asyncio.Lock()
         self._tracing: Final = tracing("baton-controller")
-        self._to_check: Final[asyncio.Queue[tuple[Fleet, Check]]] = asyncio.Queue()
+        self._to_check: Final[asyncio.Queue[tuple[ScaledFleet, Check]]] = asyncio.Queue()
 
     async def run(self) -> None:
         """Until cancelled; says goodbye then."""
@@ -207,7 +207,7 @@ class Scaler:
         try:
             async with asyncio.timeout(ACTION_S):
                 beats = await self.registry.read()
-                routers = await self.registry.read(Kind.ROUTER)
+                routers = await self.registry.read(MemberKind.ROUTER)
         except (RegistryDown, TimeoutError) as error:
             logger.warning("the registry is not heard: %s", error)
             self._instances.deaf(now)
@@ -226,7 +226,7 @@ class Scaler:
             logger.warning("the fleet cannot be observed: %s", error)
             return None
 
-    def _observation(self, fleet: Fleet, existing: Existing | None, *, heard: bool) -> Observation:
+    def _observation(self, fleet: ScaledFleet, existing: Existing | None, *, heard: bool) -> Observation:
         now = self._clock()
         instances = None
         if existing is not None and heard:
@@ -241,13 +241,13 @@ class Scaler:
             free_gpus=None if existing is None else existing.free,
         )
 
-    def _counts(self, fleet: Fleet, instances: tuple[Seen, ...]) -> tuple[RouterCounts, ...]:
+    def _counts(self, fleet: ScaledFleet, instances: tuple[InstanceSeen, ...]) -> tuple[RouterCounts, ...]:
         queued = sum(each.waiting or 0 for each in instances)
         return tuple(counts_of(self._routers.snapshot(), fleet.model, queued))
 
     # --- what comes of it ---------------------------------------------------------------------------------------------
 
-    async def _tell(self, fleet: Fleet, event: Event) -> None:
+    async def _tell(self, fleet: ScaledFleet, event: Event) -> None:
         """Give the machine an event, and carry out everything that follows; one at a time."""
         async with self._turn:
             events: deque[Event] = deque([event])
@@ -262,7 +262,7 @@ class Scaler:
                     if answer is not None:
                         events.append(answer)
 
-    async def _carry_out(self, fleet: Fleet, effect: Effect) -> Event | None:
+    async def _carry_out(self, fleet: ScaledFleet, effect: Effect) -> Event | None:
         match effect:
             case Told(decision):
                 self._keep(fleet, decision)
@@ -306,14 +306,14 @@ class Scaler:
         except Unobservable as error:
             return str(error)
 
-    def _keep(self, fleet: Fleet, decision: Decision) -> None:
+    def _keep(self, fleet: ScaledFleet, decision: Decision) -> None:
         before = self.last.get(fleet.model)
         self.last[fleet.model] = decision
         if decision.what is not What.HOLD:
             self.counts[decision.what] += 1
         news = before is None or (before.what, _gist(before)) != (decision.what, _gist(decision))
         if decision.what is not What.HOLD or news:
-            self.decisions.append(Kept(time.time(), fleet.model, decision))  # noqa: TID251 - people read it
+            self.decisions.append(KeptDecision(time.time(), fleet.model, decision))  # noqa: TID251 - people read it
         if decision.what is not What.HOLD:
             named = ", ".join(f"{type(each).__name__.lower()} {each.instance}" for each in decision.actions)
             self._say(

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from cluster.flow import OTHERS, Counted
+from cluster.flow import OTHERS, FlowCounts
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, Member, State
-from goodput.actuate.existing import Existing, Life, Observed
-from goodput.observation import ClassCounts, Phase, RouterCounts, Seen
+from cluster.registry.membership import Heartbeat, Member, MemberState
+from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
+from goodput.observation import ClassCounts, InstanceSeen, Phase, RouterCounts
 from goodput.sketch import Sketch
 
 UNHEARD_S: Final = 60.0
 """A router that announces no counters counts as one that was last heard so long ago: what it serves is unknown."""
 
 _PHASES: Final = {
-    State.STARTING: Phase.STARTING,
-    State.RESTARTING: Phase.STARTING,
-    State.READY: Phase.READY,
-    State.DRAINING: Phase.DRAINING,
-    State.STOPPING: Phase.DRAINING,
-    State.FAILED: Phase.FAILED,
+    MemberState.STARTING: Phase.STARTING,
+    MemberState.RESTARTING: Phase.STARTING,
+    MemberState.READY: Phase.READY,
+    MemberState.DRAINING: Phase.DRAINING,
+    MemberState.STOPPING: Phase.DRAINING,
+    MemberState.FAILED: Phase.FAILED,
 }
 
 
@@ -52,12 +52,12 @@ class Readiness:
 
 
 def seen_all(
-    observed: Observed,
+    observed: ExistingFleet,
     beats: Mapping[str, Heartbeat],
     pools: Mapping[str, tuple[Role, bool]],
     readiness: Readiness,
     now: float,
-) -> tuple[Seen, ...]:
+) -> tuple[InstanceSeen, ...]:
     """Every instance that exists.
 
     Args:
@@ -81,11 +81,11 @@ def _seen(
     readiness: Readiness,
     now: float,
     ahead_s: float,
-) -> Seen:
+) -> InstanceSeen:
     phase = _phase(there, beat)
     epoch = 0 if beat is None else beat.epoch
     load = None if beat is None else beat.load
-    return Seen(
+    return InstanceSeen(
         id=there.instance,
         pool=there.pool,
         role=pool[0] if beat is None else beat.role,
@@ -93,7 +93,7 @@ def _seen(
         asked_s=None if there.asked_s is None else there.asked_s + ahead_s,
         ready_s=readiness.saw(there.instance, epoch, now, ready=phase is Phase.READY),
         flips=pool[1],
-        leaving=there.life is Life.LEAVING or phase is Phase.DRAINING,
+        leaving=there.life is InstanceLife.LEAVING or phase is Phase.DRAINING,
         running=None if load is None else load.running,
         waiting=None if load is None else max(0, load.waiting - load.deferred),
         kv_usage=None if load is None else load.kv_usage,
@@ -103,13 +103,13 @@ def _seen(
 
 def _phase(there: Existing, beat: Heartbeat | None) -> Phase:
     match there.life:
-        case Life.PENDING:
+        case InstanceLife.PENDING:
             return Phase.PENDING
-        case Life.FAILED:
+        case InstanceLife.FAILED:
             return Phase.FAILED
-        case Life.LEAVING:
+        case InstanceLife.LEAVING:
             return Phase.DRAINING
-        case Life.RUNNING:
+        case InstanceLife.RUNNING:
             return Phase.STARTING if beat is None else _PHASES.get(beat.state, Phase.STARTING)
 
 
@@ -141,7 +141,7 @@ def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[Router
     return found
 
 
-def _classes(counted: Iterable[Counted]) -> dict[str, ClassCounts]:
+def _classes(counted: Iterable[FlowCounts]) -> dict[str, ClassCounts]:
     found: dict[str, ClassCounts] = {}
     for each in counted:
         counts = _class(each)
@@ -150,7 +150,7 @@ def _classes(counted: Iterable[Counted]) -> dict[str, ClassCounts]:
     return found
 
 
-def _class(each: Counted) -> ClassCounts:
+def _class(each: FlowCounts) -> ClassCounts:
     return ClassCounts(
         arrivals=each.arrivals,
         prompts=Sketch(each.prompts, float(each.prompt_tokens)),

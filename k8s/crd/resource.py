@@ -18,7 +18,7 @@ from cluster.spec.plan import stems
 from cluster.spec.problems import nearest, quoted
 from cluster.spec.reader import Reader
 from cluster.spec.rules import FloorOf
-from cluster.spec.tree import Malformed, Table, tree_of
+from cluster.spec.tree import Malformed, MappingNode, tree_of
 from k8s.crd.names import NAME_CHARS_MAX, short
 from k8s.crd.settings import Kubernetes
 
@@ -132,7 +132,7 @@ def _section(value: object, where: str) -> tuple[Kubernetes, list[Problem]]:
         node = tree_of(value)
     except Malformed as fault:
         return Kubernetes(), [_problem(where, "kubernetes", fault.message, fault.fix)]
-    reader.read(Table(node.mark))  # the place above all others; what it says of a cluster file is not asked
+    reader.read(MappingNode(node.mark))  # the place above all others; what it says of a cluster file is not asked
     reader.problems.clear()
     section = reader.section(Kubernetes, node, ("kubernetes",))
     return section, reader.problems

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from cluster.spec.about import settings_of
 from cluster.spec.rules import GIVE_AND_TAKE
-from cluster.spec.settings import Pool, Pools, Registry, Router, Shape, SloClass, Spec, Transfer
+from cluster.spec.settings import Pool, Pools, RegistrySettings, RouterSettings, Shape, SloClass, Spec, Transfer
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CelRule:
     """One expression over `self`, and what is told where it is false."""
 
     rule: str
@@ -36,35 +36,35 @@ def _or(path: str, default: object) -> str:
 
 
 _MIN = _or("self.min", settings_of(Pool)["min"].default)
-_PORT = _or("self.port", settings_of(Router)["port"].default)
-_ADMIN_PORT = _or("self.admin_port", settings_of(Router)["admin_port"].default)
+_PORT = _or("self.port", settings_of(RouterSettings)["port"].default)
+_ADMIN_PORT = _or("self.admin_port", settings_of(RouterSettings)["admin_port"].default)
 
 _POOL = (
-    Rule(f"!has(self.max) || {_MIN} <= self.max", "`max` is below `min`"),
-    Rule("!has(self.max) || !has(self.start) || self.start <= self.max", "`start` is above `max`"),
-    Rule(f"!has(self.start) || {_MIN} <= self.start", "`start` is below `min`"),
-    Rule(f"has(self.max) || {_MIN} > 0 || {_or('self.start', 0)} > 0", "can never have an instance"),
+    CelRule(f"!has(self.max) || {_MIN} <= self.max", "`max` is below `min`"),
+    CelRule("!has(self.max) || !has(self.start) || self.start <= self.max", "`start` is above `max`"),
+    CelRule(f"!has(self.start) || {_MIN} <= self.start", "`start` is below `min`"),
+    CelRule(f"has(self.max) || {_MIN} > 0 || {_or('self.start', 0)} > 0", "can never have an instance"),
 )
 
 _SHAPE = (
-    Rule(
+    CelRule(
         f"!has(self.ep) || self.ep == 1 || self.ep == {_or('self.tp', 1)} * {_or('self.dp', 1)}",
         "`ep` must be 1, or `tp` × `dp`: vLLM spreads experts over all ranks or over none",
     ),
 )
 
 
-def _same_tp(giver: str, taker: str) -> Rule:
+def _same_tp(giver: str, taker: str) -> CelRule:
     ours, theirs = _or(f"self.{giver}.shape.tp", 1), _or(f"self.{taker}.shape.tp", 1)
-    return Rule(
+    return CelRule(
         f"!has(self.{giver}) || !has(self.{taker}) || {ours} % {theirs} == 0 || {theirs} % {ours} == 0",
         f"`tp` of {giver} or {taker} must be a multiple of the other's for a handoff",
     )
 
 
 _POOLS = (
-    Rule("has(self.prefill) || has(self.decode) || has(self.both)", "no pool: nothing would serve the model"),
-    Rule(
+    CelRule("has(self.prefill) || has(self.decode) || has(self.both)", "no pool: nothing would serve the model"),
+    CelRule(
         f"{_or('self.decode.shape.pp', 1)} == 1",
         "vLLM's NixlConnector hands no KV cache over to an instance with pipeline stages: `pp` of decode must be 1",
     ),
@@ -72,44 +72,44 @@ _POOLS = (
 )
 
 _CLASS = (
-    Rule(
+    CelRule(
         "has(self.ttft_ms) || has(self.tt2t_ms) || has(self.tpot_ms) || has(self.e2e_ms)",
         "promises nothing: write at least one of `ttft_ms`, `tt2t_ms`, `tpot_ms`, `e2e_ms`",
     ),
-    Rule("!has(self.tt2t_ms) || !has(self.tpot_ms) || self.tt2t_ms >= self.tpot_ms", "`tt2t_ms` is below `tpot_ms`"),
-    Rule("!has(self.e2e_ms) || !has(self.ttft_ms) || self.e2e_ms >= self.ttft_ms", "`e2e_ms` is below `ttft_ms`"),
-    Rule(
+    CelRule("!has(self.tt2t_ms) || !has(self.tpot_ms) || self.tt2t_ms >= self.tpot_ms", "`tt2t_ms` is below `tpot_ms`"),
+    CelRule("!has(self.e2e_ms) || !has(self.ttft_ms) || self.e2e_ms >= self.ttft_ms", "`e2e_ms` is below `ttft_ms`"),
+    CelRule(
         "has(self.degrade_to) == (has(self.when_missed) && self.when_missed == 'degrade')",
         "`degrade_to` and `when_missed: degrade` go together",
     ),
 )
 
 _SPEC = (
-    Rule(
+    CelRule(
         "!has(self.slo) || self.slo.all(n, !has(self.slo[n].degrade_to) || self.slo[n].degrade_to in self.slo)",
         "`degrade_to` is no class under `slo`",
     ),
 )
 
-RULES: Mapping[type, tuple[Rule, ...]] = {
+RULES: Mapping[type, tuple[CelRule, ...]] = {
     Spec: _SPEC,
     Pool: _POOL,
     Pools: _POOLS,
     Shape: _SHAPE,
     SloClass: _CLASS,
     Transfer: (
-        Rule(
+        CelRule(
             "!has(self.digests) || !self.digests || (has(self.connector) && self.connector == 'baton')",
             "`digests` needs `connector: baton`: vLLM's connector compares nothing",
         ),
     ),
-    Registry: (
-        Rule("has(self.url) || !has(self.password_file)", "`password_file` has no effect without `url`"),
-        Rule("has(self.url) || !has(self.ca_file)", "`ca_file` has no effect without `url`"),
+    RegistrySettings: (
+        CelRule("has(self.url) || !has(self.password_file)", "`password_file` has no effect without `url`"),
+        CelRule("has(self.url) || !has(self.ca_file)", "`ca_file` has no effect without `url`"),
     ),
-    Router: (
-        Rule("has(self.tls_cert_file) || !has(self.tls_key_file)", "`tls_key_file` needs `tls_cert_file`"),
-        Rule(f"{_PORT} == 0 || {_PORT} != {_ADMIN_PORT}", "`admin_port` is the same as `port`"),
+    RouterSettings: (
+        CelRule("has(self.tls_cert_file) || !has(self.tls_key_file)", "`tls_key_file` needs `tls_cert_file`"),
+        CelRule(f"{_PORT} == 0 || {_PORT} != {_ADMIN_PORT}", "`admin_port` is the same as `port`"),
     ),
 }
 """By section of the cluster file."""

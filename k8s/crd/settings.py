@@ -20,7 +20,7 @@ ROUTERS_MAX: Final = 64
 WHOLE_NODE_GPUS: Final = 8
 
 
-class Engine(StrEnum):
+class PodEngine(StrEnum):
     """What runs in an instance's pod."""
 
     VLLM = "vllm"
@@ -63,8 +63,8 @@ class HttpRoute:
 class Kubernetes:
     """What only Kubernetes asks for."""
 
-    engine: Engine = field(
-        default=Engine.VLLM,
+    engine: PodEngine = field(
+        default=PodEngine.VLLM,
         metadata=about(text="What instances run: vLLM, or engines without a model.", why="serving is the purpose"),
     )
     image: str | None = field(

@@ -61,7 +61,7 @@ def path_of(api_version: str, kind: str, namespace: str, name: str = "", sub: st
     return "/".join([*parts, *((name,) if name else ()), *((sub,) if sub else ())])
 
 
-class Client:
+class ApiClient:
     """Requests to one API server."""
 
     def __init__(self, api: Any) -> None:
@@ -69,7 +69,7 @@ class Client:
         self._api = api
 
     @staticmethod
-    async def open(kubeconfig: str | None = None, host: str | None = None) -> Client:
+    async def open(kubeconfig: str | None = None, host: str | None = None) -> ApiClient:
         """Connect as a pod does, else by a kubeconfig, else to `host` without credentials (tests).
 
         Raises:
@@ -82,7 +82,7 @@ class Client:
         settings = client.Configuration()
         if host is not None:
             settings.host = host
-            return Client(client.ApiClient(settings))
+            return ApiClient(client.ApiClient(settings))
         try:
             if kubeconfig is None and config.incluster_config.SERVICE_HOST_ENV_NAME in _environment():
                 config.load_incluster_config(client_configuration=settings)
@@ -91,7 +91,7 @@ class Client:
                 await config.load_kube_config(config_file=kubeconfig, client_configuration=settings)
         except (config.ConfigException, OSError) as error:
             raise UsageError(f"--kubeconfig: {error}; name a kubeconfig, or run in a pod") from error
-        return Client(client.ApiClient(settings))
+        return ApiClient(client.ApiClient(settings))
 
     async def close(self) -> None:
         """Close all connections."""

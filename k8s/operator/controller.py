@@ -20,18 +20,18 @@ from k8s.crd.names import (
     label_value,
 )
 from k8s.crd.resource import secret_key
-from k8s.operator.client import ApiAway, ApiFailed, Client
-from k8s.operator.fleet import Fleet, Told
-from k8s.operator.hands import Counters, Hands, shown
-from k8s.operator.scaling import Board, RegistryPlace, Seen
+from k8s.operator.client import ApiAway, ApiClient, ApiFailed
+from k8s.operator.fleet import ClusterPrograms, FleetTold
+from k8s.operator.hands import Hands, OperatorCounters, shown
+from k8s.operator.scaling import ClusterSeen, RegistryPlace, ScalingBoard
 from k8s.operator.secrets import Access, access, text_in
 from k8s.operator.teller import Teller
-from k8s.operator.watch import Kept
+from k8s.operator.watch import WatchCache
 from k8s.plan import (
     Action,
     Desired,
     Images,
-    Observed,
+    ObservedCluster,
     limits_of,
     look,
     misnamed,
@@ -73,13 +73,13 @@ ATTAINMENT_S: Final = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Settings:
+class OperatorSettings:
     """What the operator is started with."""
 
     namespace: str
     """Where it acts; empty: everywhere."""
     images: Images
-    board: Board = field(default_factory=Board)
+    board: ScalingBoard = field(default_factory=ScalingBoard)
     """What goodput controllers want."""
 
 
@@ -90,9 +90,11 @@ class Operator:
     reads. What to do is decided in `k8s.plan`.
     """
 
-    def __init__(self, client: Client, fleet: Fleet, settings: Settings, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, client: ApiClient, fleet: ClusterPrograms, settings: OperatorSettings, wall: Callable[[], float]
+    ) -> None:
         """`wall`: Unix time."""
-        self.counters: Final = Counters()
+        self.counters: Final = OperatorCounters()
         self.may_act: Callable[[], bool] = lambda: True
         self.knows_all = False
         """Whether everything there is has been listed once."""
@@ -112,10 +114,10 @@ class Operator:
         self._kinds: frozenset[str] = frozenset()
         self._clusters = self._keep(API_VERSION, "BatonCluster", "", self._cluster_changed)
         self._pools = self._keep(API_VERSION, "BatonPool", "", self._pool_changed)
-        self._children: list[Kept] = [self._keep(*each, OURS, self._child_changed) for each in WATCHED]
+        self._children: list[WatchCache] = [self._keep(*each, OURS, self._child_changed) for each in WATCHED]
 
-    def _keep(self, api_version: str, kind: str, selector: str, changed: Callable[[Json], None]) -> Kept:
-        return Kept(self._client, api_version, kind, self._settings.namespace, selector, changed)
+    def _keep(self, api_version: str, kind: str, selector: str, changed: Callable[[Json], None]) -> WatchCache:
+        return WatchCache(self._client, api_version, kind, self._settings.namespace, selector, changed)
 
     def counted(self) -> dict[str, int]:
         """For the metrics, by name."""
@@ -263,7 +265,7 @@ class Operator:
 
     # -- what there is --
 
-    def _of(self, resource: Resource, kept: Kept) -> list[Json]:
+    def _of(self, resource: Resource, kept: WatchCache) -> list[Json]:
         named = label_value(resource.name)
         return [
             each
@@ -281,14 +283,14 @@ class Operator:
         pods = next(each for each in self._children if each.kind == "Pod")
         return [each for each in self._of(resource, pods) if each["metadata"]["labels"].get(LABEL_PART) == part]
 
-    def _observed(self, resource: Resource) -> Observed:
+    def _observed(self, resource: Resource) -> ObservedCluster:
         """As the watches have it."""
         objects = [thing for kept in self._children if kept.kind != "Pod" for thing in self._of(resource, kept)]
         objects += [each for (namespace, _, _), each in self._hands.foreign.items() if namespace == resource.namespace]
         wanted, external = self._settings.board.of(resource.namespace, resource.name), self._external(resource)
         for stem in external.keys() & wanted.sizes.keys():
             del wanted.sizes[stem]  # the controller that decides after the BatonPool begins with its last word
-        return Observed(
+        return ObservedCluster(
             objects=tuple(objects),
             pods=tuple(self._pods(resource, "instance")),
             routers=tuple(self._pods(resource, "router")),
@@ -304,7 +306,7 @@ class Operator:
             },
         )
 
-    async def _asked(self, resource: Resource, observed: Observed, key: Access) -> Observed:
+    async def _asked(self, resource: Resource, observed: ObservedCluster, key: Access) -> ObservedCluster:
         """And as agents and routers say themselves."""
         if not observed.pods or resource.spec is None:
             return observed
@@ -318,7 +320,7 @@ class Operator:
             attainment=self._steady(resource, told),
         )
 
-    def _steady(self, resource: Resource, told: Told) -> float | None:
+    def _steady(self, resource: Resource, told: FleetTold) -> float | None:
         """A share of requests that changes every second is written down twice a minute."""
         now, key = asyncio.get_running_loop().time(), (resource.namespace, resource.name)
         kept = self._attained.get(key)
@@ -332,7 +334,7 @@ class Operator:
         """All there are, by namespace and name."""
         return frozenset(self._clusters.objects)
 
-    def seen(self, namespace: str, name: str) -> Seen | None:
+    def seen(self, namespace: str, name: str) -> ClusterSeen | None:
         """One cluster; None where nothing may be done now."""
         thing = self._clusters.objects.get((namespace, name))
         if thing is None or not self.knows_all or not self.may_act():
@@ -342,7 +344,7 @@ class Operator:
             return None
         desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
         observed = self._observed(resource)
-        return Seen(
+        return ClusterSeen(
             resource=resource,
             desired=desired,
             observed=observed,
@@ -350,7 +352,7 @@ class Operator:
             access=self._access(resource),
         )
 
-    async def act(self, action: Action, seen: Seen) -> None:
+    async def act(self, action: Action, seen: ClusterSeen) -> None:
         """One action now; the plan follows.
 
         Raises:
@@ -363,7 +365,7 @@ class Operator:
         finally:
             self._plan_soon(seen.resource.namespace, seen.resource.name)
 
-    async def tell(self, seen: Seen, instance: str, role: Role | None, deadline_s: float) -> bool:
+    async def tell(self, seen: ClusterSeen, instance: str, role: Role | None, deadline_s: float) -> bool:
         """Tell an agent; whether it has heard."""
         pod = pods_by_instance(seen.observed.pods).get(instance)
         if pod is None:
@@ -372,7 +374,7 @@ class Operator:
             return await self._fleet.drain(pod, deadline_s, seen.access)
         return await self._fleet.flip(pod, role, seen.access)
 
-    async def registry(self, seen: Seen) -> RegistryPlace:
+    async def registry(self, seen: ClusterSeen) -> RegistryPlace:
         """Where a cluster's controller meets its fleet.
 
         Raises:

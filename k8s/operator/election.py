@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from k8s.operator.client import ApiAway, ApiFailed, Client
+from k8s.operator.client import ApiAway, ApiClient, ApiFailed
 
 logger = logging.getLogger("baton.operator")
 
@@ -55,7 +55,13 @@ class Election:
     """Takes and keeps one Lease."""
 
     def __init__(
-        self, client: Client, namespace: str, name: str, me: str, clock: Callable[[], float], wall: Callable[[], float]
+        self,
+        client: ApiClient,
+        namespace: str,
+        name: str,
+        me: str,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
         """`clock` is monotonic; `wall` Unix time, for people who read the Lease."""
         self.candidate: Final = Candidate(me)

@@ -39,7 +39,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class FleetTold:
     """What a fleet says of itself."""
 
     drained: frozenset[str] = frozenset()
@@ -53,10 +53,10 @@ class Told:
     """Share of the last minutes' requests that met their targets; None where there were none with any."""
 
 
-class Fleet(Protocol):
+class ClusterPrograms(Protocol):
     """How the operator talks with the programs of one cluster."""
 
-    async def look(self, pods: Sequence[Json], routers: Sequence[Json], access: Access) -> Told:
+    async def look(self, pods: Sequence[Json], routers: Sequence[Json], access: Access) -> FleetTold:
         """What agents say of themselves, and what routers know."""
 
     async def drain(self, pod: Json, deadline_s: float, access: Access) -> bool:
@@ -76,7 +76,7 @@ class HttpFleet:
         self._session = session
         self._at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
-    async def look(self, pods: Sequence[Json], routers: Sequence[Json], access: Access) -> Told:
+    async def look(self, pods: Sequence[Json], routers: Sequence[Json], access: Access) -> FleetTold:
         """Ask all agents and all Ready routers. What does not answer is not known."""
         ready = [each for each in routers if is_true(each, "Ready") and not each["metadata"].get("deletionTimestamp")]
         asked = pods_by_instance(tuple(pods))
@@ -96,7 +96,7 @@ class HttpFleet:
                 group.create_task(ask_router(pod))
         said = {name: answer for name, answer in answers.items() if answer is not None}
         heard = {name: word for name, word in words.items() if word is not None}
-        return Told(
+        return FleetTold(
             drained=frozenset(name for name, answer in said.items() if answer.get("drained")),
             working=frozenset(name for name, answer in said.items() if answer.get("state") == "ready"),
             roles={name: role for name, answer in said.items() if (role := _role(answer.get("role"))) is not None},

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from k8s.crd import Resource
 from k8s.crd.names import FIELD_MANAGER, LABEL_DRAINING, LABEL_MANAGED, LABEL_PARKED, READY_GATE
-from k8s.operator.client import ApiFailed, Client
-from k8s.operator.fleet import Fleet
+from k8s.operator.client import ApiClient, ApiFailed
+from k8s.operator.fleet import ClusterPrograms
 from k8s.operator.secrets import Access, fleet, internal, keys_in, of_instance, replaced
-from k8s.plan import Action, Admit, Apply, Delete, Derive, Drain, Generate, Observed, Park, Rekey, Resume, Unpark
+from k8s.plan import Action, Admit, Apply, Delete, Derive, Drain, Generate, ObservedCluster, Park, Rekey, Resume, Unpark
 from k8s.plan.merge import contains, view
 from k8s.plan.observe import WORKLOADS, pods_by_instance
 from k8s.plan.pods import fleet_secret, order_name
@@ -24,7 +24,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class Counters:
+class OperatorCounters:
     """For the metrics."""
 
     reconciles: int = 0
@@ -38,11 +38,11 @@ class Hands:
 
     def __init__(
         self,
-        client: Client,
-        fleet: Fleet,
+        client: ApiClient,
+        fleet: ClusterPrograms,
         wall: Callable[[], float],
         put: Callable[[Json], None],
-        counters: Counters,
+        counters: OperatorCounters,
     ) -> None:
         """`put` takes objects as the server has answered them."""
         self.foreign: Final[dict[tuple[str, str, str], Json]] = {}
@@ -60,7 +60,7 @@ class Hands:
         self._put: Final = put
         self._counters: Final = counters
 
-    async def do(self, action: Action, resource: Resource, observed: Observed, access: Access) -> None:
+    async def do(self, action: Action, resource: Resource, observed: ObservedCluster, access: Access) -> None:
         """One action.
 
         Raises:
@@ -96,7 +96,7 @@ class Hands:
         made = fleet(resource) if name == fleet_secret(resource) else internal(resource, name)
         self._fresh[resource.namespace, name] = await self._client.create(made)
 
-    async def _derive(self, name: str, resource: Resource, observed: Observed) -> None:
+    async def _derive(self, name: str, resource: Resource, observed: ObservedCluster) -> None:
         """One instance's keys, from the fleet's. A Secret of that name that is not ours is refused with 409."""
         live = self._secret(resource, fleet_secret(resource), observed)
         if live is None or not keys_in(live):
@@ -108,7 +108,7 @@ class Hands:
         else:
             self._put(await self._client.apply(made))
 
-    def _secret(self, resource: Resource, name: str, observed: Observed) -> Json | None:
+    def _secret(self, resource: Resource, name: str, observed: ObservedCluster) -> Json | None:
         """A Secret as the watch has it, or as it was made a moment ago: its Role does not let the operator read one."""
         for each in observed.objects:
             if each["kind"] == "Secret" and each["metadata"]["name"] == name:
@@ -124,7 +124,7 @@ class Hands:
             if live is None:
                 del self.foreign[place]
 
-    async def _apply(self, manifest: Json, resource: Resource, observed: Observed) -> None:
+    async def _apply(self, manifest: Json, resource: Resource, observed: ObservedCluster) -> None:
         """Apply; what is there already and is not ours is left alone, and remembered for the condition."""
         api_version, kind, name = manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
         place = (resource.namespace, kind, name)
@@ -184,7 +184,7 @@ class Hands:
         await self._client.apply(manifest, sub="status")
 
     async def _drain_or_resume(
-        self, action: Drain | Resume, name: str, resource: Resource, observed: Observed, access: Access
+        self, action: Drain | Resume, name: str, resource: Resource, observed: ObservedCluster, access: Access
     ) -> None:
         """A drain is marked first and asked for then, a resume asked for first: after a crash both are done again."""
         pod = pods_by_instance(observed.pods).get(name)
@@ -198,7 +198,7 @@ class Hands:
             await self._patch_workload(resource, observed, name, {LABEL_DRAINING: None}, {})
 
     async def _patch_workload(
-        self, resource: Resource, observed: Observed, name: str, labels: Mapping[str, str | None], more: Json
+        self, resource: Resource, observed: ObservedCluster, name: str, labels: Mapping[str, str | None], more: Json
     ) -> None:
         for each in observed.objects:
             if each["metadata"]["name"] == name and each["kind"] in WORKLOADS:
@@ -207,7 +207,7 @@ class Hands:
                 self._put(done)
 
 
-def _is_marked(observed: Observed, name: str) -> bool:
+def _is_marked(observed: ObservedCluster, name: str) -> bool:
     """Whether an instance's drain has begun already: its time is counted from its first mark."""
     workloads = (each for each in observed.objects if each["kind"] in WORKLOADS and each["metadata"]["name"] == name)
     return any(LABEL_DRAINING in each["metadata"].get("labels", {}) for each in workloads)

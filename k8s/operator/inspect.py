@@ -9,14 +9,14 @@ from typing import Any
 
 from k8s.crd import crds
 from k8s.crd.names import API_VERSION, LABEL_CLUSTER, LABEL_PART, label_value
-from k8s.operator.client import ApiAway, ApiFailed, Client
+from k8s.operator.client import ApiAway, ApiClient, ApiFailed
 from k8s.operator.controller import OPTIONAL, WATCHED
-from k8s.plan import Observed
+from k8s.plan import ObservedCluster
 from k8s.plan.rights import RIGHTS
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Inspection:
     """One thing that was looked at."""
 
     what: str
@@ -26,8 +26,8 @@ class Check:
 
 
 async def observed_now(
-    client: Client, namespace: str, name: str
-) -> tuple[dict[str, Any] | None, Observed, frozenset[str], float]:
+    client: ApiClient, namespace: str, name: str
+) -> tuple[dict[str, Any] | None, ObservedCluster, frozenset[str], float]:
     """A cluster's resource, its children, the kinds that are known, and the time."""
     live = await client.get(API_VERSION, "BatonCluster", namespace, name)
     kinds = await client.kinds(tuple(OPTIONAL.values()))
@@ -44,17 +44,17 @@ async def observed_now(
         for part in ("instance", "router")
     }
     now = time.time()  # noqa: TID251 - drains are marked in Unix time
-    observed = Observed(objects=tuple(objects), pods=by_part["instance"], routers=by_part["router"])
+    observed = ObservedCluster(objects=tuple(objects), pods=by_part["instance"], routers=by_part["router"])
     return live, observed, kinds, now
 
 
-async def checks(client: Client, namespace: str) -> AsyncIterator[Check]:
+async def checks(client: ApiClient, namespace: str) -> AsyncIterator[Inspection]:
     """Everything that the operator needs, and what it can use."""
     try:
         version = await client.request("GET", "/version")
-        yield Check("API server", good=True, detail=str(version.get("gitVersion", "answers")))
+        yield Inspection("API server", good=True, detail=str(version.get("gitVersion", "answers")))
     except (ApiFailed, ApiAway) as error:
-        yield Check("API server", good=False, detail=f"{error}; check --kubeconfig")
+        yield Inspection("API server", good=False, detail=f"{error}; check --kubeconfig")
         return
     for crd in crds():
         yield await _definition(client, crd)
@@ -64,23 +64,23 @@ async def checks(client: Client, namespace: str) -> AsyncIterator[Check]:
     kinds = await client.kinds(tuple(OPTIONAL.values()))
     for kind in OPTIONAL:
         detail = "known" if kind in kinds else "not installed; only needed where a resource asks for it"
-        yield Check(kind, good=kind in kinds, detail=detail, optional=True)
+        yield Inspection(kind, good=kind in kinds, detail=detail, optional=True)
 
 
-async def _definition(client: Client, crd: dict[str, Any]) -> Check:
+async def _definition(client: ApiClient, crd: dict[str, Any]) -> Inspection:
     name = crd["metadata"]["name"]
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
     try:
         live = await client.request("GET", path)
     except ApiFailed as refusal:
         fix = "kubectl apply --server-side -f k8s/manifests/crds"
-        return Check(name, good=False, detail=f"{refusal}; {fix}")
+        return Inspection(name, good=False, detail=f"{refusal}; {fix}")
     wanted = crd["spec"]["versions"][0]
     served = {each["name"]: each for each in live.get("spec", {}).get("versions", ())}
     lacks = _spec_fields(wanted) - _spec_fields(served.get(wanted["name"], {}))
     names = ", ".join(sorted(lacks))
     detail = f"lacks {names}: an older definition; apply k8s/manifests/crds" if lacks else f"serves {', '.join(served)}"
-    return Check(name, good=not lacks, detail=detail)
+    return Inspection(name, good=not lacks, detail=detail)
 
 
 def _spec_fields(version: dict[str, Any]) -> set[str]:
@@ -88,7 +88,7 @@ def _spec_fields(version: dict[str, Any]) -> set[str]:
     return set(schema.get("properties", {}).get("spec", {}).get("properties", {}))
 
 
-async def _right(client: Client, namespace: str, group: str, resource: str, verbs: tuple[str, ...]) -> Check:
+async def _right(client: ApiClient, namespace: str, group: str, resource: str, verbs: tuple[str, ...]) -> Inspection:
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     name, _, sub = resource.partition("/")
     missing = []
@@ -98,8 +98,8 @@ async def _right(client: Client, namespace: str, group: str, resource: str, verb
         try:
             said = await client.request("POST", path, body={**body, "spec": {"resourceAttributes": asked}})
         except ApiFailed as refusal:
-            return Check(f"may use {resource}", good=False, detail=str(refusal))
+            return Inspection(f"may use {resource}", good=False, detail=str(refusal))
         if not said.get("status", {}).get("allowed"):
             missing.append(verb)
     detail = f"may not {', '.join(missing)}: apply k8s/manifests/operator.yaml" if missing else ", ".join(verbs)
-    return Check(f"may use {resource}", good=not missing, detail=detail)
+    return Inspection(f"may use {resource}", good=not missing, detail=detail)

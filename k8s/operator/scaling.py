@@ -1,4 +1,4 @@
-"""What a goodput controller sees and may do of one cluster: `goodput.actuate.kubernetes.World` by the operator.
+"""The operator's `goodput.actuate.kubernetes.KubernetesCluster`: what a controller sees and may do of one cluster.
 
 A shell. A controller's pools have the cluster's name before their own, so that the names that it gives are names of
 workloads. Sizes that it wants are kept here, and written down with the next plan as those that a pool had last
@@ -14,17 +14,17 @@ from typing import Any, Final, Protocol
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from goodput.actuate.existing import Existing, Life
-from goodput.actuate.existing import Observed as Exists
+from goodput.actuate.existing import Existing, InstanceLife
+from goodput.actuate.existing import ExistingFleet as Exists
 from goodput.actuate.protocol import Unobservable
 from k8s.crd.names import WORKLOAD_CHARS_MAX, short
 from k8s.crd.resource import Resource
 from k8s.operator.secrets import Access
-from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, Limits, Observed, Resume, limits_of
+from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, ObservedCluster, PlanLimits, Resume, limits_of
 from k8s.plan.observe import unix
 from k8s.plan.plan import Look
 from k8s.plan.pods import workload
-from k8s.plan.values import Instance, WantedPool
+from k8s.plan.values import PlannedObject, WantedPool
 
 Json = Mapping[str, Any]
 Place = tuple[str, str]
@@ -48,17 +48,17 @@ class RegistryPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ClusterSeen:
     """One cluster as it is now."""
 
     resource: Resource
     desired: Desired
-    observed: Observed
+    observed: ObservedCluster
     look: Look
     access: Access
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> PlanLimits:
         """What a plan may not exceed."""
         return limits_of(self.desired, self.observed)
 
@@ -72,20 +72,20 @@ class Seen:
 class Acting(Protocol):
     """The operator, as a world needs it."""
 
-    def seen(self, namespace: str, name: str) -> Seen | None:
+    def seen(self, namespace: str, name: str) -> ClusterSeen | None:
         """A cluster as the watches have it; None where nothing may be done: it is gone, wrong or paused, or another
         operator acts.
         """
 
-    async def act(self, action: Action, seen: Seen) -> None:
+    async def act(self, action: Action, seen: ClusterSeen) -> None:
         """Carry one action out now, and plan soon."""
 
-    async def tell(self, seen: Seen, instance: str, role: Role | None, deadline_s: float) -> bool:
+    async def tell(self, seen: ClusterSeen, instance: str, role: Role | None, deadline_s: float) -> bool:
         """Tell an agent its role, or where there is none to drain; whether it has heard."""
 
 
 @dataclass(slots=True)
-class Wanted:
+class ControllerWanted:
     """What the controller of one cluster wants."""
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -98,15 +98,15 @@ class Wanted:
     """What it would do where others decide."""
 
 
-class Board:
+class ScalingBoard:
     """What all controllers want, for plans and status."""
 
     def __init__(self) -> None:
-        self._wanted: Final[dict[Place, Wanted]] = {}
+        self._wanted: Final[dict[Place, ControllerWanted]] = {}
 
-    def of(self, namespace: str, name: str) -> Wanted:
+    def of(self, namespace: str, name: str) -> ControllerWanted:
         """Of one cluster."""
-        return self._wanted.setdefault((namespace, name), Wanted())
+        return self._wanted.setdefault((namespace, name), ControllerWanted())
 
     def keep(self, keys: frozenset[Place]) -> None:
         """Forget all others."""
@@ -120,9 +120,9 @@ def pool_name(cluster: str, stem: str) -> str:
 
 
 class OperatorWorld:
-    """See `goodput.actuate.kubernetes.World`."""
+    """See `goodput.actuate.kubernetes.KubernetesCluster`."""
 
-    def __init__(self, operator: Acting, namespace: str, name: str, wanted: Wanted) -> None:
+    def __init__(self, operator: Acting, namespace: str, name: str, wanted: ControllerWanted) -> None:
         self._operator: Final = operator
         self._key: Final = (namespace, name)
         self._wanted: Final = wanted
@@ -161,7 +161,7 @@ class OperatorWorld:
             self._wanted.sizes[wanted.stem] = wanted.count + by
         return because
 
-    def _refusal(self, seen: Seen, pool: str, by: int) -> str:
+    def _refusal(self, seen: ClusterSeen, pool: str, by: int) -> str:
         wanted = self._pool(seen, pool)
         if wanted is None:
             return f"{pool} is no pool of this cluster any more"
@@ -223,14 +223,14 @@ class OperatorWorld:
                 await self._operator.act(Delete(thing["apiVersion"], kind, found, uid, because), seen)
         return ""
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> ClusterSeen:
         seen = self._operator.seen(*self._key)
         if seen is None:
             raise Unobservable("this operator does not act on the cluster now")
         return seen
 
     @staticmethod
-    def _pool(seen: Seen, pool: str) -> WantedPool | None:
+    def _pool(seen: ClusterSeen, pool: str) -> WantedPool | None:
         pools = (each for model in seen.look.models for each in model.pools)
         return next((each for each in pools if pool_name(seen.resource.name, each.stem) == pool), None)
 
@@ -239,10 +239,10 @@ def _heard(name: InstanceId, heard: bool) -> str:  # noqa: FBT001
     return "" if heard else f"the agent of {name} does not answer, or refuses"
 
 
-def _life(instance: Instance) -> Life:
+def _life(instance: PlannedObject) -> InstanceLife:
     if instance.leaving:
-        return Life.LEAVING
-    return Life.RUNNING if instance.scheduled else Life.PENDING
+        return InstanceLife.LEAVING
+    return InstanceLife.RUNNING if instance.scheduled else InstanceLife.PENDING
 
 
 def _nodes(pods: tuple[Json, ...]) -> dict[str, str]:

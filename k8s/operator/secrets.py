@@ -21,7 +21,7 @@ from k8s.plan.keys import FLEET_PART, INSTANCE_PART, content_of
 from k8s.plan.pods import KEYS_FILE, fleet_secret, instance_secret, owned
 from kvtransfer.keys import SECRET_BYTES, fleet_text, instance_text, read_fleet
 from kvtransfer.seal import identity_text
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 PASSWORD_BYTES: Final = 24
 
@@ -34,7 +34,7 @@ class Access:
 
     admin: str = field(default="", repr=False)
     """Its key for routers' admin side."""
-    fleet: tuple[Key, ...] = field(default=(), repr=False)
+    fleet: tuple[SigningKey, ...] = field(default=(), repr=False)
     """Ticket keys, with which it signs what it asks of agents. None: nothing is asked."""
 
 
@@ -92,7 +92,7 @@ def of_instance(resource: Resource, live: Json, name: str) -> dict[str, Any]:
     return made
 
 
-def keys_in(live: Json) -> tuple[Key, ...]:
+def keys_in(live: Json) -> tuple[SigningKey, ...]:
     """The fleet's keys; none where what stands there is no key file, which the message would not show either."""
     try:
         return read_fleet(text_in(live, KEYS_FILE))
@@ -100,17 +100,19 @@ def keys_in(live: Json) -> tuple[Key, ...]:
         return ()
 
 
-def _fleet(resource: Resource, keys: tuple[Key, ...], made_for: str, stage: KeyStage, since: int) -> dict[str, Any]:
+def _fleet(
+    resource: Resource, keys: tuple[SigningKey, ...], made_for: str, stage: KeyStage, since: int
+) -> dict[str, Any]:
     data = _encoded({KEYS_FILE: fleet_text(keys)})
     made = owned(resource, "v1", "Secret", fleet_secret(resource), FLEET_PART, type="Opaque", data=data)
     made["metadata"]["labels"] |= {LABEL_KEYS: made_for, LABEL_STAGE: stage.value, LABEL_STAGE_SINCE: str(since)}
     return made
 
 
-def _new_key(known: tuple[Key, ...]) -> Key:
+def _new_key(known: tuple[SigningKey, ...]) -> SigningKey:
     taken = {key.id for key in known}
     name = next(name for number in range(1, len(taken) + 2) if (name := f"k{number}") not in taken)
-    return Key(name, secrets.token_bytes(SECRET_BYTES))
+    return SigningKey(name, secrets.token_bytes(SECRET_BYTES))
 
 
 def _encoded(data: Mapping[str, str]) -> dict[str, str]:

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from k8s.crd.names import API_VERSION, FIELD_MANAGER, short
-from k8s.operator.client import ApiFailed, Client
-from k8s.operator.hands import Counters, shown
-from k8s.plan import Action, Desired, Observed, misnamed, pool_status, status, stray_status
+from k8s.operator.client import ApiClient, ApiFailed
+from k8s.operator.hands import OperatorCounters, shown
+from k8s.plan import Action, Desired, ObservedCluster, misnamed, pool_status, status, stray_status
 from k8s.plan.events import EventBudget
 from k8s.plan.merge import contains
 
@@ -23,7 +23,7 @@ class Teller:
     """What the operator says."""
 
     def __init__(
-        self, client: Client, wall: Callable[[], float], put: Callable[[Json], None], counters: Counters
+        self, client: ApiClient, wall: Callable[[], float], put: Callable[[Json], None], counters: OperatorCounters
     ) -> None:
         """`put` takes objects as the server has answered them."""
         self._client: Final = client
@@ -33,7 +33,7 @@ class Teller:
         self._budget: Final = EventBudget()
 
     async def tell(
-        self, thing: Json, pools: Sequence[Json], desired: Desired, observed: Observed, actions: Sequence[Action]
+        self, thing: Json, pools: Sequence[Json], desired: Desired, observed: ObservedCluster, actions: Sequence[Action]
     ) -> None:
         resource = desired.resource
         last = thing.get("status") or {}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from k8s.operator.client import ApiAway, ApiFailed, Client
+from k8s.operator.client import ApiAway, ApiClient, ApiFailed
 
 logger = logging.getLogger("baton.operator")
 
@@ -17,12 +17,12 @@ WAIT_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 Json = Mapping[str, Any]
 
 
-class Kept:
+class WatchCache:
     """All objects of one kind in a namespace (empty: in all), by namespace and name."""
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         api_version: str,
         kind: str,
         namespace: str,

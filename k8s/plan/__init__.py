@@ -1,6 +1,6 @@
 """What a cluster should be and what is to be done for it: manifests, rollouts, drains, status. Pure."""
 
-from k8s.plan.observe import Observed
+from k8s.plan.observe import ObservedCluster
 from k8s.plan.plan import Desired, limits_of, look, missing_kinds, plan
 from k8s.plan.pods import Images
 from k8s.plan.readiness import Known
@@ -14,8 +14,8 @@ from k8s.plan.values import (
     Drain,
     Generate,
     KeyStage,
-    Limits,
     Park,
+    PlanLimits,
     Rekey,
     Resume,
     Unpark,
@@ -33,9 +33,9 @@ __all__ = [
     "Images",
     "KeyStage",
     "Known",
-    "Limits",
-    "Observed",
+    "ObservedCluster",
     "Park",
+    "PlanLimits",
     "Rekey",
     "Resume",
     "Unpark",

@@ -24,7 +24,19 @@ from typing import Final
 
 from cluster.instance import Role
 from k8s.crd.names import WORKLOAD_CHARS_MAX, short
-from k8s.plan.values import Drain, Instance, Limits, Move, Park, Remove, Resume, Start, Unpark, WantedModel, WantedPool
+from k8s.plan.values import (
+    Drain,
+    Move,
+    Park,
+    PlanLimits,
+    PlannedObject,
+    Remove,
+    Resume,
+    Start,
+    Unpark,
+    WantedModel,
+    WantedPool,
+)
 
 SURGE_SHARE: Final = 0.25
 """Instances above the wanted number while a revision rolls out, as Kubernetes' own Deployments have it."""
@@ -33,8 +45,8 @@ SURGE_SHARE: Final = 0.25
 def moves(
     cluster: str,
     model: WantedModel,
-    present: Collection[Instance],
-    limits: Limits,
+    present: Collection[PlannedObject],
+    limits: PlanLimits,
     now: float,
     taken: Collection[str] = (),
 ) -> tuple[Move, ...]:
@@ -68,7 +80,7 @@ def instance_name(cluster: str, stem: str, number: int) -> str:
 # -- going --
 
 
-def _removed(found: Iterable[Instance], limits: Limits, now: float) -> Iterator[Move]:
+def _removed(found: Iterable[PlannedObject], limits: PlanLimits, now: float) -> Iterator[Move]:
     for each in found:
         if each.deleting or each.draining_since is None:
             continue
@@ -83,7 +95,7 @@ def _removed(found: Iterable[Instance], limits: Limits, now: float) -> Iterator[
 # -- gangs --
 
 
-def _parked(model: WantedModel, found: Sequence[Instance], limits: Limits, now: float) -> Iterator[Move]:
+def _parked(model: WantedModel, found: Sequence[PlannedObject], limits: PlanLimits, now: float) -> Iterator[Move]:
     """The smallest fleet gets GPUs together: what waits for the rest too long gives its GPUs back."""
     current = [each for each in found if not each.leaving]
     parked = [each for each in current if each.parked]
@@ -102,7 +114,7 @@ def _parked(model: WantedModel, found: Sequence[Instance], limits: Limits, now: 
         yield from (Park(each.name, because) for each in holding)
 
 
-def _gang_missing(model: WantedModel, current: Sequence[Instance]) -> bool:
+def _gang_missing(model: WantedModel, current: Sequence[PlannedObject]) -> bool:
     """Whether some pool has fewer placed instances than its floor (one at least)."""
     return any(
         sum(each.scheduled for each in current if each.pool == pool.stem) < max(1, min(pool.floor, pool.count))
@@ -114,7 +126,7 @@ def _gang_missing(model: WantedModel, current: Sequence[Instance]) -> bool:
 # -- coming --
 
 
-def _wanted_ones(pool: WantedPool, found: Iterable[Instance]) -> list[Instance]:
+def _wanted_ones(pool: WantedPool, found: Iterable[PlannedObject]) -> list[PlannedObject]:
     """Those of the wanted revision that stay."""
     return [
         each
@@ -123,7 +135,7 @@ def _wanted_ones(pool: WantedPool, found: Iterable[Instance]) -> list[Instance]:
     ]
 
 
-def _resumed(model: WantedModel, found: Sequence[Instance]) -> Iterator[Move]:
+def _resumed(model: WantedModel, found: Sequence[PlannedObject]) -> Iterator[Move]:
     for pool in model.pools:
         missing = pool.count - len(_wanted_ones(pool, found))
         back = [
@@ -134,14 +146,14 @@ def _resumed(model: WantedModel, found: Sequence[Instance]) -> Iterator[Move]:
             yield Resume(each.name, "its revision is wanted again")
 
 
-def _may_resume(instance: Instance) -> bool:
+def _may_resume(instance: PlannedObject) -> bool:
     if instance.deleting or instance.disrupted:
         return False
     return instance.draining_since is not None and instance.started and not instance.drained
 
 
 def _started(
-    cluster: str, model: WantedModel, found: Sequence[Instance], limits: Limits, taken: set[str]
+    cluster: str, model: WantedModel, found: Sequence[PlannedObject], limits: PlanLimits, taken: set[str]
 ) -> Iterator[Move]:
     free = dict(limits.free_gpus)
     for pool in model.pools:
@@ -162,7 +174,7 @@ def _started(
             yield Start(pool.stem, name, pool.because or f"{pool.count} are wanted, {len(new)} are there")
 
 
-def _stands_still(model: WantedModel, found: Sequence[Instance]) -> bool:
+def _stands_still(model: WantedModel, found: Sequence[PlannedObject]) -> bool:
     """Whether nothing comes and nothing goes: two old families may keep each other's last instances, and only one
     more of the wanted revision lets one of them go.
     """
@@ -187,7 +199,7 @@ def _free_names(cluster: str, stem: str, count: int, taken: set[str]) -> Iterato
 # -- leaving --
 
 
-def _drained(model: WantedModel, found: Sequence[Instance], limits: Limits) -> Iterator[Move]:
+def _drained(model: WantedModel, found: Sequence[PlannedObject], limits: PlanLimits) -> Iterator[Move]:
     """Old instances and those too many, one after the other for as long as what is left is enough."""
     by_stem = {pool.stem: pool for pool in model.pools}
     left = [each for each in found if not each.leaving]
@@ -199,7 +211,7 @@ def _drained(model: WantedModel, found: Sequence[Instance], limits: Limits) -> I
             yield Drain(each.name, _why(each, by_stem.get(each.pool)))
 
 
-def _why(instance: Instance, pool: WantedPool | None) -> str:
+def _why(instance: PlannedObject, pool: WantedPool | None) -> str:
     if pool is None:
         return "its pool is gone from the resource"
     if instance.disrupted:
@@ -209,7 +221,7 @@ def _why(instance: Instance, pool: WantedPool | None) -> str:
     return pool.because or f"{pool.count} are wanted"
 
 
-def _too_many(model: WantedModel, found: Sequence[Instance]) -> Iterator[Instance]:
+def _too_many(model: WantedModel, found: Sequence[PlannedObject]) -> Iterator[PlannedObject]:
     stems = {pool.stem for pool in model.pools}
     yield from (each for each in found if each.pool not in stems and not each.leaving)
     for pool in model.pools:
@@ -224,20 +236,20 @@ def _number(name: str) -> int:
     return int(name.rpartition("-")[2]) if name.rpartition("-")[2].isdecimal() else 0
 
 
-def counting(model: WantedModel, left: Collection[Instance], stem: str) -> int:
+def counting(model: WantedModel, left: Collection[PlannedObject], stem: str) -> int:
     """Instances of a pool that serve and have a partner: one of their family, where roles are apart."""
     serving = [each for each in left if each.serving]
     return sum(each.pool == stem and _has_partner(model, each, serving) for each in serving)
 
 
-def _has_partner(model: WantedModel, instance: Instance, serving: Iterable[Instance]) -> bool:
+def _has_partner(model: WantedModel, instance: PlannedObject, serving: Iterable[PlannedObject]) -> bool:
     others = any(pool.count and pool.role is not instance.role for pool in model.pools)
     if instance.role is Role.BOTH or not others:
         return True
     return any(other.family == instance.family and other.role is not instance.role for other in serving)
 
 
-def is_tight(pool: WantedPool, found: Iterable[Instance], limits: Limits) -> bool:
+def is_tight(pool: WantedPool, found: Iterable[PlannedObject], limits: PlanLimits) -> bool:
     """Whether a pool cannot have an instance more than now."""
     ours = [each for each in found if each.pool == pool.stem]
     if any(each.unschedulable_since is not None and not each.leaving for each in ours):
@@ -246,7 +258,11 @@ def is_tight(pool: WantedPool, found: Iterable[Instance], limits: Limits) -> boo
 
 
 def _enough(
-    model: WantedModel, left: Sequence[Instance], rest: Sequence[Instance], gone: Instance, limits: Limits
+    model: WantedModel,
+    left: Sequence[PlannedObject],
+    rest: Sequence[PlannedObject],
+    gone: PlannedObject,
+    limits: PlanLimits,
 ) -> bool:
     """Whether `gone`, which serves, may leave."""
     pool = next((each for each in model.pools if each.stem == gone.pool), None)
@@ -263,12 +279,14 @@ def _enough(
     return _enough_in_place(model, left, rest, pool)
 
 
-def _keep(pool: WantedPool, gone: Instance) -> int:
+def _keep(pool: WantedPool, gone: PlannedObject) -> int:
     """How many must go on counting: all that are wanted; while one only shrinks another pool, that one's floor."""
     return pool.count if pool.stem == gone.pool or gone.revision != pool.revision else pool.floor
 
 
-def _enough_in_place(model: WantedModel, left: Sequence[Instance], rest: Sequence[Instance], pool: WantedPool) -> bool:
+def _enough_in_place(
+    model: WantedModel, left: Sequence[PlannedObject], rest: Sequence[PlannedObject], pool: WantedPool
+) -> bool:
     """Without room: at most one of all floors may lack one, and something must serve."""
     if not any(each.serving for each in rest):
         return False
@@ -279,10 +297,10 @@ def _enough_in_place(model: WantedModel, left: Sequence[Instance], rest: Sequenc
     return after >= pool.floor - 1 and lacking <= 1 and pool.count == pool.floor
 
 
-def _serving(left: Iterable[Instance], stem: str) -> int:
+def _serving(left: Iterable[PlannedObject], stem: str) -> int:
     return sum(each.serving and each.pool == stem for each in left)
 
 
-def _lacking(model: WantedModel, left: Collection[Instance]) -> int:
+def _lacking(model: WantedModel, left: Collection[PlannedObject]) -> int:
     """Instances that serve below the floors of all pools together."""
     return sum(max(0, pool.floor - _serving(left, pool.stem)) for pool in model.pools)

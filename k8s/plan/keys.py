@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from k8s.crd.names import CONTENT, LABEL_KEYS, LABEL_PART, LABEL_STAGE, LABEL_STAGE_SINCE, MADE_FROM, digest
 from k8s.crd.resource import Resource
-from k8s.plan.observe import Observed, is_ours, pods_by_instance, unix
+from k8s.plan.observe import ObservedCluster, is_ours, pods_by_instance, unix
 from k8s.plan.pods import fleet_secret, instance_secret
-from k8s.plan.values import Delete, Derive, Generate, KeyStage, Limits, Rekey
+from k8s.plan.values import Delete, Derive, Generate, KeyStage, PlanLimits, Rekey
 
 FLEET_PART: Final = "ticket-keys"
 INSTANCE_PART: Final = "instance-keys"
@@ -46,7 +46,7 @@ class KeySecrets:
         return frozenset({*fleet, *self.of_instances})
 
 
-def key_secrets(resource: Resource, observed: Observed) -> KeySecrets:
+def key_secrets(resource: Resource, observed: ObservedCluster) -> KeySecrets:
     """The key Secrets of one cluster."""
     ours = [each for each in observed.objects if each["kind"] == "Secret" and is_ours(each, resource.uid)]
     parts = [(each["metadata"].get("labels", {}).get(LABEL_PART), each) for each in ours]
@@ -81,10 +81,10 @@ def may_start(resource: Resource, secrets: KeySecrets, now: float) -> bool:
 
 def key_actions(
     resource: Resource,
-    observed: Observed,
+    observed: ObservedCluster,
     secrets: KeySecrets,
     instances: Collection[str],
-    limits: Limits,
+    limits: PlanLimits,
     now: float,
 ) -> Iterator[Generate | Rekey | Derive | Delete]:
     """What is to be done for keys. `instances`: names of those that are there and of those that are about to start."""
@@ -130,7 +130,9 @@ def _since(fleet: Json) -> float:
     return float(text) if text.isdecimal() else 0.0
 
 
-def _replaced(resource: Resource, fleet: Json, observed: Observed, limits: Limits, now: float) -> Iterator[Rekey]:
+def _replaced(
+    resource: Resource, fleet: Json, observed: ObservedCluster, limits: PlanLimits, now: float
+) -> Iterator[Rekey]:
     name, age_s = fleet["metadata"]["name"], now - _since(fleet)
     match stage_of(fleet):
         case KeyStage.NONE:
@@ -144,7 +146,7 @@ def _replaced(resource: Resource, fleet: Json, observed: Observed, limits: Limit
                 yield Rekey(name, KeyStage.NONE, "nothing needs the old key any more")
 
 
-def _all_younger(observed: Observed, since: float) -> bool:
+def _all_younger(observed: ObservedCluster, since: float) -> bool:
     """Whether every instance's pod was made after the new key was: no pod is made in the second in which that was."""
     pods: Iterable[Json] = pods_by_instance(observed.pods).values()
     return all((unix(each["metadata"].get("creationTimestamp")) or 0.0) >= since for each in pods)

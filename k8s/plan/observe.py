@@ -26,7 +26,7 @@ from k8s.crd.names import (
     READY_GATE,
 )
 from k8s.plan.readiness import Known
-from k8s.plan.values import Instance
+from k8s.plan.values import PlannedObject
 
 INSTANCE: Final = "serving.baton.dev/instance"
 DISRUPTION: Final = "DisruptionTarget"
@@ -39,7 +39,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class ObservedCluster:
     """What is there now."""
 
     objects: tuple[Json, ...] = ()
@@ -117,7 +117,7 @@ def _rank(pod: Json) -> tuple[bool, bool, str]:
     return not metadata.get("deletionTimestamp"), not ended, str(metadata.get("creationTimestamp", ""))
 
 
-def instances(observed: Observed, uid: str) -> Iterator[Instance]:
+def instances(observed: ObservedCluster, uid: str) -> Iterator[PlannedObject]:
     """Every instance there is a workload of."""
     pods = pods_by_instance(observed.pods)
     taken = {pod["metadata"].get("labels", {}).get(INSTANCE) for pod in observed.pods if is_true(pod, DISRUPTION)}
@@ -128,7 +128,7 @@ def instances(observed: Observed, uid: str) -> Iterator[Instance]:
             yield replace(found, disrupted=True) if found.name in taken else found
 
 
-def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed: Observed) -> Instance:
+def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed: ObservedCluster) -> PlannedObject:
     name = thing["metadata"]["name"]
     gpu, _, gpus = labels.get(LABEL_GPU, "any.1").rpartition(".")
     scheduled = pod is not None and bool(pod.get("spec", {}).get("nodeName"))
@@ -138,7 +138,7 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
     waiting = unplaced.get("status") == "False" and unplaced.get("reason") == "Unschedulable" and not scheduled
     unplaced_since = (unix(unplaced.get("lastTransitionTime")) or 0.0) if waiting else None
     loading_since, loaded_s = _loading(pod, statuses) if live and pod is not None else (None, None)
-    return Instance(
+    return PlannedObject(
         name=name,
         model=labels.get(LABEL_MODEL, ""),
         pool=labels.get(LABEL_POOL, ""),

@@ -15,7 +15,7 @@ from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
 from k8s.plan.keys import KeySecrets, are_lost, key_actions, key_secrets, may_start
 from k8s.plan.merge import contains, view
-from k8s.plan.observe import WORKLOADS, Observed, gate_of, instances, is_ours, pods_by_instance
+from k8s.plan.observe import WORKLOADS, ObservedCluster, gate_of, instances, is_ours, pods_by_instance
 from k8s.plan.pods import Images, family_of, internal_secret, nodes_of, order_name, revision_of, template, workload
 from k8s.plan.readiness import gate
 from k8s.plan.values import (
@@ -25,9 +25,9 @@ from k8s.plan.values import (
     Delete,
     Drain,
     Generate,
-    Instance,
-    Limits,
     Move,
+    PlanLimits,
+    PlannedObject,
     Remove,
     Start,
     WantedModel,
@@ -54,7 +54,7 @@ class Look:
     """Desired and observed, brought together: what plan and status are both made from."""
 
     models: tuple[WantedModel, ...]
-    instances: tuple[Instance, ...]
+    instances: tuple[PlannedObject, ...]
     pools: Mapping[str, tuple[Model, Role, Pool]]
     live: Mapping[Key, Json]
     accepted: Mapping[Key, Json] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Look:
     """What decides a pool's size, by pool: ``BatonPool``, ``controller``, or nothing."""
 
 
-def with_order(desired: Desired, observed: Observed) -> Desired:
+def with_order(desired: Desired, observed: ObservedCluster) -> Desired:
     """What is desired, with the UID of the object that keeps the order of a deletion, where it is there and ours."""
     resource = desired.resource
     found = (each for each in observed.objects if each["kind"] == "ConfigMap" and is_ours(each, resource.uid))
@@ -77,7 +77,7 @@ def with_order(desired: Desired, observed: Observed) -> Desired:
     return replace(desired, resource=replace(resource, order_uid=live["metadata"].get("uid", "") if live else ""))
 
 
-def look(desired: Desired, observed: Observed) -> Look:
+def look(desired: Desired, observed: ObservedCluster) -> Look:
     """Read both sides. The resource has no errors."""
     resource = desired.resource
     assert resource.spec is not None
@@ -118,7 +118,7 @@ def _wanted(
     model: Model,
     role: Role,
     pool: Pool,
-    observed: Observed,
+    observed: ObservedCluster,
 ) -> WantedPool:
     count, because = _count(desired.resource.name, stem, pool, observed)
     return WantedPool(
@@ -134,7 +134,7 @@ def _wanted(
     )
 
 
-def _count(cluster: str, stem: str, pool: Pool, observed: Observed) -> tuple[int, str]:
+def _count(cluster: str, stem: str, pool: Pool, observed: ObservedCluster) -> tuple[int, str]:
     """How many instances, and what says so. Where nothing does: as many as before, within the bounds."""
     if stem in observed.external:
         said = observed.external[stem]
@@ -152,7 +152,7 @@ def _count(cluster: str, stem: str, pool: Pool, observed: Observed) -> tuple[int
     return min(max(pool.at_start, pool.min), pool.at_most), f"starts with {pool.at_start}"
 
 
-def _noted(cluster: str, stem: str, observed: Observed) -> int | None:
+def _noted(cluster: str, stem: str, observed: ObservedCluster) -> int | None:
     """The size that the pool had last, by the label of its disruption budget, a child of ours."""
     name = budget_name(cluster, stem)
     for each in observed.objects:
@@ -182,17 +182,17 @@ def _key(manifest: Json) -> Key:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def limits_of(desired: Desired, observed: Observed) -> Limits:
+def limits_of(desired: Desired, observed: ObservedCluster) -> PlanLimits:
     """The limits that a resource itself says: times, and the GPUs of `hardware` that no instance has."""
     settings, spec = desired.resource.kubernetes, desired.resource.spec
     free = {name: each.count for name, each in spec.hardware.items() if each.count is not None} if spec else {}
     for each in instances(observed, desired.resource.uid):
         if each.gpu in free and each.holds_gpus:
             free[each.gpu] -= each.gpus
-    return Limits(drain_s=settings.drain_s, gang_s=settings.gang_s, free_gpus=free)
+    return PlanLimits(drain_s=settings.drain_s, gang_s=settings.gang_s, free_gpus=free)
 
 
-def plan(desired: Desired, observed: Observed, limits: Limits, now: float) -> tuple[Action, ...]:
+def plan(desired: Desired, observed: ObservedCluster, limits: PlanLimits, now: float) -> tuple[Action, ...]:
     """What to do now. Nothing for a resource that is paused, that has errors, or that is as it should be.
 
     Args:
@@ -228,7 +228,7 @@ def _secrets(desired: Desired, seen: Look) -> Iterator[Action]:
         yield Generate(name, "the registry's passwords and the operator's key are not there")
 
 
-def _children(desired: Desired, seen: Look, observed: Observed) -> Iterator[Action]:
+def _children(desired: Desired, seen: Look, observed: ObservedCluster) -> Iterator[Action]:
     made = children(desired.resource, desired.images, sizes_of(seen.models), observed.routers)
     wanted = {_key(each): each for each in made}
     for key, manifest in wanted.items():
@@ -266,7 +266,7 @@ def _deleted(thing: Json, because: str) -> Delete:
     return Delete(thing["apiVersion"], thing["kind"], metadata["name"], metadata.get("uid", ""), because)
 
 
-def _models(desired: Desired, seen: Look, limits: Limits, now: float) -> Iterator[Action]:
+def _models(desired: Desired, seen: Look, limits: PlanLimits, now: float) -> Iterator[Action]:
     taken = frozenset(name for kind, name in seen.live if kind in WORKLOADS)
     for model in seen.models:
         present = [each for each in seen.instances if each.model == model.key]
@@ -296,7 +296,7 @@ def _workload_of(seen: Look, name: str) -> Json:
     )
 
 
-def _current(desired: Desired, seen: Look, model: WantedModel, present: list[Instance]) -> Iterator[Action]:
+def _current(desired: Desired, seen: Look, model: WantedModel, present: list[PlannedObject]) -> Iterator[Action]:
     """Workloads of the wanted revision that a hand has changed."""
     revisions = {pool.stem: pool.revision for pool in model.pools}
     for each in present:
@@ -314,7 +314,7 @@ def _current(desired: Desired, seen: Look, model: WantedModel, present: list[Ins
             yield from _repaired(manifest, seen, _key(manifest))
 
 
-def _gone_models(seen: Look, limits: Limits, now: float) -> Iterator[Action]:
+def _gone_models(seen: Look, limits: PlanLimits, now: float) -> Iterator[Action]:
     """Instances of models that the resource names no more."""
     wanted = {model.key for model in seen.models}
     gone = [each for each in seen.instances if each.model not in wanted]
@@ -325,14 +325,14 @@ def _gone_models(seen: Look, limits: Limits, now: float) -> Iterator[Action]:
             yield Drain(move.name, "its model is gone from the resource")
 
 
-def _unheard(observed: Observed, seen: Look) -> Iterator[Action]:
+def _unheard(observed: ObservedCluster, seen: Look) -> Iterator[Action]:
     """Drains that were marked and that the agent has not heard of: its pod was just starting, or the call was lost."""
     for each in seen.instances:
         if each.draining_since is not None and not each.deleting and each.started and each.name in observed.working:
             yield Drain(each.name, "its agent takes work and has not heard that it drains")
 
 
-def _gates(observed: Observed, seen: Look) -> Iterator[Action]:
+def _gates(observed: ObservedCluster, seen: Look) -> Iterator[Action]:
     """Gates that may open. They close with the pod: what was proven stays so."""
     pods = pods_by_instance(observed.pods)
     for each in seen.instances:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from cluster.instance import Role
-from k8s.plan.values import Instance
+from k8s.plan.values import PlannedObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Known:
     """Pairs of instances that a prompt of a router's own has proven."""
 
 
-def gate(instance: Instance, fleet: Collection[Instance], known: Known) -> tuple[bool, str]:
+def gate(instance: PlannedObject, fleet: Collection[PlannedObject], known: Known) -> tuple[bool, str]:
     """Whether the gate may open, and why (not)."""
     if not instance.healthy:
         return False, "its engine is not healthy"

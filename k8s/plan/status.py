@@ -11,9 +11,9 @@ from cluster.spec.plan import stems
 from cluster.spec.problems import nearest, quoted
 from k8s.plan.children import selector
 from k8s.plan.fleet import counting
-from k8s.plan.observe import REPLICA_FAILURE, Observed, condition
+from k8s.plan.observe import REPLICA_FAILURE, ObservedCluster, condition
 from k8s.plan.plan import Desired, Look, look
-from k8s.plan.values import Action, Instance, WantedModel, WantedPool
+from k8s.plan.values import Action, PlannedObject, WantedModel, WantedPool
 
 Json = Mapping[str, Any]
 ERRORS_TOLD = 5
@@ -32,7 +32,7 @@ class Fact(NamedTuple):
 
 def status(
     desired: Desired,
-    observed: Observed,
+    observed: ObservedCluster,
     actions: Iterable[Action],
     now: float,
     last: Json,
@@ -83,7 +83,7 @@ def _pools(seen: Look) -> list[WantedPool]:
     return [pool for model in seen.models for pool in model.pools]
 
 
-def _of(seen: Look, pool: WantedPool) -> list[Instance]:
+def _of(seen: Look, pool: WantedPool) -> list[PlannedObject]:
     return [each for each in seen.instances if each.pool == pool.stem]
 
 
@@ -129,7 +129,7 @@ def _progressing(seen: Look, todo: tuple[Action, ...]) -> Fact:
     return Fact("Progressing", False, "AsWanted", "every instance is as the resource wants it")
 
 
-def _degraded(seen: Look, desired: Desired, observed: Observed, now: float) -> Fact:
+def _degraded(seen: Look, desired: Desired, observed: ObservedCluster, now: float) -> Fact:
     if seen.keys_lost:
         message = (
             "the Secret with the fleet's ticket keys is gone; what runs goes on, nothing can start: put it back, or "
@@ -190,7 +190,7 @@ def _pods_refused(seen: Look) -> str:
     return ""
 
 
-def _scaling(seen: Look, observed: Observed) -> Fact:
+def _scaling(seen: Look, observed: ObservedCluster) -> Fact:
     external = sorted(stem for stem, who in seen.scaled.items() if who == "BatonPool")
     if external:
         advice = f": {observed.advice}" if observed.advice else ""
@@ -251,7 +251,7 @@ def stray_status(because: str, now: float, last: Json, generation: int) -> dict[
 
 
 def pool_status(
-    desired: Desired, observed: Observed, stem: str, generation: int, now: float = 0.0, last: Json | None = None
+    desired: Desired, observed: ObservedCluster, stem: str, generation: int, now: float = 0.0, last: Json | None = None
 ) -> dict[str, Any]:
     """The status of a `BatonPool`: what its scale subresource shows. `now`, `last`: as `status` has them."""
     seen = look(desired, observed)

@@ -42,7 +42,7 @@ class WantedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
+class PlannedObject:
     """One workload object of an instance and its pod, as they are."""
 
     name: str
@@ -95,7 +95,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PlanLimits:
     """What a plan may not exceed."""
 
     drain_s: float = 600.0

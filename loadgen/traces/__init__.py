@@ -15,7 +15,7 @@ import numpy as np
 
 from loadgen.arrival import Row
 from loadgen.traces import azure, bailian, burstgpt, mooncake, own
-from loadgen.traces.fields import Fault, cells, json_row, numbered
+from loadgen.traces.fields import RowFault, cells, json_row, numbered
 
 Reader = Callable[[Iterable[str], np.random.Generator, float | None], Iterator[Row]]
 
@@ -49,7 +49,7 @@ def _csv(found: list[str]) -> str | None:
         return "azure"
     try:
         azure.seconds(found[0])
-    except Fault:
+    except RowFault:
         return None
     return "azure"
 
@@ -57,7 +57,7 @@ def _csv(found: list[str]) -> str | None:
 def _jsonl(line: str) -> str | None:
     try:
         keys = set(json_row(line))
-    except Fault:
+    except RowFault:
         return None
     if {"at_s", "input_tokens"} <= keys:
         return "baton"

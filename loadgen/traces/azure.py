@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from loadgen.arrival import Arrival, Row
-from loadgen.traces.fields import Fault, cells, count, shown
+from loadgen.traces.fields import RowFault, cells, count, shown
 from loadgen.traces.ordered import from_zero, rows, spread
 
 HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -34,7 +34,7 @@ def _parse(line: str) -> Arrival | None:
     if found[0] == HEADER[0]:
         return None
     if len(found) != len(HEADER):
-        raise Fault(f"{len(found)} cells, where there are {len(HEADER)}: {', '.join(HEADER)}")
+        raise RowFault(f"{len(found)} cells, where there are {len(HEADER)}: {', '.join(HEADER)}")
     return Arrival(
         at_s=seconds(found[0]),
         input_tokens=count(found[1], HEADER[1]),
@@ -45,14 +45,14 @@ def _parse(line: str) -> Arrival | None:
 def seconds(stamp: str) -> float:
     """Seconds of a time stamp since the year 2000, UTC unless it says otherwise."""
     if not stamp:
-        raise Fault("TIMESTAMP is missing")
+        raise RowFault("TIMESTAMP is missing")
     found = _STAMP.fullmatch(stamp)
     if found is None:
-        raise Fault(f"TIMESTAMP {shown(stamp)} is not like 2023-11-16 18:17:03.9799600")
+        raise RowFault(f"TIMESTAMP {shown(stamp)} is not like 2023-11-16 18:17:03.9799600")
     year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
     real = 1 <= month <= 12 and 1 <= day <= _MONTH_DAYS[month - 1] and hour < 24 and minute < 60 and second < 60
     if not real or year < _FROM_YEAR:
-        raise Fault(f"TIMESTAMP {shown(stamp)} is no date and time after {_FROM_YEAR}")
+        raise RowFault(f"TIMESTAMP {shown(stamp)} is no date and time after {_FROM_YEAR}")
     whole = _days(year, month, day) * 86400 + hour * 3600 + minute * 60 + second
     if found[8]:
         whole -= (int(found[9]) * 3600 + int(found[10]) * 60) * (1 if found[8] == "+" else -1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.arrival import Arrival, Row
-from loadgen.traces.fields import Fault, blocks, count, json_row, number, shown, text
+from loadgen.traces.fields import RowFault, blocks, count, json_row, number, shown, text
 from loadgen.traces.ordered import from_zero, rows, spread
 
 BLOCK_TOKENS = 16
@@ -42,17 +42,17 @@ def _parse(line: str, roots: dict[str, str]) -> Arrival:
 def _turn(value: Any) -> int | None:
     turn = None if value is None else count(value, "turn")
     if turn == 0:
-        raise Fault("turn 0 is not one: turns count from 1")
+        raise RowFault("turn 0 is not one: turns count from 1")
     return turn
 
 
 def _session(chat: Any, parent: Any, roots: dict[str, str]) -> str:
     """The first chat of this one's conversation. A parent that was not seen (cut off by sampling) begins one."""
     if chat is None:
-        raise Fault("chat_id is missing")
+        raise RowFault("chat_id is missing")
     own, before = text(chat, "chat_id"), text(parent, "parent_chat_id")
     if own is None:
-        raise Fault(f"chat_id {shown(chat)} is empty")
+        raise RowFault(f"chat_id {shown(chat)} is empty")
     root = own if before in {None, "-1"} else roots.get(str(before), str(before))
     roots[own] = root
     return root

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from loadgen.arrival import Arrival, Row
-from loadgen.traces.fields import Fault, cells, count, number, text
+from loadgen.traces.fields import RowFault, cells, count, number, text
 from loadgen.traces.ordered import from_zero, rows, spread
 
 NEEDED = ("Timestamp", "Request tokens", "Response tokens")
@@ -34,16 +34,16 @@ class _Columns:
         if self._names is None:
             lacking = [name for name in NEEDED if name not in found]
             if lacking:
-                raise Fault(f"no header with {', '.join(lacking)} before this row")
+                raise RowFault(f"no header with {', '.join(lacking)} before this row")
             self._names = found
             return None
         if len(found) != len(self._names):
-            raise Fault(f"{len(found)} cells, where the header has {len(self._names)}")
+            raise RowFault(f"{len(found)} cells, where the header has {len(self._names)}")
         row = dict(zip(self._names, found, strict=True))
         asked = count(row["Request tokens"], "Request tokens")
         answered = count(row["Response tokens"], "Response tokens")
         if row.get("Total tokens") and count(row["Total tokens"], "Total tokens") != asked + answered:
-            raise Fault(f"Total tokens {row['Total tokens']} is not {asked} + {answered}")
+            raise RowFault(f"Total tokens {row['Total tokens']} is not {asked} + {answered}")
         return Arrival(
             at_s=number(row["Timestamp"], "Timestamp"),
             input_tokens=asked,

@@ -1,4 +1,4 @@
-"""Checks the values of one row. Whatever a row holds, the result is a value or a `Fault` with the reason."""
+"""Checks the values of one row. Whatever a row holds, the result is a value or a `RowFault` with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _SHOWN = 60
 
 
-class Fault(Exception):
+class RowFault(Exception):
     """A row cannot be used; the message is for people. Never leaves `loadgen.traces`."""
 
 
@@ -32,22 +32,22 @@ def number(value: Any, name: str) -> float:
     if isinstance(value, str):
         text = value.strip()
         if not text:
-            raise Fault(f"{name} is missing")
+            raise RowFault(f"{name} is missing")
         if not _NUMBER.fullmatch(text):
-            raise Fault(f"{name} {shown(text)} is not a number")
+            raise RowFault(f"{name} {shown(text)} is not a number")
         value = float(text)
     if value is None:
-        raise Fault(f"{name} is missing")
+        raise RowFault(f"{name} is missing")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Fault(f"{name} {shown(value)} is not a number")
+        raise RowFault(f"{name} {shown(value)} is not a number")
     try:
         found = float(value)
     except OverflowError:
-        raise Fault(f"{name} {shown(value)} is too large") from None
+        raise RowFault(f"{name} {shown(value)} is too large") from None
     if not math.isfinite(found):
-        raise Fault(f"{name} {shown(value)} is not finite")
+        raise RowFault(f"{name} {shown(value)} is not finite")
     if found < 0:
-        raise Fault(f"{name} {shown(written)} is negative")
+        raise RowFault(f"{name} {shown(written)} is negative")
     return found
 
 
@@ -55,19 +55,19 @@ def count(value: Any, name: str) -> int:
     """A whole number of tokens, 0 or more (`12.0` passes: some exports write counts so)."""
     found = number(value, name)
     if found != int(found):
-        raise Fault(f"{name} {shown(value)} is not a whole number")
+        raise RowFault(f"{name} {shown(value)} is not a whole number")
     if found > TOKENS_MAX:
-        raise Fault(f"{name} {shown(value)} is too large for a count of tokens")
+        raise RowFault(f"{name} {shown(value)} is too large for a count of tokens")
     return int(found)
 
 
 def ids(value: Any, name: str) -> tuple[int, ...]:
     """A list of block ids: whole numbers, 0 or more."""
     if not isinstance(value, list):
-        raise Fault(f"{name} is missing" if value is None else f"{name} {shown(value)} is not a list")
+        raise RowFault(f"{name} is missing" if value is None else f"{name} {shown(value)} is not a list")
     if not all(type(each) is int and 0 <= each < 1 << 63 for each in value):
         wrong = next(each for each in value if not (type(each) is int and 0 <= each < 1 << 63))
-        raise Fault(f"{name} holds {shown(wrong)}, which is not an id (a whole number, 0 or more)")
+        raise RowFault(f"{name} holds {shown(wrong)}, which is not an id (a whole number, 0 or more)")
     return tuple(value)
 
 
@@ -76,7 +76,7 @@ def blocks(value: Any, name: str, input_tokens: int, block_tokens: int) -> tuple
     found = ids(value, name)
     room = -(-input_tokens // block_tokens)
     if len(found) > room:
-        raise Fault(f"{name} holds {len(found)} blocks, but {input_tokens} tokens make {room} of {block_tokens}")
+        raise RowFault(f"{name} holds {len(found)} blocks, but {input_tokens} tokens make {room} of {block_tokens}")
     return found
 
 
@@ -89,9 +89,9 @@ def text(value: Any, name: str) -> str | None:
         return None
     if isinstance(value, str | int) and not isinstance(value, bool):
         if isinstance(value, str) and not value.isprintable():
-            raise Fault(f"{name} {shown(value)} holds characters that cannot be printed")
+            raise RowFault(f"{name} {shown(value)} holds characters that cannot be printed")
         return str(value)
-    raise Fault(f"{name} {shown(value)} is neither text nor a whole number")
+    raise RowFault(f"{name} {shown(value)} is neither text nor a whole number")
 
 
 def json_row(line: str) -> Mapping[str, Any]:
@@ -99,9 +99,9 @@ def json_row(line: str) -> Mapping[str, Any]:
     try:
         row = msgspec.json.decode(line.encode(errors="surrogateescape"))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise Fault(f"not JSON: {error}") from None
+        raise RowFault(f"not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise Fault(f"{shown(row)} is not a JSON object")
+        raise RowFault(f"{shown(row)} is not a JSON object")
     return row
 
 

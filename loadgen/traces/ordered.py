@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from loadgen.arrival import Arrival, BadRow, Row
-from loadgen.traces.fields import Fault, numbered
+from loadgen.traces.fields import RowFault, numbered
 
 LOOK_ROWS = 256
 """Rows that are enough to see whether a trace's stamps are quantised."""
@@ -24,7 +24,7 @@ def rows(lines: Iterable[str], parse: Callable[[str], Arrival | None]) -> Iterat
     for at, line in numbered(lines):
         try:
             arrival = parse(line)
-        except Fault as fault:
+        except RowFault as fault:
             yield BadRow(at, str(fault))
             continue
         if arrival is None:

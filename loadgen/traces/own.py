@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.arrival import Arrival, BadRow, Row
-from loadgen.traces.fields import Fault, blocks, count, json_row, number, numbered, text
+from loadgen.traces.fields import RowFault, blocks, count, json_row, number, numbered, text
 from loadgen.traces.ordered import spread
 
 
@@ -23,7 +23,7 @@ def read(lines: Iterable[str], rng: np.random.Generator, tick_s: float | None = 
     for at, line in numbered(lines):
         try:
             good.append(_parse(line))
-        except Fault as fault:
+        except RowFault as fault:
             yield BadRow(at, str(fault))
     good.sort(key=lambda arrival: arrival.at_s)
     yield from spread(good, tick_s or 0.0, rng)
@@ -52,5 +52,5 @@ def _prefix(found: Any, width: Any, tokens: int) -> tuple[tuple[int, ...], int]:
         return (), 0
     block_tokens = count(width, "block_tokens")
     if not block_tokens:
-        raise Fault("block_tokens 0: `prefix` needs to know how many tokens stand behind an id")
+        raise RowFault("block_tokens 0: `prefix` needs to know how many tokens stand behind an id")
     return blocks(found, "prefix", tokens, block_tokens), block_tokens

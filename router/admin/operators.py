@@ -33,11 +33,11 @@ from cluster.registry.membership import Heartbeat
 from cluster.spec import SloClass
 from kvtransfer.keys import instance_key
 from kvtransfer.signed import NONCE_BYTES, READER, SIGNATURE, TO, Ask, signed_headers
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 from router.admin.expositions import merged
 from router.admin.overview import Overview, whole
 from router.admin.peer_words import an_object, listed, own_word
-from router.admin.peers import FROM, PeerAnswer, Peers
+from router.admin.peers import FROM, PeerAnswer, RouterPeers
 from router.admin.pools import LOOK_S
 from router.admin.scrape import Scrape
 from router.core.clients import Keys
@@ -84,7 +84,7 @@ class Operators:
         watch: Discovery | None,
         *,
         classes: Mapping[str, SloClass],
-        ticket_keys: Callable[[], tuple[Key, ...]] | None,
+        ticket_keys: Callable[[], tuple[SigningKey, ...]] | None,
         admin_keys: Keys | None,
         body_timeout_s: float,
     ) -> None:
@@ -96,7 +96,7 @@ class Operators:
         self._admin_keys: Final = admin_keys
         self._body_timeout_s: Final = body_timeout_s
         self.quarantine: Final = Quarantine("router") if watch is None else watch.quarantine
-        self.peers: Final = Peers(
+        self.peers: Final = RouterPeers(
             "router" if watch is None else watch.name, (lambda: ()) if watch is None else watch.peers, ticket_keys
         )
         meters = parts.meters

@@ -75,7 +75,7 @@ class PeerLine(msgspec.Struct, omit_defaults=True):
     )
 
 
-class _Own(msgspec.Struct):
+class _OwnTotals(msgspec.Struct):
     """The parts of one router's own data that are summed (`router.admin.overview.Overview.own`)."""
 
     router: _Name
@@ -95,7 +95,7 @@ class _Requests(msgspec.Struct):
     requests: Annotated[list[PeerLine], msgspec.Meta(max_length=65536)]
 
 
-_OWN: Final = msgspec.json.Decoder(_Own)
+_OWN: Final = msgspec.json.Decoder(_OwnTotals)
 _REQUESTS: Final = msgspec.json.Decoder(_Requests)
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 

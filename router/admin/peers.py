@@ -25,7 +25,7 @@ from yarl import URL
 from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.registry.membership import Heartbeat
 from kvtransfer.signed import NONCE_BYTES, READER, SIGNATURE, Ask, Judge, ask_in, signed_headers
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 ASK_S: Final = 1.0
 """A router that is alive answers in milliseconds; waiting longer for a dead one tells an operator nothing more."""
@@ -34,7 +34,7 @@ FROM: Final = "x-baton-sibling"
 """Header: the asking router; on an answer, the answering one."""
 _UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 
-Keys = Callable[[], tuple[Key, ...]]
+Keys = Callable[[], tuple[SigningKey, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PeerAnswer:
     body: bytes
 
 
-class Peers:
+class RouterPeers:
     """The router peers of one router."""
 
     def __init__(

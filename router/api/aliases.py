@@ -74,7 +74,7 @@ NAME_BYTES_MAX: Final = 4096
 
 
 def in_form(
-    aliases: Aliases, raw: bytes, parts: Sequence[wire.Part], hides: Callable[[str], bool]
+    aliases: Aliases, raw: bytes, parts: Sequence[wire.FormField], hides: Callable[[str], bool]
 ) -> tuple[bytes, str | None]:
     """A multipart form with its model's own name in it, and that name; None if it names no model. `hides` as in
     `Aliases.apply`.

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from cluster.errors import UsageError
 from cluster.instance import Instance
-from cluster.spec import Limits, Router, SloClass, Tenant
+from cluster.spec import Limits, RouterSettings, SloClass, Tenant
 from cluster.spec.about import broken_bound, settings_of
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 from router.core.clients import Keys
 from router.predict.step_model import Make
 
-_LIMITS, _ROUTER = Limits(), Router()
+_LIMITS, _ROUTER = Limits(), RouterSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class RouterConfig:
     time. It may raise OSError if it cannot write, and returns how many bytes it took; None: all."""
     proves: bool = False
     """Whether pairs of instances are proven with prompts of the router's own (`router.fleet.pair_proofs`)."""
-    ticket_keys: Callable[[], tuple[Key, ...]] | None = None
+    ticket_keys: Callable[[], tuple[SigningKey, ...]] | None = None
     """Returns the fleet's keys for tickets; the first one signs. None: engines are not guarded."""
     engine_key: str | None = None
     """Key for engines started with ``--api-key``: for probes, and for clients' requests if tenants have Baton's keys;
@@ -96,7 +96,7 @@ class RouterConfig:
             raise UsageError(f"no instance given: name at least one with {flags}, or give --registry")
         if self.instances and self.has_registry:
             raise UsageError("both --registry and engine URLs given: instances come from one or the other")
-        for section in (Limits, Router):
+        for section in (Limits, RouterSettings):
             for name, setting in settings_of(section).items():
                 value = getattr(self, name, None)
                 bound = broken_bound(setting.about, value) if isinstance(value, int | float) else None

@@ -28,7 +28,7 @@ from router.core.eligibility import Way
 from router.core.journey import Journey
 from router.core.slo import promise_of
 from router.core.values import Promise, Wanted
-from router.http.front import Connection
+from router.http.front import ClientConnection
 from router.http.outlet import Outlet
 from router.http.uploads import client_of
 from router.predict.predictors import PredictedRequest
@@ -37,7 +37,7 @@ from router.request.driver import RequestDriver
 from router.request.heavy import is_heavy
 from router.request.heavy import read as heavy_steps
 from router.request.parts import Parts
-from router.request.slices import ClientLeft, Slices
+from router.request.slices import ClientGone, Slices
 from router.scheduler.scheduler import SchedulingContext
 
 logger = logging.getLogger("baton.router")
@@ -114,7 +114,7 @@ class Generation:
             body, raw = await self._read_heavy(raw, tenant, outlet)
             if not outlet.gone:
                 exchange = self._exchange(outlet, path, headers, body, raw, tenant, client, arrived)
-        except ClientLeft:
+        except ClientGone:
             logger.debug("a client left before its body was read")
         except Exception as problem:  # noqa: BLE001 - a boundary where faults become answers
             self.refuse(outlet, problem)
@@ -238,7 +238,7 @@ class Generation:
 
         outlet = Outlet(transport, over, chunked=http.version >= (1, 1), keep=False)
         connection = transport.get_protocol()
-        if isinstance(connection, Connection):
+        if isinstance(connection, ClientConnection):
             connection.outlet = outlet
         try:
             headers = Headers()
@@ -250,7 +250,7 @@ class Generation:
             outlet.left()
             raise
         finally:
-            if isinstance(connection, Connection):
+            if isinstance(connection, ClientConnection):
                 connection.outlet = None
         return _Written()
 

@@ -36,7 +36,7 @@ from router.http.tickets import Tickets
 from router.http.uploads import Uploads
 from router.http.upstream import Upstream
 from router.predict.predictors import KEY_BYTES, RequestPredictor, chunk_key
-from router.request.parts import Limits, Parts, Telling
+from router.request.parts import Parts, RequestLimits, Telling
 from router.request.slices import Slices
 from router.scheduler.decision_log import DecisionLog, Fleet, fleet_of, scheduler_of
 from router.scheduler.demand import OwnWord
@@ -242,7 +242,7 @@ def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics,
         fleet.handle(events.Added(instance), 0.0)
     credentials = Credentials(clients, config.engine_key, trusts=trusts)
     return Parts(
-        limits=Limits(
+        limits=RequestLimits(
             answer_bytes_max=config.answer_bytes_max,
             stall_s=config.stall_s,
             client_stall_s=config.client_stall_s,

@@ -14,7 +14,7 @@ import msgspec
 
 from cluster.errors import ApiError
 from cluster.readable import json_in
-from router.core.timing_parts import Choice, Told
+from router.core.timing_parts import Choice, EngineTold
 
 UNREADABLE: Final = (ValueError, RecursionError)
 """What msgspec raises for bytes that are not JSON: its own errors and Unicode errors are ValueErrors, deep nesting is a
@@ -30,7 +30,7 @@ _QUOTED: Final = 200
 _QUOTE: Final = ord('"')
 _BRACE: Final = ord("{")
 
-_TOLD: Final = msgspec.json.Decoder(Told)
+_TOLD: Final = msgspec.json.Decoder(EngineTold)
 _PARTS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _HOLD, _BLOCKS = "kv_transfer_params", "remote_block_ids"
 
@@ -74,14 +74,14 @@ def _without_blocks(raw: bytes) -> dict[str, Any] | None:
     return {**fields, _HOLD: hold}
 
 
-def completion_in(raw: bytes) -> Told | str:
+def completion_in(raw: bytes) -> EngineTold | str:
     """What an answer in one piece says beside its text; or why it is not a completion."""
     try:
         told = _TOLD.decode(raw)
     except UNREADABLE:
         # Odd counts do not make an answer invalid: they are left out.
         if _are_choices((object_in(raw) or {}).get("choices")):
-            return Told()
+            return EngineTold()
     else:
         if told.choices and all(map(_says_something, told.choices)) and (raw.isascii() or _is_utf8(raw)):
             told.choices = None  # the choices hold the whole answer: drop them

@@ -11,10 +11,10 @@ import msgspec
 
 from cluster.errors import ApiError
 from cluster.ids import InstanceId
-from cluster.wire import Transfer
+from cluster.wire import TransferFields
 
 
-class State(StrEnum):
+class JourneyState(StrEnum):
     """The state of a request."""
 
     CHOOSING = "choosing"
@@ -58,7 +58,7 @@ class PrefillAnswered(msgspec.Struct, frozen=True):
     """P finished its leg."""
 
     finish_reason: str | None
-    transfer: Transfer | None
+    transfer: TransferFields | None
     first_token: int | None = None
     """Set if the client may receive this token now, and D must begin with it."""
     first: bool = True
@@ -148,7 +148,7 @@ class SendDecode(msgspec.Struct, frozen=True):
     """Send the client's request for its answer: with `transfer` as a decode leg, without it aggregated."""
 
     instance: InstanceId
-    transfer: Transfer | None
+    transfer: TransferFields | None
     first_token: int | None = None
     """The token that the answer must begin with."""
 
@@ -203,7 +203,7 @@ class Release(msgspec.Struct, frozen=True):
     """Make `via` tell P to free the hold; answer with `Released`."""
 
     via: InstanceId
-    transfer: Transfer
+    transfer: TransferFields
 
 
 class Finish(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from typing import Final
 
 from cluster.errors import ApiError, deadline_passed, no_instance, shed, upstream_failed
 from cluster.ids import InstanceId
-from cluster.wire import Transfer
+from cluster.wire import TransferFields
 from router.core.events import (
     OUTCOMES,
     AnswerFromPrefill,
@@ -45,6 +45,7 @@ from router.core.events import (
     Finish,
     FleetChanged,
     ForwardRefusal,
+    JourneyState,
     Lost,
     Opened,
     OutlastPrefill,
@@ -56,7 +57,6 @@ from router.core.events import (
     SendDecode,
     SendPrefill,
     SendSeed,
-    State,
     Tick,
 )
 
@@ -84,6 +84,7 @@ __all__ = [
     "FleetChanged",
     "ForwardRefusal",
     "Journey",
+    "JourneyState",
     "Lost",
     "Opened",
     "OutlastPrefill",
@@ -95,7 +96,6 @@ __all__ = [
     "SendDecode",
     "SendPrefill",
     "SendSeed",
-    "State",
     "Tick",
 ]
 
@@ -175,7 +175,7 @@ class Journey:
         self.stall_s = stall_s
         self.whole_deadline = whole_deadline
         self.attempts_max = attempts_max
-        self.state = State.CHOOSING
+        self.state = JourneyState.CHOOSING
         self.attempt = 0
         self.excluded: frozenset[InstanceId] = _NOBODY
         self.prefill: InstanceId | None = None
@@ -185,7 +185,7 @@ class Journey:
         self.asks_second = False
         """The journey has asked the policy for a second prefill leg and has no reply yet."""
         self.decode: InstanceId | None = None
-        self.transfer: Transfer | None = None
+        self.transfer: TransferFields | None = None
         self.touched = False
         """A decode instance was sent that hold and failed. It may have pulled the hold, or given it back, so P's blocks
         may belong to another prompt by now. No other instance may pull the hold; it can only be released."""
@@ -214,14 +214,14 @@ class Journey:
         An answer that is not streamed shows its first token only with its last. So once P has answered, the deadline is
         that of the whole answer, as generation may take minutes.
         """
-        if self.state is State.CHOOSING:
+        if self.state is JourneyState.CHOOSING:
             return self.deadline
-        if self.state is State.PREFILLING:
+        if self.state is JourneyState.PREFILLING:
             return self.turn_ends if self.attempt < self.attempts_max else self.deadline
-        if self.state is State.OPENING:
+        if self.state is JourneyState.OPENING:
             limit = self.turn_ends if self._may_turn else self.deadline
             return limit if self.stream else self.whole_deadline
-        return self.give_up if self.state is State.CANCELLING else None
+        return self.give_up if self.state is JourneyState.CANCELLING else None
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
         """Apply one event. Late and unexpected events change nothing: peers may send anything at any time."""
@@ -269,7 +269,7 @@ class Journey:
         return (self._send_prefill(event.prefill),)
 
     def _send_prefill(self, instance: InstanceId) -> SendPrefill:
-        self.state, self.prefill = State.PREFILLING, instance
+        self.state, self.prefill = JourneyState.PREFILLING, instance
         self.legs += (instance,)
         self._begin_turn()
         return SendPrefill(instance, self.attempt)
@@ -283,8 +283,8 @@ class Journey:
         held, self.transfer, self.touched = self.transfer, None, False
         return (Release(via, held),) if held is not None and via is not None else ()
 
-    def _send_decode(self, instance: InstanceId, transfer: Transfer | None) -> SendDecode:
-        self.state = State.OPENING
+    def _send_decode(self, instance: InstanceId, transfer: TransferFields | None) -> SendDecode:
+        self.state = JourneyState.OPENING
         self.turn_ends = self.now + (self.deadline - self.now) * TURN
         return SendDecode(instance, transfer, self.first_token)
 
@@ -380,7 +380,7 @@ class Journey:
         return tuple(OutlastPrefill(leg) for leg in left)
 
     def _opened(self, event: Opened) -> tuple[Effect, ...]:
-        self.state = State.STREAMING
+        self.state = JourneyState.STREAMING
         self.spoken = True
         self.transfer = None  # D has the hold now, and releases it itself when it is aborted
         return (Relay(),)
@@ -415,7 +415,7 @@ class Journey:
         return self._wind_up(self.outcome)
 
     def _released(self, event: Released) -> tuple[Effect, ...]:
-        self.state = State.DONE
+        self.state = JourneyState.DONE
         return (Finish(self.outcome),)
 
     # -- shared turns --
@@ -435,7 +435,7 @@ class Journey:
         self.last_failure = f"{failed}: {because}"
         if self.attempt >= self.attempts_max:
             return self._fail(upstream_failed(self.last_failure))
-        self.state = State.CHOOSING
+        self.state = JourneyState.CHOOSING
         return (self._choose(),)
 
     def _fail(self, error: ApiError) -> tuple[Effect, ...]:
@@ -445,35 +445,35 @@ class Journey:
         return FailStream(error) if self.spoken else Fail(error)
 
     def _expired(self, now: float) -> tuple[Effect, ...]:
-        if self.state is State.CANCELLING and not self.aborted:
+        if self.state is JourneyState.CANCELLING and not self.aborted:
             assert self.prefill is not None
             self.aborted = True
             self.give_up = now + CANCEL_WAIT_S
             return (CancelPrefill(self.prefill),)
-        if self.state is State.CANCELLING:
+        if self.state is JourneyState.CANCELLING:
             return (ClosePrefill(), *self._wind_up(self.outcome))
-        if self.state is State.OPENING and self._may_turn and now < self.deadline:
+        if self.state is JourneyState.OPENING and self._may_turn and now < self.deadline:
             assert self.decode is not None
             self.touched = True
             return (CloseDecode(), *self._try_again(self.decode, "no token in its turn"))
-        if self.state is State.PREFILLING and now < self.deadline:
+        if self.state is JourneyState.PREFILLING and now < self.deadline:
             return self._ask_second()
         limit = self.stall_s if self.spoken else self.deadline_s
-        if self.state is State.OPENING and not self.stream:
+        if self.state is JourneyState.OPENING and not self.stream:
             limit += self.whole_deadline - self.deadline  # since the request's arrival
         return (self._say(deadline_passed(limit)), *self._leave("expired", now))
 
     def _leave(self, outcome: str, now: float) -> tuple[Effect, ...]:
         """The client does not wait for an answer any more: stop both legs, leave nothing held."""
-        if self.state in {State.CANCELLING, State.RELEASING, State.DONE}:
+        if self.state in {JourneyState.CANCELLING, JourneyState.RELEASING, JourneyState.DONE}:
             return ()
-        if self.state is State.PREFILLING:
+        if self.state is JourneyState.PREFILLING:
             self.outcome = outcome
-            self.state = State.CANCELLING
+            self.state = JourneyState.CANCELLING
             self.give_up = now + PATIENCE_S
             self._answered(self.prefill)
             return (CloseDecode(), *self._outlast())  # D's place is free at once
-        if self.state in {State.OPENING, State.STREAMING}:
+        if self.state in {JourneyState.OPENING, JourneyState.STREAMING}:
             # A D that has the request releases the hold when it aborts; a leg cut off on its way there never got so
             # far. A second release does no harm: P no longer knows the name.
             return (CloseDecode(), *self._wind_up(outcome))
@@ -483,27 +483,27 @@ class Journey:
         """End the journey; if P still holds blocks for it, release them first."""
         self.outcome = outcome
         if self.transfer is not None and self.decode is not None:
-            self.state = State.RELEASING
+            self.state = JourneyState.RELEASING
             return (Release(self.decode, self.transfer),)
-        self.state = State.DONE
+        self.state = JourneyState.DONE
         return (Finish(outcome),)
 
 
 _TABLE = {
-    (State.CHOOSING, Chosen): Journey._chosen,
-    (State.CHOOSING, FleetChanged): Journey._fleet_changed,
-    (State.PREFILLING, Chosen): Journey._second_chosen,
-    (State.PREFILLING, PrefillAnswered): Journey._prefilled,
-    (State.PREFILLING, Refused): Journey._prefill_refused,
-    (State.PREFILLING, Lost): Journey._prefill_lost,
-    (State.OPENING, Opened): Journey._opened,
-    (State.OPENING, Refused): Journey._decode_refused,
-    (State.OPENING, Lost): Journey._decode_lost,
-    (State.STREAMING, Ended): Journey._ended,
-    (State.STREAMING, Lost): Journey._stream_lost,
-    (State.CANCELLING, PrefillAnswered): Journey._late_answer,
-    (State.CANCELLING, Refused): Journey._late_failure,
-    (State.CANCELLING, Lost): Journey._late_failure,
-    (State.RELEASING, Released): Journey._released,
+    (JourneyState.CHOOSING, Chosen): Journey._chosen,
+    (JourneyState.CHOOSING, FleetChanged): Journey._fleet_changed,
+    (JourneyState.PREFILLING, Chosen): Journey._second_chosen,
+    (JourneyState.PREFILLING, PrefillAnswered): Journey._prefilled,
+    (JourneyState.PREFILLING, Refused): Journey._prefill_refused,
+    (JourneyState.PREFILLING, Lost): Journey._prefill_lost,
+    (JourneyState.OPENING, Opened): Journey._opened,
+    (JourneyState.OPENING, Refused): Journey._decode_refused,
+    (JourneyState.OPENING, Lost): Journey._decode_lost,
+    (JourneyState.STREAMING, Ended): Journey._ended,
+    (JourneyState.STREAMING, Lost): Journey._stream_lost,
+    (JourneyState.CANCELLING, PrefillAnswered): Journey._late_answer,
+    (JourneyState.CANCELLING, Refused): Journey._late_failure,
+    (JourneyState.CANCELLING, Lost): Journey._late_failure,
+    (JourneyState.RELEASING, Released): Journey._released,
 }
 """All moves, except `Tick` and `ClientLeft`, which may come in any state."""

@@ -28,7 +28,7 @@ COUNTED: Final = frozenset({MET, MISSED, SHED})
 """Results that attainment counts; only `MET` raises it."""
 
 
-class Seen:
+class ClientSeen:
     """What a client saw, in milliseconds; None: it did not happen, or was not seen."""
 
     __slots__ = ("e2e_ms", "streamed", "tokens", "tpot_ms", "tt2t_ms", "ttft_ms")
@@ -66,7 +66,7 @@ class Judged:
         self,
         *,
         foretold_ms: tuple[float, float],
-        seen: Seen,
+        seen: ClientSeen,
         slo: SloClass | None,
         result: str,
         late: bool,
@@ -121,7 +121,7 @@ def promise_of(promises: Mapping[str, Promise], slo_class: str) -> Promise:
     return promises.get(slo_class, NO_PROMISE)
 
 
-def seen_in(times: Totals, tokens: int | None, *, streamed: bool) -> Seen:
+def seen_in(times: Totals, tokens: int | None, *, streamed: bool) -> ClientSeen:
     """What the client saw, from a request's times and the tokens of its answer.
 
     For an answer in one piece, the first token counts as sent when it was generated, if that was seen.
@@ -131,10 +131,12 @@ def seen_in(times: Totals, tokens: int | None, *, streamed: bool) -> Seen:
     ttft_ms = None if made_s is None else made_s * 1000
     tpot_ms = None if ttft_ms is None or tokens is None or tokens < 2 else (total_ms - ttft_ms) / (tokens - 1)
     tt2t_ms = None if times.tt2t_s is None else times.tt2t_s * 1000
-    return Seen(ttft_ms=ttft_ms, tt2t_ms=tt2t_ms, tpot_ms=tpot_ms, e2e_ms=total_ms, tokens=tokens, streamed=streamed)
+    return ClientSeen(
+        ttft_ms=ttft_ms, tt2t_ms=tt2t_ms, tpot_ms=tpot_ms, e2e_ms=total_ms, tokens=tokens, streamed=streamed
+    )
 
 
-def judge(slo: SloClass, seen: Seen, outcome: str) -> str:
+def judge(slo: SloClass, seen: ClientSeen, outcome: str) -> str:
     """The result that counts for the request. `outcome`: how its journey ended (`router.core.journey.OUTCOMES`), or
     `SHED`.
     """
@@ -149,7 +151,7 @@ def judge(slo: SloClass, seen: Seen, outcome: str) -> str:
     return _in_one_piece(slo, seen)
 
 
-def _broken(slo: SloClass, seen: Seen) -> bool:
+def _broken(slo: SloClass, seen: ClientSeen) -> bool:
     """Whether the client saw a missed target. A wait longer than a target counts as a miss, too."""
     waited_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else 0.0
     pairs = (
@@ -161,14 +163,14 @@ def _broken(slo: SloClass, seen: Seen) -> bool:
     return any(target is not None and value > target for target, value in pairs)
 
 
-def late_by(slo: SloClass, seen: Seen) -> tuple[bool, bool]:
+def late_by(slo: SloClass, seen: ClientSeen) -> tuple[bool, bool]:
     """Whether the first token came too late, and whether the later tokens did."""
     waited_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else 0.0
     ttft_late = slo.ttft_ms is not None and (seen.ttft_ms or waited_ms) > slo.ttft_ms
     return ttft_late, slo.tpot_ms is not None and (seen.tpot_ms or 0.0) > slo.tpot_ms
 
 
-def _in_one_piece(slo: SloClass, seen: Seen) -> str:
+def _in_one_piece(slo: SloClass, seen: ClientSeen) -> str:
     """Judge an answer in one piece by its last token, which must come within the first token's target plus the later
     ones'.
     """

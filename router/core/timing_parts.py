@@ -22,7 +22,7 @@ class Choice(msgspec.Struct):
     delta: msgspec.Raw = _ABSENT
 
 
-class Told(msgspec.Struct):
+class EngineTold(msgspec.Struct):
     """What an engine says about a request, beside its answer."""
 
     metrics: dict[str, Any] | None = None

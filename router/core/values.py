@@ -54,7 +54,7 @@ class Reported:
     """Digests of the instance's LoRA adapters by name (`cluster.registry.membership.Heartbeat.adapters`)."""
 
 
-class Standing(NamedTuple):
+class ProofStanding(NamedTuple):
     """What pair proofs (`router.fleet.pair_proofs`) say about a fleet, apart from the pairs that failed."""
 
     gives: Mapping[InstanceId, int]
@@ -68,7 +68,7 @@ class Standing(NamedTuple):
     """Pairs whose last proof had no result, and why."""
 
 
-NOTHING_PROVEN: Final = Standing({}, {}, {}, {})
+NOTHING_PROVEN: Final = ProofStanding({}, {}, {}, {})
 
 
 class Sent(NamedTuple):

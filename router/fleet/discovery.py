@@ -18,18 +18,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from cluster.credits import Demand, local_shares
+from cluster.credits import TenantDemand, local_shares
 from cluster.ids import InstanceId
 from cluster.registry.membership import (
     BEAT_EVERY_S,
     Change,
+    ChangeKind,
     Heartbeat,
-    Kind,
     Member,
+    MemberKind,
     Membership,
+    MemberState,
     Snapshot,
-    State,
-    What,
     encode,
 )
 from cluster.registry.registry import Registry, RegistryDown
@@ -45,10 +45,10 @@ idle."""
 CONTROLLER_EVERY_S = 2.0
 """Time between two readings of the goodput controller's heartbeat."""
 
-_LOUD = {What.REFUSED, What.STALE, What.SKEWED, What.EXPIRED}
+_LOUD = {ChangeKind.REFUSED, ChangeKind.STALE, ChangeKind.SKEWED, ChangeKind.EXPIRED}
 
 
-class OwnWord(Protocol):
+class OwnWordSource(Protocol):
     """What this router says about itself in its heartbeat (`router.scheduler.demand.OwnWord`)."""
 
     @property
@@ -58,7 +58,7 @@ class OwnWord(Protocol):
     def legs(self, goes_by: Mapping[InstanceId, tuple[int, int]], turn: int) -> dict[str, tuple[int, int, int]]:
         """By instance: legs in flight, and the heartbeat they were sent by."""
 
-    def demand(self) -> tuple[Demand, ...]:
+    def demand(self) -> tuple[TenantDemand, ...]:
         """The demand of the router's tenants for each pool."""
 
     def counters(self, now: float) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Discovery:
         self._name = InstanceId(f"router-{self._id[:8]}")
         self._seq = 0
         self._mute = False
-        self.own: OwnWord | None = None
+        self.own: OwnWordSource | None = None
         """The source of the legs, demand and counters to announce; None: the agents give this router no grants of its
         own."""
         self.controller: Heartbeat | None = None
@@ -109,7 +109,7 @@ class Discovery:
 
     def unproven(self) -> dict[str, str]:
         """Names that the last reading left out for want of a valid proof, and why."""
-        return {name: because for kind in Kind for name, because in self._registry.unproven(kind).items()}
+        return {name: because for kind in MemberKind for name, because in self._registry.unproven(kind).items()}
 
     def stale_s(self, now: float) -> float:
         """How long the registry has not been read, in seconds; 0 while it can be."""
@@ -130,7 +130,7 @@ class Discovery:
         now = time.monotonic()
         try:
             beats = await self._registry.read()
-            routers = await self._registry.read(Kind.ROUTER)
+            routers = await self._registry.read(MemberKind.ROUTER)
         except RegistryDown as down:
             if self.heard:
                 logger.warning("%s; serving on with what is known", down)
@@ -159,7 +159,7 @@ class Discovery:
             return
         self._controllers_at = now
         try:
-            self._controllers.fold(await self._registry.read(Kind.CONTROLLER), now)
+            self._controllers.fold(await self._registry.read(MemberKind.CONTROLLER), now)
         except RegistryDown:
             self._controllers.deaf(now)
         self.controller = next((member.beat for member in self._controllers.snapshot()), None)
@@ -203,11 +203,11 @@ class Discovery:
             id=self._name,
             agent=self._id,
             where=f"{socket.gethostname()}:{os.getpid()}",
-            kind=Kind.ROUTER,
+            kind=MemberKind.ROUTER,
             seq=self._seq,
             url=url,
             agent_url=admin_url,
-            state=State.READY,
+            state=MemberState.READY,
             quarantined={name: (*word,) for name, word in self.quarantine.words.items()},
             sent_at=time.time(),  # noqa: TID251 - informative
         )
@@ -244,7 +244,7 @@ class Discovery:
     async def close(self) -> None:
         """Announce that this router leaves."""
         with contextlib.suppress(RegistryDown):
-            await self._registry.leave(self._name, self._id, Kind.ROUTER)
+            await self._registry.leave(self._name, self._id, MemberKind.ROUTER)
         await self._registry.close()
 
 

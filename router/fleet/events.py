@@ -45,7 +45,7 @@ class Folded(msgspec.Struct, tag="folded"):
     reported: tuple[Reported, ...]
 
 
-class Seen(msgspec.Struct, tag="seen"):
+class ProbeSucceeded(msgspec.Struct, tag="seen"):
     """A probe succeeded."""
 
     instance: InstanceId
@@ -212,7 +212,7 @@ class Looked(msgspec.Struct, tag="looked"):
     now: float
 
 
-class FleetChanged(msgspec.Struct, tag="fleet_changed"):
+class FleetMoved(msgspec.Struct, tag="fleet_changed"):
     """An instance came, left, or reported a change."""
 
 
@@ -252,22 +252,23 @@ class InstanceLost(msgspec.Struct, frozen=True):
 
 
 FleetEvent = (
-    Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed | Cached
+    Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed
+    | Cached
 )  # fmt: skip
 """The events of the fleet's view (`router.fleet.view`)."""
 
 SchedulerEvent = (
     Shared | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked
-    | FleetChanged
+    | FleetMoved
 )  # fmt: skip
 """The events of the scheduler (`router.scheduler.scheduler`)."""
 
 Outcome = Decided | Came
 
 Entry = (
-    Made | Added | Folded | Seen | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed
-    | Cached | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened | Finished | FoundNone
-    | Occupied | LegEnded | Roomy | Looked | FleetChanged | Decided | Came | Missing
+    Made | Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted
+    | Indexed | Cached | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened | Finished
+    | FoundNone | Occupied | LegEnded | Roomy | Looked | FleetMoved | Decided | Came | Missing
 )  # fmt: skip
 
 

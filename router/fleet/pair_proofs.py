@@ -14,9 +14,9 @@ whole prompt, if the token with which P ends its leg is D's first one, in both a
 tokens of a chat with one seed (a request without a temperature gets the engine's default). Only then may P's token be
 sent to a client before D answers, or stand for an answer. What cannot be determined counts as not proven.
 
-Equality is transitive: instances linked by proven pairs form a *circle* (`Standing`) and hand over among themselves. So
-a large fleet need not try every pair. A pair that fails hands nothing over until it has passed, whatever its circle; it
-is tried again after a while. `router.fleet.prover` sends the requests.
+Equality is transitive: instances linked by proven pairs form a *circle* (`ProofStanding`) and hand over among
+themselves. So a large fleet need not try every pair. A pair that fails hands nothing over until it has passed, whatever
+its circle; it is tried again after a while. `router.fleet.prover` sends the requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from cluster.ids import InstanceId
-from router.core.values import Standing
+from router.core.values import ProofStanding
 from router.fleet.snapshot import FleetSnapshot, InstanceView
 
 ANSWER_TOKENS: Final = 8
@@ -264,7 +264,7 @@ class _Record:
     until: float = 0.0
 
 
-class _Seen(NamedTuple):
+class _RecordSums(NamedTuple):
     """All records, summed up."""
 
     counts: Counter[InstanceId]
@@ -374,9 +374,9 @@ class PairProofs:
         )
         return prefills, decodes
 
-    def _look(self, now: float) -> _Seen:
+    def _look(self, now: float) -> _RecordSums:
         """Sum up all records."""
-        seen = _Seen(Counter(), Counter(), set())
+        seen = _RecordSums(Counter(), Counter(), set())
         for pair, record in self._records.items():
             if record.good:
                 seen.counts.update(pair.names)
@@ -452,7 +452,7 @@ class PairProofs:
                 self._circles[node] = circle
         self._circles |= dict.fromkeys(nodes, circle)
 
-    def standing(self, fleet: FleetSnapshot) -> Standing:
+    def standing(self, fleet: FleetSnapshot) -> ProofStanding:
         """What is known about this fleet now."""
         self._forget(fleet)
         circles = self._circles
@@ -464,7 +464,7 @@ class PairProofs:
             others = (name for name, circle in takes.items() if circle and name != prefill)
             inexact |= {(prefill, decode): because for decode in others if (prefill, decode) not in told}
         doubts = {pair.names: record.doubt for pair, record in self._records.items() if record.doubt}
-        return Standing(gives, takes, inexact, doubts)
+        return ProofStanding(gives, takes, inexact, doubts)
 
     def failed(self) -> dict[tuple[InstanceId, InstanceId], str]:
         """Pairs that hand nothing over until they have passed, and why."""

@@ -106,7 +106,7 @@ class Prober:
             return False
         told = not paths or await self._tell_paths(instance)
         if self._view.knows(instance.id):
-            self._fold(d.Seen(instance.id, served, load), time.monotonic())
+            self._fold(d.ProbeSucceeded(instance.id, served, load), time.monotonic())
         return told
 
     async def _models(self, instance: Instance) -> tuple[dict[str, object], ...]:

@@ -23,7 +23,7 @@ from cluster import wire
 from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.readable import json_in
 from router.core.eligibility import CHAT, COMPLETIONS
-from router.core.values import NOTHING_PROVEN, Standing
+from router.core.values import NOTHING_PROVEN, ProofStanding
 from router.fleet import events as d
 from router.fleet import pair_proofs
 from router.fleet.pair_proofs import Pair, PairProofs, ProofAnswer
@@ -196,7 +196,7 @@ class Prover:
             self._fold(d.Distrusted(pairs), time.monotonic())
         self._changed()
 
-    def _prove(self, standing: Standing) -> None:
+    def _prove(self, standing: ProofStanding) -> None:
         doubts = [(*names, because) for names, because in standing.doubts.items()]
         inexact = [(*names, because) for names, because in standing.inexact.items()]
         told = d.Proven(dict(standing.gives), dict(standing.takes), doubts, inexact)
@@ -300,7 +300,7 @@ class _Proof:
             raise _NoWord("the prefill leg's answer cannot be read")
         return first, said
 
-    async def _release(self, transfer: wire.Transfer, stamp: _Stamp) -> None:
+    async def _release(self, transfer: wire.TransferFields, stamp: _Stamp) -> None:
         """Release a hold that no instance has pulled: tell P its name, if it has one, else make D tell P; or leave it
         to its lease.
         """

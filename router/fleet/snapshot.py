@@ -15,7 +15,7 @@ import numpy as np
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.arrays import Ints
-from router.core.values import Standing
+from router.core.values import ProofStanding
 from router.fleet.columns import Columns
 from router.predict.inflight_load import InflightLoad
 from router.predict.prefix_cache import PrefixCacheIndex
@@ -461,7 +461,7 @@ class FleetSnapshot(Sequence[InstanceView]):
         else:
             self.shunning.pop(view.row, None)
 
-    def circles(self, standing: Standing) -> None:
+    def circles(self, standing: ProofStanding) -> None:
         """Proven circles (`router.fleet.pair_proofs`): instances by circle number, as producer and as consumer. From
         now on only proven pairs hand over.
         """

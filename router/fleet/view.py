@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load
-from router.core.values import Reported, Standing
+from router.core.values import ProofStanding, Reported
 from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot, InstanceView
 from router.predict.prefix_cache import PrefixCacheIndex
@@ -92,7 +92,7 @@ class FleetView:
         """These pairs, and no others, have failed their proof: nothing is handed over between them."""
         self._fleet.distrust(pairs)
 
-    def proven(self, standing: Standing) -> None:
+    def proven(self, standing: ProofStanding) -> None:
         """Instances that are proven to be alike, and pairs whose first tokens are not (`FleetSnapshot.circles`)."""
         self._fleet.circles(standing)
 
@@ -290,7 +290,7 @@ def _distrust(view: FleetView, event: Any) -> Iterable[InstanceId]:
 def _proven(view: FleetView, event: Any) -> Iterable[InstanceId]:
     inexact = {(prefill, decode): because for prefill, decode, because in event.inexact}
     doubts = {(prefill, decode): because for prefill, decode, because in event.doubts}
-    view.proven(Standing(event.gives, event.takes, inexact, doubts))
+    view.proven(ProofStanding(event.gives, event.takes, inexact, doubts))
     return _NONE
 
 
@@ -312,7 +312,7 @@ def _cached(view: FleetView, event: Any) -> Iterable[InstanceId]:
 _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = {
     d.Added: _add,
     d.Folded: _fold,
-    d.Seen: _seen,
+    d.ProbeSucceeded: _seen,
     d.ProbeFailed: _probe_failed,
     d.Unreachable: _unreachable,
     d.SetAside: _set_aside,

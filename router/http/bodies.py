@@ -9,7 +9,7 @@ import aiohttp
 from aiohttp import web
 
 from cluster.errors import ApiError, bad_request, body_timeout
-from router.http.cold import Turn
+from router.http.cold import UploadTurn
 from router.http.uploads import Uploads, no_room_for_bodies
 
 
@@ -36,7 +36,7 @@ async def read_body(
     """
     if (http.content_length or 0) > bytes_max:
         raise too_long
-    body, turn = BytesIO(), None if uploads is None else Turn(uploads, client)
+    body, turn = BytesIO(), None if uploads is None else UploadTurn(uploads, client)
     try:
         async with asyncio.timeout(timeout_s):
             async for piece in http.content.iter_any():

@@ -18,7 +18,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from cluster.errors import ApiError, bad_request, no_room
 from cluster.http.heads import HEADERS_MAX, LINE_BYTES_MAX, check_expectation, too_long
-from router.http.doors import Doors, Place
+from router.http.doors import ConnectionPlace, Doors
 from router.http.front import KEEPALIVE_S
 from router.http.uploads import Uploads, no_room_for_bodies
 
@@ -36,7 +36,7 @@ SETTINGS: Final[dict[str, Any]] = {
 _LATE: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
 
 
-class Handler(RequestHandler):
+class AiohttpConnection(RequestHandler):
     """One connection of aiohttp's."""
 
     __slots__ = ("_doors", "_first_s", "_patience")
@@ -57,7 +57,7 @@ class Handler(RequestHandler):
         loop = asyncio.get_running_loop()
         if self._first_s is not None:
             self._patience = loop.call_later(self._first_s, self._cut_off_if_silent)
-        if self._doors is not None and self._doors.enter(self, loop.time()) is not Place.TAKEN:
+        if self._doors is not None and self._doors.enter(self, loop.time()) is not ConnectionPlace.TAKEN:
             self._end(no_room(f"its admin side has {self._doors.guests_max} connections open"))
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -126,9 +126,9 @@ class Handler(RequestHandler):
 
 
 def handlers(server: web.Server, **more: Any) -> Callable[[], RequestHandler]:
-    """The factory of a server's connections. `more`: arguments for each `Handler`."""
+    """The factory of a server's connections. `more`: arguments for each `AiohttpConnection`."""
     server.request_handler = _expecting(cast("Handle", server.request_handler))  # type: ignore[assignment]
-    return lambda: Handler(server, **SETTINGS, **more)
+    return lambda: AiohttpConnection(server, **SETTINGS, **more)
 
 
 def _expecting(handle: Handle) -> Handle:
@@ -151,7 +151,7 @@ def as_response(problem: ApiError) -> web.Response:
     return web.Response(status=problem.status, body=body, content_type="application/json")
 
 
-class Turn:
+class UploadTurn:
     """An upload that aiohttp reads, among all others (`uploads.Upload`)."""
 
     def __init__(self, uploads: Uploads, client: str | None = None) -> None:

@@ -33,7 +33,7 @@ class Guest(Protocol):
         """Close, if no request is under way. False: one is."""
 
 
-class Place(Enum):
+class ConnectionPlace(Enum):
     """What a new connection gets."""
 
     TAKEN = auto()
@@ -55,14 +55,14 @@ class Doors:
         """The number of idle connections that were closed for new ones."""
         self.refused = 0
 
-    def enter(self, guest: Guest, now: float) -> Place:
+    def enter(self, guest: Guest, now: float) -> ConnectionPlace:
         """A connection arrives. It must `leave` again, whatever it gets."""
         self.guests.add(guest)
         if len(self.guests) <= self.guests_max or self._one_makes_room(now):
             self._idle[guest] = now
-            return Place.TAKEN
+            return ConnectionPlace.TAKEN
         self.refused += 1
-        return Place.REFUSAL if len(self.guests) <= self.guests_max + REFUSALS_MAX else Place.NONE
+        return ConnectionPlace.REFUSAL if len(self.guests) <= self.guests_max + REFUSALS_MAX else ConnectionPlace.NONE
 
     def _one_makes_room(self, now: float) -> bool:
         for _ in range(_LOOKS):

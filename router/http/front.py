@@ -25,9 +25,9 @@ from aiohttp.web_protocol import RequestHandler
 from cluster.errors import ApiError, body_timeout, no_room, too_large
 from cluster.http.framing import Chunks
 from cluster.http.headers import Headers
-from cluster.http.heads import HEAD_BYTES_MAX, Head, check_expectation, read_head, too_long
+from cluster.http.heads import HEAD_BYTES_MAX, RequestHead, check_expectation, read_head, too_long
 from router.core.eligibility import CHAT, COMPLETIONS
-from router.http.doors import Doors, Place
+from router.http.doors import ConnectionPlace, Doors
 from router.http.outlet import Outlet
 from router.http.uploads import Uploads, client_of, no_room_for_bodies
 
@@ -58,7 +58,7 @@ _SPECIAL: Final = frozenset({"upgrade", "transfer-encoding", "expect"})
 """Headers of requests that are always read anew."""
 
 
-class Answers(Protocol):
+class FrontHandler(Protocol):
     """The part that answers requests."""
 
     def admit(self, headers: Mapping[str, str]) -> str:
@@ -81,7 +81,7 @@ class Front:
 
     def __init__(
         self,
-        answers: Answers,
+        answers: FrontHandler,
         cold: Callable[[], RequestHandler],
         *,
         body_bytes_max: int,
@@ -98,13 +98,13 @@ class Front:
         self.body_timeout_s: Final = body_timeout_s
         self.head_timeout_s: Final = head_timeout_s
         self.loop: Final = asyncio.get_running_loop()
-        self.open: Final[set[Connection]] = set()
+        self.open: Final[set[ClientConnection]] = set()
         self.drains = False
         self._empty: asyncio.Future[None] | None = None
 
-    def connect(self) -> Connection:
+    def connect(self) -> ClientConnection:
         """A client's connection."""
-        return Connection(self)
+        return ClientConnection(self)
 
     async def drain(self, timeout_s: float) -> None:
         """Close idle connections, let begun answers end within this time, and cut the others off."""
@@ -118,7 +118,7 @@ class Front:
             if not connection.cold:
                 connection.cut()
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ClientConnection) -> None:
         """A connection is gone."""
         self.open.discard(connection)
         if self._empty is not None and not self._empty.done() and not any(each.answering for each in self.open):
@@ -137,14 +137,14 @@ class _Phase(Enum):
     """Refused: further bytes are dropped."""
 
 
-class _Known:
+class _KnownHead:
     """A head for generation as it was read, and all of its bytes but the digits of its length: most clients send the
     same again and again. Other digits there make no other head.
     """
 
     __slots__ = ("head", "path", "rest", "start")
 
-    def __init__(self, start: bytes, rest: bytes, path: str, head: Head) -> None:
+    def __init__(self, start: bytes, rest: bytes, path: str, head: RequestHead) -> None:
         """`start`, `rest`: what stands before and after the digits."""
         self.start: Final = start
         self.rest: Final = rest
@@ -160,7 +160,7 @@ class _Known:
         return end if end > begin and data[begin:end].isdigit() and data.startswith(self.rest, end) else -1
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One client's connection. The class is long because callbacks of the transport, of its timer and of answers move
     one state machine.
     """
@@ -171,9 +171,9 @@ class Connection(asyncio.Protocol):
         self._phase = _Phase.HEAD
         self._buffer = b""
         """Bytes that have arrived and are not read yet."""
-        self._head: Head | None = None
+        self._head: RequestHead | None = None
         """The head of the request whose body is arriving."""
-        self._known: _Known | None = None
+        self._known: _KnownHead | None = None
         self._path = self._tenant = ""
         self._admitted = False
         """A request of this tenant is open, and is not answered yet."""
@@ -210,10 +210,10 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass
         front.open.add(self)
         place = front.doors.enter(self, front.loop.time())
-        if place is Place.NONE:
+        if place is ConnectionPlace.NONE:
             self._transport.abort()
             return
-        self._surplus = place is Place.REFUSAL
+        self._surplus = place is ConnectionPlace.REFUSAL
         self._limit(min(REFUSAL_S, front.head_timeout_s) if self._surplus else front.head_timeout_s)
 
     def data_received(self, data: bytes) -> None:
@@ -274,10 +274,10 @@ class Connection(asyncio.Protocol):
         found = _LENGTH.search(data, 0, end)
         if found is not None and _SPECIAL.isdisjoint(head.headers):
             head.headers.drop("content-length")
-            self._known = _Known(data[: found.start(1)], data[found.end(1) : end], self._path, head)
+            self._known = _KnownHead(data[: found.start(1)], data[found.end(1) : end], self._path, head)
         self._take(head, data[end:], head.headers.get("expect"))
 
-    def _take(self, head: Head, rest: bytes, expects: str | None) -> None:
+    def _take(self, head: RequestHead, rest: bytes, expects: str | None) -> None:
         """A head for generation is read; these bytes came after it."""
         if self._cold is not None:
             self._leave_cold()
@@ -285,7 +285,7 @@ class Connection(asyncio.Protocol):
         self._head = head
         self._begin(head, rest, expects)
 
-    def _begin(self, head: Head, rest: bytes, expects: str | None) -> None:
+    def _begin(self, head: RequestHead, rest: bytes, expects: str | None) -> None:
         """A generation request: its head is complete, and `rest` follows it."""
         front = self._front
         try:
@@ -303,7 +303,7 @@ class Connection(asyncio.Protocol):
             self._meet(expects, all_here=len(rest) >= (self._left if self._left >= 0 else 1))
         self._read_body(rest)
 
-    def _turn_away(self, problem: ApiError, head: Head, rest: bytes) -> None:
+    def _turn_away(self, problem: ApiError, head: RequestHead, rest: bytes) -> None:
         """A complete request is refused: its connection may continue."""
         self._phase, self._deadline, self._head = _Phase.ANSWERING, math.inf, None
         self._buffer, self._left = rest[self._left :], 0
@@ -447,7 +447,7 @@ class Connection(asyncio.Protocol):
 
     # -- aiohttp's --
 
-    def _go_cold(self, head: Head, end: int) -> None:
+    def _go_cold(self, head: RequestHead, end: int) -> None:
         """Hand the request at the beginning of the arrived bytes to aiohttp."""
         assert self._transport is not None
         if self._buffer.startswith(_TUNNEL):  # some readers see no body after such a head: aiohttp reads on in it

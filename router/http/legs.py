@@ -1,7 +1,7 @@
 """Connections to engines for legs: kept alive, one leg at a time on each, answers told piece by piece. A shell.
 
-A leg calls its `Listener`: never during `Legs.send`, and not after `Leg.close`. For a lost leg `EngineLost.reached`
-tells whether a connection was made (`router.http.upstream`).
+A leg calls its `LegListener`: never during `Legs.send`, and not after `EngineLeg.close`. For a lost leg
+`EngineLost.reached` tells whether a connection was made (`router.http.upstream`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FRAMINGS: Final = _framings(CHUNK_BYTES_MAX)
 """How a whole chunk begins, by its length with framing. Comparing bytes is cheaper than reading a number."""
 
 
-class Listener(Protocol):
+class LegListener(Protocol):
     """Receives an answer. The last call is `ended` or `lost`."""
 
     def opened(self, status: int, content_type: str, cache_control: str) -> None:
@@ -61,7 +61,7 @@ class Listener(Protocol):
         """
 
     def happened(self, found: object) -> None:
-        """`Leg.chunk` has returned this."""
+        """`EngineLeg.chunk` has returned this."""
 
     def ended(self) -> None:
         """The answer is complete."""
@@ -77,7 +77,7 @@ class Patient(Protocol):
         """Called every `SWEEP_S`. `now`: monotonic seconds, as the loop counts them."""
 
 
-class Leg:
+class EngineLeg:
     """One request to an engine, and its answer."""
 
     __slots__ = (
@@ -97,14 +97,14 @@ class Leg:
     def __init__(
         self,
         legs: Legs,
-        pool: Pool[Connection],
+        pool: Pool[EngineConnection],
         request: tuple[bytes | memoryview, ...],
-        listener: Listener,
+        listener: LegListener,
         *,
         once: bool,
         silence_s: float,
     ) -> None:
-        self.listener: Listener | None = listener
+        self.listener: LegListener | None = listener
         """None: the leg is over."""
         self.complete = False
         """The whole answer has come: `ended` follows the call of `body` that is under way."""
@@ -117,7 +117,7 @@ class Leg:
         self._tried = False
         self._silence_s = silence_s
         self._timer: asyncio.TimerHandle | None = None
-        self._connection: Connection | None = None
+        self._connection: EngineConnection | None = None
 
     def begin(self, *, fresh: bool = False) -> None:
         """Send the leg on an idle connection, or on a new one."""
@@ -127,7 +127,7 @@ class Leg:
         else:
             self.ride(connection)
 
-    def ride(self, connection: Connection) -> None:
+    def ride(self, connection: EngineConnection) -> None:
         """Send the leg on this connection."""
         self._connection = connection
         connection.send(self, self._request)
@@ -189,7 +189,7 @@ class Leg:
         if self._forget() is not None and connection is not None:
             connection.cut()
 
-    def _forget(self) -> Listener | None:
+    def _forget(self) -> LegListener | None:
         listener, self.listener = self.listener, None
         self._connection, self._request = None, ()
         self._legs.long.discard(self)
@@ -230,7 +230,7 @@ class Leg:
             return
         self._silent(connection)
 
-    def _silent(self, connection: Connection) -> None:
+    def _silent(self, connection: EngineConnection) -> None:
         listener = self._forget()
         connection.cut()
         if listener is not None:
@@ -247,7 +247,7 @@ class Leg:
             self._connection.resume()
 
 
-class Connection(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """One connection to an engine; one leg at a time."""
 
     __slots__ = (
@@ -264,11 +264,11 @@ class Connection(asyncio.Protocol):
         "paused",
     )
 
-    def __init__(self, pool: Pool[Connection], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, pool: Pool[EngineConnection], loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
         self._loop = loop
         self._time = loop.time
-        self._leg: Leg | None = None
+        self._leg: EngineLeg | None = None
         self._transport: asyncio.Transport | None = None
         self._reader = AnswerReader()
         self._whole_chunks = False
@@ -296,7 +296,7 @@ class Connection(asyncio.Protocol):
             and not self._poll.poll(0)
         )
 
-    def send(self, leg: Leg, request: tuple[bytes | memoryview, ...]) -> None:
+    def send(self, leg: EngineLeg, request: tuple[bytes | memoryview, ...]) -> None:
         """Write a leg's request."""
         self._leg = leg
         self._reader.reset()
@@ -368,7 +368,7 @@ class Connection(asyncio.Protocol):
         if reader.complete and self._leg is leg:
             self._end(leg)
 
-    def _end(self, leg: Leg) -> None:
+    def _end(self, leg: EngineLeg) -> None:
         self._leg = None
         assert self._transport is not None
         if self._reader.keep and not self._transport.is_closing():
@@ -420,7 +420,7 @@ class Legs:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._pools: dict[str, Pool[Connection]] = {}
+        self._pools: dict[str, Pool[EngineConnection]] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self.long: set[Patient] = set()
         """Legs that may be silent for long, and other objects that are looked at in every sweep."""
@@ -433,11 +433,11 @@ class Legs:
         path: str,
         headers: bytes,
         body: Sequence[bytes | memoryview],
-        listener: Listener,
+        listener: LegListener,
         *,
         once: bool = False,
         silence_s: float = 0.0,
-    ) -> Leg:
+    ) -> EngineLeg:
         """POST a leg to the engine at `url`.
 
         Args:
@@ -459,15 +459,15 @@ class Legs:
         size = sum(map(len, body))
         head = b"%b%bContent-Length: %d\r\n\r\n" % (start, headers, size)
         request = (b"".join((head, *body)),) if size <= PIECE_BYTES else (head, *body)
-        leg = Leg(self, pool, request, listener, once=once, silence_s=silence_s)
+        leg = EngineLeg(self, pool, request, listener, once=once, silence_s=silence_s)
         leg.begin()
         return leg
 
-    def connection(self, pool: Pool[Connection]) -> Connection:
+    def connection(self, pool: Pool[EngineConnection]) -> EngineConnection:
         """A connection for this pool, not connected yet."""
-        return Connection(pool, self.loop)
+        return EngineConnection(pool, self.loop)
 
-    def spawn(self, leg: Leg) -> None:
+    def spawn(self, leg: EngineLeg) -> None:
         """Open a connection for a leg."""
         task = self.loop.create_task(leg.connect(), name="connect-leg")
         self._connecting.add(task)

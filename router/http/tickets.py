@@ -15,7 +15,7 @@ from cluster import wire
 from cluster.ids import InstanceId, TransferId
 from kvtransfer.keys import instance_key
 from kvtransfer.screen import LIFE_S
-from kvtransfer.ticket import Key, Ticket, sign
+from kvtransfer.ticket import SigningKey, Ticket, sign
 
 _UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 _NONCE_BITS: Final = 62
@@ -24,12 +24,14 @@ _NONCE_BITS: Final = 62
 class Tickets:
     """The signing side of one router."""
 
-    def __init__(self, keys: Callable[[], tuple[Key, ...]] | None, clock: Callable[[], float] = _UNIX_TIME) -> None:
+    def __init__(
+        self, keys: Callable[[], tuple[SigningKey, ...]] | None, clock: Callable[[], float] = _UNIX_TIME
+    ) -> None:
         """`keys` returns the fleet's current keys."""
         self._keys = keys
         self._clock = clock
-        self._instance_keys: dict[InstanceId, Key] = {}
-        self._made_from: Key | None = None
+        self._instance_keys: dict[InstanceId, SigningKey] = {}
+        self._made_from: SigningKey | None = None
 
     @property
     def signs(self) -> bool:
@@ -65,7 +67,7 @@ class Tickets:
 
         return wire.ticketed(body, ticket)
 
-    def _key_of(self, instance: InstanceId, fleet: Key) -> Key:
+    def _key_of(self, instance: InstanceId, fleet: SigningKey) -> SigningKey:
         if fleet != self._made_from:
             self._instance_keys.clear()
             self._made_from = fleet

@@ -67,7 +67,7 @@ class _Client:
         """The oldest first."""
 
 
-class Kept:
+class UnparsedBody:
     """A body that has fully arrived and is not parsed yet."""
 
     __slots__ = ("client", "size")
@@ -120,14 +120,14 @@ class Uploads:
         self._count(self._whose[upload], count)
         return True
 
-    def keep(self, size: int, client: str | None = None) -> Kept:
+    def keep(self, size: int, client: str | None = None) -> UnparsedBody:
         """A body of `size` bytes has fully arrived and is to be parsed: it counts until `drop`."""
         self._kept += 1
         self._clients.setdefault(client, _Client()).kept += 1
         self._count(client, size)
-        return Kept(client, size)
+        return UnparsedBody(client, size)
 
-    def drop(self, kept: Kept) -> None:
+    def drop(self, kept: UnparsedBody) -> None:
         """The body is parsed, or not wanted any more."""
         self._kept -= 1
         self._clients[kept.client].kept -= 1

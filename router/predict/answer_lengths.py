@@ -128,7 +128,7 @@ class Outlook:
         self.variance: Final = variance
 
 
-class Lengths:
+class AnswerLengths:
     """The distribution of one answer's length, in tokens. `served` are the calibrated quantiles at `LEVELS`."""
 
     __slots__ = ("_below", "_cap", "_floor", "_left", "_outlook", "_shifted", "features", "served")
@@ -235,7 +235,7 @@ class _Calibration:
         self.covered: tuple[float, ...] = LEVELS
         self.learned = 0
 
-    def learn(self, predicted: Lengths, tokens: int, rate: float) -> None:
+    def learn(self, predicted: AnswerLengths, tokens: int, rate: float) -> None:
         """An answer with this prediction has ended."""
         self.learned += 1
         part = max(1.0 / self.learned, 1.0 / MEMORY)
@@ -265,10 +265,10 @@ class Predictor:
         self._credibility: Final = credibility
         self._rate: Final = rate
         self._scopes: Final[dict[tuple[str, str], _Calibration]] = {}
-        self._fresh: list[tuple[Lengths, int, bool]] = []
+        self._fresh: list[tuple[AnswerLengths, int, bool]] = []
         """Answers that are not learned from yet: `learn`."""
         self._backlog: Final = Backlog()
-        self._predicted: Final[dict[Hashable, Lengths]] = {}
+        self._predicted: Final[dict[Hashable, AnswerLengths]] = {}
         """By what tells requests apart, until something is learned."""
 
     def __len__(self) -> int:
@@ -281,20 +281,20 @@ class Predictor:
         self.settle()
         return self._sketches.bytes
 
-    def predict(self, features: Features) -> Lengths:
+    def predict(self, features: Features) -> AnswerLengths:
         """The distribution of this request's answer: the same object for requests that nothing tells apart."""
         key = _place(features)
         found = self._predicted.get(key)
         if found is None:
             calibration = self._scopes.get((features.tenant, features.model))
             below = self._sketches.mixed(_keys(features), self._credibility)
-            found = Lengths(features, below, calibration.shifts if calibration else (0.0,) * len(LEVELS))
+            found = AnswerLengths(features, below, calibration.shifts if calibration else (0.0,) * len(LEVELS))
             if len(self._predicted) >= _PREDICTED_MAX:
                 self._predicted.clear()
             self._predicted[key] = found
         return found
 
-    def learn(self, predicted: Lengths, tokens: int, *, cut_off: bool = False) -> None:
+    def learn(self, predicted: AnswerLengths, tokens: int, *, cut_off: bool = False) -> None:
         """An answer ended with so many tokens; it counts before long (`Backlog`). `cut_off`: by its limit
         (`finish_reason: length`), or by its client.
 

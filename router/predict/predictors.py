@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from router.core.eligibility import COMPLETIONS
 from router.core.unread import Sort, Unread
 from router.core.values import Wanted
-from router.predict.answer_lengths import Features, Lengths, Predictor, cues_of
+from router.predict.answer_lengths import AnswerLengths, Features, Predictor, cues_of
 from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_bytes, prompt_text
-from router.predict.prompt_tokens import Kind, Ratios, kind_of
+from router.predict.prompt_tokens import Ratios, TextKind, kind_of
 
 COMPLETION_TOKENS: Final = 16
 """vLLM's default ``max_tokens`` of a completion (the default of chats is the rest of the context)."""
@@ -35,7 +35,7 @@ class PredictedRequest:
 
     __slots__ = ("kind", "lengths", "text_bytes", "wanted")
 
-    def __init__(self, wanted: Wanted, lengths: Lengths, kind: Kind, text_bytes: int) -> None:
+    def __init__(self, wanted: Wanted, lengths: AnswerLengths, kind: TextKind, text_bytes: int) -> None:
         self.wanted: Final = wanted
         self.lengths: Final = lengths
         self.kind: Final = kind
@@ -63,7 +63,7 @@ class RequestPredictor:
         text = prompt_text(body)
         model = wanted.model or ""
         size = prompt_bytes(body, text)
-        kind = Kind.IDS if _is_ids(body) else kind_of(text)
+        kind = TextKind.IDS if _is_ids(body) else kind_of(text)
         tokens = self._ratios.tokens(wanted.tenant, model, kind, size)
         salt = body.get("cache_salt")
         names = self._hasher.names(self._hasher.scope(model, scope, salt if isinstance(salt, str) else ""), text)
@@ -101,7 +101,7 @@ class RequestPredictor:
         return replace(wanted, prompt_tokens=tokens, prefix_block_tokens=_chunk_tokens(tokens, taken.text_bytes))
 
 
-def foretold(predictor: Predictor, wanted: Wanted, *, max_tokens: int | None = None) -> tuple[Wanted, Lengths]:
+def foretold(predictor: Predictor, wanted: Wanted, *, max_tokens: int | None = None) -> tuple[Wanted, AnswerLengths]:
     """The same request with its answer's expected length; and the prediction, for `Expected.lengths`."""
     found = predictor.predict(
         Features(wanted.tenant, wanted.model or "", wanted.slo_class, wanted.prompt_tokens, max_tokens)

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from router.predict.sketches import Backlog, Sketches, between
 
 
-class Kind(StrEnum):
+class TextKind(StrEnum):
     """Kinds of text with different bytes per token. `IDS`: prompts given as token ids, four bytes each."""
 
     TEXT = "text"
@@ -30,7 +30,13 @@ class Kind(StrEnum):
     IDS = "ids"
 
 
-START_BYTES_PER_TOKEN: Final = {Kind.TEXT: 4.4, Kind.CODE: 3.4, Kind.JSON: 2.9, Kind.CJK: 3.6, Kind.IDS: 4.0}
+START_BYTES_PER_TOKEN: Final = {
+    TextKind.TEXT: 4.4,
+    TextKind.CODE: 3.4,
+    TextKind.JSON: 2.9,
+    TextKind.CJK: 3.6,
+    TextKind.IDS: 4.0,
+}
 """The ratios before anything is learned. They are guesses in the middle of what vocabularies of 100,000 to 200,000
 tokens do; they count as 40 prompts of no tenant, so a tenant's own ratios soon outweigh them."""
 
@@ -67,31 +73,31 @@ class Ratios:
             for each in (0.85, 0.95, 1.0, 1.05, 1.15) * 8:
                 self._sketches.add([kind], ratio * each)
 
-        self._fresh: list[tuple[str, str, Kind, float]] = []
+        self._fresh: list[tuple[str, str, TextKind, float]] = []
         """Ratios that are not learned yet."""
         self._backlog: Final = Backlog()
-        self._told: Final[dict[tuple[str, str, Kind], tuple[float, float]]] = {}
+        self._told: Final[dict[tuple[str, str, TextKind], tuple[float, float]]] = {}
         """Low and middle bytes per token, until something is learned."""
 
     def __len__(self) -> int:
         self.settle()
         return len(self._sketches)
 
-    def estimate(self, tenant: str, model: str, kind: Kind, text_bytes: int) -> Estimate:
+    def estimate(self, tenant: str, model: str, kind: TextKind, text_bytes: int) -> Estimate:
         """The tokens of a prompt of `text_bytes` bytes, at least one."""
-        if kind is Kind.IDS:
+        if kind is TextKind.IDS:
             tokens = max(1, text_bytes // 4)
             return Estimate(tokens, tokens)
         dense, middle = self._bytes_each(tenant, model, kind)
         return Estimate(max(1, round(text_bytes / middle)), max(1, round(text_bytes / dense)))
 
-    def tokens(self, tenant: str, model: str, kind: Kind, text_bytes: int) -> int:
+    def tokens(self, tenant: str, model: str, kind: TextKind, text_bytes: int) -> int:
         """The same without its safe side."""
-        if kind is Kind.IDS:
+        if kind is TextKind.IDS:
             return max(1, text_bytes // 4)
         return max(1, round(text_bytes / self._bytes_each(tenant, model, kind)[1]))
 
-    def _bytes_each(self, tenant: str, model: str, kind: Kind) -> tuple[float, float]:
+    def _bytes_each(self, tenant: str, model: str, kind: TextKind) -> tuple[float, float]:
         """Of a token: low, so that there are many, and in the middle."""
         told = self._told.get((tenant, model, kind))
         if told is None:
@@ -102,9 +108,9 @@ class Ratios:
             self._told[tenant, model, kind] = told
         return told
 
-    def learn(self, tenant: str, model: str, kind: Kind, text_bytes: int, tokens: int) -> None:
+    def learn(self, tenant: str, model: str, kind: TextKind, text_bytes: int, tokens: int) -> None:
         """`usage.prompt_tokens` has come for such a prompt; it counts before long (`Backlog`)."""
-        if kind is not Kind.IDS and tokens > 0 and text_bytes > 0:
+        if kind is not TextKind.IDS and tokens > 0 and text_bytes > 0:
             self._fresh.append((tenant, model, kind, text_bytes / tokens))
             if not self._backlog.takes():
                 self.settle()
@@ -118,7 +124,7 @@ class Ratios:
             self._told.clear()
 
 
-def _keys(tenant: str, model: str, kind: Kind) -> tuple[Hashable, ...]:
+def _keys(tenant: str, model: str, kind: TextKind) -> tuple[Hashable, ...]:
     return (kind, (model, kind), (tenant, model, kind))
 
 
@@ -141,7 +147,7 @@ def _sorts() -> bytes:
 _SORTS: Final = _sorts()
 
 
-def kind_of(text: bytes) -> Kind:
+def kind_of(text: bytes) -> TextKind:
     """The kind of a text, from its first, middle and last half kilobyte.
 
     CJK: at least one character of six. JSON: one byte of eight is JSON punctuation, and the text has quotes. Code: one
@@ -152,15 +158,15 @@ def kind_of(text: bytes) -> Kind:
         text = b"%b%b%b" % (text[:_SAMPLE_BYTES], text[middle : middle + _SAMPLE_BYTES], text[-_SAMPLE_BYTES:])
     size = len(text)
     if not size:
-        return Kind.TEXT
+        return TextKind.TEXT
     sorts = text.translate(_SORTS)
     if not text.isascii():
         east = sorts.count(b"e")
         if (sorts.count(b"f") + east) * 6 > size and east * 8 > size:
-            return Kind.CJK
+            return TextKind.CJK
     both = sorts.count(b"b")
     if (sorts.count(b"q") + both) * 8 > size and text.count(b'"') * 20 > size:
-        return Kind.JSON
+        return TextKind.JSON
     if (sorts.count(b"m") + both) * 12 > size:
-        return Kind.CODE
-    return Kind.TEXT
+        return TextKind.CODE
+    return TextKind.TEXT

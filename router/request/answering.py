@@ -10,7 +10,7 @@ from cluster import wire
 from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
-from router.core.timing_parts import Told
+from router.core.timing_parts import EngineTold
 from router.http.upstream import Answer
 from router.request.engine_words import EngineWords
 from router.request.legs import AnswerLeg, LegOwner, PrefillLeg
@@ -56,7 +56,7 @@ class Answering:
         """The label in metrics: by hand-over, or aggregated ("whole")."""
         self.relayed = False
         """The client has received a part of an engine's answer."""
-        self._in_one_piece: tuple[Answer, Told] | None = None
+        self._in_one_piece: tuple[Answer, EngineTold] | None = None
         """The whole answer, if it is not streamed."""
         self._presumed: asyncio.TimerHandle | None = None
         """The timer at which the prompt of an answer in one piece counts as computed."""

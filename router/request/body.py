@@ -108,7 +108,7 @@ def check_no_form(content_type: str) -> None:
         raise bad_request("Unsupported Media Type: send `application/json` or `multipart/form-data`.")
 
 
-def form_steps(raw: bytes, content_type: str) -> Steps[list[wire.Part]]:
+def form_steps(raw: bytes, content_type: str) -> Steps[list[wire.FormField]]:
     """Read a form, in steps. A form is refused if its field names are not plain, or if it has a field that a client
     must not set.
 

@@ -26,7 +26,7 @@ from router.core import journey as j
 from router.core.clients import Client
 from router.core.eligibility import Verdict
 from router.core.slo import SHED
-from router.core.timing_parts import Told
+from router.core.timing_parts import EngineTold
 from router.http.outlet import Outlet
 from router.http.upstream import EngineLost
 from router.predict.predictors import PredictedRequest
@@ -216,7 +216,7 @@ class RequestDriver(LegOwner):
         assert answer is not None
         raw = answer.body
         body, told = wire.without_transfer(engine_answers.object_in(raw) or {}), engine_answers.completion_in(raw)
-        self.reply.respond(200, msgspec.json.encode(body), told=told if isinstance(told, Told) else None)
+        self.reply.respond(200, msgspec.json.encode(body), told=told if isinstance(told, EngineTold) else None)
 
     def _forward_refusal(self, _: j.ForwardRefusal) -> None:
         self._words.forward(self.reply)

@@ -351,7 +351,7 @@ def _clean(
     short: _Shortened,
     fields: dict[str, msgspec.Raw],
     body: dict[str, Any],
-    keys: Sequence[scan.Key],
+    keys: Sequence[scan.FoundKey],
     namespace: str,
 ) -> scan.Steps[Heavy]:
     """The body without what no client may set: small fields are stripped and written anew, large ones must contain none
@@ -394,7 +394,7 @@ def _joined(pieces: Sequence[bytes | memoryview]) -> scan.Steps[bytes]:
     return written.getvalue()
 
 
-def _apart(raw: bytes, view: memoryview, keys: Sequence[scan.Key], namespace: str) -> list[bytes | memoryview]:
+def _apart(raw: bytes, view: memoryview, keys: Sequence[scan.FoundKey], namespace: str) -> list[bytes | memoryview]:
     """The messages, with clients' names of media kept apart from other tenants' (`wire.strip`)."""
     start = _address(view) - _address(raw)
     pieces: list[bytes | memoryview] = []
@@ -411,7 +411,7 @@ def _apart(raw: bytes, view: memoryview, keys: Sequence[scan.Key], namespace: st
     return [*pieces, view[done:]]
 
 
-def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.Key]) -> None:
+def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.FoundKey]) -> None:
     """Refuse a large field that could contain what no client may set."""
     if name in wire.FREE_FORM_KEYS and bytes(view[:1]) in _TEXTS:
         raise bad_request(

@@ -14,7 +14,7 @@ from typing import Final
 from cluster.ids import InstanceId
 from router.core import engine_answers
 from router.core import journey as j
-from router.http.legs import Leg
+from router.http.legs import EngineLeg
 from router.http.outlet import Outlet
 from router.http.upstream import Answer, EngineLost, too_long
 
@@ -102,7 +102,7 @@ class PrefillLeg:
         self.instance = instance
         self.attempt = attempt
         self.started = 0.0
-        self.http: Leg | None = None
+        self.http: EngineLeg | None = None
         self._said: asyncio.Future[PrefillSaid | j.Lost | j.Refused] | None = None
         """For work that outlives the request."""
         self._told: PrefillSaid | j.Lost | j.Refused | None = None
@@ -203,7 +203,7 @@ class AnswerLeg:
         """The instance with the hold that it pulls, if known."""
         self.pulled = ""
         """The engine whose hold it pulls; empty: it pulls none."""
-        self.http: Leg | None = None
+        self.http: EngineLeg | None = None
         self.started = time.monotonic()
         self.opening = True
         """Nothing has arrived that tells its status."""

@@ -25,7 +25,7 @@ class Open(Protocol):
         """The router ends: ignore all further events."""
 
 
-class Limits:
+class RequestLimits:
     """The limits of a request, and what may be done for it."""
 
     __slots__ = ("answer_bytes_max", "client_stall_s", "seeding", "stall_s")
@@ -60,7 +60,7 @@ class Parts:
     def __init__(
         self,
         *,
-        limits: Limits,
+        limits: RequestLimits,
         clients: Clients,
         engines: Engines,
         dispatch: Dispatch,

@@ -14,7 +14,7 @@ from cluster.ids import InstanceId
 from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
-from router.core.timing_parts import Told
+from router.core.timing_parts import EngineTold
 from router.http.upstream import Answer
 from router.request.engine_words import EngineWords
 from router.request.legs import LegOwner, PrefillLeg, PrefillSaid
@@ -112,7 +112,7 @@ class Prefilling:
             self._scheduled.spoken_by(leg.instance)
         return j.PrefillAnswered(reason, transfer, token, not not_first, by=leg.instance)
 
-    def _not_first(self, leg: PrefillLeg, transfer: wire.Transfer | None, fields: Mapping[str, Any]) -> str:
+    def _not_first(self, leg: PrefillLeg, transfer: wire.TransferFields | None, fields: Mapping[str, Any]) -> str:
         """Why P's token is not known to be the answer's first: by P's own answer, and by the proof of the pair."""
         if transfer is None:
             return "P holds nothing: what it has computed cannot be told"
@@ -120,7 +120,7 @@ class Prefilling:
         decode = self._scheduled.context.decode
         return because or ("" if decode is None else self._parts.view.not_exact(leg.instance, decode))
 
-    def _transfer_in(self, fields: dict[str, Any]) -> wire.Transfer | None:
+    def _transfer_in(self, fields: dict[str, Any]) -> wire.TransferFields | None:
         """The hold that P's answer describes. The client is told how much the first P of its request had cached."""
         transfer = wire.read_transfer(fields)
         if transfer is None:
@@ -137,7 +137,7 @@ class Prefilling:
         if fields is not None:
             return fields
         fields, told = engine_answers.object_in(answer.body), engine_answers.completion_in(answer.body)
-        if fields is not None and isinstance(told, Told):
+        if fields is not None and isinstance(told, EngineTold):
             return fields
         lost = self._words.unfit(by, told if isinstance(told, str) else "unreadable answer")
         if fields is None or wire.read_transfer(fields) is None:

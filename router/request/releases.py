@@ -65,7 +65,7 @@ class Releases:
         target = self.parts.view.get(instance).instance
         await self.parts.engines.upstream.abort(target, (engine_id,), self.headers)
 
-    async def release(self, via: InstanceId, transfer: wire.Transfer, holder: PrefillLeg) -> j.Event:
+    async def release(self, via: InstanceId, transfer: wire.TransferFields, holder: PrefillLeg) -> j.Event:
         """Give this hold up by its name; else make D tell P to free it, or, if D does not answer, another instance."""
         done = await self._give_up(transfer, holder) or await self._reject(via, transfer, holder)
         if not done:
@@ -76,7 +76,7 @@ class Releases:
             logger.warning("%s: a hold of %d tokens is left to its lease", self.request.label, transfer.tokens)
         return j.Released(done)
 
-    async def _give_up(self, transfer: wire.Transfer, holder: PrefillLeg) -> bool:
+    async def _give_up(self, transfer: wire.TransferFields, holder: PrefillLeg) -> bool:
         """Use the name if P has reported it: then P has Baton's connector, and with a guard a path for releases."""
         name = transfer.fields.get(wire.TRANSFER)
         if not isinstance(name, str) or not self.parts.view.knows(holder.instance):
@@ -89,7 +89,7 @@ class Releases:
             return False
         return answer.status == 200
 
-    async def _reject(self, via: InstanceId, transfer: wire.Transfer, holder: PrefillLeg) -> bool:
+    async def _reject(self, via: InstanceId, transfer: wire.TransferFields, holder: PrefillLeg) -> bool:
         """Make the instance reject a leg for this hold. To a producer that it has never met, D's first message only
         starts a handshake, and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
         """
@@ -99,7 +99,7 @@ class Releases:
             done = await self._reject_once(via, transfer, holder)
         return done
 
-    async def _reject_once(self, via: InstanceId, transfer: wire.Transfer, holder: PrefillLeg) -> bool:
+    async def _reject_once(self, via: InstanceId, transfer: wire.TransferFields, holder: PrefillLeg) -> bool:
         if not self.parts.view.knows(via):
             return False
         body = self._signed(wire.release_body(transfer), via, holder)
@@ -116,7 +116,7 @@ class Releases:
         return msgspec.json.encode(self.outgoing.stamped(body, to, holder.instance, holder.attempt))
 
 
-def _hold_in(answer: Answer) -> wire.Transfer | None:
+def _hold_in(answer: Answer) -> wire.TransferFields | None:
     """The hold in a P's answer that is not used."""
     fields = object_in(answer.body) if answer.status == 200 else None
     return None if fields is None else wire.read_transfer(fields)

@@ -15,7 +15,7 @@ from cluster.http.headers import lines
 from cluster.request import Request
 from router.core import journey as j
 from router.core.eligibility import CHAT
-from router.core.timing_parts import Told
+from router.core.timing_parts import EngineTold
 from router.http.outlet import Outlet
 from router.request.splice import ERROR_EVENT, EVENT_BYTES_MAX, SaidSoFar, Seed, Splice, SpliceBroken, said_in
 from router.request.trace import RequestTrace
@@ -122,7 +122,7 @@ class Reply:
         content_type: str = "application/json",
         *,
         retry_after_s: int | None = None,
-        told: Told | None = None,
+        told: EngineTold | None = None,
     ) -> None:
         """Answer in one piece. `told`: what an engine's completion says beside its text; None: the answer is an
         error.

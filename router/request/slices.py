@@ -27,7 +27,7 @@ refused."""
 _Found = TypeVar("_Found")
 
 
-class ClientLeft(Exception):
+class ClientGone(Exception):
     """The work's client has left before it was done."""
 
 
@@ -118,7 +118,7 @@ class Slices:
 async def _through(steps: Steps[_Found], gone: Callable[[], bool]) -> _Found:
     due = time.monotonic() + STEP_S
     if gone():
-        raise ClientLeft
+        raise ClientGone
     while True:
         try:
             next(steps)
@@ -128,5 +128,5 @@ async def _through(steps: Steps[_Found], gone: Callable[[], bool]) -> _Found:
         if time.monotonic() >= due:
             await asyncio.sleep(0)
             if gone():
-                raise ClientLeft
+                raise ClientGone
             due = time.monotonic() + STEP_S

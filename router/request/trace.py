@@ -19,8 +19,8 @@ from cluster.request import Request
 from router.core.clients import Client
 from router.core.eligibility import CHAT, Verdict
 from router.core.journey import Choose, Chosen, Lost, Refused
-from router.core.slo import SHED, Judged, Seen, judge, late_by, seen_in
-from router.core.timing_parts import Told
+from router.core.slo import SHED, ClientSeen, Judged, judge, late_by, seen_in
+from router.core.timing_parts import EngineTold
 from router.predict.predictors import answer_tokens
 from router.scheduler.scheduler import SchedulingContext
 from router.telemetry.explain_store import NOBODY, ExplainStore, Story
@@ -66,7 +66,7 @@ class RequestTrace:
         options = request.body.get("stream_options")
         self._usage_asked = isinstance(options, dict) and options.get("include_usage") is True
         self._leg: str = Stage.AGGREGATED_LEG
-        self._told = Told()
+        self._told = EngineTold()
         self.times: EngineTimes | None = None
         """What the answering engine reports about its part, if it does."""
         self._span: RequestSpan | None = None
@@ -198,7 +198,7 @@ class RequestTrace:
         """The second token is sent."""
         self._timeline.second(time.monotonic())
 
-    def answered(self, told: Told) -> dict[str, str]:
+    def answered(self, told: EngineTold) -> dict[str, str]:
         """A whole answer is about to be sent: returns the headers about it."""
         self._read(told)
         return self.headers()
@@ -212,14 +212,14 @@ class RequestTrace:
         """The whole stream is sent, ending with `tail`; returns what may follow."""
         self._timeline.end(time.monotonic())
         if self._usage_asked:
-            self._read(told_at_end(tail) or Told())
+            self._read(told_at_end(tail) or EngineTold())
         return self.comment()
 
     def comment(self) -> bytes:
         """The comment about times of a stream, if the client asked for it."""
         return b": " + HEADER.encode() + b" " + self._timing_json() + b"\n\n" if self._asked else b""
 
-    def _read(self, told: Told) -> None:
+    def _read(self, told: EngineTold) -> None:
         self._told = told
         times = self.times = engine_times(told.metrics)
         if times is not None:
@@ -273,7 +273,7 @@ class RequestTrace:
         told = {**_usage(self._told.usage or {}), **times, "baton.way": timing.way, "baton.outcome": outcome}
         span.end("" if outcome == "served" else outcome, told)
 
-    def _judge(self, context: SchedulingContext, seen: Seen, outcome: str) -> tuple[str, bool]:
+    def _judge(self, context: SchedulingContext, seen: ClientSeen, outcome: str) -> tuple[str, bool]:
         """Compare prediction and promise with the result: whether the class's promise was kept, and whether the first
         token was late or never came.
         """

@@ -20,7 +20,9 @@ logger = logging.getLogger("baton.router")
 FAR_S = 5.0
 """Deadlines later than this have no timer yet, as most events come before. They are checked every `legs.SWEEP_S`."""
 
-_TIMED = frozenset({j.State.CHOOSING, j.State.PREFILLING, j.State.OPENING, j.State.CANCELLING})
+_TIMED = frozenset(
+    {j.JourneyState.CHOOSING, j.JourneyState.PREFILLING, j.JourneyState.OPENING, j.JourneyState.CANCELLING}
+)
 """States that a clock may end."""
 
 
@@ -57,7 +59,7 @@ class Waiting:
         """Begin without any wait."""
         if self._journey.state not in _TIMED:
             return
-        if self._journey.state is j.State.CHOOSING and not self._in_line:
+        if self._journey.state is j.JourneyState.CHOOSING and not self._in_line:
             self._in_line = True
             self._trace.waits()
             self._parts.line.wait(self._context, self._called)

@@ -11,14 +11,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from cluster.credits import NAME_BYTES_MAX, PLACES_BYTES_MAX, POOLS_MAX, Demand, largest
+from cluster.credits import NAME_BYTES_MAX, PLACES_BYTES_MAX, POOLS_MAX, TenantDemand, largest
 from cluster.flow import NAME_CHARS_MAX, OTHERS, SERIES_MAX, Backlog
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
 from router.scheduler.scheduler import Scheduler, SchedulingContext
-from router.telemetry.flow import Flow
+from router.telemetry.flow import RouterFlow
 
 MODEL_BYTES_MAX = 4 * NAME_BYTES_MAX
 """The longest model name in an announcement; the demand for a longer one is left out."""
@@ -34,7 +34,7 @@ _Pool = tuple[Role, str]
 class OwnWord:
     """What one router says about itself in its heartbeat."""
 
-    def __init__(self, scheduler: Scheduler, flow: Flow | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, flow: RouterFlow | None = None) -> None:
         self._scheduler: Final = scheduler
         self._flow: Final = flow
 
@@ -47,7 +47,7 @@ class OwnWord:
         """See `legs_said`."""
         return legs_said(self._scheduler.view, goes_by, turn)
 
-    def demand(self) -> tuple[Demand, ...]:
+    def demand(self) -> tuple[TenantDemand, ...]:
         """See `demands`."""
         return demands(self._scheduler)
 
@@ -58,7 +58,7 @@ class OwnWord:
         return {"counted": self._flow.told(), "backlog": backlog(self._scheduler.line.everybody(), now)}
 
 
-def demands(scheduler: Scheduler) -> tuple[Demand, ...]:
+def demands(scheduler: Scheduler) -> tuple[TenantDemand, ...]:
     """The current demand of this router's tenants for each pool, the pools with most demand first."""
     wanted = _waiting(scheduler)
     for (role, model), legs in _running(scheduler).items():
@@ -87,10 +87,12 @@ def legs_said(view: FleetView, goes_by: Mapping[InstanceId, Order], turn: int) -
     return said
 
 
-def _demand(scheduler: Scheduler, pool: _Pool, tenants: dict[str, int]) -> Demand:
+def _demand(scheduler: Scheduler, pool: _Pool, tenants: dict[str, int]) -> TenantDemand:
     role, model = pool
     weighed = {tenant: (legs, scheduler.shares.get(tenant, 1.0)) for tenant, legs in tenants.items()}
-    return Demand(role=role, model=model, places=_places(scheduler.view.all(), role, model), tenants=largest(weighed))
+    return TenantDemand(
+        role=role, model=model, places=_places(scheduler.view.all(), role, model), tenants=largest(weighed)
+    )
 
 
 def _waiting(scheduler: Scheduler) -> dict[_Pool, dict[str, int]]:

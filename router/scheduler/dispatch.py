@@ -67,7 +67,7 @@ class Dispatch:
 
     def fleet_changed(self) -> None:
         """The fleet has changed: requests may find a place."""
-        self.call(self.scheduling.handle(d.FleetChanged(), time.monotonic()))
+        self.call(self.scheduling.handle(d.FleetMoved(), time.monotonic()))
 
     def leg_started(self, instance: InstanceId) -> None:
         """A leg without an answer of its own (a prefill leg) goes to the instance."""

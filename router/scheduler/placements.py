@@ -14,7 +14,7 @@ from typing import Final
 from router.core.journey import Chosen
 from router.core.values import Sent, Wanted
 from router.fleet.snapshot import FleetSnapshot
-from router.predict.answer_lengths import MIDDLE, OUTPUT_UNKNOWN, SHORT, Lengths, Predictor
+from router.predict.answer_lengths import MIDDLE, OUTPUT_UNKNOWN, SHORT, AnswerLengths, Predictor
 from router.predict.chunks import CHUNK_BYTES
 from router.predict.inflight_load import InflightRequest
 from router.predict.transfer_model import ExpectedTransfer
@@ -27,7 +27,7 @@ class Placement:
     __slots__ = ("booking", "lengths", "sent")
 
     def __init__(self) -> None:
-        self.lengths: Lengths | None = None
+        self.lengths: AnswerLengths | None = None
         self.booking: InflightRequest | None = None
         self.sent: list[Sent] = []
         """The instances whose prefix cache is expected to have its prompt from now on."""

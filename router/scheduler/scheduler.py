@@ -523,6 +523,6 @@ _FOLD: Final[Mapping[type, Callable[[Scheduler, Any], Any]]] = {
     d.LegEnded: _leg_ended,
     d.Roomy: _room,
     d.Looked: _look,
-    d.FleetChanged: _fleet_changed,
+    d.FleetMoved: _fleet_changed,
 }
 """The handler of each event; it returns the effects."""

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from cluster.spec import SloClass
 from router.core.clients import Client
-from router.core.slo import COUNTED, MET, Seen
+from router.core.slo import COUNTED, MET, ClientSeen
 from router.telemetry.histograms import Counts, Histograms
 
 LAST: Final = 1000
@@ -118,7 +118,7 @@ class Attainment:
             if name in self._last:
                 self._target.labels(name).set(slo.attainment)
 
-    def compare(self, context: Scheduled, seen: Seen) -> None:
+    def compare(self, context: Scheduled, seen: ClientSeen) -> None:
         """Compare the prediction with the result."""
         if context.ttft_ms > 0 and seen.ttft_ms is not None:
             self._foretold.observe(("ttft",), seen.ttft_ms / context.ttft_ms)

@@ -16,7 +16,7 @@ from router.core.clients import Client
 from router.core.eligibility import Verdict
 from router.core.slo import Judged, foretold_json
 from router.core.timing_parts import Timing
-from router.telemetry.timing import Timeline
+from router.telemetry.timing import RequestTimeline
 
 TEXT_MAX = 400
 """Characters kept of a reason: some reasons quote engines."""
@@ -77,7 +77,7 @@ class Story:
         self.request_id: Final = request.id
         self.client_id: Final = request.client_id
         self.verdict: Final = verdict
-        self.timeline: Final = Timeline(request.arrived, stream=request.stream)
+        self.timeline: Final = RequestTimeline(request.arrived, stream=request.stream)
         self.told: Final = {"path": request.path, "model": request.model[:TEXT_MAX], "stream": request.stream}
         self.seed = ""
         """Why the request was not seeded; empty if it was, or if the verdict says it."""

@@ -1,9 +1,9 @@
 """Times of served streams, counted many at once: when a request ends, it only leaves its marks here. Pure.
 
 For requests that went through the same stages, every part of every sum is the same sum of stage lengths. So the result
-of `Timeline.read` is computed once for each row of stages, for one stage of one second at a time; then a matrix gives
-the parts of hundreds of requests, for a tenth of the work. Requests with an engine's report, and those that are not
-streams, are read one by one.
+of `RequestTimeline.read` is computed once for each row of stages, for one stage of one second at a time; then a matrix
+gives the parts of hundreds of requests, for a tenth of the work. Requests with an engine's report, and those that are
+not streams, are read one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from router.core.arrays import Floats
 from router.core.slo import seen_in
 from router.core.timing_parts import Timing
 from router.telemetry.rolling import SLOT_S, RollingStatistics
-from router.telemetry.timing import Marks, Shape, Timeline
+from router.telemetry.timing import Marks, RequestTimeline, StreamShape
 
 if TYPE_CHECKING:
     from router.telemetry.histograms import Times
@@ -31,7 +31,7 @@ SHAPES_MAX: Final = 256
 class _Lengths:
     """What is counted for requests of one shape: a column for each number, a row for each of their stages."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: StreamShape) -> None:
         stages = len(shape.stages)
         units = [shape.timeline([0.0] * (at + 1) + [1.0] * (stages - at)).read(1.0) for at in range(stages)]
         self.way: Final = units[0].way
@@ -52,18 +52,18 @@ def _numbers(timing: Timing) -> dict[tuple[str, str], float]:
     return found
 
 
-class Finished:
+class FinishedRequests:
     """Served requests that are not counted yet. A reader of the statistics must call `count` first."""
 
     def __init__(self, times: Times, lately: RollingStatistics) -> None:
         self._times: Final = times
         self._lately: Final = lately
-        self._fresh: list[tuple[Timeline, int | None]] = []
+        self._fresh: list[tuple[RequestTimeline, int | None]] = []
         self._slot = -1
-        self._shapes: Final[dict[Shape, _Lengths]] = {}
+        self._shapes: Final[dict[StreamShape, _Lengths]] = {}
         times.settle = lately.settle = self.count
 
-    def add(self, now: float, timeline: Timeline, tokens: int | None) -> None:
+    def add(self, now: float, timeline: RequestTimeline, tokens: int | None) -> None:
         """A request has ended, after `tokens` tokens; None: they were not counted. `now` in monotonic seconds."""
         slot = int(now // SLOT_S)
         if slot != self._slot or len(self._fresh) >= TOGETHER:
@@ -75,7 +75,7 @@ class Finished:
         """Count all requests that have ended."""
         fresh, self._fresh = self._fresh, []
         now = self._slot * SLOT_S
-        alike: dict[Shape, list[tuple[Marks, int | None]]] = {}
+        alike: dict[StreamShape, list[tuple[Marks, int | None]]] = {}
         for timeline, tokens in fresh:
             shape = timeline.shape()
             if shape is None:
@@ -85,7 +85,7 @@ class Finished:
         for shape, rows in alike.items():
             self._count_alike(now, shape, rows)
 
-    def _count_one(self, now: float, timeline: Timeline, tokens: int | None) -> None:
+    def _count_one(self, now: float, timeline: RequestTimeline, tokens: int | None) -> None:
         timing = timeline.read(now)
         self._times.observe(timing)
         seen = seen_in(timeline.totals(now), tokens, streamed=timing.answer is None)
@@ -96,7 +96,7 @@ class Finished:
             () if seen.tpot_ms is None else (seen.tpot_ms / 1000,),
         )
 
-    def _count_alike(self, now: float, shape: Shape, rows: list[tuple[Marks, int | None]]) -> None:
+    def _count_alike(self, now: float, shape: StreamShape, rows: list[tuple[Marks, int | None]]) -> None:
         lengths = self._shapes.get(shape)
         if lengths is None:
             if len(self._shapes) >= SHAPES_MAX:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from cluster.flow import BUCKETS_MAX, NAME_CHARS_MAX, OTHERS, SERIES_MAX, Counted
+from cluster.flow import BUCKETS_MAX, NAME_CHARS_MAX, OTHERS, SERIES_MAX, FlowCounts
 from goodput.sketch import bucket_of
 from router.core.slo import MET, MISSED, SHED
 
@@ -31,7 +31,7 @@ class _Counters:
         self.results = {MET: 0, MISSED: 0, SHED: 0}
 
 
-class Flow:
+class RouterFlow:
     """The counters of one router process, since its start."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Flow:
             counters.answer_tokens += answer_tokens
             _count(counters.answers, answer_tokens)
 
-    def told(self) -> tuple[Counted, ...]:
+    def told(self) -> tuple[FlowCounts, ...]:
         """All counters as they are now."""
         return tuple(_told(series, counters) for series, counters in self._series.items())
 
@@ -93,8 +93,8 @@ def _count(into: dict[int, int], tokens: int) -> None:
     into[bucket] = into.get(bucket, 0) + 1
 
 
-def _told(series: Series, counters: _Counters) -> Counted:
-    return Counted(
+def _told(series: Series, counters: _Counters) -> FlowCounts:
+    return FlowCounts(
         model=series[0],
         slo_class=series[1],
         arrivals=counters.arrivals,

@@ -14,13 +14,13 @@ from router.fleet.view import FleetView
 from router.http.doors import Doors
 from router.http.uploads import Uploads
 from router.telemetry.attainment import Attainment
-from router.telemetry.finished import Finished
-from router.telemetry.flow import Flow
+from router.telemetry.finished import FinishedRequests
+from router.telemetry.flow import RouterFlow
 from router.telemetry.histograms import Counts, Histograms, Times
 from router.telemetry.pairs import Pairs
 from router.telemetry.recomputed import Recomputed
 from router.telemetry.rolling import RollingStatistics
-from router.telemetry.timing import Timeline
+from router.telemetry.timing import RequestTimeline
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Buckets from a router's own overhead to a long generation."""
@@ -32,7 +32,7 @@ class RouterMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.lately = RollingStatistics()
-        self.flow = Flow()
+        self.flow = RouterFlow()
         self.registry.register(_Arrivals(self.flow))
         self._requests = Counts(
             "baton_requests",
@@ -71,7 +71,7 @@ class RouterMetrics:
             registry=self.registry,
         )
         self.times = Times(self.registry, _SECONDS)
-        self.finished = Finished(self.times, self.lately)
+        self.finished = FinishedRequests(self.times, self.lately)
         self.attainment = Attainment(self.registry)
         self.waiting = Gauge("baton_waiting_requests", "Requests in the flow-control queue.", registry=self.registry)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
@@ -113,7 +113,7 @@ class RouterMetrics:
         self._requests.add((path, way, outcome))
         self._request_seconds.observe((), seconds)
 
-    def over(self, now: float, outcome: str, timeline: Timeline, tokens: int | None) -> None:
+    def over(self, now: float, outcome: str, timeline: RequestTimeline, tokens: int | None) -> None:
         """A request has ended, after `tokens` tokens. `now` in monotonic seconds."""
         if outcome == "served":
             self.finished.add(now, timeline, tokens)
@@ -173,7 +173,7 @@ class _Recomputed(Collector):
 class _Arrivals(Collector):
     """Counters from what the router announces to the goodput controller."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: RouterFlow) -> None:
         self._flow = flow
 
     def collect(self) -> Iterable[CounterMetricFamily]:
@@ -189,7 +189,7 @@ class _Arrivals(Collector):
         return arrivals, tokens
 
 
-class Guard(Protocol):
+class HandoffGuardMetrics(Protocol):
     """Switches hand-overs off by class while they lose (`router.scheduler.scoring.handoff_guard`)."""
 
     def off(self) -> Mapping[str, bool]:
@@ -200,7 +200,7 @@ class _HandoffsOff(Collector):
     """Gauges from the guard of a router's scheduler."""
 
     def __init__(self) -> None:
-        self.guard: Guard | None = None
+        self.guard: HandoffGuardMetrics | None = None
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """What Prometheus reads."""

@@ -21,7 +21,7 @@ LATELY: Final = 60
 """The number of looks that count as recent."""
 
 
-class Counted:
+class RecomputedCounts:
     """The counters of one instance."""
 
     __slots__ = ("_before", "_epoch", "_last", "_life", "_totals", "_words")
@@ -74,20 +74,20 @@ class Recomputed:
     """The counters of all present instances."""
 
     def __init__(self) -> None:
-        self._counted: dict[InstanceId, Counted] = {}
+        self._counted: dict[InstanceId, RecomputedCounts] = {}
 
     def look(self, fleet: FleetSnapshot) -> None:
         """Called once a second."""
         for seen in fleet:
             if seen.load.kv_tokens or seen.load.prompt_tokens:  # else its engine has not reported yet
-                self._counted.setdefault(seen.id, Counted()).hear(seen)
+                self._counted.setdefault(seen.id, RecomputedCounts()).hear(seen)
         for gone in self._counted.keys() - fleet.by_id.keys():
             del self._counted[gone]
 
-    def of(self, instance: InstanceId) -> Counted | None:
+    def of(self, instance: InstanceId) -> RecomputedCounts | None:
         """The counters of one instance; None: none yet."""
         found = self._counted.get(instance)
         return found if found is not None and found.known else None
 
-    def __iter__(self) -> Iterator[tuple[InstanceId, Counted]]:
+    def __iter__(self) -> Iterator[tuple[InstanceId, RecomputedCounts]]:
         return ((name, each) for name, each in self._counted.items() if each.known)

@@ -1,9 +1,9 @@
 """Where a request's time went: two sums, each part by its own clock, and the rest. Pure.
 
-A `Timeline` is the router's own clock: the stage of a request and since when, without gaps. An engine's report about
-its part of a leg (`EngineTimes`, from vLLM's per-request ``metrics``) replaces that part of the leg; the rest of the
-leg is the *residual*: networks, the engine's HTTP server, and all other time that no clock measured. docs/timing.md has
-the sums.
+A `RequestTimeline` is the router's own clock: the stage of a request and since when, without gaps. An engine's report
+about its part of a leg (`EngineTimes`, from vLLM's per-request ``metrics``) replaces that part of the leg; the rest of
+the leg is the *residual*: networks, the engine's HTTP server, and all other time that no clock measured. docs/timing.md
+has the sums.
 
 Invariants: the parts of a sum and its residual add up to its total; a part that was not measured is None, not 0.
 """
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from router.core.timing_parts import Sum, Timing, Told, Totals
+from router.core.timing_parts import EngineTold, Sum, Timing, Totals
 
 
 class Stage:
@@ -88,10 +88,10 @@ def _seconds(metrics: Mapping[str, Any], name: str) -> float | None:
     return value / 1000
 
 
-_TOLD: Final = msgspec.json.Decoder(Told)
+_TOLD: Final = msgspec.json.Decoder(EngineTold)
 
 
-def told_in(body: bytes) -> Told | None:
+def told_in(body: bytes) -> EngineTold | None:
     """The report in a whole answer; the rest of the answer is skipped. None: not an engine's JSON."""
     try:
         return _TOLD.decode(body)
@@ -99,7 +99,7 @@ def told_in(body: bytes) -> Told | None:
         return None
 
 
-def told_at_end(tail: bytes) -> Told | None:
+def told_at_end(tail: bytes) -> EngineTold | None:
     """The report in a stream's last events: its usage event, which has no choices. None: the client did not ask for
     one.
     """
@@ -114,7 +114,7 @@ Marks = list[float]
 """When each stage began, and the last one ended."""
 
 
-class Shape(NamedTuple):
+class StreamShape(NamedTuple):
     """The stages of a stream, without their times."""
 
     stages: tuple[str, ...]
@@ -122,14 +122,14 @@ class Shape(NamedTuple):
     second: int | None
     seeded: bool
 
-    def timeline(self, marks: Marks) -> Timeline:
+    def timeline(self, marks: Marks) -> RequestTimeline:
         """A stream of this shape."""
-        made = Timeline(marks[0], stream=True)
+        made = RequestTimeline(marks[0], stream=True)
         made.take(self, marks)
         return made
 
 
-class Timeline:
+class RequestTimeline:
     """The current stage of a request, and since when. Times are monotonic seconds of one clock."""
 
     __slots__ = ("_ended", "_first", "_reports", "_second", "_since", "_stages", "_stream", "arrived", "seeded")
@@ -184,18 +184,18 @@ class Timeline:
                 self._reports[number] = times
                 return
 
-    def shape(self) -> Shape | None:
+    def shape(self) -> StreamShape | None:
         """The shape of a stream that has ended without an engine's report; None for others."""
         if self._reports or not self._stream or self._ended is None:
             return None
-        return Shape(tuple(self._stages), self._first, self._second, self.seeded)
+        return StreamShape(tuple(self._stages), self._first, self._second, self.seeded)
 
     def marks(self) -> Marks:
         """The marks of a stream that has ended."""
         assert self._ended is not None
         return [*self._since, self._ended]
 
-    def take(self, shape: Shape, marks: Marks) -> None:
+    def take(self, shape: StreamShape, marks: Marks) -> None:
         """Become a stream of this shape."""
         self._stages, self._first, self._second, self.seeded = [*shape.stages], shape.first, shape.second, shape.seeded
         self._since, self._ended = marks[:-1], marks[-1]

@@ -28,7 +28,7 @@ from router.core.journey import Chosen
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from sim.baselines.pools import by_rule
-from sim.baselines.sent import Sent
+from sim.baselines.sent import SentRequests
 
 _Cost = Callable[[InstanceId], float]
 
@@ -41,7 +41,7 @@ INDEX_TOKENS: Final = 400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Booking:
+class DynamoBooking:
     """What one request costs where it is."""
 
     prefill: InstanceId
@@ -61,10 +61,10 @@ class Dynamo:
     ) -> None:
         self.overlap_credit: Final = overlap_credit
         self.prefill_load_scale: Final = prefill_load_scale
-        self.sent: Final = Sent(index_tokens)
+        self.sent: Final = SentRequests(index_tokens)
         self.prefill_tokens: Final[Counter[InstanceId]] = Counter()
         self.decode_blocks: Final[Counter[InstanceId]] = Counter()
-        self._active: Final[dict[int, Booking]] = {}
+        self._active: Final[dict[int, DynamoBooking]] = {}
         self._prefilling: Final[set[int]] = set()
 
     def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
@@ -103,7 +103,7 @@ class Dynamo:
         self.ended(request)
         assert chosen.decode is not None
         at = chosen.prefill or chosen.decode
-        booked = Booking(at, wanted.prompt_tokens - self.sent.matched(at, wanted), chosen.decode, _blocks(wanted))
+        booked = DynamoBooking(at, wanted.prompt_tokens - self.sent.matched(at, wanted), chosen.decode, _blocks(wanted))
         self.sent.add(at, wanted)
         self._active[request] = booked
         self._prefilling.add(request)

@@ -47,11 +47,11 @@ def follow(world: World, policy: object) -> None:
     def on_effect(at: SimInstance, effect: ev.Effect) -> None:
         if effect_before is not None:
             effect_before(at, effect)
-        if isinstance(effect, ev.Run):
+        if isinstance(effect, ev.StepRun):
             starting = [_number(share.request) for share in effect.shares if share.first == _FIRST]
             if starting:  # known when the run begins, true when its first step has ended
                 world.kernel.at(at.world_ns(_first_end_ns(at, effect)), prefilled, starting)
-        elif isinstance(effect, ev.Finished):
+        elif isinstance(effect, ev.RequestFinished):
             _finished(world, policy, effect)
 
     def prefilled(requests: list[int]) -> None:
@@ -61,14 +61,14 @@ def follow(world: World, policy: object) -> None:
     world.front.on_choice, world.on_effect = on_choice, on_effect
 
 
-def _first_end_ns(at: SimInstance, run: ev.Run) -> int:
+def _first_end_ns(at: SimInstance, run: ev.StepRun) -> int:
     """When the first step of a run has ended, on the twin's own clock."""
     if run.steps == 1:
         return run.end_ns
     return run.at_ns + at.member.costs.decode_run_ns(run.batch, run.sum_context, 1)
 
 
-def _finished(world: World, policy: Following, effect: ev.Finished) -> None:
+def _finished(world: World, policy: Following, effect: ev.RequestFinished) -> None:
     """A leg is over; the request with it, unless it was a prefill leg that made its token."""
     number = _number(effect.request)
     passage = world.front.open.get(number)

@@ -28,7 +28,7 @@ from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.scoring.filters import of_role, ready, with_place
 from sim.baselines.pools import by_rule
-from sim.baselines.sent import Sent
+from sim.baselines.sent import SentRequests
 
 BLOCK_TOKENS: Final = 16
 MATCH_TOKENS_MAX: Final = 256 * BLOCK_TOKENS
@@ -58,7 +58,7 @@ class Llmd:
         self.pair: Final = pair
         self.whole: Final = whole
         self.non_cached_tokens: Final = non_cached_tokens
-        self.sent: Final = Sent(LRU_TOKENS)
+        self.sent: Final = SentRequests(LRU_TOKENS)
 
     def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         def by(weights: Weights, rows: Ints) -> int:

@@ -15,7 +15,7 @@ from cluster.ids import InstanceId
 from router.core.values import Wanted
 
 
-class Sent:
+class SentRequests:
     """The prompts sent to each instance, as far as they are remembered."""
 
     def __init__(self, capacity_tokens: int) -> None:

@@ -21,7 +21,7 @@ from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.scoring.filters import least
 from sim.baselines.pools import by_rule
-from sim.baselines.sent import Sent
+from sim.baselines.sent import SentRequests
 
 CACHE_THRESHOLD: Final = 0.3
 BALANCE_ABS: Final = 64
@@ -43,7 +43,7 @@ class CacheAware:
         self.cache_threshold: Final = cache_threshold
         self.balance_abs: Final = balance_abs
         self.balance_rel: Final = balance_rel
-        self.sent: Final = Sent(MAX_TREE_CHARACTERS // CHARACTERS_PER_TOKEN)
+        self.sent: Final = SentRequests(MAX_TREE_CHARACTERS // CHARACTERS_PER_TOKEN)
 
     def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
         of = fleet.columns

@@ -38,7 +38,7 @@ KV_FULL: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Booking:
+class SplitwiseBooking:
     """Where one request is, and what it holds there."""
 
     prompt_at: InstanceId
@@ -72,7 +72,7 @@ class Splitwise:
         """Prompt tokens not computed yet, and one for each answer under way."""
         self.memory: Final[Counter[InstanceId]] = Counter()
         self.requests: Final[Counter[InstanceId]] = Counter()
-        self._active: Final[dict[int, Booking]] = {}
+        self._active: Final[dict[int, SplitwiseBooking]] = {}
         self._prefilling: Final[set[int]] = set()
 
     def pool_of(self, view: InstanceView) -> Role:
@@ -151,7 +151,7 @@ class Splitwise:
         self.ended(request)
         assert chosen.decode is not None
         answer_tokens = self.known[request] if self.known else self.answer_tokens
-        booked = Booking(
+        booked = SplitwiseBooking(
             chosen.prefill or chosen.decode,
             chosen.decode,
             wanted.prompt_tokens,

@@ -68,7 +68,7 @@ def in_mode(system: System, policy: Policy) -> System:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What came of a run."""
 
     attainment: float
@@ -80,11 +80,11 @@ class Outcome:
     """Share of the requests."""
 
 
-def outcome(result: Result, targets: Targets) -> Outcome:
+def outcome(result: Result, targets: Targets) -> RunOutcome:
     """Of a whole run; attainment as everywhere, of its middle."""
     latency = normalised_ms(result)
     met = result.met(targets)[steady(result)]
-    return Outcome(
+    return RunOutcome(
         attainment=float(met.mean()),
         stretches=[float(each.mean()) for each in np.array_split(met, STRETCHES)],
         latency_ms=float(np.nanmean(latency)),

@@ -16,9 +16,9 @@ from cluster.instance import Role
 from router.scheduler.scoring.policies import Policy
 from sim.baselines.splitwise import Splitwise
 from sim.experiments.estimate import decode_rate, prefill_rate, tpot_of
-from sim.experiments.systems import Pool, Shelf, System
+from sim.experiments.systems import EqualInstances, Shelf, System
 from sim.experiments.tuning import CEILING, Best, Case, guess
-from sim.fleet import Member
+from sim.fleet import SimulatedMember
 
 STEP: Final = 1.08
 """Factor of the first step away from a start that is taken to be near; each further one is the square of it. Halved
@@ -145,7 +145,7 @@ class Champion:
 # --- arrangements -----------------------------------------------------------------------------------------------------
 
 
-def whole(pools: Sequence[Pool], budgets: Sequence[int], policy: str, *, admission: bool) -> Family:
+def whole(pools: Sequence[EqualInstances], budgets: Sequence[int], policy: str, *, admission: bool) -> Family:
     """Every instance does both, for each token budget."""
     return Family(
         "whole",
@@ -165,7 +165,7 @@ def whole(pools: Sequence[Pool], budgets: Sequence[int], policy: str, *, admissi
 def splits(
     case: Case,
     shelf: Shelf,
-    pools: Sequence[Pool],
+    pools: Sequence[EqualInstances],
     policy: str,
     *,
     admission: bool,
@@ -184,7 +184,7 @@ def splits(
 
 
 def _split(
-    cut: tuple[list[Pool], list[Pool]],
+    cut: tuple[list[EqualInstances], list[EqualInstances]],
     policy: str,
     roles: tuple[Role, Role],
     budget: int | None,
@@ -205,10 +205,10 @@ def _split(
     )
 
 
-def _cut(pools: Sequence[Pool], at: int) -> tuple[list[Pool], list[Pool]]:
+def _cut(pools: Sequence[EqualInstances], at: int) -> tuple[list[EqualInstances], list[EqualInstances]]:
     """The first `at` instances, and the others."""
-    first: list[Pool] = []
-    second: list[Pool] = []
+    first: list[EqualInstances] = []
+    second: list[EqualInstances] = []
     for pool in pools:
         here = min(pool.count, at)
         at -= here
@@ -219,7 +219,7 @@ def _cut(pools: Sequence[Pool], at: int) -> tuple[list[Pool], list[Pool]]:
     return first, second
 
 
-def _balance(case: Case, shelf: Shelf, pools: Sequence[Pool], at: int) -> float:
+def _balance(case: Case, shelf: Shelf, pools: Sequence[EqualInstances], at: int) -> float:
     inputs, outputs = case.load.mean_input(), case.load.mean_output()
     first, second = _cut(pools, at)
     prefills = sum(pool.count * prefill_rate(shelf.costs(case.model, pool), inputs) for pool in first)
@@ -230,7 +230,7 @@ def _balance(case: Case, shelf: Shelf, pools: Sequence[Pool], at: int) -> float:
     return min(prefills, decodes)
 
 
-def _splitwise(prompt_pools: int, members: Sequence[Member]) -> Policy:
+def _splitwise(prompt_pools: int, members: Sequence[SimulatedMember]) -> Policy:
     """Its instances are at home in one of two pools and can do both. Names tell the pool (`Shelf.members`)."""
     at_home = [int(each.name.split("-")[1]) < prompt_pools for each in members]
     prompts = [each.name for each, first in zip(members, at_home, strict=True) if first]

@@ -27,8 +27,8 @@ from costs.profile import Profile
 from costs.step import StepCost
 from loadgen.lengths import LogNormal, parse
 from loadgen.report import Targets
-from sim.experiments.loads import Load, Size, made_up
-from sim.experiments.systems import Pool, Shelf, System
+from sim.experiments.loads import Size, UnitLoad, made_up
+from sim.experiments.systems import EqualInstances, Shelf, System
 from sim.experiments.tuning import Best, Case, aggregated, best_of, best_split
 
 SEED: Final = 1
@@ -70,7 +70,7 @@ class Application:
     theirs: str
     """What the paper reports: rate over vLLM, and how much tighter the targets may be."""
 
-    def load(self, count: int) -> Load:
+    def load(self, count: int) -> UnitLoad:
         """Its requests."""
         inputs, outputs = (_lognormal(*each) for each in (self.inputs, self.outputs))
         return made_up(self.name, inputs, outputs, SEED, count, LENGTH_MAX)
@@ -145,7 +145,7 @@ APPLICATIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DistServeRow:
     """One application at one tightness."""
 
     application: Application
@@ -174,9 +174,9 @@ class Row:
         return self.apart.per_gpu / self.chunked.per_gpu if self.chunked.per_gpu else None
 
 
-def pool(application: Application, role: Role, tp: int) -> Pool:
+def pool(application: Application, role: Role, tp: int) -> EqualInstances:
     """One instance of 2023."""
-    return Pool(
+    return EqualInstances(
         role=role,
         count=1,
         tp=tp,
@@ -198,8 +198,13 @@ def vllm_profiles(profiles: Sequence[Profile]) -> list[Profile]:
 
 
 def compare(
-    application: Application, load: Load, shelf: Shelf, size: Size, tolerance: float, scales: Sequence[float] = SCALES
-) -> list[Row]:
+    application: Application,
+    load: UnitLoad,
+    shelf: Shelf,
+    size: Size,
+    tolerance: float,
+    scales: Sequence[float] = SCALES,
+) -> list[DistServeRow]:
     """All four at each tightness; each at its best split and token budget there."""
     one = pool(application, Role.BOTH, application.colocated_tp)
     count = application.gpus // application.colocated_tp
@@ -224,5 +229,5 @@ def compare(
         )
         apart = best_split(case, shelf, (prefill, decode), application.gpus, "distserve")
         first, second, third = (best_of(case, shelf, each) for each in ([old], [same], chunked))
-        rows.append(Row(application, scale, first, second, third, apart))
+        rows.append(DistServeRow(application, scale, first, second, third, apart))
     return rows

@@ -21,7 +21,7 @@ LOOKS: Final = 100
 """How often a run is looked at, about: a look costs some 0.2 ms."""
 
 
-class Certain(Exception):
+class AttainmentCertain(Exception):
     """Attainment holds, or not, whatever comes."""
 
     def __init__(self, *, holds: bool, arrived: float) -> None:
@@ -32,7 +32,7 @@ class Certain(Exception):
 
 
 class Watch:
-    """`World.on_progress` of one run: raises `Certain` out of `World.run`."""
+    """`World.on_progress` of one run: raises `AttainmentCertain` out of `World.run`."""
 
     def __init__(self, targets: Targets, share: float, count: int, span_s: float) -> None:
         """Of `count` requests that come within `span_s`, `share` of the window's have to meet `targets`."""
@@ -58,9 +58,9 @@ class Watch:
         missed = len(over) - met + self._waited_too_long(world)
         whole = self.high - self.low
         if met / whole >= self.share:
-            raise Certain(holds=True, arrived=front.rows.count / self.count)
+            raise AttainmentCertain(holds=True, arrived=front.rows.count / self.count)
         if (whole - missed) / whole < self.share:
-            raise Certain(holds=False, arrived=front.rows.count / self.count)
+            raise AttainmentCertain(holds=False, arrived=front.rows.count / self.count)
 
     def _waited_too_long(self, world: World) -> int:
         """Requests of the window that have no first token yet, and can have none in time."""

@@ -39,7 +39,7 @@ def attainment(result: Result, targets: Targets) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class GoodputFound:
     """Where a search ended."""
 
     rate: float
@@ -47,7 +47,7 @@ class Found:
     runs: int
 
 
-def highest(holds: Callable[[float], bool], guess: float, tolerance: float) -> Found:
+def highest(holds: Callable[[float], bool], guess: float, tolerance: float) -> GoodputFound:
     """Bracket from a guess, then bisect until the bracket is narrower than `tolerance` (0.03 = 3 %)."""
     low, high, rate, runs = 0.0, 0.0, guess, 0
     while (not low or not high) and runs < RUNS_MAX:
@@ -57,7 +57,7 @@ def highest(holds: Callable[[float], bool], guess: float, tolerance: float) -> F
         else:
             high, rate = rate, rate / STEP
             if rate < guess * GIVE_UP:
-                return Found(0.0, runs)
+                return GoodputFound(0.0, runs)
     while high > low * (1 + tolerance) and runs < RUNS_MAX:
         runs += 1
         middle = (low * high) ** 0.5
@@ -65,4 +65,4 @@ def highest(holds: Callable[[float], bool], guess: float, tolerance: float) -> F
             low = middle
         else:
             high = middle
-    return Found(low, runs)
+    return GoodputFound(low, runs)

@@ -19,7 +19,7 @@ from loadgen.made import made
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class UnitLoad:
     """Requests whose mean rate is 1 per second."""
 
     name: str
@@ -57,12 +57,14 @@ FULL: Final = Size(fewest=500, most=3500, lives=4.0)
 QUICK: Final = Size(fewest=200, most=1000, lives=3.0)
 
 
-def made_up(name: str, inputs: Lengths, outputs: Lengths, seed: int, count: int, length_max: int | None = None) -> Load:
+def made_up(
+    name: str, inputs: Lengths, outputs: Lengths, seed: int, count: int, length_max: int | None = None
+) -> UnitLoad:
     """Poisson arrivals, lengths from two distributions; prompts are cut so that prompt and answer fit into a model."""
     rng = np.random.default_rng(seed)
     times = poisson(1.0, rng)
     drawn = islice(made(times, inputs, outputs, rng.spawn(1)[0]), count)
-    return Load(name, [each if length_max is None else fitting(each, length_max) for each in drawn])
+    return UnitLoad(name, [each if length_max is None else fitting(each, length_max) for each in drawn])
 
 
 def fitting(arrival: Arrival, length_max: int) -> Arrival:
@@ -73,9 +75,9 @@ def fitting(arrival: Arrival, length_max: int) -> Arrival:
     )
 
 
-def traced(name: str, arrivals: Iterable[Arrival], count: int, length_max: int) -> Load:
+def traced(name: str, arrivals: Iterable[Arrival], count: int, length_max: int) -> UnitLoad:
     """The first `count` requests of a trace that have an answer, at a mean rate of 1."""
     kept = [fitting(each, length_max) for each in islice((one for one in arrivals if one.output_tokens), count)]
     span_s = kept[-1].at_s - kept[0].at_s
     rate = (len(kept) - 1) / span_s
-    return Load(name, [msgspec.structs.replace(each, at_s=(each.at_s - kept[0].at_s) * rate) for each in kept])
+    return UnitLoad(name, [msgspec.structs.replace(each, at_s=(each.at_s - kept[0].at_s) * rate) for each in kept])

@@ -20,10 +20,10 @@ from loadgen.report import Targets
 from router.core.values import Promise
 from router.fleet.view import FleetView
 from router.scheduler.scoring.policies import POLICIES
-from sim.experiments.systems import Pool, Shelf
+from sim.experiments.systems import EqualInstances, Shelf
 from sim.faults import Fault, Faults
 from sim.result import Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 MODEL: Final = "meta-llama/Llama-3.1-8B"
@@ -70,7 +70,7 @@ class Overload:
 
     def arrivals(self, seed: int) -> list[Arrival]:
         """Poisson, each class by itself."""
-        rng, found = np.random.default_rng(seed), []
+        rng, found = np.random.default_rng(seed), list[Arrival]()
         for name in PROMISES:
             at_s = float(rng.exponential(1 / self.per_s))
             while at_s < self.seconds:
@@ -79,7 +79,7 @@ class Overload:
                 found.append(
                     Arrival(
                         at_s=round(at_s, 9),
-                        input_tokens=round(low * (high / low) ** rng.random()),
+                        input_tokens=round(low * (high / low) ** float(rng.random())),
                         output_tokens=int(rng.integers(*self.answers, endpoint=True)) * times,
                         slo_class=name,
                     )
@@ -104,8 +104,8 @@ SCENARIOS: Final = (
 
 def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True) -> Result:
     """One run. `learns`: margins follow what was missed; without, they stay the widest, as they were before."""
-    pools = [Pool(role=role, count=count, tp=1, gpu=GPU) for role, count in scenario.fleet]
-    settings = Settings(checks=False)
+    pools = [EqualInstances(role=role, count=count, tp=1, gpu=GPU) for role, count in scenario.fleet]
+    settings = SimSettings(checks=False)
     view = None if scenario.told else FleetView(lambda _: None)
     members, policy = shelf.members(MODEL, pools), POLICIES["workload"]
     promises = {name: replace(each, lengths_within=scenario.within) for name, each in PROMISES.items()}

@@ -14,7 +14,7 @@ from typing import Any, Final
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput import actions as do
-from goodput.bounds import Engine
+from goodput.bounds import EngineBounds
 from goodput.budget import Budget
 from goodput.pools import ScalingPool
 from loadgen.arrival import Arrival
@@ -24,12 +24,12 @@ from router.scheduler.scoring.policies import POLICIES
 from sim.baselines.scaling.clairvoyant import Clairvoyant, needs
 from sim.baselines.scaling.laws import HpaOnKv, KedaOnQueues, Law, LlmdSlo, LlmdTokens
 from sim.baselines.scaling.narwhal import Narwhal
-from sim.experiments.systems import Pool, Shelf
-from sim.fleet import Member
+from sim.experiments.systems import EqualInstances, Shelf
+from sim.fleet import SimulatedMember
 from sim.provisioning import Site
 from sim.result import Result
-from sim.scaling import Scaled, Scaler, Sight, direction_changes
-from sim.settings import Settings
+from sim.scaling import Scaled, Sight, SimulatedScaler, direction_changes
+from sim.settings import SimSettings
 from sim.startup import StartUp
 from sim.world import World
 
@@ -42,7 +42,7 @@ MOST: Final = 16
 """Instances of a pool."""
 P95: Final = 1.3
 """The 95th percentile of a start over its median."""
-LAWS: Final[Mapping[str, Callable[[Law], Scaler]]] = {
+LAWS: Final[Mapping[str, Callable[[Law], SimulatedScaler]]] = {
     "llm-d SLO": LlmdSlo,
     "llm-d tokens": LlmdTokens,
     "HPA": HpaOnKv,
@@ -51,7 +51,7 @@ LAWS: Final[Mapping[str, Callable[[Law], Scaler]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class CellSetting:
     """What all systems of a cell share."""
 
     shelf: Shelf
@@ -60,12 +60,12 @@ class Setting:
     seed: int = 1
     caching: bool = False
 
-    def members(self) -> dict[Role, Member]:
+    def members(self) -> dict[Role, SimulatedMember]:
         """One of each pool."""
         return {role: self._member(role) for role in (Role.PREFILL, Role.DECODE)}
 
-    def _member(self, role: Role) -> Member:
-        pool = Pool(role=role, count=1, tp=TP, gpu=GPU, prefix_caching=self.caching)
+    def _member(self, role: Role) -> SimulatedMember:
+        pool = EqualInstances(role=role, count=1, tp=TP, gpu=GPU, prefix_caching=self.caching)
         startup = StartUp(median_s=self.startup_s, p95_s=P95 * self.startup_s)
         return replace(self.shelf.member(MODEL, pool), flips=True, startup=startup)
 
@@ -96,10 +96,10 @@ class Setting:
         return {role: max(each[:8]) for role, each in needed.items()}
 
 
-def engine_of_member(member: Member) -> Engine:
+def engine_of_member(member: SimulatedMember) -> EngineBounds:
     """What bounds need to know of it."""
     config = member.config
-    return Engine(
+    return EngineBounds(
         costs=member.costs,  # type: ignore[arg-type]  # of a shelf's members these are the cost model's
         batched_tokens=config.max_num_batched_tokens,
         seqs_max=config.max_num_seqs,
@@ -116,7 +116,9 @@ class Static:
         """Nothing."""
 
 
-def scaled(setting: Setting, scaler: Scaler, first: Mapping[Role, int], budget: Budget | None = None) -> Scaled:
+def scaled(
+    setting: CellSetting, scaler: SimulatedScaler, first: Mapping[Role, int], budget: Budget | None = None
+) -> Scaled:
     """A world with a scaler on it."""
     members = setting.members()
     fleet = [
@@ -127,7 +129,7 @@ def scaled(setting: Setting, scaler: Scaler, first: Mapping[Role, int], budget: 
     first_s = 10 * (TARGETS.ttft_ms or 0.0) / 1000
     world = World(
         fleet,
-        Settings(
+        SimSettings(
             checks=False, first_token_s=first_s, seed=setting.seed, beat_every_s=2.0, read_every_s=2.0, ttl_s=20.0
         ),
         policy=POLICIES["workload"],
@@ -138,7 +140,7 @@ def scaled(setting: Setting, scaler: Scaler, first: Mapping[Role, int], budget: 
     return Scaled(world, scaler, {"": TARGETS}, names, until_s=setting.arrivals[-1].at_s)
 
 
-def figures(setting: Setting, run: Scaled, result: Result) -> dict[str, Any]:
+def figures(setting: CellSetting, run: Scaled, result: Result) -> dict[str, Any]:
     """What is compared."""
     met, late = result.met(TARGETS), result.met(Targets(TARGETS.ttft_ms, None, None, None))
     hours = setting.arrivals[-1].at_s / 3600
@@ -155,7 +157,7 @@ def figures(setting: Setting, run: Scaled, result: Result) -> dict[str, Any]:
     }
 
 
-def measure(setting: Setting, scaler: Scaler, first: Mapping[Role, int]) -> dict[str, Any]:
+def measure(setting: CellSetting, scaler: SimulatedScaler, first: Mapping[Role, int]) -> dict[str, Any]:
     """One run."""
     run = scaled(setting, scaler, first)
     return figures(setting, run, run.run(setting.arrivals))
@@ -166,7 +168,7 @@ def attains(row: Mapping[str, Any]) -> bool:
     return bool(row["attainment"] >= ATTAINMENT)
 
 
-def best_static(setting: Setting, scaler: Callable[[], Scaler] = Static) -> dict[str, Any]:
+def best_static(setting: CellSetting, scaler: Callable[[], SimulatedScaler] = Static) -> dict[str, Any]:
     """The smallest fixed fleet that attains, in hindsight: from what the fullest minutes need, downwards."""
     needed = needs(setting.law(), setting.arrivals, 1.0, ATTAINMENT)
     peak = {role: sorted(each)[int(0.97 * (len(each) - 1))] for role, each in needed.items()}
@@ -188,7 +190,7 @@ def best_static(setting: Setting, scaler: Callable[[], Scaler] = Static) -> dict
 EASES: Final = (1.0, 1.12, 0.9)
 
 
-def clairvoyant(setting: Setting) -> dict[str, Any]:
+def clairvoyant(setting: CellSetting) -> dict[str, Any]:
     """The bound: the cheapest schedule that attains."""
     found: list[dict[str, Any]] = []
     for ease in EASES:
@@ -201,12 +203,12 @@ def clairvoyant(setting: Setting) -> dict[str, Any]:
     return min(found, key=lambda row: (not attains(row), row["gpu_hours"]))
 
 
-def narwhal(setting: Setting) -> dict[str, Any]:
+def narwhal(setting: CellSetting) -> dict[str, Any]:
     """Flips in the smallest fixed fleet that attains with them."""
     return best_static(setting, lambda: Narwhal(setting.law()))
 
 
-def run(setting: Setting, system: str) -> dict[str, Any]:
+def run(setting: CellSetting, system: str) -> dict[str, Any]:
     """A rival or a bound by its name."""
     if system == "static":
         return best_static(setting)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.instance import Role
-from loadgen.lengths import Fixed
+from loadgen.lengths import FixedLength
 from loadgen.report import Targets
-from sim.experiments.loads import Load, Size, made_up
-from sim.experiments.systems import Pool, Shelf
+from sim.experiments.loads import Size, UnitLoad, made_up
+from sim.experiments.systems import EqualInstances, Shelf
 from sim.experiments.tuning import Best, Case, aggregated, best_of, best_split
 
 SEED: Final = 1
@@ -47,10 +47,10 @@ class Scenario:
         """Both have to be met."""
         return Targets(self.ttft_ms, None, self.tpot_ms, None)
 
-    def load(self, count: int) -> Load:
+    def load(self, count: int) -> UnitLoad:
         """Its requests, where they are made up."""
         assert self.lengths is not None
-        return made_up(self.name, Fixed(self.lengths[0]), Fixed(self.lengths[1]), SEED, count)
+        return made_up(self.name, FixedLength(self.lengths[0]), FixedLength(self.lengths[1]), SEED, count)
 
 
 def _ten() -> tuple[Scenario, ...]:
@@ -138,16 +138,16 @@ class Compared:
         return self.apart.per_gpu / self.whole.per_gpu if self.whole.per_gpu else 0.0
 
 
-def compare(scenario: Scenario, load: Load, shelf: Shelf, size: Size, tolerance: float) -> Compared:
+def compare(scenario: Scenario, load: UnitLoad, shelf: Shelf, size: Size, tolerance: float) -> Compared:
     """Tune both and put them side by side."""
     case = case_of(scenario, load, size, tolerance)
-    one = Pool(role=Role.BOTH, count=1, tp=1, gpu=scenario.gpu, prefix_caching=scenario.prefix_caching)
+    one = EqualInstances(role=Role.BOTH, count=1, tp=1, gpu=scenario.gpu, prefix_caching=scenario.prefix_caching)
     whole = best_of(case, shelf, aggregated(one, scenario.gpus, scenario.whole_tps, BUDGETS, scenario.policy))
     apart = best_split(case, shelf, pair(scenario), scenario.gpus, scenario.policy)
     return Compared(scenario, case, whole, apart)
 
 
-def case_of(scenario: Scenario, load: Load, size: Size, tolerance: float) -> Case:
+def case_of(scenario: Scenario, load: UnitLoad, size: Size, tolerance: float) -> Case:
     """What both are given."""
     return Case(
         name=scenario.name,
@@ -159,10 +159,10 @@ def case_of(scenario: Scenario, load: Load, size: Size, tolerance: float) -> Cas
     )
 
 
-def pair(scenario: Scenario) -> tuple[Pool, Pool]:
+def pair(scenario: Scenario) -> tuple[EqualInstances, EqualInstances]:
     """One prefill and one decode instance of it."""
     caching = scenario.prefix_caching
     return (
-        Pool(role=Role.PREFILL, count=1, tp=scenario.prefill_tp, gpu=scenario.gpu, prefix_caching=caching),
-        Pool(role=Role.DECODE, count=1, tp=scenario.decode_tp, gpu=scenario.gpu, prefix_caching=caching),
+        EqualInstances(role=Role.PREFILL, count=1, tp=scenario.prefill_tp, gpu=scenario.gpu, prefix_caching=caching),
+        EqualInstances(role=Role.DECODE, count=1, tp=scenario.decode_tp, gpu=scenario.gpu, prefix_caching=caching),
     )

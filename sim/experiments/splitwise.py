@@ -31,10 +31,10 @@ from loadgen.report import Targets
 from router.scheduler.scoring.policies import Policy
 from sim.baselines.splitwise import Splitwise
 from sim.experiments.goodput import steady
-from sim.experiments.loads import Load, Size
-from sim.experiments.systems import Pool, Shelf, System
+from sim.experiments.loads import Size, UnitLoad
+from sim.experiments.systems import EqualInstances, Shelf, System
 from sim.experiments.tuning import Best, Case, consider
-from sim.fleet import Member
+from sim.fleet import SimulatedMember
 from sim.result import Result
 
 LENGTH_MAX: Final = 8192
@@ -119,9 +119,9 @@ def system(design: Design, model: str, *, chunked: int | None = None) -> System:
     return System(name=design.name, pools=tuple(pools), make_policy=partial(_policy, design))
 
 
-def _pool(model: str, kind: str, count: int, chunked: int | None) -> Pool:
+def _pool(model: str, kind: str, count: int, chunked: int | None) -> EqualInstances:
     variant = "/capped" if kind == "Hcap" else ""
-    return Pool(
+    return EqualInstances(
         role=Role.BOTH,
         count=count,
         tp=8,
@@ -133,12 +133,12 @@ def _pool(model: str, kind: str, count: int, chunked: int | None) -> Pool:
     )
 
 
-def _policy(design: Design, members: Sequence[Member]) -> Policy:
+def _policy(design: Design, members: Sequence[SimulatedMember]) -> Policy:
     """Its scheduler; all machines can do both, as its mixed pool needs."""
     return scheduler(design, members)
 
 
-def scheduler(design: Design, members: Sequence[Member], known: Sequence[int] = ()) -> Splitwise:
+def scheduler(design: Design, members: Sequence[SimulatedMember], known: Sequence[int] = ()) -> Splitwise:
     """Its scheduler, with the design's homes for its machines; `known` are answers' lengths by request."""
     names = [each.name for each in members]
     capacity = min(each.config.num_blocks * each.config.block_size for each in members)
@@ -199,7 +199,7 @@ def within(alone: Alone, result: Result) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SplitwiseRow:
     """One design at its best split."""
 
     design: Design
@@ -211,11 +211,11 @@ def compare(
     model: str,
     designs: Sequence[Design],
     weight: Mapping[str, float],
-    load: Load,
+    load: UnitLoad,
     shelf: Shelf,
     size: Size,
     tolerance: float,
-) -> list[Row]:
+) -> list[SplitwiseRow]:
     """Throughput of each design at its best split within a budget; of the baselines, also with chunked prefill.
 
     The budget is that of the largest design, in power or in cost: they differ by less than one machine.
@@ -236,10 +236,10 @@ def compare(
         for variant in design.splits(weight, budget):
             if consider(best, case, shelf, system(variant, model)):
                 chosen = variant
-        rows.append(Row(chosen, best))
+        rows.append(SplitwiseRow(chosen, best))
         if design.token is None:
             best = Best()
             for tokens in (512, 1024, BATCHED):
                 consider(best, case, shelf, system(design, model, chunked=tokens))
-            rows.append(Row(design, best, chunked=True))
+            rows.append(SplitwiseRow(design, best, chunked=True))
     return rows

@@ -24,15 +24,15 @@ from typing import Final
 import numpy as np
 
 from costs.model import ModelShape
-from costs.step import Work
+from costs.step import StepWork
 from loadgen.arrival import Arrival
 from sim.baselines import follow
 from sim.experiments.goodput import highest
-from sim.experiments.loads import Load
+from sim.experiments.loads import UnitLoad
 from sim.experiments.splitwise import BATCHED, COST, POWER, Alone, Design, reference, scheduler, system, within
 from sim.experiments.systems import Shelf
-from sim.fleet import Member
-from sim.settings import Settings
+from sim.fleet import SimulatedMember
+from sim.settings import SimSettings
 from sim.world import World
 
 MIXED: Final = 1.1
@@ -107,7 +107,7 @@ class ByTokens:
     stalled: bool = False
     """None finds a place."""
 
-    def step_ns(self, work: Work) -> int:
+    def step_ns(self, work: StepWork) -> int:
         """Of any step."""
         if not work.new_tokens:
             return self._decode_ns(work.batch)
@@ -185,7 +185,7 @@ STEPS: Final = tuple(_steps())
 """Each has one assumption more than the one before."""
 
 
-def drawn(load: Load, count: int, seed: int) -> Load:
+def drawn(load: UnitLoad, count: int, seed: int) -> UnitLoad:
     """Their load: lengths of prompts and of answers drawn apart, with replacement; Poisson arrivals."""
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1.0, count)).tolist()
@@ -195,7 +195,7 @@ def drawn(load: Load, count: int, seed: int) -> Load:
         Arrival(at_s=at_s, input_tokens=prompt, output_tokens=answer)
         for at_s, prompt, answer in zip(times, prompts, answers, strict=True)
     ]
-    return Load(f"{load.name}, drawn", found)
+    return UnitLoad(f"{load.name}, drawn", found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ class Ground:
     """What all runs of a waterfall share."""
 
     model: str
-    load: Load
+    load: UnitLoad
     """With `Assumed.drawn` already drawn."""
     shelf: Shelf
     lookups: dict[tuple[str, str], Lookup]
@@ -216,13 +216,13 @@ class Ground:
             return Alone(ByTokens(self.lookups[self.model, "A"]), half=False, whole_run=assumed.drawn)
         return Alone(reference(self.model, self.shelf), whole_run=assumed.drawn)
 
-    def members(self, design: Design, assumed: Assumed) -> list[Member]:
+    def members(self, design: Design, assumed: Assumed) -> list[SimulatedMember]:
         """The design's machines as assumed."""
         kinds = [kind for kind, count in design.machines for _ in range(count)]
         plain = self.shelf.members(self.model, system(design, self.model).pools)
         return [self._as_assumed(each, kind, assumed) for each, kind in zip(plain, kinds, strict=True)]
 
-    def _as_assumed(self, member: Member, kind: str, assumed: Assumed) -> Member:
+    def _as_assumed(self, member: SimulatedMember, kind: str, assumed: Assumed) -> SimulatedMember:
         if assumed.by_tokens:
             costs = ByTokens(self.lookups[self.model, kind], assumed.prompts_first, assumed.stalled)
             member = replace(member, costs=costs)
@@ -241,7 +241,7 @@ class Ground:
         """Whether all nine targets do at this rate."""
         arrivals = self.load.at_rate(rate, self.requests)
         members = self.members(design, assumed)
-        settings = Settings(checks=False, first_token_s=PEAK_S)
+        settings = SimSettings(checks=False, first_token_s=PEAK_S)
         if assumed.plenty:
             settings = replace(settings, router_us=0.0, hop_us=0.0, pull_front_ms=0.0)
         policy = scheduler(design, members, [each.output_tokens for each in arrivals] if assumed.known else ())

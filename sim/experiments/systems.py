@@ -13,8 +13,8 @@ from costs.hardware import gpu_named
 from costs.model import ModelShape
 from costs.profile import Profile
 from costs.shape import Spans
-from costs.step import StepCost, Work
-from engine.twin.config import Config, Version
+from costs.step import StepCost, StepWork
+from engine.twin.config import TwinConfig, Version
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.core.values import NO_PROMISE, Promise
@@ -23,9 +23,9 @@ from router.predict.step_model import Make
 from router.scheduler.scoring.policies import POLICIES, Policy
 from sim.baselines import BASELINES, follow
 from sim.engine_args import engine_of, read_words
-from sim.fleet import Member, make_of_member, member
+from sim.fleet import SimulatedMember, make_of_member, member
 from sim.result import Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 SEQS_2023: Final = 256
@@ -37,7 +37,7 @@ MEMORY_2023: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class EqualInstances:
     """So many equal instances."""
 
     role: Role
@@ -75,11 +75,11 @@ class Serial:
 
     costs: Costs
 
-    def step_ns(self, work: Work) -> int:
+    def step_ns(self, work: StepWork) -> int:
         """A prompt step, and a decode step after it."""
         if not (work.batch and work.new_tokens):
             return self.costs.step_ns(work)
-        return self.costs.step_ns(Work(new_tokens=work.new_tokens, area=work.area)) + self.costs.decode_step_ns(
+        return self.costs.step_ns(StepWork(new_tokens=work.new_tokens, area=work.area)) + self.costs.decode_step_ns(
             work.batch, work.sum_context
         )
 
@@ -97,9 +97,9 @@ class System:
     """What is compared."""
 
     name: str
-    pools: tuple[Pool, ...]
+    pools: tuple[EqualInstances, ...]
     policy: str = "least_requests"
-    make_policy: Callable[[Sequence[Member]], Policy] | None = None
+    make_policy: Callable[[Sequence[SimulatedMember]], Policy] | None = None
     """A policy that has to know the fleet, instead of the one of that name."""
     admission: bool = False
     """Baton's own, in front of the policy."""
@@ -117,7 +117,7 @@ class System:
         return " + ".join(f"{pool.count}{letters[pool.role]} tp{pool.tp}{_budget(pool)}" for pool in self.pools)
 
 
-def _budget(pool: Pool) -> str:
+def _budget(pool: EqualInstances) -> str:
     if pool.role is not Role.BOTH:
         return ""
     if not pool.chunked:
@@ -131,24 +131,24 @@ class Shelf:
 
     models: Mapping[str, ModelShape]
     profiles: Sequence[Profile]
-    made: dict[tuple[str, Pool], Member] = field(default_factory=dict)
+    made: dict[tuple[str, EqualInstances], SimulatedMember] = field(default_factory=dict)
 
-    def member(self, model: str, pool: Pool) -> Member:
+    def member(self, model: str, pool: EqualInstances) -> SimulatedMember:
         """One instance of a pool, whatever the pool's size."""
         key = (model, replace(pool, count=1))
         if key not in self.made:
             self.made[key] = self._member(model, pool)
         return self.made[key]
 
-    def costs(self, model: str, pool: Pool) -> Costs:
+    def costs(self, model: str, pool: EqualInstances) -> Costs:
         """What its steps cost."""
         costs = self.member(model, pool).costs
         assert isinstance(costs, Costs)
         return costs
 
-    def members(self, model: str, pools: Sequence[Pool]) -> list[Member]:
+    def members(self, model: str, pools: Sequence[EqualInstances]) -> list[SimulatedMember]:
         """All instances, named by role and number."""
-        found: list[Member] = []
+        found: list[SimulatedMember] = []
         for at, pool in enumerate(pools):
             one = self.member(model, pool)
             if pool.serial:
@@ -156,12 +156,12 @@ class Shelf:
             found += [replace(one, name=InstanceId(f"{pool.role.value}-{at}-{n:02d}")) for n in range(pool.count)]
         return found
 
-    def _member(self, model: str, pool: Pool) -> Member:
+    def _member(self, model: str, pool: EqualInstances) -> SimulatedMember:
         costs, config = self._of_2023(model, pool) if pool.profile else self._of_today(model, pool)
         one = member("one", pool.role, model, costs, config)
         return replace(one, nic_gb_s=costs.gpu.link_gb_s * pool.tp) if pool.nvlink else one
 
-    def _of_today(self, model: str, pool: Pool) -> tuple[Costs, Config]:
+    def _of_today(self, model: str, pool: EqualInstances) -> tuple[Costs, TwinConfig]:
         words = [] if pool.batched_tokens is None else [f"--max-num-batched-tokens={pool.batched_tokens}"]
         words += [] if pool.prefix_caching else ["--no-enable-prefix-caching"]
         words += [] if pool.block_tokens is None else [f"--block-size={pool.block_tokens}"]
@@ -170,7 +170,7 @@ class Shelf:
         gpu = gpu_named(pool.gpu)
         return engine_of(pool.role, self.models[model], gpu, shape, read_words(words), profiles=self.profiles)
 
-    def _of_2023(self, model: str, pool: Pool) -> tuple[Costs, Config]:
+    def _of_2023(self, model: str, pool: EqualInstances) -> tuple[Costs, TwinConfig]:
         assert pool.length_max is not None, "an engine of 2023 needs its length"
         profile = next(each for each in self.profiles if each.name == pool.profile)
         batched = pool.batched_tokens or pool.length_max
@@ -182,7 +182,7 @@ class Shelf:
             memory_share=MEMORY_2023,
             batched_tokens=batched,
         )
-        config = Config(
+        config = TwinConfig(
             role=pool.role,
             num_blocks=costs.kv_capacity_tokens // 16,
             max_num_batched_tokens=batched,
@@ -197,14 +197,14 @@ class Shelf:
         return costs, config
 
 
-def policy_of(system: System, members: Sequence[Member]) -> Policy:
+def policy_of(system: System, members: Sequence[SimulatedMember]) -> Policy:
     """A rival's, or one of ours."""
     if system.make_policy is not None:
         return system.make_policy(members)
     return BASELINES[system.policy]() if system.policy in BASELINES else POLICIES[system.policy]
 
 
-def misled(members: Sequence[Member], off: float) -> FleetView:
+def misled(members: Sequence[SimulatedMember], off: float) -> FleetView:
     """The fleet as a router sees it whose cost model is wrong by a factor."""
     makes = {each.name: believed(make_of_member(each), off) for each in members}
     return FleetView(lambda instance: makes[instance.id])
@@ -242,7 +242,7 @@ def simulate(
     members = shelf.members(model, system.pools)
     policy = policy_of(system, members)
     age_s = LOAD_AGE_S.get(system.policy)
-    settings = Settings(checks=False, first_token_s=first_token_s)
+    settings = SimSettings(checks=False, first_token_s=first_token_s)
     if age_s is not None:
         settings = replace(settings, beat_every_s=age_s, read_every_s=age_s)
     promise = Promise(ttft_ms=targets.ttft_ms or 0.0, tpot_ms=targets.tpot_ms or 0.0) if targets else NO_PROMISE

@@ -12,11 +12,11 @@ from typing import Final
 
 from cluster.instance import Role
 from loadgen.report import Targets
-from sim.experiments.early import Certain, Watch
+from sim.experiments.early import AttainmentCertain, Watch
 from sim.experiments.estimate import decode_rate, prefill_rate, tpot_of, whole_rate
 from sim.experiments.goodput import attainment, highest
-from sim.experiments.loads import Load, Size
-from sim.experiments.systems import Pool, Shelf, System, simulate
+from sim.experiments.loads import Size, UnitLoad
+from sim.experiments.systems import EqualInstances, Shelf, System, simulate
 from sim.result import Result
 
 ATTAINMENT: Final = 0.9
@@ -30,7 +30,7 @@ Criterion = Callable[[Result], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class RateTrial:
     """One system at one rate."""
 
     holds: bool
@@ -44,7 +44,7 @@ class Case:
 
     name: str
     model: str
-    load: Load
+    load: UnitLoad
     targets: Targets
     size: Size
     tolerance: float
@@ -74,7 +74,7 @@ class Case:
         """Whether this system serves this rate."""
         return self.trial(system, shelf, rate).holds
 
-    def trial(self, system: System, shelf: Shelf, rate: float) -> Trial:
+    def trial(self, system: System, shelf: Shelf, rate: float) -> RateTrial:
         """One run at this rate. Where attainment is the criterion it ends as soon as that is certain."""
         arrivals = self.load.at_rate(rate, self.size.count(rate, self.life_s))
         watch = None
@@ -82,11 +82,11 @@ class Case:
             watch = Watch(self.targets, ATTAINMENT, len(arrivals), arrivals[-1].at_s)
         try:
             result = simulate(system, self.model, shelf, arrivals, self.expires_s, self.targets, watch)
-        except Certain as end:
-            return Trial(end.holds, end.arrived)
+        except AttainmentCertain as end:
+            return RateTrial(end.holds, end.arrived)
         if self.criterion is not None:
-            return Trial(self.criterion(result), 1.0)
-        return Trial(attainment(result, self.targets) >= ATTAINMENT, 1.0)
+            return RateTrial(self.criterion(result), 1.0)
+        return RateTrial(attainment(result, self.targets) >= ATTAINMENT, 1.0)
 
 
 @dataclass(slots=True)
@@ -146,7 +146,9 @@ def best_of(case: Case, shelf: Shelf, systems: Iterable[System]) -> Best:
     return best
 
 
-def aggregated(pool: Pool, gpus: int, tps: Sequence[int], budgets: Sequence[int | None], policy: str) -> list[System]:
+def aggregated(
+    pool: EqualInstances, gpus: int, tps: Sequence[int], budgets: Sequence[int | None], policy: str
+) -> list[System]:
     """Instances that do both, for every shape and token budget."""
     return [
         System(
@@ -159,7 +161,7 @@ def aggregated(pool: Pool, gpus: int, tps: Sequence[int], budgets: Sequence[int 
     ]
 
 
-def split(prefill: Pool, decode: Pool, gpus: int, decodes: int) -> System | None:
+def split(prefill: EqualInstances, decode: EqualInstances, gpus: int, decodes: int) -> System | None:
     """So many decode instances, and prefill instances on the GPUs that are left."""
     prefills = (gpus - decodes * decode.tp) // prefill.tp
     if decodes < 1 or prefills < 1:
@@ -171,7 +173,7 @@ def split(prefill: Pool, decode: Pool, gpus: int, decodes: int) -> System | None
 def best_split(
     case: Case,
     shelf: Shelf,
-    pair: tuple[Pool, Pool],
+    pair: tuple[EqualInstances, EqualInstances],
     gpus: int,
     policy: str,
     *,
@@ -199,7 +201,7 @@ def best_split(
     return best
 
 
-def balanced(case: Case, shelf: Shelf, prefill: Pool, decode: Pool, gpus: int) -> int:
+def balanced(case: Case, shelf: Shelf, prefill: EqualInstances, decode: EqualInstances, gpus: int) -> int:
     """Decode instances for which both pools serve the same rate, on average."""
     inputs, outputs = case.load.mean_input(), case.load.mean_output()
     costs = shelf.costs(case.model, decode)

@@ -11,19 +11,29 @@ import numpy as np
 from cluster.errors import UsageError
 from cluster.ids import RequestId
 from cluster.instance import Load
-from engine.twin.config import Config, StepCosts
-from engine.twin.events import Effect, Event, Finished, LoadIs, ReadLoad, Refused, Run, Start, Submit
+from engine.twin.config import StepCosts, TwinConfig
+from engine.twin.events import (
+    Effect,
+    Event,
+    LoadIs,
+    ReadLoad,
+    RequestFinished,
+    RequestRefused,
+    StartEngine,
+    StepRun,
+    Submit,
+)
 from engine.twin.machine import Twin
-from engine.twin.request import Request
-from sim.validate.times import Array, Times
-from sim.validate.workloads import Planned
+from engine.twin.request import TwinRequest
+from sim.validate.times import Array, RequestTimes
+from sim.validate.workloads import PlannedRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Driven:
     """What a twin made of its requests."""
 
-    times: Times
+    times: RequestTimes
     """In the order of the requests."""
     preemptions: int
     loads: tuple[Load, ...]
@@ -34,22 +44,22 @@ class Driven:
 class _Notes:
     costs: StepCosts
     first_ns: dict[RequestId, int] = field(default_factory=dict)
-    over: dict[RequestId, Finished] = field(default_factory=dict)
+    over: dict[RequestId, RequestFinished] = field(default_factory=dict)
     loads: list[Load] = field(default_factory=list)
 
     def take(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Run():
+                case StepRun():
                     self._run(effect)
-                case Finished():
+                case RequestFinished():
                     self.over[effect.request] = effect
                 case LoadIs():
                     self.loads.append(effect.load)
-                case Refused():
+                case RequestRefused():
                     raise UsageError(f"the engine would refuse request {effect.request}: {effect.because}")
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: StepRun) -> None:
         starting = [share.request for share in run.shares if share.first == 0]
         if starting:
             end_ns = run.end_ns
@@ -62,10 +72,12 @@ END: Final = 1 << 62
 """Beyond every run, in ns: 146 years."""
 
 
-def drive(config: Config, costs: StepCosts, planned: Sequence[Planned], samples_ns: Sequence[int] = ()) -> Driven:
+def drive(
+    config: TwinConfig, costs: StepCosts, planned: Sequence[PlannedRequest], samples_ns: Sequence[int] = ()
+) -> Driven:
     """Let one twin serve these requests, which come in order of time, and read its load at the times `samples_ns`."""
     twin, notes = Twin(config, costs), _Notes(costs)
-    notes.take(twin.handle(Start(1), 0))
+    notes.take(twin.handle(StartEngine(1), 0))
     submits: list[tuple[int, int, Event]] = [
         (each.at_ns, number, Submit(_request(number, each))) for number, each in enumerate(planned)
     ]
@@ -80,7 +92,7 @@ def drive(config: Config, costs: StepCosts, planned: Sequence[Planned], samples_
     def ms(times: Iterable[int | None]) -> Array:
         return np.array(list(times), dtype=np.float64) / 1e6
 
-    times = Times(
+    times = RequestTimes(
         arrived=ms(each.at_ns for each in planned),
         started=ms(each.first_run_ns for each in over),
         first=ms(notes.first_ns[each] for each in ids),
@@ -90,5 +102,5 @@ def drive(config: Config, costs: StepCosts, planned: Sequence[Planned], samples_
     return Driven(times, sum(each.preemptions for each in over), tuple(notes.loads))
 
 
-def _request(number: int, planned: Planned) -> Request:
-    return Request(id=RequestId(str(number)), prompt=planned.prompt, max_tokens=planned.output_tokens)
+def _request(number: int, planned: PlannedRequest) -> TwinRequest:
+    return TwinRequest(id=RequestId(str(number)), prompt=planned.prompt, max_tokens=planned.output_tokens)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from cluster.errors import UsageError
-from costs.cost import Costs, Source
-from engine.twin.config import Config
+from costs.cost import Costs, CostSource
+from engine.twin.config import TwinConfig
 
 
 def check_source(costs: Costs, *, must_fit: bool) -> None:
     """Refuse a roofline where a profile was asked for."""
-    if must_fit and costs.source is Source.ROOFLINE:
+    if must_fit and costs.source is CostSource.ROOFLINE:
         raise UsageError(
             f"the profile has no fit of {costs.model.name} on {costs.gpu.name}; "
             "leave --profile out to use the shipped ones"
         )
 
 
-def engine_text(vllm: str, costs: Costs, config: Config) -> str:
+def engine_text(vllm: str, costs: Costs, config: TwinConfig) -> str:
     """An engine in words."""
     scheduling = "asynchronous" if config.version.async_scheduling else "synchronous"
     return (

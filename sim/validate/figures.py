@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.validate.times import Array, Times
+from sim.validate.times import Array, RequestTimes
 
 AIMS: Final = {"TTFT mean": 0.25, "TPOT mean": 0.10, "E2E mean": 0.10}
 """Median absolute error over all runs that we want to stay within."""
@@ -34,7 +34,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """One run: what was replayed, on what costs, and what came of it."""
 
     name: str
@@ -83,7 +83,7 @@ def statistics_of(name: str, unit: str, measured: Array, predicted: Array) -> It
         yield Figure(f"{name} {word}", unit, statistic(measured), statistic(predicted))
 
 
-def times_figures(measured: Times, predicted: Times) -> Iterator[Figure]:
+def times_figures(measured: RequestTimes, predicted: RequestTimes) -> Iterator[Figure]:
     """Everything that stamps of both sides tell."""
     yield from statistics_of("TTFT", "ms", measured.ttft, predicted.ttft)
     yield from statistics_of("TPOT", "ms", measured.tpot, predicted.tpot)
@@ -92,7 +92,7 @@ def times_figures(measured: Times, predicted: Times) -> Iterator[Figure]:
     yield Figure("duration", "s", measured.duration_s, predicted.duration_s)
 
 
-def one_by_one(measured: Times, predicted: Times) -> dict[str, float]:
+def one_by_one(measured: RequestTimes, predicted: RequestTimes) -> dict[str, float]:
     """Each request against itself: the median over requests of its own absolute error."""
     both = {
         "TTFT": (measured.ttft, predicted.ttft),
@@ -125,7 +125,7 @@ class Total:
         return None if self.aim is None else self.median <= self.aim
 
 
-def totals(comparisons: Sequence[Comparison]) -> list[Total]:
+def totals(comparisons: Sequence[RunComparison]) -> list[Total]:
     """The errors of each figure that several runs have, in order of first appearance."""
     found: dict[str, dict[str, float]] = {}
     for comparison in comparisons:
@@ -135,7 +135,7 @@ def totals(comparisons: Sequence[Comparison]) -> list[Total]:
     return [_total(name, errors) for name, errors in found.items()]
 
 
-def without_its_own_run(steady: Sequence[Comparison], busy_steps: float) -> Total | None:
+def without_its_own_run(steady: Sequence[RunComparison], busy_steps: float) -> Total | None:
     """The error of mean TTFT if the steps of a busy server are fitted to all *other* steady runs.
 
     Args:

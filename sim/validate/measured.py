@@ -22,7 +22,7 @@ _Raw = TypeVar("_Raw")
 _Read = TypeVar("_Read")
 
 
-class BadRow(UsageError):
+class BadMeasurement(UsageError):
     """A row that says what it cannot: where it stands, which field, its value, and what is wrong with it."""
 
     def __init__(self, where: str, field: str, value: object, why: str) -> None:
@@ -55,12 +55,12 @@ class Requests:
     rows: tuple[Stamps, ...]
     began_unix_s: float
     """The first arrival, on the wall clock."""
-    left_out: tuple[BadRow, ...] = ()
+    left_out: tuple[BadMeasurement, ...] = ()
     """Rows of the file that are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class MeasuredSettings:
     """What the engine of a stamped run was set to, as its ``meta.json`` says."""
 
     model: str
@@ -134,7 +134,7 @@ def read_requests(text: str, file: str) -> Requests:
     Raises:
         UsageError: there is no request in it.
     """
-    left_out: list[BadRow] = []
+    left_out: list[BadMeasurement] = []
     rows = list(_good(_json_lines(text, file), _stamped, left_out))
     if not rows:
         raise left_out[0] if left_out else UsageError(f"{file}: no requests")
@@ -154,11 +154,11 @@ def _stamped(row: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple
     stamps = tuple(_number(row, name, where) for name in _STAMPS)
     if any(later < earlier - RESOLUTION_S for earlier, later in itertools.pairwise(stamps[1:])):
         why = f"{', '.join(_STAMPS)} must follow one another"
-        raise BadRow(where, "", "", f"stamps run backwards: {why}")
+        raise BadMeasurement(where, "", "", f"stamps run backwards: {why}")
     return (_whole(row, "input_toks", where), _whole(row, "output_toks", where)), stamps
 
 
-def read_settings(text: str, file: str) -> Settings:
+def read_settings(text: str, file: str) -> MeasuredSettings:
     """What ``meta.json`` says; vLLM's defaults where it does not."""
     try:
         document = json.loads(text)
@@ -171,7 +171,7 @@ def read_settings(text: str, file: str) -> Settings:
     for field in ("model", "max_num_seqs", "max_num_batched_tokens"):
         if not engine.get(field):
             raise UsageError(f"{file}: engine_kwargs.{field} is missing")
-    return Settings(
+    return MeasuredSettings(
         model=str(engine["model"]),
         vllm=str(document.get("vllm_version", "?")),
         started_at=str(document.get("started_at") or ""),
@@ -197,9 +197,9 @@ def read_gpu(text: str, file: str) -> str:
         raise UsageError(f"{file}: nodes[0].instances[0].hardware is missing") from None
 
 
-def read_series(text: str, file: str) -> tuple[list[Sample], list[BadRow]]:
+def read_series(text: str, file: str) -> tuple[list[Sample], list[BadMeasurement]]:
     """``timeseries.csv``, a line a second; and the rows that are left out."""
-    left_out: list[BadRow] = []
+    left_out: list[BadMeasurement] = []
     rows = _table(text, file, ("t", "running", "waiting", "kv_cache_pct"))
     return list(_good(rows, _sample, left_out)), left_out
 
@@ -213,13 +213,13 @@ TIMES = ("e2e_mean", "e2e_p90", "e2e_p99", "itl_mean", "ttft_mean", "ttft_p90", 
 SETTINGS = ("exp_id", "model", "hardware", "tp", "workload", "max_num_batched_tokens", "cpu_offload")
 
 
-def read_steady(text: str, file: str) -> tuple[list[Steady], list[BadRow]]:
+def read_steady(text: str, file: str) -> tuple[list[Steady], list[BadMeasurement]]:
     """The rows of the table of steady runs, and those that are left out.
 
     Raises:
         UsageError: there is no row in it, or a column is missing.
     """
-    left_out: list[BadRow] = []
+    left_out: list[BadMeasurement] = []
     found = list(_good(_table(text, file, (*SETTINGS, *TIMES)), _steady, left_out))
     if not found and not left_out:
         raise UsageError(f"{file}: no rows")
@@ -230,7 +230,7 @@ def _steady(row: Mapping[str, str], where: str) -> Steady:
     times = {name: _cell(row, name, where) for name in TIMES}
     wrong = next((name for name, value in times.items() if value <= 0), None)
     if wrong:
-        raise BadRow(where, wrong, row[wrong], "a time in ms is more than 0")
+        raise BadMeasurement(where, wrong, row[wrong], "a time in ms is more than 0")
     return Steady(
         number=f"{_cell(row, 'exp_id', where):g}",
         model=row["model"],
@@ -248,21 +248,23 @@ def _steady(row: Mapping[str, str], where: str) -> Steady:
 
 
 def _good(
-    rows: Iterable[tuple[str, _Raw | BadRow]], read: Callable[[_Raw, str], _Read], left_out: list[BadRow]
+    rows: Iterable[tuple[str, _Raw | BadMeasurement]],
+    read: Callable[[_Raw, str], _Read],
+    left_out: list[BadMeasurement],
 ) -> Iterator[_Read]:
     """Rows as they are read; one bad row never stops the others."""
     for where, row in rows:
         try:
-            if isinstance(row, BadRow):
+            if isinstance(row, BadMeasurement):
                 raise row
             found = read(row, where)
-        except BadRow as error:
+        except BadMeasurement as error:
             left_out.append(error)
             continue
         yield found
 
 
-def _json_lines(text: str, file: str) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
+def _json_lines(text: str, file: str) -> Iterator[tuple[str, dict[str, Any] | BadMeasurement]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -271,37 +273,37 @@ def _json_lines(text: str, file: str) -> Iterator[tuple[str, dict[str, Any] | Ba
         except ValueError:
             row = None
         where = f"{file}:{number}"
-        yield where, row if isinstance(row, dict) else BadRow(where, "", "", "not a JSON object")
+        yield where, row if isinstance(row, dict) else BadMeasurement(where, "", "", "not a JSON object")
 
 
 def _number(row: Mapping[str, Any], name: str, where: str) -> float:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadRow(where, name, repr(value), "write a number")
+        raise BadMeasurement(where, name, repr(value), "write a number")
     return float(value)
 
 
 def _whole(row: Mapping[str, Any], name: str, where: str) -> int:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadRow(where, name, repr(value), "write a whole number, 1 or more")
+        raise BadMeasurement(where, name, repr(value), "write a whole number, 1 or more")
     return value
 
 
-def _table(text: str, file: str, columns: tuple[str, ...]) -> list[tuple[str, dict[str, str] | BadRow]]:
+def _table(text: str, file: str, columns: tuple[str, ...]) -> list[tuple[str, dict[str, str] | BadMeasurement]]:
     header, *rows = text.splitlines() or [""]
     names = cells(header)
     missing = [name for name in columns if name not in names]
     if missing:
         raise UsageError(f"{file}:1: no column {missing[0]!r}; there must be {', '.join(columns)}")
-    found: list[tuple[str, dict[str, str] | BadRow]] = []
+    found: list[tuple[str, dict[str, str] | BadMeasurement]] = []
     for number, line in enumerate(rows, 2):
         where, values = f"{file}:{number}", cells(line)
         if not line.strip():
             continue
         if len(values) != len(names):
             why = f"{len(values)} columns where the header has {len(names)}"
-            found.append((where, BadRow(where, "", "", why)))
+            found.append((where, BadMeasurement(where, "", "", why)))
         else:
             found.append((where, dict(zip(names, values, strict=True))))
     return found
@@ -313,12 +315,12 @@ def _cell(row: Mapping[str, str], name: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise BadRow(where, name, repr(row[name]), "write a number")
+        raise BadMeasurement(where, name, repr(row[name]), "write a number")
     return value
 
 
 def _positive(row: Mapping[str, str], name: str, where: str) -> int:
     value = _cell(row, name, where)
     if value < 1 or value != int(value):
-        raise BadRow(where, name, row[name], "write a whole number, 1 or more")
+        raise BadMeasurement(where, name, row[name], "write a whole number, 1 or more")
     return int(value)

@@ -15,14 +15,14 @@ from costs.hardware import gpu_named
 from costs.model import ModelShape
 from costs.profile import Profile
 from costs.shape import Spans
-from engine.twin.config import Config, Version
+from engine.twin.config import TwinConfig, Version
 from engine.twin.tokens import Segment
 from sim.validate.drive import Driven, drive
 from sim.validate.engines import check_source, engine_text
-from sim.validate.figures import Comparison, SeriesRow, one_by_one, times_figures
-from sim.validate.measured import Requests, Sample, Settings, Stamps
-from sim.validate.times import Array, Times
-from sim.validate.workloads import Planned
+from sim.validate.figures import RunComparison, SeriesRow, one_by_one, times_figures
+from sim.validate.measured import MeasuredSettings, Requests, Sample, Stamps
+from sim.validate.times import Array, RequestTimes
+from sim.validate.workloads import PlannedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Stamped:
     """A stamped run's files, read."""
 
     name: str
-    settings: Settings
+    settings: MeasuredSettings
     requests: Requests
     samples: Sequence[Sample]
     gpu: str
@@ -40,7 +40,7 @@ class Stamped:
 
 def replay_stamped(
     run: Stamped, model: ModelShape, profiles: Sequence[Profile], *, must_fit: bool = False
-) -> Comparison:
+) -> RunComparison:
     """The run's own requests at the times they came, beside its own stamps.
 
     Args:
@@ -62,13 +62,13 @@ def replay_stamped(
     check_source(costs, must_fit=must_fit)
     config = _stamped_config(settings, costs)
     planned = [
-        Planned(round(each.arrived_s * 1e9), (Segment(1 + number, each.input_tokens),), each.output_tokens)
+        PlannedRequest(round(each.arrived_s * 1e9), (Segment(1 + number, each.input_tokens),), each.output_tokens)
         for number, each in enumerate(run.requests.rows)
     ]
     samples = [each for each in run.samples if each.at_s >= run.offset_s]
     driven = drive(config, costs, planned, [round((each.at_s - run.offset_s) * 1e9) for each in samples])
     measured = _measured_times(run.requests.rows)
-    return Comparison(
+    return RunComparison(
         name=run.name,
         model=settings.model,
         engine=engine_text(settings.vllm, costs, config),
@@ -82,9 +82,9 @@ def replay_stamped(
     )
 
 
-def _stamped_config(settings: Settings, costs: Costs) -> Config:
+def _stamped_config(settings: MeasuredSettings, costs: Costs) -> TwinConfig:
     blocks = costs.kv_capacity_tokens // settings.block_size - 1  # vLLM never gives one of them out
-    return Config(
+    return TwinConfig(
         block_size=settings.block_size,
         num_blocks=blocks,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -99,11 +99,11 @@ def _stamped_config(settings: Settings, costs: Costs) -> Config:
     )
 
 
-def _measured_times(requests: Sequence[Stamps]) -> Times:
+def _measured_times(requests: Sequence[Stamps]) -> RequestTimes:
     def ms(name: str) -> Array:
         return np.array([getattr(each, name) for each in requests], dtype=np.float64) * 1000
 
-    return Times(
+    return RequestTimes(
         arrived=ms("arrived_s"),
         started=ms("scheduled_s"),
         first=ms("first_token_s"),
@@ -112,7 +112,7 @@ def _measured_times(requests: Sequence[Stamps]) -> Times:
     )
 
 
-def _stamped_notes(settings: Settings) -> tuple[str, ...]:
+def _stamped_notes(settings: MeasuredSettings) -> tuple[str, ...]:
     if settings.num_blocks:
         return ()
     return ("its KV capacity was not recorded: estimated from the GPU's memory",)

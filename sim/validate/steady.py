@@ -19,12 +19,12 @@ from costs.hardware import gpu_named
 from costs.model import ModelShape
 from costs.profile import Profile
 from costs.shape import Spans
-from engine.twin.config import Config, Version
+from engine.twin.config import TwinConfig, Version
 from sim.validate.drive import drive
 from sim.validate.engines import check_source, engine_text
-from sim.validate.figures import Comparison, Figure, over_seeds
+from sim.validate.figures import Figure, RunComparison, over_seeds
 from sim.validate.measured import MEMORY_SHARE_THEN, Steady
-from sim.validate.times import Array, Times
+from sim.validate.times import Array, RequestTimes
 from sim.validate.workloads import steady, warm_up, workload_named
 
 STEADY_SEQS: Final = 128
@@ -44,7 +44,7 @@ between 0.8 and 1.6, median 1.0. docs/validation.md has the errors with each run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class SteadyLoad:
     """How a steady run is replayed."""
 
     seeds: int = SEEDS
@@ -59,12 +59,12 @@ class Load:
         assert self.seeds >= 1 and SHARE_MIN <= self.share <= 1, f"seeds or share: {self}"
 
 
-USUAL: Final = Load()
+USUAL: Final = SteadyLoad()
 
 
 def replay_steady(
-    row: Steady, model: ModelShape, profiles: Sequence[Profile], load: Load = USUAL, *, must_fit: bool = False
-) -> Comparison:
+    row: Steady, model: ModelShape, profiles: Sequence[Profile], load: SteadyLoad = USUAL, *, must_fit: bool = False
+) -> RunComparison:
     """The run's load, made anew from several seeds, beside its published means and percentiles."""
     workload, gpu, shape = workload_named(row.workload), gpu_named(row.gpu), Spans(tp=row.tp)
     refused = does_not_fit(model, gpu, shape, memory_share=MEMORY_SHARE_THEN)
@@ -79,7 +79,7 @@ def replay_steady(
         batched_tokens=row.max_num_batched_tokens,
     )
     check_source(costs, must_fit=must_fit)
-    config = Config(
+    config = TwinConfig(
         num_blocks=costs.kv_capacity_tokens // 16 - 1,
         max_num_batched_tokens=row.max_num_batched_tokens,
         max_num_seqs=STEADY_SEQS,
@@ -93,7 +93,7 @@ def replay_steady(
         driven = drive(config, costs, planned)
         seen.append(client_side(driven.times.after(warm_up(load.share)), first_token_ms, load.busy_steps))
         preemptions += driven.preemptions
-    return Comparison(
+    return RunComparison(
         name=f"{row.gpu.lower()}-{row.number}",
         model=f"{row.model} tp{row.tp}",
         engine=f"{row.workload}, {engine_text('0.15.1', costs, config)}",
@@ -105,23 +105,23 @@ def replay_steady(
     )
 
 
-def client_side(times: Times, first_token_ms: float, busy_steps: float) -> Times:
+def client_side(times: RequestTimes, first_token_ms: float, busy_steps: float) -> RequestTimes:
     """As a client sees it: later by a request's own CPU time, and by so many mean steps of a busy server."""
     later_ms = first_token_ms + busy_steps * float(times.tpot.mean())
     return replace(times, first=times.first + later_ms, last=times.last + later_ms)
 
 
-def _steady_figures(row: Steady, output_tokens: int, seen: Sequence[Times]) -> Iterator[Figure]:
-    def mean(of: Callable[[Times], Array]) -> list[float]:
+def _steady_figures(row: Steady, output_tokens: int, seen: Sequence[RequestTimes]) -> Iterator[Figure]:
+    def mean(of: Callable[[RequestTimes], Array]) -> list[float]:
         return [float(of(times).mean()) for times in seen]
 
-    def percentile(of: Callable[[Times], Array], part: int) -> list[float]:
+    def percentile(of: Callable[[RequestTimes], Array], part: int) -> list[float]:
         return [float(np.percentile(of(times), part)) for times in seen]
 
-    def ttft(times: Times) -> Array:
+    def ttft(times: RequestTimes) -> Array:
         return times.ttft
 
-    def e2e(times: Times) -> Array:
+    def e2e(times: RequestTimes) -> Array:
         return times.e2e
 
     yield over_seeds("TTFT mean", "ms", row.ttft_mean, mean(ttft))

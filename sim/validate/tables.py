@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from sim.validate.figures import Comparison, Figure, SeriesRow, Total, told, totals, without_its_own_run
+from sim.validate.figures import Figure, RunComparison, SeriesRow, Total, told, totals, without_its_own_run
 from sim.validate.steady import BUSY_STEPS
 
 
@@ -41,7 +41,7 @@ def percent(value: float | None, *, sign: bool = True) -> str:
     return f"{value:+.1%}" if sign else f"{value:.1%}"
 
 
-def markdown(comparisons: Sequence[Comparison]) -> Iterator[str]:
+def markdown(comparisons: Sequence[RunComparison]) -> Iterator[str]:
     """All tables, line by line."""
     stamped = [each for each in comparisons if each.one_by_one]
     steady = [each for each in comparisons if not each.one_by_one]
@@ -67,7 +67,7 @@ def _header(*names: str) -> Iterator[str]:
     yield _row("---" for _ in names)
 
 
-def _steady(runs: Sequence[Comparison]) -> Iterator[str]:
+def _steady(runs: Sequence[RunComparison]) -> Iterator[str]:
     yield from _header("run", *STEADY_COLUMNS)
     for run in runs:
         found = [run.figure(name) for name in STEADY_COLUMNS]
@@ -86,7 +86,7 @@ def _cell(figure: Figure | None) -> str:
     return f"{number(figure.predicted)}{spread} / {number(figure.measured)}<br>{percent(figure.error)}"
 
 
-def _stamped(run: Comparison) -> Iterator[str]:
+def _stamped(run: RunComparison) -> Iterator[str]:
     counts = f"{run.requests} requests, {run.preemptions} preemptions predicted"
     yield f"**{run.name}**: {counts}. {run.engine}. {run.because}."
     yield from (f"{note[0].upper()}{note[1:]}." for note in run.notes)
@@ -124,7 +124,7 @@ def _series(series: Sequence[SeriesRow]) -> Iterator[str]:
     yield ""
 
 
-def steady_totals(steady: Sequence[Comparison]) -> list[Total]:
+def steady_totals(steady: Sequence[RunComparison]) -> list[Total]:
     """The errors of the steady runs alone, that of mean TTFT also with each run left out of the fit."""
     left_out = without_its_own_run(steady, BUSY_STEPS)
     return [*told(totals(steady)), *([left_out] if left_out else [])]
@@ -140,7 +140,7 @@ def _totals(found: Sequence[Total]) -> Iterator[str]:
     yield ""
 
 
-def _others(runs: Sequence[Comparison]) -> Iterator[str]:
+def _others(runs: Sequence[RunComparison]) -> Iterator[str]:
     yield from _header("mean absolute error on the means", "E2E", "ITL", "TTFT")
     ours = {each.name: each.mean for each in totals(runs)}
     rows = (Published(f"this twin, {len(runs)} runs", ours["E2E mean"], ours["ITL mean"], ours["TTFT mean"]), *OTHERS)

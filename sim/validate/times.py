@@ -11,7 +11,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class RequestTimes:
     """One row per request; times in ms since one time 0."""
 
     arrived: Array
@@ -49,11 +49,11 @@ class Times:
         """Arrival to the last token, per token: what inference-perf calls normalized time per output token, ms."""
         return self.e2e / self.outputs
 
-    def after(self, count: int) -> Times:
+    def after(self, count: int) -> RequestTimes:
         """Without the first `count` rows."""
         columns = (self.arrived, self.started, self.first, self.last, self.outputs)
         arrived, started, first, last, outputs = (column[count:] for column in columns)
-        return Times(arrived=arrived, started=started, first=first, last=last, outputs=outputs)
+        return RequestTimes(arrived=arrived, started=started, first=first, last=last, outputs=outputs)
 
     @property
     def duration_s(self) -> float:

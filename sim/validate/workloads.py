@@ -26,7 +26,7 @@ from engine.twin.tokens import Prompt, Segment
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRequest:
     """One request: when it comes, what it says, how long its answer is."""
 
     at_ns: int
@@ -81,7 +81,9 @@ def warm_up(share: float) -> int:
     return round(TEXTS * (1 - share))
 
 
-def steady(workload: Workload, rng: np.random.Generator, *, share: float = 1.0, repeated: bool = True) -> list[Planned]:
+def steady(
+    workload: Workload, rng: np.random.Generator, *, share: float = 1.0, repeated: bool = True
+) -> list[PlannedRequest]:
     """The requests of a steady load, after those of its warm-up, which come at the first stage's rate.
 
     Args:
@@ -97,7 +99,7 @@ def steady(workload: Workload, rng: np.random.Generator, *, share: float = 1.0, 
         *((int(rate * whole_s * share), whole_s * share) for rate, whole_s in workload.stages),
     ]
     order = rng.permutation(TEXTS).tolist()
-    planned: list[Planned] = []
+    planned: list[PlannedRequest] = []
     start_s = 0.0
     for count, duration_s in stages:
         gaps = rng.exponential(1.0, count)
@@ -108,6 +110,6 @@ def steady(workload: Workload, rng: np.random.Generator, *, share: float = 1.0, 
                 Segment(1 + text // QUESTIONS, workload.system_tokens),
                 Segment(1 + GROUPS + question, workload.question_tokens),
             )
-            planned.append(Planned(round(at_s * 1e9), prompt, workload.output_tokens))
+            planned.append(PlannedRequest(round(at_s * 1e9), prompt, workload.output_tokens))
         start_s += duration_s
     return planned

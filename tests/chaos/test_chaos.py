@@ -23,7 +23,7 @@ from support.redis_server import RedisServer
 
 from cluster import wire
 from cluster.registry.redis import RedisRegistry
-from engine.mock.instance import Instance as Mock
+from engine.mock.instance import MockInstance as Mock
 from router.core import journey
 from router.fleet import probes
 from router.http import upstream

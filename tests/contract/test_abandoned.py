@@ -20,7 +20,7 @@ from router.scheduler.dispatch import Dispatch
 from router.scheduler.scheduler import Scheduler
 from router.telemetry.explain_store import ExplainStore
 from router.telemetry.metrics import RouterMetrics
-from router.telemetry.timing import Timeline
+from router.telemetry.timing import RequestTimeline
 
 pytestmark = pytest.mark.interpreted
 
@@ -35,7 +35,7 @@ STEPS: list[tuple[Any, str]] = [
     (RequestTrace, "chose"),
     (RequestTrace, "opened"),
     (RequestTrace, "_end_span"),
-    (Timeline, "end"),
+    (RequestTimeline, "end"),
     (RequestTrace, "sends"),
     (ExplainStore, "begin"),
     (ExplainStore, "finish"),

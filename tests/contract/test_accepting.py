@@ -13,7 +13,7 @@ import pytest
 from cluster.accepting import close_server
 from cluster.http.requests import Request
 from engine.mock.http import Exchange
-from engine.mock.listener import Listener
+from engine.mock.listener import MockListener
 
 
 class Told(asyncio.Protocol):
@@ -53,7 +53,7 @@ def nothing_collected() -> Iterator[None]:
 @pytest.mark.usefixtures("nothing_collected")
 @pytest.mark.parametrize("turns", range(5))
 async def test_a_connection_in_the_turn_of_the_close_is_ended(turns: int) -> None:
-    listener = Listener("127.0.0.1", 0, Nothing())
+    listener = MockListener("127.0.0.1", 0, Nothing())
     await listener.open()
     with socket.create_connection(("127.0.0.1", listener.port)) as client:
         client.setblocking(False)

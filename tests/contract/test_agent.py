@@ -22,14 +22,14 @@ from support.fleet import eventually
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, State
+from cluster.registry.membership import Heartbeat, MemberState
 from cluster.registry.memory import MemoryRegistry
 from decode.rules import DecodeRules
 from engine.agent import agent as agents
 from engine.agent.agent import Agent, AgentConfig
-from engine.vllm.child import Change, EngineProcess
+from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.spec import EngineSpec
-from engine.vllm.supervise import State as Process
+from engine.vllm.supervise import EngineState as Process
 from prefill.rules import PrefillRules
 
 
@@ -47,7 +47,7 @@ class Puppet:
 
     def becomes(self, state: Process, epoch: int = 1, detail: str = "") -> None:
         assert self.agent is not None
-        self.agent.engine_changed(Change(instance=self.spec.instance, state=state, detail=detail, epoch=epoch))
+        self.agent.engine_changed(EngineChange(instance=self.spec.instance, state=state, detail=detail, epoch=epoch))
 
     async def run(self) -> None:
         await self.stopped.wait()
@@ -76,7 +76,7 @@ class Stage:
         """The last heartbeat readers see."""
         return next((beat for beat in await self.registry.read() if beat.id == self.agent.spec.instance), None)
 
-    async def sees(self, state: State) -> Heartbeat:
+    async def sees(self, state: MemberState) -> Heartbeat:
         """Wait until readers see this state."""
         async with asyncio.timeout(5):
             while True:
@@ -145,7 +145,7 @@ async def starter() -> AsyncIterator[Starter]:
 async def until_ready(stage: Stage, epoch: int = 1) -> Heartbeat:
     stage.puppet.becomes(Process.STARTING, epoch)
     stage.puppet.becomes(Process.READY, epoch)
-    return await stage.sees(State.READY)
+    return await stage.sees(MemberState.READY)
 
 
 async def test_the_fleet_hears_of_another_role(starter: Starter) -> None:
@@ -153,7 +153,7 @@ async def test_the_fleet_hears_of_another_role(starter: Starter) -> None:
     await until_ready(stage)
     assert stage.agent.ask_role(Role.PREFILL) is None
     async with asyncio.timeout(5.0):
-        while (await stage.sees(State.READY)).role is not Role.PREFILL:
+        while (await stage.sees(MemberState.READY)).role is not Role.PREFILL:
             await asyncio.sleep(0.01)
     assert stage.agent.state()["role"] == "prefill"
     assert stage.agent.state()["epoch"] == 1, "the same life"
@@ -162,7 +162,7 @@ async def test_the_fleet_hears_of_another_role(starter: Starter) -> None:
 
 async def test_from_start_to_goodbye(starter: Starter) -> None:
     stage = await starter.start()
-    beat = await stage.sees(State.STARTING)
+    beat = await stage.sees(MemberState.STARTING)
     assert beat.credits == 0
     beat = await until_ready(stage)
     assert beat.url == stage.engine.url
@@ -170,10 +170,10 @@ async def test_from_start_to_goodbye(starter: Starter) -> None:
     assert beat.credits > 0
     assert beat.agent_url == stage.agent.url
     stage.agent.ask_leave()
-    await stage.sees(State.DRAINING)
+    await stage.sees(MemberState.DRAINING)
     assert await stage.running == 0
     gone = await stage.seen()
-    assert gone is None or gone.state is State.GONE
+    assert gone is None or gone.state is MemberState.GONE
 
 
 async def test_the_fleet_hears_of_adapters_that_come_and_go(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ async def test_the_fleet_hears_of_adapters_that_come_and_go(starter: Starter, mo
     for adapters in (["poet"], []):
         stage.engine.adapters = adapters
         async with asyncio.timeout(5.0):
-            while (beat := await stage.sees(State.READY)).model_names != ("fake", *adapters):
+            while (beat := await stage.sees(MemberState.READY)).model_names != ("fake", *adapters):
                 await asyncio.sleep(0.01)
         assert beat.models[0]["id"] == "fake"
 
@@ -201,7 +201,7 @@ async def test_adapters_are_told_by_their_files_until_these_change(
 
     async def says(wanted: dict[str, str]) -> None:
         async with asyncio.timeout(5.0):
-            while (await stage.sees(State.READY)).adapters != wanted:
+            while (await stage.sees(MemberState.READY)).adapters != wanted:
                 await asyncio.sleep(0.01)
 
     await says({"poet": "digest of /adapters/poet"})
@@ -216,9 +216,9 @@ async def test_what_it_serves_is_named_at_every_start_of_its_engine(starter: Sta
     stage = await starter.start(weights=lambda: next(names))
     assert (await until_ready(stage)).weights == "old"
     stage.puppet.becomes(Process.STARTING, 2)
-    await stage.sees(State.STARTING)
+    await stage.sees(MemberState.STARTING)
     stage.puppet.becomes(Process.READY, 2)
-    beat = await stage.sees(State.READY)
+    beat = await stage.sees(MemberState.READY)
     assert (beat.weights, beat.node, beat.instance.weights) == ("new", "here", "new"), "asked again once it was there"
 
 
@@ -232,7 +232,7 @@ async def test_every_start_has_an_epoch_of_its_own(starter: Starter) -> None:
     stage = await starter.start()
     first = (await until_ready(stage)).epoch
     stage.puppet.becomes(Process.RESTARTING, 1, "exit code 137")
-    await stage.sees(State.RESTARTING)
+    await stage.sees(MemberState.RESTARTING)
     assert (await until_ready(stage, epoch=2)).epoch > first
 
 
@@ -267,7 +267,7 @@ async def test_a_taken_name_is_refused_with_both_names(starter: Starter) -> None
         await second.running
     assert "agent" in str(caught.value)
     assert any("waiting for it to be free" in line for line in second.said)
-    assert (await first.sees(State.READY)).agent_url == first.agent.url
+    assert (await first.sees(MemberState.READY)).agent_url == first.agent.url
 
 
 async def test_the_name_of_an_agent_that_died_is_free_after_a_while(starter: Starter) -> None:
@@ -282,7 +282,7 @@ async def test_the_name_of_an_agent_that_died_is_free_after_a_while(starter: Sta
     second.puppet.becomes(Process.STARTING)
     second.puppet.becomes(Process.READY)
     async with asyncio.timeout(5):
-        while (await second.sees(State.READY)).agent_url != second.agent.url:
+        while (await second.sees(MemberState.READY)).agent_url != second.agent.url:
             await asyncio.sleep(0.01)
     assert not second.running.done()
 
@@ -294,7 +294,7 @@ async def test_it_serves_on_without_the_registry(starter: Starter) -> None:
     async with aiohttp.ClientSession() as session, session.get(f"{stage.agent.url}/ready") as answer:
         assert answer.status == 200
     starter.registry.down = False
-    await stage.sees(State.READY)
+    await stage.sees(MemberState.READY)
 
 
 async def test_an_engine_that_fails_for_good_ends_its_agent(starter: Starter) -> None:
@@ -323,7 +323,7 @@ async def test_state_over_http(starter: Starter) -> None:
         await eventually(lambda: stage.agent.machine.drained, "drained after the quiet time")
         async with session.post(f"{stage.agent.url}/resume") as answer:
             assert (await answer.json())["state"] == "ready"
-    await stage.sees(State.READY)
+    await stage.sees(MemberState.READY)
 
 
 # --- what its engine throws out ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from cluster.keys import digest
 from engine.agent.http import Gate, agent_app, listen
 from kvtransfer.keys import instance_key
 from kvtransfer.signed import READER, SIGNATURE, TO, Ask, signed_headers
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 
 class Told:
@@ -114,7 +114,7 @@ async def test_bad_roles(agent: Agent, body: bytes) -> None:
 
 # --- callers ----------------------------------------------------------------------------------------------------------
 
-FLEET = Key("k1", b"f" * 32)
+FLEET = SigningKey("k1", b"f" * 32)
 MINE = instance_key(FLEET, InstanceId("decode-0"))
 OPERATOR = {"Authorization": "Bearer sk-operator"}
 ASKS = (("GET", "/state"), ("GET", "/metrics"), ("POST", "/drain"), ("POST", "/resume"), ("POST", "/role"))
@@ -130,7 +130,7 @@ async def agent_with(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Told
     await runner.cleanup()
 
 
-def signed(method: str, path: str, body: bytes = b"", key: Key = MINE, to: str = "decode-0") -> dict[str, str]:
+def signed(method: str, path: str, body: bytes = b"", key: SigningKey = MINE, to: str = "decode-0") -> dict[str, str]:
     ask = Ask(method=method, path=path, body=body, by="router-1", to=to)
     return signed_headers(ask, key, now=time.time(), nonce=next(NONCES).to_bytes(16))
 

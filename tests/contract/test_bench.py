@@ -10,7 +10,7 @@ from bench import contestants, processes, sender
 from engine.vllm.metrics import parse_load
 from loadgen.arrival import Arrival
 from loadgen.body import Asking
-from loadgen.http import Pool
+from loadgen.http import LoadConnections
 from loadgen.replay import Replay, Sending
 
 ANYWHERE = processes.cores().measured | processes.cores().engines
@@ -57,6 +57,6 @@ async def test_the_relay_on_twins() -> None:
         with processes.stopping([router]):
             model = processes.asked(f"{urls[0]}/v1/models")["data"][0]["id"]
             sending = Sending(asking=Asking(model), timeout_s=20)
-            load = await Replay(Pool(endpoint), sending).run([Arrival(0.0, 40, 4)] * 3)
+            load = await Replay(LoadConnections(endpoint), sending).run([Arrival(0.0, 40, 4)] * 3)
         assert [(each.error, each.chunks) for each in load.records] == [(None, 4)] * 3
         assert parse_load(processes.page(f"{urls[1]}/metrics")).external_kv_tokens > 0

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from support.scaling import InMemory, Scripted
 
-from cluster.flow import Backlog, Counted
+from cluster.flow import Backlog, FlowCounts
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, Kind, State
+from cluster.registry.membership import Heartbeat, MemberKind, MemberState
 from cluster.registry.memory import MemoryRegistry
 from goodput.actions import Action, Drain, Start
 from goodput.actuate.journal import Journal, lines
-from goodput.actuate.lease import MARGIN_S, Lease
+from goodput.actuate.lease import MARGIN_S, LeaderClaim
 from goodput.actuate.protocol import carry_out
-from goodput.actuate.scaler import Fleet, Scaler
+from goodput.actuate.scaler import ScaledFleet, Scaler
 from goodput.decision import Observed, Pause, What
 from goodput.decisionlog import decode
 
@@ -33,20 +33,20 @@ class Clock:
         return self.now
 
 
-def router(seq: int, counted: tuple[Counted, ...] | None, waiting: int = 0) -> Heartbeat:
+def router(seq: int, counted: tuple[FlowCounts, ...] | None, waiting: int = 0) -> Heartbeat:
     return Heartbeat(
         id=InstanceId("router-1"),
         agent="r",
-        kind=Kind.ROUTER,
+        kind=MemberKind.ROUTER,
         seq=seq,
         url="http://h:1",
-        state=State.READY,
+        state=MemberState.READY,
         counted=counted,
         backlog=(Backlog(model="m", waiting=waiting, oldest_s=2.5),) if waiting else (),
     )
 
 
-def instance(name: str, role: Role, state: State, seq: int = 1) -> Heartbeat:
+def instance(name: str, role: Role, state: MemberState, seq: int = 1) -> Heartbeat:
     return Heartbeat(id=InstanceId(name), agent=f"a-{name}", seq=seq, role=role, url="http://h:2", state=state)
 
 
@@ -59,8 +59,8 @@ class Rig:
         self.actuator = InMemory()
 
     def scaler(self, machine: Scripted, journal: Journal | None = None, **more: dict[str, int]) -> Scaler:
-        lease = Lease(self.registry, URL, clock=self.clock)
-        fleet = Fleet(model="", pools=POOLS, machine=machine)
+        lease = LeaderClaim(self.registry, URL, clock=self.clock)
+        fleet = ScaledFleet(model="", pools=POOLS, machine=machine)
         return Scaler(self.registry, lease, self.actuator, (fleet,), journal, clock=self.clock, **more)
 
 
@@ -69,7 +69,7 @@ class Rig:
 
 async def test_of_two_controllers_one_leads_and_the_other_takes_over_when_it_says_goodbye() -> None:
     rig = Rig()
-    first, second = (Lease(rig.registry, URL, clock=rig.clock) for _ in range(2))
+    first, second = (LeaderClaim(rig.registry, URL, clock=rig.clock) for _ in range(2))
     await first.turn()
     await second.turn()
     assert (first.held, second.held) == (True, False)
@@ -82,7 +82,7 @@ async def test_of_two_controllers_one_leads_and_the_other_takes_over_when_it_say
 
 async def test_a_leader_that_died_is_followed_after_its_ttl() -> None:
     rig = Rig()
-    first, second = (Lease(rig.registry, URL, clock=rig.clock) for _ in range(2))
+    first, second = (LeaderClaim(rig.registry, URL, clock=rig.clock) for _ in range(2))
     await first.turn()
     rig.clock.now += rig.registry.ttl_s - 0.1
     await second.turn()
@@ -97,7 +97,7 @@ async def test_a_leader_that_died_is_followed_after_its_ttl() -> None:
 async def test_a_paused_leader_stops_acting_before_another_one_can_begin() -> None:
     """At no instant both hold it, however the clock jumps between their turns."""
     rig = Rig()
-    first, second = (Lease(rig.registry, URL, clock=rig.clock) for _ in range(2))
+    first, second = (LeaderClaim(rig.registry, URL, clock=rig.clock) for _ in range(2))
     await first.turn()
     for _ in range(80):
         rig.clock.now += 0.1
@@ -112,7 +112,7 @@ async def test_a_paused_leader_stops_acting_before_another_one_can_begin() -> No
 
 async def test_a_leader_without_the_registry_acts_no_more() -> None:
     rig = Rig()
-    lease = Lease(rig.registry, URL, clock=rig.clock)
+    lease = LeaderClaim(rig.registry, URL, clock=rig.clock)
     await lease.turn()
     rig.registry.down = True
     for _ in range(4):
@@ -126,7 +126,7 @@ async def test_a_leader_without_the_registry_acts_no_more() -> None:
 
 async def test_a_controller_that_does_not_lead_changes_nothing() -> None:
     rig = Rig()
-    other = Lease(rig.registry, URL, clock=rig.clock)
+    other = LeaderClaim(rig.registry, URL, clock=rig.clock)
     await other.turn()
     machine = Scripted(lambda _: {"decode": 3})
     scaler = rig.scaler(machine)
@@ -200,7 +200,7 @@ async def test_a_registry_that_is_lost_makes_everything_unknown_not_zero() -> No
     machine = Scripted(lambda _: {"decode": 1})
     scaler = rig.scaler(machine)
     await scaler.lease.turn()
-    await rig.registry.beat(router(1, (Counted(model="m", arrivals=7),)))
+    await rig.registry.beat(router(1, (FlowCounts(model="m", arrivals=7),)))
     await scaler.look()
     assert machine.looks[-1].routers[0].classes[""].arrivals == 7
     rig.registry.down = True
@@ -225,11 +225,11 @@ async def test_instances_are_joined_with_their_agents_word() -> None:
     scaler = rig.scaler(machine)
     for name in ("prefill-0", "decode-0", "decode-1"):
         await rig.actuator.start(Start(instance=InstanceId(name), pool=name.partition("-")[0]))
-    await rig.registry.beat(instance("decode-0", Role.DECODE, State.STARTING))
-    await rig.registry.beat(instance("decode-1", Role.PREFILL, State.READY))
+    await rig.registry.beat(instance("decode-0", Role.DECODE, MemberState.STARTING))
+    await rig.registry.beat(instance("decode-1", Role.PREFILL, MemberState.READY))
     await scaler.look()
     rig.clock.now += 1
-    await rig.registry.beat(instance("decode-0", Role.DECODE, State.READY, 2))
+    await rig.registry.beat(instance("decode-0", Role.DECODE, MemberState.READY, 2))
     await scaler.look()
     assert machine.looks[-1].instances is not None
     seen = {each.id: each for each in machine.looks[-1].instances}
@@ -249,7 +249,9 @@ async def test_the_log_gives_the_machine_the_same_events_again(tmp_path: Path) -
     machine = Scripted(lambda _: {"prefill": 1, "decode": 2})
     scaler = rig.scaler(machine, Journal(log, {"engine": "mock"}))
     await scaler.lease.turn()
-    await rig.registry.beat(router(1, (Counted(model="m", arrivals=3, prompts={5: 3}, prompt_tokens=30),), waiting=2))
+    await rig.registry.beat(
+        router(1, (FlowCounts(model="m", arrivals=3, prompts={5: 3}, prompt_tokens=30),), waiting=2)
+    )
     await scaler.look()
     await scaler.pause(paused=True, who="me")
     await scaler.resize("", Role.DECODE, 4, "me")

@@ -6,7 +6,7 @@ import time
 
 from cluster.ids import InstanceId
 from cluster.instance import Load, Role
-from cluster.registry.membership import Heartbeat, Kind, Membership, State
+from cluster.registry.membership import Heartbeat, MemberKind, Membership, MemberState
 from cluster.registry.memory import MemoryRegistry
 from decode.rules import DecodeRules
 from engine.agent.grants import concerning
@@ -31,12 +31,12 @@ class Agent:
         self.members, self.seq = Membership(), 0
 
     async def beat(self) -> dict[str, int]:
-        self.members.fold(await self.registry.read(Kind.ROUTER), float(self.seq))
+        self.members.fold(await self.registry.read(MemberKind.ROUTER), float(self.seq))
         said = (concerning(each.beat, D, Role.BOTH, ["m"]) for each in self.members.snapshot())
         self.machine.handle(RoutersHeard(tuple(said)), float(self.seq))
         self.seq += 1
         beat = Heartbeat(
-            id=D, agent="agent-d", seq=self.seq, state=State.READY, url="http://d", models=({"id": "m"},),
+            id=D, agent="agent-d", seq=self.seq, state=MemberState.READY, url="http://d", models=({"id": "m"},),
             credits=self.machine.credits, grants=self.machine.grants((1, self.seq)),
         )  # fmt: skip
         await self.registry.beat(beat)

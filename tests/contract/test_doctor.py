@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton import checks
-from baton.checks import CHECKS, Verdict, run_checks
+from baton.checks import CHECKS, CheckVerdict, run_checks
 from engine.vllm.hardware import find_hardware
 
 
@@ -13,16 +13,16 @@ def test_every_check_answers_on_this_machine() -> None:
     findings = run_checks()
     assert len(findings) == len(CHECKS)
     assert all(finding.what and finding.found for finding in findings)
-    assert all(finding.fix for finding in findings if finding.verdict is Verdict.MISSING)
+    assert all(finding.fix for finding in findings if finding.verdict is CheckVerdict.MISSING)
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check_nothing(_: object) -> checks.Finding:
+    def check_nothing(_: object) -> checks.DoctorFinding:
         raise ZeroDivisionError("by zero")
 
     monkeypatch.setattr(checks, "CHECKS", (check_nothing,))
     (finding,) = run_checks()
-    assert finding.verdict is Verdict.NOTE
+    assert finding.verdict is CheckVerdict.NOTE
     assert "ZeroDivisionError: by zero" in finding.found
 
 
@@ -31,11 +31,11 @@ def test_missing_lscpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.shutil, "which", lambda _: None)
     hardware = find_hardware()
     finding = checks.check_cpu(hardware)
-    assert hardware.gpus or (finding.verdict is Verdict.MISSING and "util-linux" in finding.fix)
+    assert hardware.gpus or (finding.verdict is CheckVerdict.MISSING and "util-linux" in finding.fix)
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_version", lambda _: None)
     hardware = find_hardware()
     for check in (checks.check_torch, checks.check_vllm, checks.check_nixl):
-        assert check(hardware).verdict is Verdict.MISSING
+        assert check(hardware).verdict is CheckVerdict.MISSING

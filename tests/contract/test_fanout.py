@@ -16,7 +16,7 @@ import pytest
 
 from baton import compiled, fanout
 from baton.cli import main
-from baton.fanout import RETRIES, Fanout, Processes, in_order
+from baton.fanout import RETRIES, Fanout, ForkedProcesses, in_order
 from cluster.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray warns of its own deprecations
@@ -207,13 +207,13 @@ def test_ctrl_c_on_a_cluster_gives_the_best_so_far_and_frees_it(
 ) -> None:
     import ray
 
-    from baton.plan_view import Progress
+    from baton.plan_view import PlanProgress
 
     def ticked(_self: object, found: Any, *_: object) -> None:
         if found.best is not None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Progress, "tick", ticked)
+    monkeypatch.setattr(PlanProgress, "tick", ticked)
     file = tmp_path / "baton.yaml"
     file.write_text(CLUSTER)
     assert main(["plan", str(file), *LOAD, "--rate", "6", "--requests", "100", "--on", "ray"]) == 0
@@ -276,7 +276,7 @@ def walk(width: int) -> Iterator[tuple[int, int]]:
 
 
 def test_nothing_is_left_of_closed_processes() -> None:
-    fan = Processes(CONTEXT, 2)
+    fan = ForkedProcesses(CONTEXT, 2)
     assert fan.submit(looked_up, 1).result() == 10
     fan.close()
     with pytest.raises(RuntimeError):

@@ -19,8 +19,8 @@ from support.fleet import Fleet, Starter, eventually
 from baton.commands.router import GARBAGE
 from cluster.keys import digest
 from cluster.spec import Tenant
-from router.http.cold import Handler
-from router.http.front import Connection
+from router.http.cold import AiohttpConnection
+from router.http.front import ClientConnection
 
 BODY = json.dumps({"model": "fake", "prompt": "p" * 250_000, "max_tokens": 5}).encode()
 KEY = "sk-baton-some"
@@ -130,11 +130,11 @@ async def test_bytes_of_all_bodies_together_are_bounded(start: Starter, path: by
 
 def transports() -> list[asyncio.Transport]:
     """Of all clients' connections of this process."""
-    kinds: tuple[Any, ...] = (Connection, Handler)
+    kinds: tuple[Any, ...] = (ClientConnection, AiohttpConnection)
     found = [
         each for each in gc.get_objects() if issubclass(type(each), kinds)
     ]  # isinstance would ask what lazy modules are
-    both = (each._transport if isinstance(each, Connection) else each.transport for each in found)
+    both = (each._transport if isinstance(each, ClientConnection) else each.transport for each in found)
     return [each for each in both if each is not None and not each.is_closing()]
 
 

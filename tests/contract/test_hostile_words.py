@@ -14,7 +14,7 @@ from cluster.bounded import PLAIN, WORD_BYTES_MAX, Unfit, whole_body
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from engine.vllm.probe import Probe, Unwell
-from loadgen.http import Connection, Pool
+from loadgen.http import LoadConnection, LoadConnections
 from router.http.upstream import EngineLost, Upstream
 
 ENDLESS = Script(
@@ -98,8 +98,8 @@ async def test_a_load_hears_only_final_answers(script: Script, end: str) -> None
         return script
 
     async with HostileEngine("e", Role.BOTH, speak).open() as engine:
-        pool = Pool(engine.url)
-        connection: Connection = await pool.connect()
+        pool = LoadConnections(engine.url)
+        connection: LoadConnection = await pool.connect()
         heard = Heard()
         connection.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", heard)
         async with asyncio.timeout(5):

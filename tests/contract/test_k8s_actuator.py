@@ -15,7 +15,7 @@ from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput.actions import Drain, Flip, Resume, Start, Stop
-from goodput.actuate.existing import Existing, Life, Observed
+from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.actuate.kubernetes import KubernetesActuator
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
@@ -43,8 +43,8 @@ class Memory:
         self.left = left
         self.done: list[str] = []
 
-    async def look(self) -> Observed:
-        return Observed(now_s=0.0, instances=tuple(self.there.values()))
+    async def look(self) -> ExistingFleet:
+        return ExistingFleet(now_s=0.0, instances=tuple(self.there.values()))
 
     def _note(self, what: str) -> None:
         if self.left == 0:
@@ -64,17 +64,17 @@ class Memory:
 
     async def make(self, name: InstanceId, pool: str, because: str) -> str:
         self._note(f"make {name}")
-        self.there[name] = Existing(instance=name, pool=pool, life=Life.PENDING)
+        self.there[name] = Existing(instance=name, pool=pool, life=InstanceLife.PENDING)
         return ""
 
     async def mark(self, name: InstanceId, because: str) -> str:
         self._note(f"mark {name}")
-        self.there[name] = replace(self.there[name], life=Life.LEAVING)
+        self.there[name] = replace(self.there[name], life=InstanceLife.LEAVING)
         return ""
 
     async def unmark(self, name: InstanceId) -> str:
         self._note(f"unmark {name}")
-        self.there[name] = replace(self.there[name], life=Life.RUNNING)
+        self.there[name] = replace(self.there[name], life=InstanceLife.RUNNING)
         return ""
 
     async def quiet(self, name: InstanceId, deadline_s: float) -> str:
@@ -104,7 +104,7 @@ async def test_every_action_is_good_twice() -> None:
     assert world.there == {}
     assert world.sizes == {"decode": 0}
     await actuator.start(Start(instance=A, pool="decode"))
-    world.there[A] = replace(world.there[A], life=Life.RUNNING)
+    world.there[A] = replace(world.there[A], life=InstanceLife.RUNNING)
     world.done.clear()
     for _ in range(2):
         assert await actuator.drain(Drain(instance=A)) == ""
@@ -131,7 +131,7 @@ async def test_a_running_instance_is_not_cancelled_and_a_drain_that_stays_keeps_
     world = Memory()
     actuator = KubernetesActuator(world)
     await actuator.start(Start(instance=A, pool="decode"))
-    world.there[A] = replace(world.there[A], life=Life.RUNNING)
+    world.there[A] = replace(world.there[A], life=InstanceLife.RUNNING)
     assert "not pending any more" in await actuator.cancel(Stop(instance=A))
     world.done.clear()
     assert await actuator.drain(Drain(instance=A, leave=False)) == ""
@@ -152,7 +152,7 @@ async def test_a_controller_killed_between_two_changes_can_do_it_again(left: int
 
     with pytest.raises(ConnectionError):
         await once()
-    leaving = [each for each in world.there.values() if each.life is Life.LEAVING]
+    leaving = [each for each in world.there.values() if each.life is InstanceLife.LEAVING]
     assert world.sizes["decode"] >= len(world.there) - len(leaving), "never fewer wanted than there are that stay"
 
 
@@ -173,7 +173,7 @@ def controller_of(stage: Stage) -> KubernetesActuator:
     return KubernetesActuator(OperatorWorld(operator, NS, "chat", operator._settings.board.of(NS, "chat")))
 
 
-async def lives(actuator: KubernetesActuator) -> dict[str, Life]:
+async def lives(actuator: KubernetesActuator) -> dict[str, InstanceLife]:
     return {str(each.instance): each.life for each in (await actuator.observe()).instances}
 
 

@@ -17,17 +17,17 @@ from support.k8s_stage import prepared
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
 from k8s.crd.names import API_VERSION
-from k8s.operator.client import ApiFailed, Client
+from k8s.operator.client import ApiClient, ApiFailed
 
 CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": NS}, "data": {"x": "1"}}
 PATH = f"/api/v1/namespaces/{NS}/configmaps"
 
 
 @pytest.fixture
-async def api(pytestconfig: pytest.Config) -> AsyncIterator[tuple[Client, ApiServer | None]]:
+async def api(pytestconfig: pytest.Config) -> AsyncIterator[tuple[ApiClient, ApiServer | None]]:
     """The double; with --kubeconfig a real server, of which what these tests make is taken away again."""
     if kubeconfig := pytestconfig.getoption("kubeconfig", ""):
-        client = await Client.open(kubeconfig)
+        client = await ApiClient.open(kubeconfig)
         await prepared(client)
         yield client, None
         made = [("v1", "ConfigMap", "a"), ("v1", "ConfigMap", "b"), ("v1", "ConfigMap", "c"), ("v1", "Service", "s")]
@@ -41,25 +41,25 @@ async def api(pytestconfig: pytest.Config) -> AsyncIterator[tuple[Client, ApiSer
         await client.close()
         return
     async with serving(time.time) as (server, _, url):
-        client = await Client.open(host=url)
+        client = await ApiClient.open(host=url)
         await prepared(client)
         yield client, server
         await client.close()
 
 
-async def until_gone(client: Client, api_version: str, kind: str, name: str) -> None:
+async def until_gone(client: ApiClient, api_version: str, kind: str, name: str) -> None:
     async with asyncio.timeout(60):
         while await client.get(api_version, kind, NS, name) is not None:
             await asyncio.sleep(0.05)
 
 
-async def foreign(client: Client, manifest: Any, manager: str, *, force: bool = False) -> Any:
+async def foreign(client: ApiClient, manifest: Any, manager: str, *, force: bool = False) -> Any:
     query = {"fieldManager": manager, "force": str(force).lower()}
     path = f"{PATH}/{manifest['metadata']['name']}"
     return await client.request("PATCH", path, query=query, body=manifest, content="application/apply-patch+yaml")
 
 
-async def test_versions_conflict(api: tuple[Client, ApiServer | None]) -> None:
+async def test_versions_conflict(api: tuple[ApiClient, ApiServer | None]) -> None:
     client, _ = api
     made = await client.create(CONFIG)
     with pytest.raises(ApiFailed, match="AlreadyExists"):
@@ -69,14 +69,14 @@ async def test_versions_conflict(api: tuple[Client, ApiServer | None]) -> None:
         await client.replace({**made, "data": {"x": "3"}})
 
 
-async def test_an_apply_of_nothing_new_keeps_the_version(api: tuple[Client, ApiServer | None]) -> None:
+async def test_an_apply_of_nothing_new_keeps_the_version(api: tuple[ApiClient, ApiServer | None]) -> None:
     client, _ = api
     first = await client.apply(CONFIG)
     again = await client.apply(CONFIG)
     assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
 
 
-async def test_apply_owns_fields_conflicts_and_takes_away(api: tuple[Client, ApiServer | None]) -> None:
+async def test_apply_owns_fields_conflicts_and_takes_away(api: tuple[ApiClient, ApiServer | None]) -> None:
     client, _ = api
     await client.apply({**CONFIG, "data": {"x": "1", "y": "1"}})
     theirs = {**CONFIG, "data": {"x": "2", "z": "3"}}
@@ -91,12 +91,12 @@ async def test_apply_owns_fields_conflicts_and_takes_away(api: tuple[Client, Api
     assert managers >= {"them"}
 
 
-async def cluster(client: Client, **spec: Any) -> Any:
+async def cluster(client: ApiClient, **spec: Any) -> Any:
     made = {"apiVersion": "serving.baton.dev/v1alpha1", "kind": "BatonCluster"}
     return await client.create({**made, "metadata": {"name": "c", "namespace": NS}, "spec": spec})
 
 
-async def test_unknown_fields_are_pruned_and_rules_hold(api: tuple[Client, ApiServer | None]) -> None:
+async def test_unknown_fields_are_pruned_and_rules_hold(api: tuple[ApiClient, ApiServer | None]) -> None:
     client, _ = api
     made = await cluster(client, models=[{"name": "m"}], modles=3)
     assert "modles" not in made["spec"]
@@ -106,7 +106,7 @@ async def test_unknown_fields_are_pruned_and_rules_hold(api: tuple[Client, ApiSe
         await cluster(client)
 
 
-async def test_status_is_a_subresource_and_the_generation_counts_specs(api: tuple[Client, ApiServer | None]) -> None:
+async def test_status_is_a_subresource_and_the_generation_counts_specs(api: tuple[ApiClient, ApiServer | None]) -> None:
     client, _ = api
     made = await cluster(client, models=[{"name": "m"}])
     kind = ("serving.baton.dev/v1alpha1", "BatonCluster", NS, "c")
@@ -120,7 +120,7 @@ async def test_status_is_a_subresource_and_the_generation_counts_specs(api: tupl
     assert changed["status"] == {"model": "x"}
 
 
-async def test_finalizers_grace_and_owners(api: tuple[Client, ApiServer | None]) -> None:
+async def test_finalizers_grace_and_owners(api: tuple[ApiClient, ApiServer | None]) -> None:
     client, _ = api
     held = await client.create({**CONFIG, "metadata": {**CONFIG["metadata"], "finalizers": ["x.dev/y"]}})  # type: ignore[dict-item]
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "a", "uid": held["metadata"]["uid"]}
@@ -142,7 +142,7 @@ async def test_finalizers_grace_and_owners(api: tuple[Client, ApiServer | None])
     assert ending["metadata"]["deletionGracePeriodSeconds"] == 30
 
 
-async def test_of_several_owners_the_last_one_takes_the_child_along(api: tuple[Client, ApiServer | None]) -> None:
+async def test_of_several_owners_the_last_one_takes_the_child_along(api: tuple[ApiClient, ApiServer | None]) -> None:
     client, _ = api
     owners = []
     for name in ("a", "b"):
@@ -158,7 +158,7 @@ async def test_of_several_owners_the_last_one_takes_the_child_along(api: tuple[C
     await until_gone(client, "v1", "ConfigMap", "c")
 
 
-async def the_child(client: Client) -> Any:
+async def the_child(client: ApiClient) -> Any:
     found = await client.get("v1", "ConfigMap", NS, "c")
     assert found is not None
     return found
@@ -172,7 +172,7 @@ SERVICE: dict[str, Any] = {
 }
 
 
-async def test_a_list_with_keys_keeps_what_another_hand_has_added(api: tuple[Client, ApiServer | None]) -> None:
+async def test_a_list_with_keys_keeps_what_another_hand_has_added(api: tuple[ApiClient, ApiServer | None]) -> None:
     """A Service's ports are told apart by number and protocol: with another number under our name there are two."""
     client, _ = api
     made = await client.apply(SERVICE)
@@ -206,7 +206,7 @@ DEPLOYMENT: dict[str, Any] = {
 }
 
 
-async def test_the_server_keeps_values_in_its_own_form(api: tuple[Client, ApiServer | None]) -> None:
+async def test_the_server_keeps_values_in_its_own_form(api: tuple[ApiClient, ApiServer | None]) -> None:
     client, _ = api
     made = await client.apply(DEPLOYMENT)
     (container,) = made["spec"]["template"]["spec"]["containers"]
@@ -244,14 +244,14 @@ def changed(thing: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     ids=lambda each: str(each)[:30] if isinstance(each, str) else None,
 )
 async def test_what_is_not_valid_is_refused(
-    api: tuple[Client, ApiServer | None], thing: dict[str, Any], path: str, value: Any
+    api: tuple[ApiClient, ApiServer | None], thing: dict[str, Any], path: str, value: Any
 ) -> None:
     client, _ = api
     with pytest.raises(ApiFailed, match="422 Invalid"):
         await client.create(changed(thing, path, value))
 
 
-async def test_a_replace_names_its_object_and_a_selector_stays(api: tuple[Client, ApiServer | None]) -> None:
+async def test_a_replace_names_its_object_and_a_selector_stays(api: tuple[ApiClient, ApiServer | None]) -> None:
     client, _ = api
     made = await cluster(client, models=[{"name": "m"}])
     path = f"/apis/{API_VERSION}/namespaces/{NS}/batonclusters/c"
@@ -266,14 +266,16 @@ async def test_a_replace_names_its_object_and_a_selector_stays(api: tuple[Client
         await client.replace(other)
 
 
-async def test_a_delete_of_another_uid_deletes_nothing(api: tuple[Client, ApiServer | None]) -> None:
+async def test_a_delete_of_another_uid_deletes_nothing(api: tuple[ApiClient, ApiServer | None]) -> None:
     client, _ = api
     await client.create(CONFIG)
     await client.delete("v1", "ConfigMap", NS, "a", "another")
     assert await client.get("v1", "ConfigMap", NS, "a") is not None
 
 
-async def test_a_watch_tells_what_its_selector_sees_and_410_when_too_old(api: tuple[Client, ApiServer | None]) -> None:
+async def test_a_watch_tells_what_its_selector_sees_and_410_when_too_old(
+    api: tuple[ApiClient, ApiServer | None],
+) -> None:
     client, server = api
     version = (await client.list("v1", "ConfigMap", NS))["metadata"]["resourceVersion"]
     labelled = {**CONFIG, "metadata": {**CONFIG["metadata"], "labels": {"a": "b"}}}  # type: ignore[dict-item]

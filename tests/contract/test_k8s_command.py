@@ -22,7 +22,7 @@ from support.k8s_nodes import by_part
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
 from k8s.crd import crds
-from k8s.operator.client import Client
+from k8s.operator.client import ApiClient
 
 ROOT = Path(__file__).resolve().parents[2]
 RSS_MIB_MAX = 150
@@ -54,7 +54,7 @@ async def baton(*words: str) -> asyncio.subprocess.Process:
 async def started(folder: Path, prefill: int, decode: int) -> AsyncIterator[tuple[ApiServer, Path, Path]]:
     """A double with one resource in it, a kubeconfig for it, and the resource's file."""
     async with serving(time.time) as (server, _, url):
-        client = await Client.open(host=url)
+        client = await ApiClient.open(host=url)
         for crd in crds():
             await client.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body=crd)
         pools = {"prefill": {"min": prefill, "max": 100}, "decode": {"min": decode, "max": 100}}

@@ -13,7 +13,7 @@ from cluster.instance import Role
 from k8s.operator import fleet
 from k8s.operator.fleet import HttpFleet, known_by
 from k8s.operator.secrets import Access
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 ODD: list[Any] = [None, 7, [], "x", {"role": {}, "drained": True}, {"role": [1]}, {"role": "king"}]
 
@@ -29,7 +29,7 @@ async def test_an_agents_odd_word_is_no_role(said: Any, monkeypatch: pytest.Monk
 
     async with answering(answer) as url, aiohttp.ClientSession(auto_decompress=False) as session:
         monkeypatch.setattr(fleet, "_url", lambda *_: f"{url}/state")
-        told = await HttpFleet(session).look([pod(0)], [], Access(admin="key", fleet=(Key("k", b"s" * 32),)))
+        told = await HttpFleet(session).look([pod(0)], [], Access(admin="key", fleet=(SigningKey("k", b"s" * 32),)))
     assert not told.roles
 
 
@@ -41,7 +41,7 @@ async def test_an_agents_role_is_heard_and_an_endless_answer_is_not(monkeypatch:
 
     async with answering(answer) as url, aiohttp.ClientSession(auto_decompress=False) as session:
         monkeypatch.setattr(fleet, "_url", lambda *_: f"{url}/state")
-        access = Access(admin="key", fleet=(Key("k", b"s" * 32),))
+        access = Access(admin="key", fleet=(SigningKey("k", b"s" * 32),))
         assert (await HttpFleet(session).look([pod(0)], [], access)).roles == {"decode-0": Role.DECODE}
         big = True
         assert not (await HttpFleet(session).look([pod(0)], [], access)).roles

@@ -28,10 +28,10 @@ from cluster.ids import InstanceId
 from k8s.crd import crds
 from k8s.crd.names import API_VERSION
 from k8s.operator import controller
-from k8s.operator.client import Client
-from k8s.operator.controller import Operator, Settings
+from k8s.operator.client import ApiClient
+from k8s.operator.controller import Operator, OperatorSettings
 from k8s.operator.fleet import HttpFleet
-from k8s.operator.scaling import Board
+from k8s.operator.scaling import ScalingBoard
 from k8s.operator.secrets import access, keys_in
 from k8s.plan import Images
 from k8s.plan.observe import INSTANCE, is_true
@@ -79,11 +79,11 @@ class Load:
 
 
 @asynccontextmanager
-async def cluster(folder: Path) -> AsyncIterator[tuple[ApiServer, Client, Processes, Load]]:
+async def cluster(folder: Path) -> AsyncIterator[tuple[ApiServer, ApiClient, Processes, Load]]:
     registry = RedisServer(folder, standin=True)
     registry.start()
     async with serving(time.time) as (server, _, url), aiohttp.ClientSession() as session:
-        client = await Client.open(host=url)
+        client = await ApiClient.open(host=url)
         for crd in crds():
             await client.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body=crd)
         data = {"keys.registry": b64encode(registry.password.encode()).decode()}
@@ -92,8 +92,10 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[ApiServer, Client, Proces
         processes = Processes(server, folder / "pods", session)
         controllers = Nodes(server, FakeFleet(), controls_only=True)
         images = Images(engine="e:1", router="r:1", redis="d")
-        board = Board()
-        operator = Operator(client, HttpFleet(session), Settings(namespace=NS, images=images, board=board), time.time)
+        board = ScalingBoard()
+        operator = Operator(
+            client, HttpFleet(session), OperatorSettings(namespace=NS, images=images, board=board), time.time
+        )
         controllers_of = Controllers(operator, board, time.monotonic)
         load = Load(session, lambda: processes.address_of("router"))
         loop = asyncio.get_running_loop()
@@ -311,7 +313,7 @@ async def a_node_is_lost(server: ApiServer, processes: Processes, load: Load) ->
     load.seen = Counter(ok=load.seen["ok"])
 
 
-async def last_streams_end(server: ApiServer, client: Client, processes: Processes, load: Load) -> None:
+async def last_streams_end(server: ApiServer, client: ApiClient, processes: Processes, load: Load) -> None:
     """Deleted with streams running, with no operator's help: what runs ends well, and every pod ends by itself."""
     load.paused = True
     async with asyncio.timeout(60):

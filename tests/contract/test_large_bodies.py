@@ -32,7 +32,7 @@ from router.http.outlet import Outlet
 from router.http.uploads import Uploads, share_of
 from router.request import slices
 from router.request.heavy import HEAVY_BYTES
-from router.request.slices import ClientLeft, Slices
+from router.request.slices import ClientGone, Slices
 
 JSON = "application/json"
 
@@ -196,7 +196,7 @@ async def test_who_leaves_gives_up_its_turn(monkeypatch: pytest.MonkeyPatch) -> 
     await asyncio.sleep(0)
     works[2].cancel()
     found = await asyncio.gather(*works, return_exceptions=True)
-    assert [type(each) for each in found] == [str, ClientLeft, asyncio.CancelledError, str]
+    assert [type(each) for each in found] == [str, ClientGone, asyncio.CancelledError, str]
     assert told == ["a0", "a1", "c0", "c1"]
     assert await reader.through(steps(0, told, "d")) == "d"
 

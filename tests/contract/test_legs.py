@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from router.http.legs import Leg, Legs
+from router.http.legs import EngineLeg, Legs
 from router.http.upstream import EngineLost
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -102,7 +102,7 @@ async def legs() -> AsyncIterator[Legs]:
     await asyncio.sleep(0.01)
 
 
-def send(legs: Legs, url: str, heard: Heard, *, once: bool = False, silence_s: float = 0.0) -> Leg:
+def send(legs: Legs, url: str, heard: Heard, *, once: bool = False, silence_s: float = 0.0) -> EngineLeg:
     return legs.send(url, "/v1/completions", b"x: y\r\n", [b"{}"], heard, once=once, silence_s=silence_s)
 
 

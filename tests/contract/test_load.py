@@ -20,10 +20,10 @@ from cluster.errors import UsageError
 from loadgen.arrival import Arrival
 from loadgen.ask import fit_of, model_of
 from loadgen.body import Asking
-from loadgen.http import Pool
+from loadgen.http import LoadConnections
 from loadgen.record import INTERRUPTED, Record
-from loadgen.replay import Load, Replay, Sending
-from loadgen.report import Run, Targets, report_of
+from loadgen.replay import Replay, RunningLoad, Sending
+from loadgen.report import LoadRun, Targets, report_of
 
 pytestmark = pytest.mark.timed
 
@@ -40,13 +40,13 @@ def every(gap_s: float, count: int) -> list[Arrival]:
     return [Arrival(at * gap_s, 8, 3) for at in range(count)]
 
 
-async def send(url: str, arrivals: list[Arrival], *, chat: bool = False, **how: Any) -> Load:
-    replay = Replay(Pool(url), Sending(asking=Asking("fake", chat=chat), **how))
+async def send(url: str, arrivals: list[Arrival], *, chat: bool = False, **how: Any) -> RunningLoad:
+    replay = Replay(LoadConnections(url), Sending(asking=Asking("fake", chat=chat), **how))
     async with asyncio.timeout(20):
         return await replay.run(arrivals)
 
 
-def ordered(load: Load) -> list[Record]:
+def ordered(load: RunningLoad) -> list[Record]:
     return sorted(load.records, key=lambda record: record.request)
 
 
@@ -90,7 +90,7 @@ async def test_a_stall_does_not_hide_the_queue_behind_it(engine: FakeEngine) -> 
     assert sum(record.sent_s < 0.9 for record in in_stall) > 12  # it went on sending
     for record in in_stall:
         assert record.ttft_s is not None and record.ttft_s >= 0.8 - record.at_s
-    report = report_of(load.records, Run(), Targets(ttft_ms=300))
+    report = report_of(load.records, LoadRun(), Targets(ttft_ms=300))
     assert report.attained is not None and report.attained <= 40 - 9
     assert report.ttft_ms.p90 is not None and report.ttft_ms.p90 > 450
 
@@ -107,7 +107,7 @@ async def test_bounded_concurrency_says_so_and_still_counts_from_the_intended_mo
     assert second.held_back
     assert second.ttft_s is not None and second.ttft_s > 0.4
     assert second.ttft_sent_s is not None and second.ttft_sent_s < second.ttft_s - 0.3
-    report = report_of(load.records, Run(held_back=load.held_back))
+    report = report_of(load.records, LoadRun(held_back=load.held_back))
     assert any("--max-concurrency" in note for note in report.notes)
 
 
@@ -126,7 +126,7 @@ async def test_answers_that_are_errors(engine: FakeEngine) -> None:
     load = await send(engine.url, every(0.05, 5))
     assert [record.error for record in ordered(load)] == ["shed", "http_500", "http_503", "no_stream", None]
     assert ordered(load)[0].detail == "full"
-    report = report_of(load.records, Run(), Targets(ttft_ms=5000))
+    report = report_of(load.records, LoadRun(), Targets(ttft_ms=5000))
     assert (report.attainment, report.shed, report.failed) == (0.2, 1, 4)
 
 
@@ -184,7 +184,7 @@ async def test_a_kept_connection_closed_by_the_server_is_no_error(engine: FakeEn
 
 async def test_stop_then_cut_keeps_what_was_measured(engine: FakeEngine) -> None:
     opened = asyncio.Event()
-    replay = Replay(Pool(engine.url), Sending(asking=Asking("fake"), drain_s=30))
+    replay = Replay(LoadConnections(engine.url), Sending(asking=Asking("fake"), drain_s=30))
     loop = asyncio.get_running_loop()
 
     async def behave(_: web.Request, __: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ async def test_cut_while_connecting_ends_at_once() -> None:
     with socket.socket() as full:  # accepts nothing, so connections wait
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        replay = Replay(Pool(f"http://127.0.0.1:{full.getsockname()[1]}"), Sending(asking=Asking("fake")))
+        replay = Replay(LoadConnections(f"http://127.0.0.1:{full.getsockname()[1]}"), Sending(asking=Asking("fake")))
         asyncio.get_running_loop().call_later(0.3, replay.cut)
         async with asyncio.timeout(3):
             load = await replay.run(every(0.001, 50))
@@ -216,7 +216,7 @@ async def test_cut_while_connecting_ends_at_once() -> None:
 
 async def test_nothing_to_send(engine: FakeEngine) -> None:
     load = await send(engine.url, [])
-    assert report_of(load.records, Run(planned=0)).sent == 0
+    assert report_of(load.records, LoadRun(planned=0)).sent == 0
 
 
 async def test_the_endpoint_is_asked_for_model_and_tokens(engine: FakeEngine) -> None:

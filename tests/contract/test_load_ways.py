@@ -25,8 +25,8 @@ from baton.load_found import Goodput
 from baton.load_html import goodput_page, report_page
 from loadgen.arrival import Arrival
 from loadgen.record import Record, Timings, record_of
-from loadgen.report import Report, Run, Targets, report_of
-from loadgen.search import Finished, Limit, Try
+from loadgen.report import LoadReport, LoadRun, Targets, report_of
+from loadgen.search import Limit, SearchFinished, Try
 
 pytestmark = pytest.mark.timed
 
@@ -245,8 +245,8 @@ def one(number: int = 0, *, error: str | None = None) -> Record:
     return found
 
 
-def of(records: list[Record]) -> Report:
-    return report_of(records, Run(planned=len(records), elapsed_s=1.0), Targets(ttft_ms=200))
+def of(records: list[Record]) -> LoadReport:
+    return report_of(records, LoadRun(planned=len(records), elapsed_s=1.0), Targets(ttft_ms=200))
 
 
 @pytest.mark.parametrize("records", [[], [one()], [one(error="stream_error")], [one(), one(1), one(2, error="shed")]])
@@ -265,7 +265,7 @@ def test_a_page_of_a_search_with_and_without_a_result() -> None:
     tries = (Try(repeat=0, rate=3.0, holds=True, counted=9, attained=9), Try(repeat=1, rate=4.0, holds=False, counted=9,
              attained=1, whole=False, sender_late="late <x>"))  # fmt: skip
     for loads, told in (((), ()), (tuple((3.0, 3.1) for _ in range(6)), tries)):
-        finished = Finished(
+        finished = SearchFinished(
             limit=Limit.SERVER if loads else Limit.STOPPED, rate=3.05 if loads else None, low=3.0 if loads else None,
             high=3.1 if loads else None, confidence=0.97 if loads else None, at_least=3.0, loads=loads, requests=50,
             trials=len(told), late=0, because="why",

@@ -10,14 +10,14 @@ import pytest
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import Heartbeat
-from engine.vllm.placement import Gpu, Share
+from engine.vllm.placement import CudaGpu, MachineShare
 from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.agents import Agents
-from goodput.actuate.existing import Existing, Life
-from goodput.actuate.local import Child, Kind, LocalActuator
+from goodput.actuate.existing import Existing, InstanceLife
+from goodput.actuate.local import Child, LocalActuator, LocalPool
 from goodput.actuate.places import IDLE_MIB, Places
 
-GPUS = tuple(Gpu(id=str(number), name="L4", memory_mib=24_000) for number in range(3))
+GPUS = tuple(CudaGpu(id=str(number), name="L4", memory_mib=24_000) for number in range(3))
 
 
 class Processes:
@@ -29,7 +29,7 @@ class Processes:
     def listed(self) -> Iterable[Child]:
         return tuple(self.there.values())
 
-    def begin(self, name: InstanceId, pool: str, share: Share) -> None:
+    def begin(self, name: InstanceId, pool: str, share: MachineShare) -> None:
         self.begun.append(name)
         self.there[name] = Child(name=name, pool=pool, asked_s=0.0, share=share)
 
@@ -43,11 +43,11 @@ class Processes:
 
 
 class Rig:
-    def __init__(self, gpus: tuple[Gpu, ...] = GPUS, *, takes: bool = True, gpus_each: int = 1) -> None:
+    def __init__(self, gpus: tuple[CudaGpu, ...] = GPUS, *, takes: bool = True, gpus_each: int = 1) -> None:
         self.processes = Processes()
         self.beats: dict[str, Heartbeat] = {}
         self.used: dict[str, int] = {}
-        kinds = {"decode": Kind("L4", gpus_each, takes)}
+        kinds = {"decode": LocalPool("L4", gpus_each, takes)}
         places = Places(gpus, (0, 1), most=4)
         self.agents = Agents(None)
         self.actuator = LocalActuator(
@@ -77,11 +77,11 @@ async def test_each_engine_has_its_gpus_for_itself_and_the_next_one_waits() -> N
     gpus = [share for child in rig.processes.listed() for share in child.share.gpus]
     assert sorted(gpus) == ["0", "1", "2"]
     seen = await rig.seen()
-    assert seen["decode-3"].life is Life.PENDING
+    assert seen["decode-3"].life is InstanceLife.PENDING
     assert "3 of 3 in use" in seen["decode-3"].because
     assert (await rig.actuator.observe()).free == {"L4": 0}
     rig.processes.end(InstanceId("decode-1"))
-    assert (await rig.seen())["decode-3"].life is Life.RUNNING
+    assert (await rig.seen())["decode-3"].life is InstanceLife.RUNNING
     assert rig.processes.there[InstanceId("decode-3")].share.gpus == ("1",)
 
 
@@ -112,7 +112,7 @@ async def test_an_engine_of_two_gpus_waits_for_two() -> None:
     await rig.start("decode-1")
     seen = await rig.seen()
     assert rig.processes.there[InstanceId("decode-0")].share.gpus == ("0", "1")
-    assert seen["decode-1"].life is Life.PENDING
+    assert seen["decode-1"].life is InstanceLife.PENDING
 
 
 async def test_a_drain_given_twice_is_told_once_since_a_second_one_would_cut_off() -> None:
@@ -121,7 +121,7 @@ async def test_a_drain_given_twice_is_told_once_since_a_second_one_would_cut_off
     for _ in range(3):
         assert await rig.actuator.drain(Drain(instance=InstanceId("decode-0"))) == ""
     assert rig.processes.drained == ["decode-0"]
-    assert (await rig.seen())["decode-0"].life is Life.LEAVING
+    assert (await rig.seen())["decode-0"].life is InstanceLife.LEAVING
     assert await rig.actuator.drain(Drain(instance=InstanceId("gone-0"))) == ""
 
 
@@ -132,8 +132,8 @@ async def test_a_failed_engine_holds_no_gpu_and_its_name_may_be_used_again() -> 
     rig.processes.there[name] = replace(rig.processes.there[name], failed="exit code 1")
     await rig.start("decode-1")
     seen = await rig.seen()
-    assert (seen["decode-0"].life, seen["decode-0"].because) == (Life.FAILED, "exit code 1")
-    assert seen["decode-1"].life is Life.RUNNING
+    assert (seen["decode-0"].life, seen["decode-0"].because) == (InstanceLife.FAILED, "exit code 1")
+    assert seen["decode-1"].life is InstanceLife.RUNNING
     await rig.actuator.stop(Stop(instance=name))
     assert set(await rig.seen()) == {"decode-1"}
 
@@ -148,10 +148,10 @@ async def test_mocks_take_neither_gpus_nor_cores() -> None:
 @pytest.mark.parametrize(("cores", "most", "fits"), [((0, 1, 2, 3), 2, 2), ((0, 1), 4, 4)])
 def test_without_gpus_cores_are_counted(cores: tuple[int, ...], most: int, fits: int) -> None:
     places = Places((), cores, most)
-    taken: dict[str, Share] = {}
+    taken: dict[str, MachineShare] = {}
     for number in range(fits):
         share = places.part(1)
-        assert isinstance(share, Share)
+        assert isinstance(share, MachineShare)
         taken[str(number)] = share
         places.taken(taken)
     assert "no core is free" in str(places.part(1))

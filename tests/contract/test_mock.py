@@ -21,7 +21,7 @@ from support.cluster import Cluster, within
 from support.engine_pair import COMPLETIONS, Pair, ask, get, stream
 from support.mock import Mocks
 
-from baton.checks import Verdict
+from baton.checks import CheckVerdict
 from baton.engine_checks import check_engine
 from engine.vllm.probe import Probe
 
@@ -206,9 +206,9 @@ def test_openais_client_takes_it_for_an_engine(mocks: Mocks) -> None:
 
 def test_the_doctor_finds_nothing_missing(mocks: Mocks) -> None:
     verdicts = {finding.what: finding.verdict for finding in check_engine(mocks.urls["prefill-0"])}
-    notes = {what for what, verdict in verdicts.items() if verdict is not Verdict.OK}
+    notes = {what for what, verdict in verdicts.items() if verdict is not CheckVerdict.OK}
     assert notes == {"Side channel", "Failed loads"}, "on loopback; cannot be seen from outside"
-    assert Verdict.MISSING not in verdicts.values()
+    assert CheckVerdict.MISSING not in verdicts.values()
 
 
 async def test_the_agents_probe_finds_it_well(mocks: Mocks) -> None:

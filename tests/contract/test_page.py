@@ -15,7 +15,7 @@ from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.instance import Role
-from engine.mock.settings import Settings, SimpleCosts
+from engine.mock.settings import MockSettings, SimpleCosts
 from router.admin import operators
 from router.admin.operators import PAGE_HEADERS
 
@@ -27,7 +27,7 @@ FLAGS = (
 ).split()
 
 
-def fleet(prefill_ms_per_1k: float, contexts: int) -> list[Settings]:
+def fleet(prefill_ms_per_1k: float, contexts: int) -> list[MockSettings]:
     """Slow prompts, or few seats at decode."""
     costs = SimpleCosts(step_ms=4.0, prefill_ms_per_1k=prefill_ms_per_1k)
     return [

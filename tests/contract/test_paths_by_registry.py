@@ -15,7 +15,7 @@ from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, State
+from cluster.registry.membership import Heartbeat, MemberState
 from cluster.registry.memory import MemoryRegistry
 from router.api.config import RouterConfig
 
@@ -32,7 +32,7 @@ async def endpoint() -> AsyncIterator[tuple[str, aiohttp.ClientSession, FakeEngi
         await stack.enter_async_context(engine)
         await registry.beat(
             Heartbeat(
-                id=InstanceId("b"), agent="agent-b", epoch=1, seq=1, role=Role.BOTH, state=State.READY, credits=8,
+                id=InstanceId("b"), agent="agent-b", epoch=1, seq=1, role=Role.BOTH, state=MemberState.READY, credits=8,
                 url=engine.url, models=({"id": "fake"},),
             )
         )  # fmt: skip

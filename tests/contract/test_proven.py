@@ -18,7 +18,7 @@ from support.served import answering, served
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.keys import digest
-from cluster.registry.membership import Heartbeat, Kind, State, encode
+from cluster.registry.membership import Heartbeat, MemberKind, MemberState, encode
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.proofs import proven
 from cluster.registry.registry import DEFAULT_CLUSTER
@@ -26,16 +26,16 @@ from cluster.spec import Tenant
 from kvtransfer.keys import InstanceKeys, instance_key
 from kvtransfer.proving import AGE_S, FleetProofs, InstanceProofs
 from kvtransfer.signed import READER
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 from router.admin.peers import FROM
 from router.api.config import RouterConfig
 
-FLEET = Key("k1", b"f" * 32)
+FLEET = SigningKey("k1", b"f" * 32)
 CLIENT = {"Authorization": "Bearer sk-clients-own"}
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 2}
 
 
-def agent_of(name: str, *keys: Key) -> InstanceProofs:
+def agent_of(name: str, *keys: SigningKey) -> InstanceProofs:
     """What the agent of an instance has."""
     mine = tuple(instance_key(key, InstanceId(name)) for key in keys or (FLEET,))
     return InstanceProofs(lambda: InstanceKeys(InstanceId(name), mine), time.time)
@@ -56,7 +56,7 @@ class Stage:
     def beat(self, name: str, engine: FakeEngine, **more: Any) -> Heartbeat:
         self.seq += 1
         fields: dict[str, Any] = {
-            "agent": f"agent-{name}", "epoch": 1, "seq": self.seq, "role": Role.BOTH, "state": State.READY,
+            "agent": f"agent-{name}", "epoch": 1, "seq": self.seq, "role": Role.BOTH, "state": MemberState.READY,
             "credits": 8, "url": engine.url, "models": ({"id": "fake"},), "sent_at": time.time(),
         }  # fmt: skip
         return Heartbeat(id=InstanceId(name), **{**fields, **more})
@@ -110,8 +110,8 @@ async def test_a_false_instance_gets_nothing(stage: Stage, caplog: pytest.LogCap
     stage.says(stage.beat("good", good), agent_of("good"))
     wrong = {
         "unsigned": None,
-        "strangers": agent_of("strangers", Key("k1", b"x" * 32)),
-        "other-key": agent_of("other-key", Key("k9", b"f" * 32)),
+        "strangers": agent_of("strangers", SigningKey("k1", b"x" * 32)),
+        "other-key": agent_of("other-key", SigningKey("k9", b"f" * 32)),
     }
     for name, proofs in wrong.items():
         stage.says(stage.beat(name, false), proofs)
@@ -165,7 +165,7 @@ async def test_a_false_goodbye_takes_nobody_out(stage: Stage) -> None:
     beat = stage.beat("good", good)
     stage.says(beat, agent_of("good"))
     await stage.sees("good")
-    stage.registry.plant(encode(replace(beat, state=State.GONE, seq=beat.seq + 1)))
+    stage.registry.plant(encode(replace(beat, state=MemberState.GONE, seq=beat.seq + 1)))
     await stage.hears("good")
     stage.says(stage.beat("good", good), agent_of("good"))
     await stage.sees("good")
@@ -174,7 +174,7 @@ async def test_a_false_goodbye_takes_nobody_out(stage: Stage) -> None:
 
 @pytest.mark.parametrize("step", ["both", "agents first", "routers first", "old is gone"])
 async def test_keys_are_replaced_in_any_order(stage: Stage, step: str) -> None:
-    new = Key("k2", b"n" * 32)
+    new = SigningKey("k2", b"n" * 32)
     routers, agents = {
         "both": ((FLEET, new), (FLEET, new)), "agents first": ((FLEET,), (FLEET, new)),
         "routers first": ((new, FLEET), (FLEET,)), "old is gone": ((new,), (FLEET, new)),
@@ -193,7 +193,7 @@ async def test_while_a_fleet_is_upgraded_those_without_a_proof_may_be_heard(stag
     old, false = await stage.engine("old"), await stage.engine("false")
     await stage.serve(ticket_keys=lambda: (FLEET,))
     stage.says(stage.beat("old", old), None)
-    stage.says(stage.beat("false", false), agent_of("false", Key("k1", b"x" * 32)))
+    stage.says(stage.beat("false", false), agent_of("false", SigningKey("k1", b"x" * 32)))
     await stage.sees("old")
     await stage.hears("old", "false")
     assert await stage.complete(**CLIENT) == 200 and not false.generated
@@ -234,7 +234,13 @@ async def false_router(stage: Stage, name: str, body: bytes) -> tuple[str, list[
 
 def announced(name: str, url: str) -> Heartbeat:
     return Heartbeat(
-        id=InstanceId(name), agent="f", kind=Kind.ROUTER, state=State.READY, url=url, agent_url=url, sent_at=time.time()
+        id=InstanceId(name),
+        agent="f",
+        kind=MemberKind.ROUTER,
+        state=MemberState.READY,
+        url=url,
+        agent_url=url,
+        sent_at=time.time(),
     )
 
 

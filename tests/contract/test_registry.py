@@ -28,14 +28,14 @@ from support.redis_server import RedisServer, start, wait_for_line
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.registry import launch
-from cluster.registry.membership import TTL_S, Heartbeat, Kind, Membership, State
+from cluster.registry.membership import TTL_S, Heartbeat, MemberKind, Membership, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.proofs import proven
 from cluster.registry.redis import RedisRegistry, parse_place
-from cluster.registry.registry import Author, Beaten, Claimed, Refused, Registry, RegistryDown
+from cluster.registry.registry import Author, Beaten, Claimed, NameRefused, Registry, RegistryDown
 from kvtransfer.keys import InstanceKeys, instance_key
 from kvtransfer.proving import FleetProofs, InstanceProofs
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
 SHORT_TTL_S = 0.3
 SOON_S = 20.0
@@ -43,7 +43,7 @@ SOON_S = 20.0
 
 
 def beat(agent: str, *, seq: int = 0, name: str = "prefill-0", **more: Any) -> Heartbeat:
-    fields: dict[str, Any] = {"url": "http://10.0.0.1:8100", "where": f"host-{agent}:7", "state": State.READY}
+    fields: dict[str, Any] = {"url": "http://10.0.0.1:8100", "where": f"host-{agent}:7", "state": MemberState.READY}
     return Heartbeat(id=name, agent=agent, seq=seq, **{**fields, **more})
 
 
@@ -165,24 +165,24 @@ async def test_what_is_written_is_read(world) -> None:
     first = beat("alfa", models=({"id": "tiny"},), shape={"tp": 2}, credits=4, sent_at=12.5)
     assert await agent.claim(first) == Claimed()
     assert await reader.read() == (first,)
-    later = replace(first, seq=1, state=State.DRAINING)
+    later = replace(first, seq=1, state=MemberState.DRAINING)
     assert await agent.beat(later) == Beaten()
     assert await reader.read() == (later,)
 
 
 async def test_routers_are_a_kind_of_their_own(world) -> None:
     registry = world.open()
-    router = beat("alfa", name="router-1", kind=Kind.ROUTER)
+    router = beat("alfa", name="router-1", kind=MemberKind.ROUTER)
     assert await registry.beat(router) == Beaten()  # a beat takes a free name, too
     assert await registry.read() == ()
-    assert await registry.read(Kind.ROUTER) == (router,)
+    assert await registry.read(MemberKind.ROUTER) == (router,)
 
 
 async def test_two_agents_with_one_name(world) -> None:
     one, other, reader = world.open(), world.open(), world.open()
     await one.claim(beat("alfa", epoch=3))
     for refused in (await other.claim(beat("bravo", epoch=4)), await other.beat(beat("bravo", epoch=4, seq=1))):
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, NameRefused)
         assert "agent alfa at host-alfa:7 (ready, epoch 3)" in refused.because
         assert "agent bravo at host-bravo:7" in refused.because
     assert await one.beat(beat("alfa", epoch=3, seq=1)) == Beaten()
@@ -242,7 +242,7 @@ async def test_a_silent_owner_loses_the_name_and_is_told(world) -> None:
     async def told() -> bool:
         await newcomer.beat(beat("bravo", epoch=4, seq=1))
         answer = await paused.beat(beat("alfa", epoch=3, seq=1))
-        return isinstance(answer, Refused) and "agent bravo" in answer.because
+        return isinstance(answer, NameRefused) and "agent bravo" in answer.because
 
     await expect_soon(takes_over, world)
     await expect_soon(told, world)
@@ -255,7 +255,9 @@ async def test_a_refused_agent_keeps_no_dead_owner_alive(world) -> None:
     owner, other = world.open(), world.open()
 
     async def owned() -> bool:
-        return await owner.claim(beat("alfa")) == Claimed() and isinstance(await other.claim(beat("bravo")), Refused)
+        return await owner.claim(beat("alfa")) == Claimed() and isinstance(
+            await other.claim(beat("bravo")), NameRefused
+        )
 
     async def freed() -> bool:
         return await other.beat(beat("bravo", seq=1)) == Beaten()
@@ -272,7 +274,7 @@ async def test_goodbye_is_heard_and_frees_the_name(world) -> None:
     (change,) = membership.fold(await reader.read(), 1.0)
     assert change.because == "prefill-0 left: agent alfa at host-alfa:7 said goodbye"
     late = await agent.beat(beat("alfa", seq=9))
-    assert isinstance(late, Refused) and "said goodbye" in late.because
+    assert isinstance(late, NameRefused) and "said goodbye" in late.because
     assert await world.open().claim(beat("bravo", epoch=2)) == Claimed()
     (change,) = membership.fold(await reader.read(), 2.0)
     assert "takes the name over" in change.because
@@ -283,7 +285,7 @@ async def test_a_goodbye_under_anothers_name_does_nothing(world) -> None:
     await owner.claim(beat("alfa"))
     assert not await other.leave("prefill-0", "bravo")
     assert not await other.leave("nobody-0", "bravo")
-    assert isinstance(await world.open().claim(beat("charlie")), Refused)
+    assert isinstance(await world.open().claim(beat("charlie")), NameRefused)
     assert await owner.beat(beat("alfa", seq=1)) == Beaten()
     assert await reader.read() == (beat("alfa", seq=1),)
 
@@ -304,7 +306,7 @@ async def test_changes_wake_readers_and_load_does_not(world) -> None:
     await listening(reader)
     await agent.beat(beat("alfa", seq=1, credits=7))
     assert not await reader.wait_changed(0.1)
-    await agent.beat(beat("alfa", seq=2, state=State.DRAINING))
+    await agent.beat(beat("alfa", seq=2, state=MemberState.DRAINING))
     async with asyncio.timeout(SOON_S):
         assert await reader.wait_changed(2 * SOON_S)
         await agent.leave("prefill-0", "alfa")
@@ -335,7 +337,7 @@ async def test_killed_and_back(world) -> None:
     (change,) = membership.fold(await reader.read(), 206.5)
     assert change.because.startswith("decode-0 expired")
     await listening(reader)
-    await agent.beat(beat("alfa", epoch=epoch, seq=3, state=State.DRAINING))
+    await agent.beat(beat("alfa", epoch=epoch, seq=3, state=MemberState.DRAINING))
     assert await reader.wait_changed(SOON_S)
 
 
@@ -436,7 +438,7 @@ async def test_an_owner_that_lost_its_name_unnoticed(redis_world) -> None:
     await paused._redis.set(f"{prefix}beat:prefill-0:bravo", payload)  # a lock alone would prove nothing
     for extended in (True, False, False):
         await paused._redis.set(lock, "bravo", px=long_ms)
-        assert isinstance(await paused.beat(beat("alfa", seq=1)), Refused)
+        assert isinstance(await paused.beat(beat("alfa", seq=1)), NameRefused)
         assert (await paused._redis.pttl(lock) < long_ms / 2) == extended
         assert not await paused._redis.exists(f"{prefix}beat:prefill-0:alfa")
         assert await paused._redis.smembers(f"{prefix}members") == set()
@@ -447,7 +449,7 @@ async def test_an_owner_that_lost_its_name_unnoticed(redis_world) -> None:
     assert [seen.agent for seen in await reader.read()] == ["alfa"]
 
 
-FLEET = Key("k1", b"f" * 32)
+FLEET = SigningKey("k1", b"f" * 32)
 MINE = InstanceKeys(InstanceId("prefill-0"), (instance_key(FLEET, InstanceId("prefill-0")),))
 
 
@@ -475,7 +477,7 @@ async def test_a_newcomer_waits_a_ttl_for_a_lock_that_nobody_alive_holds(redis_w
     redis_world.ttl_s = SHORT_TTL_S
     agent = agents(redis_world)
     await agent._redis.set(f"baton:{redis_world.cluster}:instance:lock:prefill-0", "nobody")  # and it never expires
-    assert isinstance(await agent.claim(beat("alfa", sent_at=1000.0)), Refused), "it may be about to write"
+    assert isinstance(await agent.claim(beat("alfa", sent_at=1000.0)), NameRefused), "it may be about to write"
 
     async def claimed() -> bool:
         return await agent.claim(beat("alfa", sent_at=1000.0)) == Claimed()
@@ -488,7 +490,7 @@ async def test_with_keys_an_agent_yields_to_who_proves_to_have_come_later(redis_
     agent, other = agents(redis_world), agents(redis_world)
     prefix = f"baton:{redis_world.cluster}:instance:"
     await agent.claim(beat("alfa", epoch=5, sent_at=1000.0))
-    strangers = InstanceProofs(lambda: InstanceKeys(MINE.instance, (Key("k1", b"x" * 32),)), lambda: 1000.0)
+    strangers = InstanceProofs(lambda: InstanceKeys(MINE.instance, (SigningKey("k1", b"x" * 32),)), lambda: 1000.0)
     proofs, cluster = InstanceProofs(lambda: MINE, lambda: 1000.0), redis_world.cluster
 
     async def put(payload: bytes) -> None:
@@ -508,7 +510,7 @@ async def test_with_keys_an_agent_yields_to_who_proves_to_have_come_later(redis_
         assert await agent._redis.get(f"{prefix}lock:prefill-0") == b"alfa"
     await put(good)
     answer = await agent.beat(beat("alfa", epoch=5, seq=9, sent_at=1000.0))
-    assert isinstance(answer, Refused) and "agent bravo" in answer.because
+    assert isinstance(answer, NameRefused) and "agent bravo" in answer.because
     await agent._redis.delete(f"{prefix}lock:prefill-0")
     assert await other.claim(beat("charlie", epoch=8, sent_at=1000.0)) == Claimed()
 
@@ -523,10 +525,10 @@ async def test_readers_with_the_fleets_keys_go_by_proofs_and_not_by_locks(redis_
     await agent._redis.set(f"{prefix}beat:prefill-0:nobody", proven(beat("nobody", epoch=99), "x", None))
     await agent._redis.sadd(f"{prefix}members", "prefill-0 nobody")
     assert await reader.read() == (mine,)
-    assert "carries no proof" in reader.unproven(Kind.INSTANCE)["prefill-0"]
+    assert "carries no proof" in reader.unproven(MemberKind.INSTANCE)["prefill-0"]
     assert [each.agent for each in await careless.read()] == ["nobody"], "this is what the keys are for"
     await agent._redis.delete(f"{prefix}beat:prefill-0:nobody")
-    assert await reader.read() == (mine,) and not reader.unproven(Kind.INSTANCE)
+    assert await reader.read() == (mine,) and not reader.unproven(MemberKind.INSTANCE)
 
 
 async def test_a_goodbye_is_proven_and_says_nothing_that_stood_in_the_registry(redis_world) -> None:
@@ -538,7 +540,7 @@ async def test_a_goodbye_is_proven_and_says_nothing_that_stood_in_the_registry(r
     await agent._redis.set(key, proven(replace(mine, seq=2**53 - 1, detail="false"), "x", None))
     assert await agent.leave("prefill-0", "alfa")
     (last,) = await reader.read()
-    assert (last.state, last.seq, last.detail) == (State.GONE, 1, "")
+    assert (last.state, last.seq, last.detail) == (MemberState.GONE, 1, "")
 
 
 async def test_an_epoch_that_leaves_none_above_it_counts_as_none(redis_world) -> None:

@@ -17,7 +17,7 @@ from support.redis_server import start, wait_for_line
 from cluster.ids import InstanceId
 from cluster.registry import launch
 from cluster.registry.layout import USERS, Keys, users
-from cluster.registry.membership import Heartbeat, Kind, State
+from cluster.registry.membership import Heartbeat, MemberKind, MemberState
 from cluster.registry.redis import RedisRegistry
 from cluster.registry.registry import Author, Beaten, Claimed, RegistryDown
 
@@ -76,8 +76,8 @@ async def as_user(server: Server) -> AsyncIterator[Open]:
         yield opened
 
 
-def beat(name: str, kind: Kind = Kind.INSTANCE, **more: Any) -> Heartbeat:
-    fields: dict[str, Any] = {"agent": "a", "url": "http://127.0.0.1:9", "state": State.READY}
+def beat(name: str, kind: MemberKind = MemberKind.INSTANCE, **more: Any) -> Heartbeat:
+    fields: dict[str, Any] = {"agent": "a", "url": "http://127.0.0.1:9", "state": MemberState.READY}
     return Heartbeat(id=InstanceId(name), kind=kind, **{**fields, **more})
 
 
@@ -87,7 +87,7 @@ async def test_an_agent_can_do_what_agents_do(as_user: Open, user: str) -> None:
     epoch = await agent.next_epoch(name)
     mine = beat(name, epoch=epoch)
     assert await agent.claim(mine) == Claimed()
-    assert await agent.beat(beat(name, epoch=epoch, seq=1, state=State.DRAINING)) == Beaten()
+    assert await agent.beat(beat(name, epoch=epoch, seq=1, state=MemberState.DRAINING)) == Beaten()
     author = Author(name, "a", epoch)
     await agent.post(author, {"prefill-0": b"sealed"})
     assert await agent.posted([author, Author("prefill-0", "b", 1)], "prefill-0") == (b"sealed", None)
@@ -95,7 +95,7 @@ async def test_an_agent_can_do_what_agents_do(as_user: Open, user: str) -> None:
     await agent.unpost(author)
     await agent._redis.execute_command("PING")
     assert [each.id for each in await agent.read()] == [name]
-    await agent.read(Kind.ROUTER)
+    await agent.read(MemberKind.ROUTER)
     assert not await agent.wait_changed(0.01)
     assert await agent.leave(name, "a")
 
@@ -103,45 +103,45 @@ async def test_an_agent_can_do_what_agents_do(as_user: Open, user: str) -> None:
 async def test_a_router_can_do_what_routers_do(as_user: Open) -> None:
     router, agent = as_user("baton-router"), as_user("baton-agent")
     assert await agent.claim(beat("prefill-0", agent="p")) == Claimed()
-    assert await router.beat(beat("router-1", Kind.ROUTER)) == Beaten()
+    assert await router.beat(beat("router-1", MemberKind.ROUTER)) == Beaten()
     assert not await router.wait_changed(0.01)
-    assert await router.beat(beat("router-1", Kind.ROUTER, seq=1)) == Beaten()
+    assert await router.beat(beat("router-1", MemberKind.ROUTER, seq=1)) == Beaten()
     for _ in range(2):
         assert "prefill-0" in [each.id for each in await router.read()]
-    assert [each.id for each in await agent.read(Kind.ROUTER)] == ["router-1"]
-    await agent._redis.sadd(Keys("default").members(Kind.INSTANCE), "silent s")
+    assert [each.id for each in await agent.read(MemberKind.ROUTER)] == ["router-1"]
+    await agent._redis.sadd(Keys("default").members(MemberKind.INSTANCE), "silent s")
     for _ in range(3):  # the silent are seen, then removed
         await router.read()
     reader = as_user("baton-reader")
-    assert [each.id for each in await reader.read(Kind.ROUTER)] == ["router-1"]
+    assert [each.id for each in await reader.read(MemberKind.ROUTER)] == ["router-1"]
     assert "prefill-0" in [each.id for each in await reader.read()]
-    assert await router.leave("router-1", "a", Kind.ROUTER)
+    assert await router.leave("router-1", "a", MemberKind.ROUTER)
 
 
 async def test_a_lock_of_nobody_is_taken_back_by_who_may(as_user: Open) -> None:
     agent = as_user("agent-of-decode-0")
     assert await agent.claim(beat("decode-0", agent="z")) == Claimed()
-    await agent._redis.set(Keys("default").lock(Kind.INSTANCE, "decode-0"), "nobody")
+    await agent._redis.set(Keys("default").lock(MemberKind.INSTANCE, "decode-0"), "nobody")
     assert await agent.beat(beat("decode-0", agent="z", seq=1)) == Beaten()
     assert await agent.leave("decode-0", "z")
 
 
 async def test_nobody_can_do_more(as_user: Open) -> None:
     keys = Keys("default")
-    other, router = keys.beat(Kind.INSTANCE, "prefill-9", "x"), keys.beat(Kind.ROUTER, "router-9", "x")
+    other, router = keys.beat(MemberKind.INSTANCE, "prefill-9", "x"), keys.beat(MemberKind.ROUTER, "router-9", "x")
     refused: dict[str, list[tuple[str, ...]]] = {
         "agent-of-decode-0": [
-            ("SET", other, "x"), ("SET", keys.lock(Kind.INSTANCE, "prefill-9"), "x"), ("SET", router, "x"),
+            ("SET", other, "x"), ("SET", keys.lock(MemberKind.INSTANCE, "prefill-9"), "x"), ("SET", router, "x"),
             ("HSET", keys.posted("prefill-9", "x", 1), "f", "x"), ("SET", keys.epoch("prefill-9"), "1"),
         ],
-        "baton-agent": [("SET", router, "x"), ("SET", keys.lock(Kind.ROUTER, "router-9"), "x")],
+        "baton-agent": [("SET", router, "x"), ("SET", keys.lock(MemberKind.ROUTER, "router-9"), "x")],
         "baton-router": [
             ("SET", other, "x"), ("SET", keys.epoch("prefill-9"), "1"), ("HSET", keys.posted("p", "x", 1), "f", "x"),
             ("HMGET", keys.posted("p", "x", 1), "f"), ("PUBLISH", "other", "x"),
         ],
         "baton-reader": [
-            ("SET", other, "x"), ("SREM", keys.members(Kind.INSTANCE), "x"),
-            ("PUBLISH", keys.changed(Kind.ROUTER), "x"),
+            ("SET", other, "x"), ("SREM", keys.members(MemberKind.INSTANCE), "x"),
+            ("PUBLISH", keys.changed(MemberKind.ROUTER), "x"),
         ],
     }  # fmt: skip
     all_users = [("KEYS", "*"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("EVAL", "return 1", "0"), ("SET", "x", "y"),

@@ -20,7 +20,7 @@ from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, Kind, Membership, State, decode, encode
+from cluster.registry.membership import Heartbeat, MemberKind, Membership, MemberState, decode, encode
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.redis import RedisRegistry
 from cluster.registry.registry import Author, RegistryDown
@@ -41,12 +41,12 @@ class Watched(MemoryRegistry):
         super().__init__(time.monotonic)
         self.reads = self.announced = 0
 
-    async def read(self, kind: Kind = Kind.INSTANCE) -> tuple[Heartbeat, ...]:
-        self.reads += kind is Kind.ROUTER
+    async def read(self, kind: MemberKind = MemberKind.INSTANCE) -> tuple[Heartbeat, ...]:
+        self.reads += kind is MemberKind.ROUTER
         return await super().read(kind)
 
     async def beat(self, beat: Heartbeat) -> Any:
-        self.announced += beat.kind is Kind.ROUTER
+        self.announced += beat.kind is MemberKind.ROUTER
         return await super().beat(beat)
 
     def put(self, payload: bytes) -> None:
@@ -81,7 +81,7 @@ async def test_a_router_outlives_whatever_stands_in_its_registry(
     registry = Watched()
     async with FakeEngine("good") as engine, aiohttp.ClientSession() as client, router(registry) as (endpoint, admin):
         good = Heartbeat(
-            id=InstanceId("good"), agent="good", role=Role.BOTH, state=State.READY, url=engine.url, credits=8,
+            id=InstanceId("good"), agent="good", role=Role.BOTH, state=MemberState.READY, url=engine.url, credits=8,
             models=({"id": "fake"},),
         )  # fmt: skip
         for turn in range(3):
@@ -110,7 +110,7 @@ def test_an_agent_outlives_whatever_routers_announce(seed: int) -> None:
         now = float(turn)
         heard = [beat for payload in cases(1000 * seed + turn) if (beat := decode(payload)[0]) is not None]
         crowd = [_router(number) for number in range(1500)] if turn == 3 else []
-        routers.fold([beat for beat in heard if beat.kind is Kind.ROUTER] + crowd, now)
+        routers.fold([beat for beat in heard if beat.kind is MemberKind.ROUTER] + crowd, now)
         said = (concerning(each.beat, "d", Role.DECODE, ["fake"]) for each in list(routers.snapshot())[:ROUTERS_MAX])
         machine.handle(RoutersHeard(tuple(said)), now)
         machine.handle(Tick(), now)
@@ -120,7 +120,7 @@ def test_an_agent_outlives_whatever_routers_announce(seed: int) -> None:
 
 def _router(number: int) -> Heartbeat:
     return Heartbeat(
-        id=InstanceId(f"{number:04}{'x' * 120}"), agent="a", kind=Kind.ROUTER, url="http://127.0.0.1:9",
+        id=InstanceId(f"{number:04}{'x' * 120}"), agent="a", kind=MemberKind.ROUTER, url="http://127.0.0.1:9",
         legs={"d": (number, 1, 1)},
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ async def _use(holder: RedisRegistry, other: RedisRegistry, cluster: str, chance
         authors = [Author(name, "a", epoch) for name in NAMES for epoch in (1, 2)]
         new = Heartbeat(id=InstanceId("d"), agent="new", url="http://127.0.0.1:9")
         calls = (
-            other.read, partial(other.read, Kind.ROUTER), partial(holder.beat, mine), partial(other.claim, new),
+            other.read, partial(other.read, MemberKind.ROUTER), partial(holder.beat, mine), partial(other.claim, new),
             partial(other.posted, authors, "p"), partial(other.keep, authors[0]), partial(other.leave, "x", "new"),
         )  # fmt: skip
         for call in calls:

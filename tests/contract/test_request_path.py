@@ -80,10 +80,10 @@ async def test_a_request_reaches_its_first_engine_by_few_modules_and_calls(
     async with mocked_router(mocks, policy=policy) as router:
         for _ in range(3):  # what is done once for a model, a connection or an instance is done
             assert (await router.ask(body))[0] == 200
-        real, send, tries = front.Connection.data_received, legs.Legs.send, []
+        real, send, tries = front.ClientConnection.data_received, legs.Legs.send, []
         for _ in range(8):  # which pairs are priced depends on how quick they were: the shortest way counts
             tries.append(found := Counted())
-            monkeypatch.setattr(front.Connection, "data_received", counting(found, real))
+            monkeypatch.setattr(front.ClientConnection, "data_received", counting(found, real))
             monkeypatch.setattr(legs.Legs, "send", ending(found, send))
             assert (await router.ask(body))[0] == 200
             assert found.over

@@ -25,7 +25,7 @@ from support.served import served
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from engine.mock.fleet import MockFleet
-from engine.mock.instance import Instance as Mock
+from engine.mock.instance import MockInstance as Mock
 from engine.mock.settings import Ends
 from router.api.config import RouterConfig
 from router.http.upstream import EngineLost, Upstream

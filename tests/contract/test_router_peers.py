@@ -20,16 +20,16 @@ from support.served import served
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.keys import digest
-from cluster.registry.membership import Heartbeat, Kind, State
+from cluster.registry.membership import Heartbeat, MemberKind, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.spec import Tenant
 from kvtransfer.signed import BY, LIFE_S, READER, SIGNATURE, TO, Ask, signed_headers
-from kvtransfer.ticket import SKEW_S, Key
-from router.admin.peers import FROM, PeerAnswer, Peers
+from kvtransfer.ticket import SKEW_S, SigningKey
+from router.admin.peers import FROM, PeerAnswer, RouterPeers
 from router.api.config import RouterConfig
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
-FLEET_KEY = Key("k1", b"s" * 32)
+FLEET_KEY = SigningKey("k1", b"s" * 32)
 
 
 class Own(MemoryRegistry):
@@ -62,7 +62,7 @@ class Replicas:
             engine.peers, self.engines[name] = self.engines, engine
         self.seq += 1
         beat = Heartbeat(
-            id=InstanceId(name), agent=f"agent-{name}", epoch=1, seq=self.seq, role=role, state=State.READY,
+            id=InstanceId(name), agent=f"agent-{name}", epoch=1, seq=self.seq, role=role, state=MemberState.READY,
             credits=8, url=self.engines[name].url, models=({"id": "fake"},), agent_url=agent_url,
         )  # fmt: skip
         await self.registry.beat(beat)
@@ -246,11 +246,11 @@ async def _stale_s(replicas: Replicas, admin: str) -> float:
 async def test_a_router_that_does_not_answer_is_named(replicas: Replicas) -> None:
     admin = await replicas.router()
     silent = Heartbeat(
-        id=InstanceId("router-gone"), agent="gone", kind=Kind.ROUTER, state=State.READY, url="http://127.0.0.1:9",
+        id=InstanceId("router-gone"), agent="gone", kind=MemberKind.ROUTER, state=MemberState.READY, url="http://127.0.0.1:9",
         agent_url="http://127.0.0.1:9",
     )  # fmt: skip
     another = Heartbeat(
-        id=InstanceId("router-else"), agent="else", kind=Kind.ROUTER, state=State.READY, url="http://127.0.0.1:9",
+        id=InstanceId("router-else"), agent="else", kind=MemberKind.ROUTER, state=MemberState.READY, url="http://127.0.0.1:9",
         agent_url=admin,
     )  # fmt: skip
     await replicas.registry.beat(silent)
@@ -337,8 +337,8 @@ async def test_an_answer_of_many_pieces_is_heard_to_its_end() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    beat = Heartbeat(id=InstanceId("other"), agent="o", kind=Kind.ROUTER, url=url, agent_url=url)
-    peers = Peers("one", lambda: (beat,), None)
+    beat = Heartbeat(id=InstanceId("other"), agent="o", kind=MemberKind.ROUTER, url=url, agent_url=url)
+    peers = RouterPeers("one", lambda: (beat,), None)
     found = (await peers.ask("/?n=20", None))["other"]
     assert isinstance(found, PeerAnswer)
     assert len(found.body) == 20 * 65536
@@ -353,7 +353,7 @@ async def test_an_answer_of_many_pieces_is_heard_to_its_end() -> None:
 async def test_what_is_sent_is_what_is_signed(name: str) -> None:
     """However a client library spells a path: the receiver checks the bytes that came."""
     vouched: list[bool] = []
-    receiver = Peers("asked", tuple, lambda: (FLEET_KEY,))
+    receiver = RouterPeers("asked", tuple, lambda: (FLEET_KEY,))
 
     async def answer(http: web.Request) -> web.Response:
         vouched.append(receiver.vouched(http.method, http.path_qs, http.headers, await http.read()))
@@ -366,8 +366,10 @@ async def test_what_is_sent_is_what_is_signed(name: str) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    beat = Heartbeat(id=InstanceId("asked"), agent="a", kind=Kind.ROUTER, state=State.READY, url=url, agent_url=url)
-    asker = Peers("asker", lambda: (beat,), lambda: (FLEET_KEY,))
+    beat = Heartbeat(
+        id=InstanceId("asked"), agent="a", kind=MemberKind.ROUTER, state=MemberState.READY, url=url, agent_url=url
+    )
+    asker = RouterPeers("asker", lambda: (beat,), lambda: (FLEET_KEY,))
     try:
         told = await asker.ask(f"/explain/{quote(name, safe='')}", None)
         assert told == {"asked": PeerAnswer(200, b"{}")}
@@ -380,8 +382,8 @@ async def test_what_is_sent_is_what_is_signed(name: str) -> None:
 def test_a_router_vouches_for_what_it_asks_once_and_for_nothing_else() -> None:
     now = [1000.0]
 
-    def asked(name: str = "asked", keys: tuple[Key, ...] | None = (FLEET_KEY,)) -> Peers:
-        return Peers(name, tuple, None if keys is None else lambda: keys, lambda: now[0])
+    def asked(name: str = "asked", keys: tuple[SigningKey, ...] | None = (FLEET_KEY,)) -> RouterPeers:
+        return RouterPeers(name, tuple, None if keys is None else lambda: keys, lambda: now[0])
 
     def signed(**more: str) -> dict[str, str]:
         ask = Ask(method="POST", path="/quarantine/p", body=b"{}", by="asker", to="asked", **more)

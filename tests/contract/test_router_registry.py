@@ -22,7 +22,7 @@ from support.served import served
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.keys import digest
-from cluster.registry.membership import Heartbeat, State
+from cluster.registry.membership import Heartbeat, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import RegistryDown
 from cluster.spec import Tenant
@@ -59,7 +59,14 @@ class Cast:
     fleet: Fleet | None = None
 
     async def join(
-        self, name: str, role: Role, *, state: State = State.READY, epoch: int = 1, places: int = 8, **more: Any
+        self,
+        name: str,
+        role: Role,
+        *,
+        state: MemberState = MemberState.READY,
+        epoch: int = 1,
+        places: int = 8,
+        **more: Any,
     ) -> None:
         """Start an engine (or keep it) and say what its agent would say."""
         if name not in self.engines:
@@ -283,11 +290,11 @@ async def test_nothing_is_sent_to_a_draining_instance(cast: Cast) -> None:
     await cast.join("d", Role.DECODE)
     await cast.join("d2", Role.DECODE)
     fleet = await cast.serve()
-    await cast.join("d", Role.DECODE, state=State.DRAINING)
+    await cast.join("d", Role.DECODE, state=MemberState.DRAINING)
     await cast.router_sees(p="up", d="draining", d2="up")
     for _ in range(4):
         assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d2"
-    await cast.join("p", Role.PREFILL, state=State.DRAINING)
+    await cast.join("p", Role.PREFILL, state=MemberState.DRAINING)
     await cast.router_sees(p="draining", d="draining", d2="up")
     assert (await fleet.post("/v1/completions", json=PROMPT))[0] == 200
     assert len(cast.engines["p"].generated) == 4, "the fifth ran whole on d2"
@@ -303,7 +310,7 @@ async def test_decode_that_drains_during_prefill_is_replaced(cast: Cast) -> None
     asking = asyncio.ensure_future(fleet.post("/v1/completions", json=PROMPT))
     await eventually(lambda: bool(cast.engines["p"].generated), "the prefill leg is running")
     await cast.join("d2", Role.DECODE)
-    await cast.join("d", Role.DECODE, state=State.DRAINING)
+    await cast.join("d", Role.DECODE, state=MemberState.DRAINING)
     await cast.router_sees(p="up", d="draining", d2="up")
     cast.engines["p"].hold_leg.set()
     status, answer = await asking
@@ -322,7 +329,7 @@ async def test_prefill_that_starts_anew_during_its_leg_is_replaced(cast: Cast) -
     await eventually(lambda: bool(cast.engines["p"].generated), "the prefill leg is running")
     await cast.join("p2", Role.PREFILL)
     await cast.router_sees(p="up", d="up", p2="up")
-    await cast.join("p", Role.PREFILL, state=State.STARTING, epoch=2)
+    await cast.join("p", Role.PREFILL, state=MemberState.STARTING, epoch=2)
     status, answer = await asking
     assert (status, answer["from"]) == (200, "d")
     assert len(cast.engines["p2"].generated) == 1
@@ -554,7 +561,7 @@ async def test_registry_away_and_back(cast: Cast) -> None:
             await asyncio.sleep(0.01)
     assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d"
     await cast.join("d2", Role.DECODE)
-    await cast.join("d", Role.DECODE, state=State.DRAINING)
+    await cast.join("d", Role.DECODE, state=MemberState.DRAINING)
     cast.registry.deaf = False
     await cast.router_sees(p="up", d="draining", d2="up")
     assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d2"

@@ -13,20 +13,20 @@ import pytest
 from support.scaling import FILE, MODEL, InMemory, Scripted
 
 from baton.clusterfile import read
-from baton.scaling import Plan, fleets_of, plan_of
+from baton.scaling import ScalingPlan, fleets_of, plan_of
 from baton.scaling_check import CPU_S, Checker
 from cluster.instance import Role
 from cluster.registry.memory import MemoryRegistry
-from goodput.actuate.lease import Lease
-from goodput.actuate.scaler import Fleet, Scaler
+from goodput.actuate.lease import LeaderClaim
+from goodput.actuate.scaler import ScaledFleet, Scaler
 from goodput.decision import Check, Checked
 from goodput.decision import Observed as Look
-from goodput.sizing import Lengths
+from goodput.sizing import RecentLengths
 from goodput.sketch import sketch_of
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def plan(tmp_path_factory: pytest.TempPathFactory) -> ScalingPlan:
     path = tmp_path_factory.mktemp("check") / "baton.yaml"
     path.write_text(FILE)
     return plan_of(read(path).usable(), "mock", None, [])
@@ -37,19 +37,19 @@ def asked(prefills: int, decodes: int, rate: float = 2.0) -> Check:
         number=7,
         fleet={"prefill": {Role.PREFILL: prefills}, "decode": {Role.DECODE: decodes}},
         rate=rate,
-        lengths={"chat": Lengths(prompts=sketch_of([4000]), answers=sketch_of([120]))},
+        lengths={"chat": RecentLengths(prompts=sketch_of([4000]), answers=sketch_of([120]))},
         dispersion=1.0,
         because="a test",
     )
 
 
-def test_controllers_of_a_cluster_file_ask_for_a_simulation(plan: Plan) -> None:
+def test_controllers_of_a_cluster_file_ask_for_a_simulation(plan: ScalingPlan) -> None:
     (fleet,) = fleets_of(plan)
     assert plan.rules.checks
     assert fleet.check is not None
 
 
-async def test_its_process_says_whether_a_fleet_would_do_within_its_cpu_time(plan: Plan) -> None:
+async def test_its_process_says_whether_a_fleet_would_do_within_its_cpu_time(plan: ScalingPlan) -> None:
     check = Checker(plan.members[MODEL], plan.promises)
     before = os.times()
     large, small = await check(asked(3, 3)), await check(asked(1, 3, rate=8.0))
@@ -60,7 +60,9 @@ async def test_its_process_says_whether_a_fleet_would_do_within_its_cpu_time(pla
     assert spent < 2 * (CPU_S + 2)
 
 
-async def test_one_that_takes_too_long_is_ended_and_says_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_takes_too_long_is_ended_and_says_nothing(
+    plan: ScalingPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check = Checker(plan.members[MODEL], plan.promises)
     monkeypatch.setattr("baton.scaling_check.WALL_S", 0.05)
     told = await check(asked(3, 3))
@@ -70,7 +72,9 @@ async def test_one_that_takes_too_long_is_ended_and_says_nothing(plan: Plan, mon
     assert ended.read_text().split() == [], "its process is gone, and waited for"
 
 
-async def test_a_process_that_fails_or_cannot_begin_says_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_fails_or_cannot_begin_says_nothing(
+    plan: ScalingPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = await Checker({}, plan.promises)(asked(3, 3))
     assert (told.holds, told.because) == (None, "a pool is not known to the simulation")
     assert (await Checker(plan.members[MODEL], {})(asked(3, 3))).holds is None
@@ -103,9 +107,9 @@ async def test_looks_go_on_while_it_simulates() -> None:
 
     machine = Asks(lambda _: {}, every_s=0.01)
     registry = MemoryRegistry(asyncio.get_running_loop().time)
-    fleet = Fleet(model="", pools={"decode": (Role.DECODE, False)}, machine=machine, check=slow)
+    fleet = ScaledFleet(model="", pools={"decode": (Role.DECODE, False)}, machine=machine, check=slow)
     async with asyncio.timeout(10):
-        async with running(Scaler(registry, Lease(registry, "http://h:1"), InMemory(), (fleet,))):
+        async with running(Scaler(registry, LeaderClaim(registry, "http://h:1"), InMemory(), (fleet,))):
             await begun.wait()
             looks = len(machine.looks)
             while len(machine.looks) < looks + 3:

@@ -20,8 +20,8 @@ from cluster.instance import Role
 from cluster.registry.memory import MemoryRegistry
 from engine.agent.http import listen
 from goodput.actuate.journal import Journal
-from goodput.actuate.lease import Lease
-from goodput.actuate.scaler import Fleet, Scaler
+from goodput.actuate.lease import LeaderClaim
+from goodput.actuate.scaler import ScaledFleet, Scaler
 from goodput.decision import Pause, Resize
 
 
@@ -42,9 +42,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     log = tmp_path / "default.jsonl"
     scaler = Scaler(
         registry,
-        Lease(registry, "http://h:1"),
+        LeaderClaim(registry, "http://h:1"),
         InMemory(),
-        (Fleet(model="", pools=pools, machine=machine),),
+        (ScaledFleet(model="", pools=pools, machine=machine),),
         Journal(log, {"engine": "mock", "gpu": None}),
     )
     await scaler.lease.turn()
@@ -73,8 +73,8 @@ async def test_orders_reach_the_machine_and_outlive_the_controller(rig: Rig) -> 
     assert rig.machine.events[-1].paused
     registry = MemoryRegistry(asyncio.get_running_loop().time)
     after = Scripted(lambda _: {})
-    fleet = Fleet(model="", pools=rig.scaler.fleets[0].pools, machine=after)
-    next_one = Scaler(registry, Lease(registry, "http://h:1"), InMemory(), (fleet,))
+    fleet = ScaledFleet(model="", pools=rig.scaler.fleets[0].pools, machine=after)
+    next_one = Scaler(registry, LeaderClaim(registry, "http://h:1"), InMemory(), (fleet,))
     await Wishes(rig.wishes, next_one).take_up()
     assert next_one.paused
     assert next_one.sizes == {("", Role.DECODE): 4}

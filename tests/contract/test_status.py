@@ -16,15 +16,15 @@ from support.fake_engine import FakeEngine
 from baton.commands.status import Asker, _ask_all
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, Kind, State, encode
+from cluster.registry.membership import Heartbeat, MemberKind, MemberState, encode
 from cluster.registry.memory import MemoryRegistry
 from engine.agent.http import Gate, agent_app, listen
 from kvtransfer.keys import instance_key
 from kvtransfer.proving import FleetProofs
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 
-FLEET = Key("k1", b"f" * 32)
-STRANGERS = Key("k1", b"x" * 32)
+FLEET = SigningKey("k1", b"f" * 32)
+STRANGERS = SigningKey("k1", b"x" * 32)
 NAME = InstanceId("decode-0")
 
 
@@ -57,7 +57,7 @@ class Fleet:
     engine: FakeEngine
     stack: AsyncExitStack
 
-    async def told(self, key: Key | None) -> dict[str, Any]:
+    async def told(self, key: SigningKey | None) -> dict[str, Any]:
         return await _ask_all(self.registry, "redis://x", Asker(None if key is None else lambda: (key,)))
 
     async def server(self, app: web.Application) -> str:
@@ -66,7 +66,7 @@ class Fleet:
         return url
 
     async def joins(self, agent_url: str, **more: Any) -> None:
-        fields: dict[str, Any] = {"state": State.READY, "where": "elsewhere:1", "sent_at": time.time(), **more}
+        fields: dict[str, Any] = {"state": MemberState.READY, "where": "elsewhere:1", "sent_at": time.time(), **more}
         await self.registry.beat(Heartbeat(id=NAME, agent="a", url=self.engine.url, agent_url=agent_url, **fields))
 
 
@@ -109,7 +109,7 @@ async def test_what_is_no_agent_and_no_router_is_lost(fleet: Fleet, body: bytes)
     url = await fleet.server(app)
     await fleet.joins(url, where=f"{socket.gethostname()}:1")
     router = Heartbeat(
-        id=InstanceId("router-1"), agent="r", kind=Kind.ROUTER, state=State.READY, url=url, agent_url=url,
+        id=InstanceId("router-1"), agent="r", kind=MemberKind.ROUTER, state=MemberState.READY, url=url, agent_url=url,
         sent_at=time.time(),
     )  # fmt: skip
     await fleet.registry.beat(router)

@@ -24,7 +24,7 @@ from cluster.instance import Instance, Role
 from engine.mock.transfer import read_reference, wants_hold
 from kvtransfer.guard import Guard
 from kvtransfer.keys import FILE_VARIABLE, instance_text
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 from router.api.config import RouterConfig
 
 PROMPT = {"model": "fake", "prompt": "Hello", "max_tokens": 8}
@@ -33,7 +33,7 @@ PROMPT = {"model": "fake", "prompt": "Hello", "max_tokens": 8}
 class Guarded:
     """A guard's own port in front of a fake engine: aiohttp outside, ASGI within."""
 
-    def __init__(self, engine: FakeEngine, file: Path, keys: tuple[Key, ...]) -> None:
+    def __init__(self, engine: FakeEngine, file: Path, keys: tuple[SigningKey, ...]) -> None:
         self.engine = engine
         file.write_text(instance_text(keys, InstanceId(engine.name)))
         with pytest.MonkeyPatch.context() as patch:
@@ -99,8 +99,8 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def starter(
-            keys: tuple[Key, ...] | None = (FLEET,),
-            theirs: tuple[Key, ...] = (FLEET,),
+            keys: tuple[SigningKey, ...] | None = (FLEET,),
+            theirs: tuple[SigningKey, ...] = (FLEET,),
             *,
             decode: int = 1,
             pins: bool = False,
@@ -201,7 +201,7 @@ async def test_without_keys_nothing_is_added(start: Start) -> None:
 
 @pytest.mark.parametrize("keys", [None, (STRANGERS,), (OLD,)], ids=["none", "a stranger's", "one they do not know"])
 async def test_a_router_with_other_keys_serves_whole_and_holds_nothing(
-    start: Start, keys: tuple[Key, ...] | None
+    start: Start, keys: tuple[SigningKey, ...] | None
 ) -> None:
     """It is a fault of ours, so the client gets an answer and not the guard's 403."""
     fleet, guards = await start(keys)

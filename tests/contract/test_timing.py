@@ -34,8 +34,8 @@ from cluster.ids import InstanceId, RequestId
 from cluster.instance import Instance, Role
 from cluster.telemetry import TraceIds, Tracing, tracing
 from engine.mock.fleet import MockFleet
-from engine.mock.instance import Instance as Mock
-from engine.twin.events import Effect, Event, Finished, Submit
+from engine.mock.instance import MockInstance as Mock
+from engine.twin.events import Effect, Event, RequestFinished, Submit
 from router.api.config import RouterConfig
 from router.request import body as bodies
 
@@ -72,7 +72,7 @@ class Watched:
             self.submitted[event.request.id] = now
         effects = self._twin.handle(event, now)
         for effect in effects:
-            if isinstance(effect, Finished) and effect.first_run_ns is not None:
+            if isinstance(effect, RequestFinished) and effect.first_run_ns is not None:
                 self.begun[effect.request] = effect.first_run_ns
         return effects
 

@@ -16,17 +16,17 @@ from support.scaling import InMemory
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, State
+from cluster.registry.membership import Heartbeat, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.telemetry import Tracing, trace_headers
 from engine.agent.http import Gate, agent_app, listen
 from goodput.actions import Drain
 from goodput.actuate.agents import Agents
-from goodput.actuate.lease import Lease
+from goodput.actuate.lease import LeaderClaim
 from goodput.actuate.scaler import Scaler
 from loadgen.arrival import Arrival
 from loadgen.body import Asking
-from loadgen.http import Pool
+from loadgen.http import LoadConnections
 from loadgen.replay import Replay, Sending
 
 
@@ -63,7 +63,7 @@ async def test_a_request_of_the_load_generator_is_one_trace_down_to_its_legs(spa
     mocks = [mock_settings("p", Role.PREFILL), mock_settings("d", Role.DECODE)]
     async with mocked_router(mocks) as front:
         arrival = Arrival(at_s=0.0, input_tokens=50, output_tokens=3)
-        load = await Replay(Pool(front.endpoint), Sending(asking=Asking("fake"))).run([arrival])
+        load = await Replay(LoadConnections(front.endpoint), Sending(asking=Asking("fake"))).run([arrival])
         (record,) = load.records
         assert record.error is None
         async with asyncio.timeout(5):
@@ -80,7 +80,7 @@ async def test_a_request_of_the_load_generator_is_one_trace_down_to_its_legs(spa
 
 
 async def test_a_request_that_fails_is_an_error_in_the_load_generators_trace(spans: InMemorySpanExporter) -> None:
-    pool = Pool("http://127.0.0.1:1")
+    pool = LoadConnections("http://127.0.0.1:1")
     load = await Replay(pool, Sending(asking=Asking("fake"))).run([Arrival(at_s=0.0, input_tokens=5, output_tokens=3)])
     assert [each.error for each in load.records] == ["connect"]
     (span,) = spans.get_finished_spans()
@@ -120,7 +120,7 @@ async def test_a_controllers_action_and_what_the_agent_did_of_it_are_one_trace(
         seq=1,
         role=Role.DECODE,
         url="http://h:2",
-        state=State.READY,
+        state=MemberState.READY,
         agent_url=url,
     )
     agents = Agents(None)
@@ -131,7 +131,7 @@ async def test_a_controllers_action_and_what_the_agent_did_of_it_are_one_trace(
         async def drain(self, action: Drain) -> str:
             return await agents.flip(beat, Role.BOTH)
 
-    lease = Lease(registry, "http://h:9")
+    lease = LeaderClaim(registry, "http://h:9")
     await lease.turn()
     scaler = Scaler(registry, lease, Reaches(), ())
     refusal = await scaler._act(Drain(instance=InstanceId("decode-0"), because="too many"))

@@ -17,11 +17,11 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Load, Role
-from cluster.registry.membership import Heartbeat, State
+from cluster.registry.membership import Heartbeat, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import Author, RegistryDown
 from engine.agent.meetings import (
-    Handoffs,
+    HandoffReport,
     Meetings,
     exposition,
     meet,
@@ -131,7 +131,7 @@ class Site:
             on_change=self.changed,
         )
         self.changes = 0
-        self.state = State.READY
+        self.state = MemberState.READY
 
     def changed(self) -> None:
         self.changes += 1
@@ -295,7 +295,7 @@ async def test_nothing_is_pulled_from_whom_an_engine_has_set_aside(fleet) -> Non
     assert not d.transfers.handoffs.pulls[0].aside and d.door.known, "it is introduced as ever: one way was bad"
     await d.door.close()
     await fleet.settle(1)
-    assert d.transfers.handoffs == Handoffs() and not d.transfers.acquainted.enough
+    assert d.transfers.handoffs == HandoffReport() and not d.transfers.acquainted.enough
 
 
 async def test_who_starts_is_met_before_it_takes_work(fleet) -> None:
@@ -304,7 +304,7 @@ async def test_who_starts_is_met_before_it_takes_work(fleet) -> None:
     assert d.transfers.acquainted.enough, "there is nobody else"
     d.door.link = "introduced"
     p = await fleet.join("p0", Role.PREFILL)
-    p.state = State.STARTING
+    p.state = MemberState.STARTING
     await fleet.settle()
     assert set(d.door.known) == {"p0#1"} and d.transfers.acquainted.shuns == ("p0",)
     assert not d.transfers.acquainted.enough and not p.transfers.acquainted.enough
@@ -314,7 +314,7 @@ async def test_who_starts_is_met_before_it_takes_work(fleet) -> None:
     d.door.link = "met"
     await fleet.settle(2)
     assert d.transfers.acquainted.shuns == () and d.transfers.acquainted.enough and p.transfers.acquainted.enough
-    p.epoch, p.state = 2, State.READY  # it restarts, and its door is another's for a while
+    p.epoch, p.state = 2, MemberState.READY  # it restarts, and its door is another's for a while
     await p.door.close()
     await fleet.settle(2)
     assert d.transfers.acquainted.shuns == ("p0",), "what is known of its former life is nothing to pull by"
@@ -360,7 +360,7 @@ async def test_who_does_not_know_yet_what_it_serves_has_met_nobody(fleet) -> Non
     d = await fleet.join("d0", Role.DECODE)
     d.door.link = "introduced"
     p = await fleet.join("p0", Role.PREFILL)
-    p.state, (p.models, serves) = State.STARTING, ((), p.models)
+    p.state, (p.models, serves) = MemberState.STARTING, ((), p.models)
     await fleet.settle()
     assert d.door.known == {} and not p.transfers.acquainted.enough
     p.models = serves
@@ -480,7 +480,7 @@ def test_only_an_engine_reads_as_one() -> None:
      {"peers": {"e": {"instance": 5}, "f": {"instance": "p", "pulled": "x"}}}],
 )  # fmt: skip
 def test_a_state_that_makes_no_sense_says_nothing(told: Any) -> None:
-    assert read_state(told) == Handoffs() and exposition(InstanceId("d"), read_state(told)) == ""
+    assert read_state(told) == HandoffReport() and exposition(InstanceId("d"), read_state(told)) == ""
 
 
 def test_a_connectors_door_understands_what_agents_say() -> None:

@@ -34,7 +34,7 @@ from support.redis_server import RedisServer
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, Kind, Membership, State
+from cluster.registry.membership import Heartbeat, MemberKind, Membership, MemberState
 from cluster.registry.redis import RedisRegistry
 from cluster.registry.registry import Author, RegistryDown
 from decode.rules import DecodeRules
@@ -65,8 +65,8 @@ class World:
         """The engine's agent says that it is there; Redis may be unusable at this key for a moment."""
         self.seq += 1
         beat = Heartbeat(
-            id=InstanceId("good"), agent="good", role=Role.BOTH, state=State.READY, url=self.engine.url, credits=64,
-            seq=self.seq, models=({"id": "fake"},),
+            id=InstanceId("good"), agent="good", role=Role.BOTH, state=MemberState.READY, url=self.engine.url,
+            credits=64, seq=self.seq, models=({"id": "fake"},),
         )  # fmt: skip
         with suppress(RegistryDown):
             await self.hand.beat(beat)
@@ -169,7 +169,7 @@ async def _agents_turn(mine: RedisRegistry, machine: AgentMachine, routers: Memb
         with suppress(RegistryDown):
             assert 0 <= await mine.next_epoch("d") < 1 << 53
         with suppress(RegistryDown):
-            routers.fold(await mine.read(Kind.ROUTER), float(turn))
+            routers.fold(await mine.read(MemberKind.ROUTER), float(turn))
     said = (concerning(each.beat, "d", Role.DECODE, ["fake"]) for each in list(routers.snapshot())[:ROUTERS_MAX])
     machine.handle(RoutersHeard(tuple(said)), float(turn))
     machine.handle(Tick(), float(turn))

@@ -52,15 +52,15 @@ class Fleet:
         self.made += 1
         return TransferId(RequestId(f"live-{self.made}"), 1, 1)
 
-    def leg(self, prompt: list[int], name: TransferId | None = None) -> wire.Transfer:
+    def leg(self, prompt: list[int], name: TransferId | None = None) -> wire.TransferFields:
         status, answer = ask(self.p, PATH, wire.prefill_body(self.body(prompt), transfer=name or self.name()))
         assert status == 200, answer
         transfer = wire.read_transfer(answer)
         assert transfer is not None, answer
         return transfer
 
-    def decode(self, prompt: list[int], transfer: wire.Transfer | dict[str, Any] | None) -> list[int]:
-        transfer = wire.Transfer(transfer) if isinstance(transfer, dict) else transfer
+    def decode(self, prompt: list[int], transfer: wire.TransferFields | dict[str, Any] | None) -> list[int]:
+        transfer = wire.TransferFields(transfer) if isinstance(transfer, dict) else transfer
         status, answer = ask(self.d, PATH, wire.decode_body(self.body(prompt), transfer))
         assert status == 200, answer
         ids: list[int] = answer["choices"][0]["token_ids"]

@@ -272,7 +272,7 @@ def storm(fleet: FaultyFleet, seconds: float) -> int:
                 leg = Open(fleet.url(way[0]), PATH, wire.prefill_body(fleet.body(prompt), transfer=name))
             else:
                 fields = fleet.leg(prompt, way[0], name)
-                leg = Open(fleet.url(way[1]), PATH, dict(wire.decode_body(body, wire.Transfer(fields))))
+                leg = Open(fleet.url(way[1]), PATH, dict(wire.decode_body(body, wire.TransferFields(fields))))
             time.sleep(chance.random() * 0.3)  # clients leave when they like
             leg.leave()
             fleet.release(name, way[0])

@@ -102,7 +102,7 @@ def test_the_connector_and_the_twin_run_the_same_rules() -> None:
     assert worker.Leases is engine.twin.holds.Leases is prefill.leases.Leases
     assert worker.terms is engine.twin.holds.terms is prefill.leases.terms
     assert scheduler.Pulls is engine.twin.pulls.Wants is decode.pulls.Pulls
-    assert scheduler.Peers is engine.twin.pulls.Peers is decode.peers.Peers
+    assert scheduler.ProducerPeers is engine.twin.pulls.ProducerPeers is decode.peers.ProducerPeers
     assert scheduler.worth_pulling is engine.twin.pulls.worth_pulling
     assert worker.Reads is decode.reads.Reads and engine.twin.pulls.PullAtRank is decode.reads.PullAtRank
     assert engine.twin.pulls.Reading is engine.twin.life.Reading is decode.table.Reading

@@ -16,14 +16,14 @@ from support.tickets import HOLD, PIN, PULL, STRANGERS, fleet_keys, form, signed
 
 from cluster import wire
 from kvtransfer.screen import LIFE_S
-from kvtransfer.ticket import SKEW_S, Key
+from kvtransfer.ticket import SKEW_S, SigningKey
 
 ENGINES = ["prefill-0", "decode-0"]
 PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate"]
 
 
 @pytest.fixture(scope="module")
-def keys(cluster: Cluster) -> tuple[Key, ...]:
+def keys(cluster: Cluster) -> tuple[SigningKey, ...]:
     return fleet_keys(cluster)
 
 
@@ -88,7 +88,7 @@ def test_smuggled_fields_get_nowhere(cluster: Cluster, stranger: socket.socket, 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_wrong_tickets_get_nowhere(
-    cluster: Cluster, stranger: socket.socket, keys: tuple[Key, ...], engine: str
+    cluster: Cluster, stranger: socket.socket, keys: tuple[SigningKey, ...], engine: str
 ) -> None:
     other = next(name for name in ENGINES if name != engine)
     now, key = time.time(), keys[0]
@@ -114,7 +114,7 @@ def test_wrong_tickets_get_nowhere(
 
 
 def test_a_signed_leg_gets_in_once_and_its_hold_is_released_once(
-    cluster: Cluster, stranger: socket.socket, keys: tuple[Key, ...]
+    cluster: Cluster, stranger: socket.socket, keys: tuple[SigningKey, ...]
 ) -> None:
     """The other half: the same engines let the same fields in with a good ticket, so it is the guard that decides."""
     prefill, decode = (f"{cluster.urls[name]}/v1/completions" for name in ENGINES)

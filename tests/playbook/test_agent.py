@@ -7,6 +7,7 @@ from decode.rules import DecodeRules
 from engine.agent.machine import (
     QUIET_S,
     AgentMachine,
+    AgentState,
     DrainAsked,
     EngineIs,
     Leave,
@@ -15,7 +16,6 @@ from engine.agent.machine import (
     ResumeAsked,
     RoleAsked,
     Say,
-    State,
     StopAsked,
     StopEngine,
     Tick,
@@ -55,12 +55,12 @@ def test_one_that_lingers_takes_work_until_it_drains() -> None:
     machine = ready()
     effects = machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
     assert said(effects) == "p drains in 5 s, and takes work until then"
-    assert (machine.state, machine.next_wakeup()) == (State.READY, 15.0)
+    assert (machine.state, machine.next_wakeup()) == (AgentState.READY, 15.0)
     assert machine.credits > 0
     machine.handle(LoadRead(HOLDS), 12.0)
     assert machine.handle(Tick(), 14.9) == ()
     assert kinds(machine.handle(Tick(), 15.0)) == [Publish, Say]
-    assert (machine.state, machine.next_wakeup()) == (State.DRAINING, 45.0)
+    assert (machine.state, machine.next_wakeup()) == (AgentState.DRAINING, 45.0)
     machine.handle(LoadRead(IDLE), 20.0)
     assert StopEngine() in machine.handle(Tick(), 20.0 + QUIET_S)
 
@@ -72,14 +72,14 @@ def test_one_that_lingers_ends_at_once_when_told_again_and_one_that_drains_does_
     machine = ready()
     machine.handle(DrainAsked(30, leave=False), 10.0)
     machine.handle(DrainAsked(30, leave=True, linger_s=5), 11.0)
-    assert (machine.state, machine.next_wakeup()) == (State.DRAINING, 10.0 + QUIET_S)
+    assert (machine.state, machine.next_wakeup()) == (AgentState.DRAINING, 10.0 + QUIET_S)
 
 
 def test_a_drain_or_a_lost_engine_ends_the_lingering() -> None:
     machine = ready()
     machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
     machine.handle(DrainAsked(60, leave=False), 11.0)
-    assert machine.state is State.DRAINING
+    assert machine.state is AgentState.DRAINING
     assert StopEngine() in machine.handle(Tick(), 11.0 + QUIET_S)
     machine = ready()
     machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
@@ -94,7 +94,7 @@ def test_idle_drain_leaves_after_the_quiet_time_and_the_registry_last() -> None:
     assert machine.next_wakeup() == 10.0 + QUIET_S
     assert machine.handle(Tick(), 10.0 + QUIET_S / 2) == ()
     assert kinds(machine.handle(Tick(), 10.0 + QUIET_S)) == [Publish, Say, StopEngine]
-    assert machine.state is State.STOPPING
+    assert machine.state is AgentState.STOPPING
     assert machine.handle(EngineIs("stopped", "", 1), 13.0) == (Publish(), Leave(0))
 
 
@@ -144,7 +144,7 @@ def test_drain_without_leaving_says_when_it_takes_too_long_and_goes_on() -> None
     machine.handle(LoadRead(BUSY), 9.0)
     machine.handle(DrainAsked(30, leave=False), 10.0)
     assert "goes on draining" in said(machine.handle(Tick(), 40.0))
-    assert machine.state is State.DRAINING
+    assert machine.state is AgentState.DRAINING
     machine.handle(LoadRead(IDLE), 50.0)
     assert "is drained" in said(machine.handle(LoadRead(IDLE), 52.0))
 
@@ -180,7 +180,7 @@ def test_dead_engine_comes_back_under_a_new_epoch() -> None:
     machine = ready()
     machine.handle(LoadRead(BUSY), 2.0)
     assert machine.handle(EngineIs("restarting", "exit code 137", 1), 3.0) == (Publish(),)
-    assert machine.state is State.RESTARTING
+    assert machine.state is AgentState.RESTARTING
     assert machine.load == Load()
     assert machine.credits == 0
     machine.handle(EngineIs("starting", "", 2), 4.0)
@@ -230,7 +230,7 @@ def test_a_role_is_taken_at_once_and_what_is_there_goes_on() -> None:
     effects = machine.handle(RoleAsked(Role.DECODE), 2.0)
     assert kinds(effects) == [Publish, Say], "nobody is drained, nothing is stopped"
     assert said(effects) == "p was prefill and is decode now"
-    assert (machine.state, machine.role, machine.credits) == (State.READY, Role.DECODE, 20)
+    assert (machine.state, machine.role, machine.credits) == (AgentState.READY, Role.DECODE, 20)
     machine.handle(DrainAsked(30, leave=False), 3.0)
     assert machine.detail == "3 streams", "it goes by the rules of its new role"
 

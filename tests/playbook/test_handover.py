@@ -17,7 +17,7 @@ import pytest
 from support.handover import TERMS, Offer, World
 
 from decode.peers import ASIDE_S, FAILURES
-from decode.table import BECAUSE, READINGS, WANTS, Act, Cause, Reading, Want
+from decode.table import BECAUSE, READINGS, WANTS, PullAct, PullCause, Reading, Want
 from kvtransfer.hold_marks import CLEAR, Slot
 from kvtransfer.rows import rows
 
@@ -29,30 +29,32 @@ STALE = BECAUSE[Reading.GONE]
 
 def test_use_is_reached_by_a_mark_that_stood_after_the_last_read_alone() -> None:
     """vllm 21570: one-sided reads say nothing of whose the blocks were."""
-    assert {(state, cause) for state, cause, row in rows(READINGS) if Act.USE in row.acts} == {
-        (Reading.CONFIRMED, Cause.RIGHT)
+    assert {(state, cause) for state, cause, row in rows(READINGS) if PullAct.USE in row.acts} == {
+        (Reading.CONFIRMED, PullCause.RIGHT)
     }
     into = {(state, cause) for state, cause, row in rows(READINGS) if row.state is Reading.CONFIRMED}
-    assert into == {(Reading.LANDED, Cause.ALL_SEEN)}
+    assert into == {(Reading.LANDED, PullCause.ALL_SEEN)}
     assert {(state, cause) for state, cause, row in rows(READINGS) if row.state is Reading.LANDED} == {
-        (Reading.READING, Cause.ALL_READ)
+        (Reading.READING, PullCause.ALL_READ)
     }
-    assert READINGS[Reading.READING][Cause.ALL_READ].acts == (Act.LOOK,)
+    assert READINGS[Reading.READING][PullCause.ALL_READ].acts == (PullAct.LOOK,)
 
 
 def test_a_reading_ends_only_when_nothing_of_it_is_under_way() -> None:
     """vllm 56104: a failed part does not free what its siblings still write into."""
     for state, cause, row in rows(READINGS):
         if row.state not in READINGS:
-            assert cause in {Cause.ALL_READ, Cause.ALL_SEEN, Cause.RIGHT, Cause.WRONG}, f"{state} ends by {cause}"
+            assert cause in {PullCause.ALL_READ, PullCause.ALL_SEEN, PullCause.RIGHT, PullCause.WRONG}, (
+                f"{state} ends by {cause}"
+            )
 
 
 def test_each_end_says_one_thing_and_tells_the_producer_unless_its_hold_is_gone() -> None:
     for state, cause, row in rows(READINGS):
         if row.state not in READINGS:
-            assert len({Act.USE, Act.RECOMPUTE} & set(row.acts)) == 1, f"{state} by {cause}"
-            assert (Act.GIVE_BACK in row.acts) is (row.state is not Reading.STALE)
-    assert all(Act.RECOMPUTE in row.acts for row in WANTS[Want.SPOILT].values() if row.state is Want.OVER)
+            assert len({PullAct.USE, PullAct.RECOMPUTE} & set(row.acts)) == 1, f"{state} by {cause}"
+            assert (PullAct.GIVE_BACK in row.acts) is (row.state is not Reading.STALE)
+    assert all(PullAct.RECOMPUTE in row.acts for row in WANTS[Want.SPOILT].values() if row.state is Want.OVER)
 
 
 # --- a hand-over -----------------------------------------------------------------------------------------------------

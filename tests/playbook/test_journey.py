@@ -4,7 +4,7 @@ import pytest
 
 from cluster.errors import ApiError
 from cluster.ids import InstanceId
-from cluster.wire import Transfer
+from cluster.wire import TransferFields
 from router.core.journey import (
     CANCEL_WAIT_S,
     HOLD_USE_S,
@@ -26,6 +26,7 @@ from router.core.journey import (
     FleetChanged,
     ForwardRefusal,
     Journey,
+    JourneyState,
     Lost,
     Opened,
     OutlastPrefill,
@@ -37,12 +38,13 @@ from router.core.journey import (
     SendDecode,
     SendPrefill,
     SendSeed,
-    State,
     Tick,
 )
 
 P, P2, P3, D, D2 = (InstanceId(name) for name in ("p", "p2", "p3", "d", "d2"))
-HOLD = Transfer({"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_num_tokens": 7, "remote_engine_id": "e"})
+HOLD = TransferFields(
+    {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_num_tokens": 7, "remote_engine_id": "e"}
+)
 BOTH_LEGS = Chosen(P, D, "test")
 HELD = PrefillAnswered("length", HOLD)
 NOBODY = Chosen(None, None, "nobody else")
@@ -80,7 +82,7 @@ def test_handoff() -> None:
             (Ended(), [Finish("served")]),
         ],
     )
-    assert machine.state is State.DONE
+    assert machine.state is JourneyState.DONE
 
 
 def test_whole_on_one_instance() -> None:
@@ -92,7 +94,7 @@ def test_whole_on_one_instance() -> None:
 
 # -- a P that keeps silent --
 
-HOLD_2 = Transfer({**HOLD.fields, "remote_engine_id": "e2"})
+HOLD_2 = TransferFields({**HOLD.fields, "remote_engine_id": "e2"})
 SECOND = Choose(frozenset({P}), hand_over=True, second=True, holders=(P,))
 HALF = 1.0 + 99.0 * TURN
 """When P has had its turn: sent at 1, of a request that has until 100."""
@@ -108,7 +110,9 @@ def silent(*, stream: bool = True) -> Journey:
     return machine
 
 
-def answer(by: InstanceId, hold: Transfer | None, reason: str = "length", token: int | None = None) -> PrefillAnswered:
+def answer(
+    by: InstanceId, hold: TransferFields | None, reason: str = "length", token: int | None = None
+) -> PrefillAnswered:
     return PrefillAnswered(reason, hold, token, by=by)
 
 

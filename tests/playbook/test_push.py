@@ -18,45 +18,45 @@ from decode import push as d
 from kvtransfer.push import (
     REPEATED,
     STALE,
-    Abort,
+    AbortPush,
     Begun,
     CutLink,
-    Done,
     FreeBlocks,
     ImpossibleMove,
     Message,
     PeerLost,
     PeerSeen,
     Proof,
+    PushDone,
+    PushRefused,
+    PushTerms,
+    PushTick,
     Received,
-    Refused,
     Register,
     Send,
-    Terms,
-    Tick,
     Withdraw,
 )
 from kvtransfer.rows import rows
-from kvtransfer.ticket import Peer
+from kvtransfer.ticket import TicketPeer
 from prefill import push as p
 
 P, D, E = (InstanceId(name) for name in "pde")
-PEER_P, PEER_D, PEER_E = Peer(P, 7), Peer(D, 3), Peer(E, 4)
+PEER_P, PEER_D, PEER_E = TicketPeer(P, 7), TicketPeer(D, 3), TicketPeer(E, 4)
 ID = TransferId(RequestId("r"), 1, 7)
 S1 = (3 << 32) + 1
 """The serial of the first reservation of a consumer in its third life."""
-TERMS = Terms()
+TERMS = PushTerms()
 PROOF = Proof("ticket-1", "acme", left_s=60.0)
 REGISTER = Register(ID, S1, 0, (1, 2), 9, "ticket")
 RESERVE = d.Reserve(ID, P, 0, (1, 2), 30, 9, "ticket")
-NOT_WRITTEN = Done(ID, S1, ok=False, tokens=0, because="")
+NOT_WRITTEN = PushDone(ID, S1, ok=False, tokens=0, because="")
 
 
 def plain(effects: list[Any]) -> list[Any]:
     """Without reasons."""
     found = []
     for effect in effects:
-        if isinstance(effect, Send) and isinstance(effect.message, Done):
+        if isinstance(effect, Send) and isinstance(effect.message, PushDone):
             effect = Send(effect.to, replace(effect.message, because=""))  # noqa: PLW2901
         found.append(replace(effect, because="") if hasattr(effect, "because") else effect)
     return found
@@ -66,26 +66,34 @@ def plain(effects: list[Any]) -> list[Any]:
 
 
 def test_memory_is_not_freed_while_a_write_may_be_under_way() -> None:
-    over = {p.Cause.WRITES_ENDED, p.Cause.WRITES_FAILED, p.Cause.LINK_ENDED}
+    over = {p.PushHoldCause.WRITES_ENDED, p.PushHoldCause.WRITES_FAILED, p.PushHoldCause.LINK_ENDED}
     for state, cause, row in rows(p.ROWS):
-        if state in {p.State.STREAMING, p.State.WRITING, p.State.DRAINING} and row.state is p.State.RELEASED:
+        if (
+            state in {p.PushHoldState.STREAMING, p.PushHoldState.WRITING, p.PushHoldState.DRAINING}
+            and row.state is p.PushHoldState.RELEASED
+        ):
             assert cause in over, f"{state} ends by {cause}"
     for dst, why, went in rows(d.ROWS):
         if went.state not in d.ROWS:
-            assert why in {d.Cause.WRITTEN, d.Cause.NOT_WRITTEN, d.Cause.LINK_ENDED}, f"{dst} ends by {why}"
+            assert why in {d.PushPullCause.WRITTEN, d.PushPullCause.NOT_WRITTEN, d.PushPullCause.LINK_ENDED}, (
+                f"{dst} ends by {why}"
+            )
 
 
 def test_use_is_reached_by_the_producers_word_alone() -> None:
-    ways = {(state, cause) for state, cause, row in rows(d.ROWS) if row.state is d.State.DONE}
-    assert ways == {(d.State.RESERVED, d.Cause.WRITTEN), (d.State.WRITING, d.Cause.WRITTEN)}
+    ways = {(state, cause) for state, cause, row in rows(d.ROWS) if row.state is d.PushPullState.DONE}
+    assert ways == {
+        (d.PushPullState.RESERVED, d.PushPullCause.WRITTEN),
+        (d.PushPullState.WRITING, d.PushPullCause.WRITTEN),
+    }
 
 
 def test_every_state_ends_by_time_and_a_request_hears_one_outcome_at_most() -> None:
-    assert all(p.Cause.TIME_UP in causes for causes in p.ROWS.values())
-    assert all(d.Cause.TIME_UP in causes for causes in d.ROWS.values())
-    after = {row.state for _, _, row in rows(d.ROWS) if d.Act.RECOMPUTE in row.acts} & set(d.ROWS)
-    assert after == {d.State.QUARANTINED}
-    assert all(d.Act.RECOMPUTE not in row.acts for row in d.ROWS[d.State.QUARANTINED].values())
+    assert all(p.PushHoldCause.TIME_UP in causes for causes in p.ROWS.values())
+    assert all(d.PushPullCause.TIME_UP in causes for causes in d.ROWS.values())
+    after = {row.state for _, _, row in rows(d.ROWS) if d.PushPullAct.RECOMPUTE in row.acts} & set(d.ROWS)
+    assert after == {d.PushPullState.QUARANTINED}
+    assert all(d.PushPullAct.RECOMPUTE not in row.acts for row in d.ROWS[d.PushPullState.QUARANTINED].values())
 
 
 # --- the protocol ----------------------------------------------------------------------------------------------------
@@ -98,14 +106,14 @@ def test_push_as_the_producer_sees_it() -> None:
     assert registered == [p.PostWrite(ID, S1, D, 0, (), (1, 2), 9), Send(D, Begun(ID, S1))]
     assert half.handle(p.Filled(ID, (5, 6), 30), 0.0) == []
     ended = plain(half.handle(p.WritesEnded(ID, ok=True), 0.0))
-    assert ended == [Send(D, Done(ID, S1, ok=True, tokens=30, because="")), FreeBlocks(ID, (5, 6), "")]
+    assert ended == [Send(D, PushDone(ID, S1, ok=True, tokens=30, because="")), FreeBlocks(ID, (5, 6), "")]
 
 
 def test_push_as_the_consumer_sees_it() -> None:
     half = d.Reservations(3)
     assert half.handle(RESERVE, 0.0) == [Send(P, REGISTER)]
     assert half.handle(Received(PEER_P, Begun(ID, S1)), 0.0) == []
-    done = Done(ID, S1, ok=True, tokens=16, because="")
+    done = PushDone(ID, S1, ok=True, tokens=16, because="")
     assert half.handle(Received(PEER_P, done), 0.0) == [d.Use(ID, (1, 2), 16)], "16 of 30: the rest is computed here"
 
 
@@ -125,7 +133,7 @@ def test_writes_that_end_before_the_engine_reports_the_prompt() -> None:
         effects = half.handle(event, 0.0)
     assert effects == []
     filled = plain(half.handle(p.Filled(ID, (5, 6), 30), 0.0))
-    assert filled == [Send(D, Done(ID, S1, ok=True, tokens=30, because="")), FreeBlocks(ID, (5, 6), "")]
+    assert filled == [Send(D, PushDone(ID, S1, ok=True, tokens=30, because="")), FreeBlocks(ID, (5, 6), "")]
 
 
 def test_a_prompt_that_nobody_registers_for_ends_with_its_lease() -> None:
@@ -133,7 +141,7 @@ def test_a_prompt_that_nobody_registers_for_ends_with_its_lease() -> None:
     half.handle(p.OpenHold(ID, "acme"), 0.0)
     half.handle(p.Filled(ID, (5, 6), 30), 1.0)
     assert half.next_wakeup() == 1.0 + TERMS.lease_s
-    assert FreeBlocks(ID, (5, 6), "") in plain(half.handle(Tick(), 1.0 + TERMS.lease_s))
+    assert FreeBlocks(ID, (5, 6), "") in plain(half.handle(PushTick(), 1.0 + TERMS.lease_s))
 
 
 def test_what_the_engine_contradicts_itself_about_raises_and_changes_nothing() -> None:
@@ -159,23 +167,23 @@ def test_what_time_has_brought_about_is_not_lost_when_an_event_raises() -> None:
         half.handle(p.WritesEnded(other, ok=True), TERMS.lease_s)
     wakeup = half.next_wakeup()
     assert wakeup is not None and wakeup < TERMS.lease_s
-    assert FreeBlocks(ID, (5, 6), "") in plain(half.handle(Tick(), TERMS.lease_s))
+    assert FreeBlocks(ID, (5, 6), "") in plain(half.handle(PushTick(), TERMS.lease_s))
 
 
 def test_full_halves_refuse_and_the_request_is_served_without_them() -> None:
     other = ID._replace(attempt=2)
-    half, consumer = p.Pushes(7, Terms(entries_max=1)), d.Reservations(3, Terms(entries_max=1))
+    half, consumer = p.Pushes(7, PushTerms(entries_max=1)), d.Reservations(3, PushTerms(entries_max=1))
     half.handle(p.OpenHold(ID, "acme"), 0.0)
-    assert plain(half.handle(p.OpenHold(other, "acme"), 0.0)) == [Refused(other, "")]
+    assert plain(half.handle(p.OpenHold(other, "acme"), 0.0)) == [PushRefused(other, "")]
     consumer.handle(RESERVE, 0.0)
     refused = plain(consumer.handle(replace(RESERVE, id=other, blocks=(3, 4)), 0.0))
-    assert refused == [Refused(other, ""), Send(P, Withdraw(other, S1 + 1)), FreeBlocks(other, (3, 4), "")]
-    half = p.Pushes(7, Terms(remembered_max=2))
+    assert refused == [PushRefused(other, ""), Send(P, Withdraw(other, S1 + 1)), FreeBlocks(other, (3, 4), "")]
+    half = p.Pushes(7, PushTerms(remembered_max=2))
     ids = [ID._replace(attempt=attempt) for attempt in range(4)]
     for id_ in ids[:2]:
         half.handle(p.OpenHold(id_, "acme"), 0.0)
-        half.handle(Abort(id_, "left"), 0.0)
-    assert plain(half.handle(p.OpenHold(ids[2], "acme"), 0.0)) == [Refused(ids[2], "")]
+        half.handle(AbortPush(id_, "left"), 0.0)
+    assert plain(half.handle(p.OpenHold(ids[2], "acme"), 0.0)) == [PushRefused(ids[2], "")]
     assert half.handle(p.OpenHold(ids[3], "acme"), TERMS.remember_s) == []
 
 
@@ -195,9 +203,9 @@ def test_peers_that_are_seen_again_in_the_same_life_change_nothing() -> None:
     half = d.Reservations(3)
     half.handle(PeerSeen(PEER_P), 0.0)
     half.handle(RESERVE, 0.0)
-    assert half.handle(PeerSeen(PEER_P), 0.0) == [] and half.handle(PeerSeen(Peer(P, 6)), 0.0) == []
+    assert half.handle(PeerSeen(PEER_P), 0.0) == [] and half.handle(PeerSeen(TicketPeer(P, 6)), 0.0) == []
     assert half.book.ignored == {STALE: 1}
-    restarted = plain(half.handle(PeerSeen(Peer(P, 8)), 0.0))
+    restarted = plain(half.handle(PeerSeen(TicketPeer(P, 8)), 0.0))
     assert restarted == [Send(P, Withdraw(ID, S1)), d.Recompute(ID, "")]
 
 
@@ -248,7 +256,7 @@ def test_vllm_46283_aborted_push_is_reclaimed() -> None:
     assert consumer.owned == 2, "the producer may be writing"
     world.network.clear()
     world.now += TERMS.cut_s
-    consumer.tell(Tick())
+    consumer.tell(PushTick())
     assert consumer.cuts == [P] and consumer.owned == 2
     consumer.cut(P)
     assert consumer.owned == 0
@@ -281,7 +289,7 @@ def test_vllm_29906_aborts_during_the_last_step_hold_nothing() -> None:
 
 def test_sglang_36926_whatever_is_dropped_is_given_back() -> None:
     """Every message of one kind is lost, for each kind: no block stays, and the request is served all the same."""
-    for kind in (Register, Begun, Done, Withdraw):
+    for kind in (Register, Begun, PushDone, Withdraw):
         world = World()
         id_, producer, consumer = pushed(world)
         world.deliver_all(but=is_(kind))
@@ -412,20 +420,20 @@ def test_sglang_30233_an_incomplete_prompt_is_not_generated_from() -> None:
 
 
 def test_a_later_life_of_the_producer_cannot_vouch_for_the_one_before() -> None:
-    half, later = d.Reservations(3), Peer(P, 8)
+    half, later = d.Reservations(3), TicketPeer(P, 8)
     half.handle(RESERVE, 0.0)
     for ok in (True, False):
-        assert half.handle(Received(later, Done(ID, S1, ok=ok, tokens=30, because="")), 0.0) == []
+        assert half.handle(Received(later, PushDone(ID, S1, ok=ok, tokens=30, because="")), 0.0) == []
     producer = p.Pushes(8)
-    assert plain(producer.handle(p.OpenHold(ID, "acme"), 0.0)) == [Refused(ID, "")]
+    assert plain(producer.handle(p.OpenHold(ID, "acme"), 0.0)) == [PushRefused(ID, "")]
     assert producer.handle(Received(PEER_D, Withdraw(ID, S1)), 0.0) == []
 
 
 def test_only_the_producer_speaks_for_its_writes() -> None:
     half = d.Reservations(3)
     half.handle(RESERVE, 0.0)
-    assert half.handle(Received(Peer(E, 7), Done(ID, S1, ok=True, tokens=30, because="")), 0.0) == []
-    assert half.handle(Received(PEER_P, Done(ID, S1 - 1, ok=True, tokens=30, because="")), 0.0) == []
+    assert half.handle(Received(TicketPeer(E, 7), PushDone(ID, S1, ok=True, tokens=30, because="")), 0.0) == []
+    assert half.handle(Received(PEER_P, PushDone(ID, S1 - 1, ok=True, tokens=30, because="")), 0.0) == []
 
 
 @pytest.mark.parametrize("opened", [False, True])
@@ -436,9 +444,9 @@ def test_nothing_is_written_after_the_producer_said_so(opened: bool) -> None:
         half.handle(p.OpenHold(ID, "acme"), 0.0)
     assert plain(half.handle(Received(PEER_D, Withdraw(ID, S1)), 0.0)) == [Send(D, NOT_WRITTEN)]
     assert plain(half.handle(p.Registered(PEER_D, REGISTER, PROOF), 0.0)) == [Send(D, NOT_WRITTEN)]
-    assert plain(half.handle(p.OpenHold(ID, "acme"), 0.0)) == [Refused(ID, "")]
-    silent = p.Pushes(7, Terms(remembered_max=1))
-    silent.handle(Abort(ID._replace(attempt=2), "left"), 0.0)
+    assert plain(half.handle(p.OpenHold(ID, "acme"), 0.0)) == [PushRefused(ID, "")]
+    silent = p.Pushes(7, PushTerms(remembered_max=1))
+    silent.handle(AbortPush(ID._replace(attempt=2), "left"), 0.0)
     assert silent.handle(Received(PEER_D, Withdraw(ID, S1)), 0.0) == [], "it could not see to it"
 
 
@@ -451,7 +459,7 @@ def test_a_refused_registration_stays_refused() -> None:
         if event is not None:
             half.handle(event, 0.0)
         assert plain(half.handle(p.Registered(PEER_D, REGISTER, second), 0.0)) == [Send(D, NOT_WRITTEN)]
-    full = p.Pushes(7, Terms(remembered_max=1))
+    full = p.Pushes(7, PushTerms(remembered_max=1))
     full.handle(p.OpenHold(ID, "acme"), 0.0)
     full.handle(p.Registered(PEER_E, REGISTER, PROOF), 0.0)
     assert full.handle(p.Registered(PEER_D, REGISTER, second), 0.0) == []
@@ -490,11 +498,11 @@ def test_a_push_that_takes_too_long_is_not_free_before_the_producer_says_so() ->
     producer.fill(id_)
     producer.post(producer.transfers[0], 1)
     world.now += TERMS.reserve_s_max
-    consumer.tell(Tick())
+    consumer.tell(PushTick())
     assert (outcome(consumer, id_), consumer.owned) == ("recompute", 2)
     world.deliver_all()
     world.now += TERMS.cut_s
-    producer.tell(Tick())
+    producer.tell(PushTick())
     world.deliver_all()
     assert (producer.owned, consumer.owned) == (2, 2), "it still writes, and asks for the link to be cut"
     assert producer.cuts == [D]
@@ -511,7 +519,7 @@ def test_a_cut_that_is_not_carried_out_shows_as_a_leak() -> None:
     for _ in range(2):
         assert consumer.leaked == 0
         world.now += TERMS.cut_s
-        consumer.tell(Tick())
+        consumer.tell(PushTick())
     assert consumer.leaked == 1
     assert sum(isinstance(effect, CutLink) for effect in consumer.effects) == 2
     consumer.cut(P)

@@ -6,20 +6,20 @@ from support.twin import MS, World, ask, elsewhere, hold_id, life, right_tokens,
 from cluster.ids import InstanceId, RequestId
 from cluster.instance import Load, Role
 from engine.twin import events as ev
-from engine.twin.config import Config, Policy, Version
+from engine.twin.config import Policy, TwinConfig, Version
 from engine.twin.tokens import Segment, answer_key
 from kvtransfer.notes import Beat
 
-SMALL = Config(block_size=4, num_blocks=16, max_model_len=32, max_num_batched_tokens=16, max_num_seqs=4)
+SMALL = TwinConfig(block_size=4, num_blocks=16, max_model_len=32, max_num_batched_tokens=16, max_num_seqs=4)
 ASYNC = Version(async_scheduling=True)
 
 
-def change(config: Config, **changes: object) -> Config:
+def change(config: TwinConfig, **changes: object) -> TwinConfig:
     names = config.__dataclass_fields__
-    return Config(**{name: changes.get(name, getattr(config, name)) for name in names})  # type: ignore[arg-type]
+    return TwinConfig(**{name: changes.get(name, getattr(config, name)) for name in names})  # type: ignore[arg-type]
 
 
-def alone(config: Config = SMALL, **rest: object) -> World:
+def alone(config: TwinConfig = SMALL, **rest: object) -> World:
     return World({"e": config}, **rest)  # type: ignore[arg-type]
 
 
@@ -154,13 +154,13 @@ def test_priority() -> None:
     world.send(1, "e", ev.Submit(ask("late", text((2, 4)), 3, priority=5)))
     world.send(2, "e", ev.Submit(ask("first", text((3, 4)), 3, priority=-1)))
     world.play()
-    assert [over.request for over in world.records["e"].of(ev.Finished)] == ["a", "first", "late"]
+    assert [over.request for over in world.records["e"].of(ev.RequestFinished)] == ["a", "first", "late"]
 
 
 def test_an_abort_takes_effect_when_the_step_is_over() -> None:
     world = alone()
     world.send(0, "e", ev.Submit(ask("a", text((1, 4)), 20)))
-    world.send(3000, "e", ev.Abort(ask("a", text((1, 4))).id))
+    world.send(3000, "e", ev.AbortRequest(ask("a", text((1, 4))).id))
     world.play()
     over = world.records["e"].finished("a")
     assert (over.reason, over.outputs) == ("abort", 2)
@@ -199,7 +199,7 @@ def test_a_heartbeat_lets_a_hold_live_longer() -> None:
 def test_an_aborted_prefill_holds_nothing() -> None:
     world = alone()
     world.send(0, "e", ev.Submit(ask("a", text((1, 30)), 1, hold=hold_id("a"))))
-    world.send(10, "e", ev.Abort(hold_id("a").request))
+    world.send(10, "e", ev.AbortRequest(hold_id("a").request))
     world.play()
     assert world.records["e"].finished("a").hold is None
     assert life(world.twins["e"]).scheduler.pool.free_blocks == 16
@@ -209,7 +209,7 @@ def test_a_name_that_was_given_up_before_is_never_held() -> None:
     """vllm 25067: also while the leg runs; the hold of another name stands until its lease ends."""
     for when in (0, 500, 1050):
         world = alone()
-        world.send(when, "e", ev.GiveUp(str(hold_id("a"))))
+        world.send(when, "e", ev.GiveUpHold(str(hold_id("a"))))
         world.send(0, "e", ev.Submit(ask("a", text((1, 6)), 1, hold=hold_id("a"))))
         world.send(0, "e", ev.Submit(ask("b", text((2, 6)), 1, hold=hold_id("b"))))
         world.play(until=1 * MS)
@@ -221,8 +221,8 @@ def test_a_name_that_was_given_up_before_is_never_held() -> None:
 def test_a_hold_is_given_up_by_its_name() -> None:
     world = alone()
     world.send(0, "e", ev.Submit(ask("a", text((1, 6)), 1, hold=hold_id("a"))))
-    world.send(1 * MS, "e", ev.GiveUp(str(hold_id("a"))))
-    world.send(2 * MS, "e", ev.GiveUp(str(hold_id("a"))))
+    world.send(1 * MS, "e", ev.GiveUpHold(str(hold_id("a"))))
+    world.send(2 * MS, "e", ev.GiveUpHold(str(hold_id("a"))))
     world.play()
     assert [effect.because for effect in world.records["e"].of(ev.HoldEnded)] == ["given up"]
     assert life(world.twins["e"]).scheduler.pool.free_blocks == 16 and world.now == 2 * MS
@@ -235,7 +235,7 @@ def test_a_notice_of_a_former_life_ends_nothing() -> None:
     world.play(until=1 * MS)
     former = world.records["e"].finished("a").hold
     assert former is not None and former.slot is not None
-    world.send(2 * MS, "e", ev.Start(2))
+    world.send(2 * MS, "e", ev.StartEngine(2))
     world.send(3 * MS, "e", ev.Submit(ask("a", text((1, 6)), 1, hold=hold_id("a", epoch=2))))
     world.send(4 * MS, "e", ev.released(former.source(InstanceId("e")), InstanceId("d")))
     world.play(until=5 * MS)
@@ -249,7 +249,7 @@ def handed_over(prompt_tokens: int, **rest: object) -> World:
     world = World(configs, **rest)  # type: ignore[arg-type]
     prompt = text((1, prompt_tokens))
 
-    def next_leg(name: str, over: ev.Finished) -> None:
+    def next_leg(name: str, over: ev.RequestFinished) -> None:
         if over.hold is not None:
             source = over.hold.source(InstanceId("p"))
             world.send(world.now + 100, "d", ev.Submit(ask("a", prompt, 6, pull=source)))
@@ -301,7 +301,7 @@ def test_a_producer_whose_blocks_do_not_come_is_set_aside() -> None:
         source = elsewhere(f"r{number}", (1, 2), 8)
         world.send(number * MS, "d", ev.Submit(ask(f"r{number}", text((number, 8)), 2, pull=source)))
     world.play()
-    assert len(world.records["d"].of(ev.Pull)) == 3
+    assert len(world.records["d"].of(ev.PullBlocks)) == 3
     assert len(world.records["d"].of(ev.GiveBack)) == 5, "the producer need not hold any of them"
     assert life(world.twins["d"]).pulls.wants.recomputed_tokens == 5 * 8
 
@@ -321,7 +321,7 @@ def test_a_failed_pull_is_computed_here() -> None:
 
 def test_an_abort_during_a_pull_keeps_the_blocks_until_it_has_ended() -> None:
     world = handed_over(12, latency_ns=2 * MS)
-    world.send(1 * MS, "d", ev.Abort(hold_id("a").request))
+    world.send(1 * MS, "d", ev.AbortRequest(hold_id("a").request))
     world.play(until=1 * MS + 1)
     pool = life(world.twins["d"]).scheduler.pool
     assert world.records["d"].finished("a").reason == "abort"
@@ -334,9 +334,9 @@ def test_an_abort_before_the_pull_gives_the_hold_back() -> None:
     world = handed_over(12)
     for number in range(4):  # nobody can start
         world.send(0, "d", ev.Submit(ask(f"x{number}", text((9 + number, 2)), 12)))
-    world.send(4000, "d", ev.Abort(hold_id("a").request))
+    world.send(4000, "d", ev.AbortRequest(hold_id("a").request))
     world.play()
-    assert not world.records["d"].of(ev.Pull)
+    assert not world.records["d"].of(ev.PullBlocks)
     assert life(world.twins["p"]).scheduler.pool.free_blocks == 16
     assert world.now < 10 * MS
 
@@ -347,13 +347,13 @@ def test_death_and_a_new_life() -> None:
     world.send(600, "e", ev.Submit(ask("a", text((1, 4)), 9)))
     world.send(700, "e", ev.Submit(ask("b", text((1, 4)), 1, hold=hold_id("b"))))
     world.send(4000, "e", ev.Die())
-    world.send(4500, "e", ev.Start(2))
+    world.send(4500, "e", ev.StartEngine(2))
     world.send(6000, "e", ev.Submit(ask("a", text((1, 4)), 2)))
     world.play()
     record = world.records["e"]
-    assert [refused.request for refused in record.of(ev.Refused)] == ["early"]
-    assert [(ready.at_ns, ready.epoch) for ready in record.of(ev.Ready)] == [(500, 1), (5000, 2)]
-    assert [lost.request for lost in record.of(ev.Lost)] == ["a"]
+    assert [refused.request for refused in record.of(ev.RequestRefused)] == ["early"]
+    assert [(ready.at_ns, ready.epoch) for ready in record.of(ev.EngineReady)] == [(500, 1), (5000, 2)]
+    assert [lost.request for lost in record.of(ev.RequestLost)] == ["a"]
     assert record.finished("a").local_tokens == 0, "nothing of the former life is left"
     assert world.records["e"].effects[-1] == record.finished("a")
 
@@ -375,7 +375,7 @@ def test_bad_requests_are_refused() -> None:
     world.send(0, "e", ev.Submit(ask("a", text((1, 3)), 1)))
     world.send(0, "e", ev.Submit(ask("h", text((1, 3)), 2, hold=hold_id("h"))))
     world.play()
-    assert [refused.request for refused in world.records["e"].of(ev.Refused)] == ["long", "a", "h"]
+    assert [refused.request for refused in world.records["e"].of(ev.RequestRefused)] == ["long", "a", "h"]
     assert world.records["e"].finished("a").outputs == 1, "the model's length ends it"
     with pytest.raises(ValueError, match="at least one token"):
         ask("none", ())

@@ -13,7 +13,7 @@ from goodput.budget import Budget, Footprint, Usage
 from loadgen.arrival import Arrival
 from sim.faults import KINDS, Fault, Faults
 from sim.provisioning import Provisioning, Site, Timed
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.startup import StartUp
 from sim.world import World
 
@@ -58,7 +58,7 @@ def _world(bound: int, gpus: int, *, greedy: bool, fails: float) -> World:
     pools = {name: one(name, role, startup=startup, **rest) for name, role in POOLS.items()}
     members = [one(f"{name}0", role, startup=startup, **rest) for name, role in POOLS.items()]
     around = Site(pools=pools, budget=Budget(gpus={"G": bound}), gpus={"G": gpus})
-    return World(members, Settings(greedy=greedy, stall_s=1.0, first_token_s=5.0, exit_s=0.2), site=around)
+    return World(members, SimSettings(greedy=greedy, stall_s=1.0, first_token_s=5.0, exit_s=0.2), site=around)
 
 
 @given(ARRIVALS, ACTIONS, FAULTS, st.integers(3, 6), st.integers(3, 6), st.booleans(), st.sampled_from([0.0, 0.3]))

@@ -18,7 +18,7 @@ from costs.memory import kv_capacity_tokens
 from costs.model import ModelShape
 from costs.roofline import roofline
 from costs.shape import Spans
-from costs.step import ByKind, StepCost, Work, decoding, prompt
+from costs.step import ByKind, StepCost, StepWork, decoding, prompt
 from costs.table import CostTable
 from costs.ticks import Ticks, floor_sum
 from costs.transfer import handoff, nic
@@ -50,7 +50,7 @@ SLACK = 1 - 1e-12
 """Sums of floats in another order."""
 
 
-def work(new: int, cached: int, batch: int, context: int) -> Work:
+def work(new: int, cached: int, batch: int, context: int) -> StepWork:
     return prompt(new, cached) + decoding(batch, context if batch else 0)
 
 

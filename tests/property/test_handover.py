@@ -15,7 +15,7 @@ from support.handover import Offer, World, Wrong
 import decode.reads
 import prefill.leases
 from kvtransfer.hold_marks import CLEAR, SLOT_BYTES
-from prefill.table import Act, Lease
+from prefill.table import HoldAct, RankHold
 
 STEPS = {
     "open": 4,
@@ -174,7 +174,7 @@ def never_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     table = prefill.leases.LEASES
     rewritten = {
         state: {
-            cause: row._replace(acts=tuple(act for act in row.acts if act is not Act.CLEAR))
+            cause: row._replace(acts=tuple(act for act in row.acts if act is not HoldAct.CLEAR))
             for cause, row in causes.items()
         }
         for state, causes in table.items()
@@ -195,7 +195,7 @@ def clear_one_step_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def moves(self, request, kept, cause, now):
         moved = move(self, request, kept, cause, now)
-        if moved and kept.slot is not None and kept.state in {Lease.OVER, Lease.READ_EARLY}:
+        if moved and kept.slot is not None and kept.state in {RankHold.OVER, RankHold.READ_EARLY}:
             late.setdefault(id(self), []).append(kept.slot.index)
         return moved
 

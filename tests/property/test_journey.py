@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.ids import InstanceId
-from cluster.wire import Transfer
+from cluster.wire import TransferFields
 from router.core import journey as j
 
 NAMES = st.sampled_from([InstanceId(name) for name in ("a", "b", "c")])
-HOLDS = st.none() | st.builds(lambda n: Transfer({"remote_num_tokens": n}), st.integers(1, 9))
+HOLDS = st.none() | st.builds(lambda n: TransferFields({"remote_num_tokens": n}), st.integers(1, 9))
 EVENTS = st.one_of(
     st.builds(j.Chosen, st.none() | NAMES, st.none() | NAMES, st.just("")),
     st.just(j.Chosen(None, None, "", wait=True)),
@@ -34,7 +34,7 @@ EVENTS = st.one_of(
 def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: bool, stream: bool) -> None:
     machine = j.Journey(hand_over=hand_over, stream=stream, deadline=100.0, deadline_s=100.0)
     effects: list[j.Effect] = [*machine.begin()]
-    held: Transfer | None = None
+    held: TransferFields | None = None
     legs: set[InstanceId] = set()
     touched = False
     now = 0.0
@@ -43,7 +43,7 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
         before, waited, newest = machine.state, machine.legs, machine.prefill
         caused = machine.handle(event, now)
         effects += caused
-        if isinstance(event, j.PrefillAnswered | j.Refused | j.Lost) and before is j.State.PREFILLING:
+        if isinstance(event, j.PrefillAnswered | j.Refused | j.Lost) and before is j.JourneyState.PREFILLING:
             by = event.by or newest
             if by not in waited:
                 assert not caused, "nobody hears a leg that is not waited for"
@@ -51,9 +51,9 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
                 assert held is None
                 held, touched = event.transfer, False
             legs.discard(by)  # type: ignore[arg-type]
-        elif isinstance(event, j.PrefillAnswered) and before is j.State.CANCELLING:
+        elif isinstance(event, j.PrefillAnswered) and before is j.JourneyState.CANCELLING:
             held, touched = event.transfer, False
-        if isinstance(event, j.Lost) and before is j.State.OPENING and not event.untouched:
+        if isinstance(event, j.Lost) and before is j.JourneyState.OPENING and not event.untouched:
             touched = True
         for effect in caused:
             if isinstance(effect, j.Release):
@@ -68,11 +68,11 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
                 assert not legs, "whoever answers first is the only one that is waited for"
             if isinstance(effect, j.SendDecode) and effect.transfer is not None:
                 assert effect.transfer is held and not touched, "nobody pulls what is not surely held"
-        if machine.state in {j.State.STREAMING, j.State.DONE} and any(
+        if machine.state in {j.JourneyState.STREAMING, j.JourneyState.DONE} and any(
             isinstance(effect, j.Relay | j.CloseDecode) for effect in caused
         ):
             held = None  # D has it, and its abort gives it back
-    if machine.state is j.State.DONE:
+    if machine.state is j.JourneyState.DONE:
         assert held is None, "a finished journey holds nothing"
         assert not machine.legs, "and waits for nobody"
         assert sum(isinstance(effect, j.Finish) for effect in effects) == 1

@@ -12,7 +12,7 @@ from support.k8s_world import World
 from cluster.instance import Role
 from k8s.crd.names import WORKLOAD_CHARS_MAX
 from k8s.plan.fleet import counting, instance_name, moves
-from k8s.plan.values import Instance, Limits, Remove, WantedModel, WantedPool
+from k8s.plan.values import PlanLimits, PlannedObject, Remove, WantedModel, WantedPool
 
 chances = st.integers(0, 1 << 30).map(random.Random)
 REVISIONS = ("a", "b", "c")
@@ -159,12 +159,12 @@ def test_resizes_in_quick_succession(
     keep(world, floor=True)
 
 
-def random_instance(chance: random.Random, number: int) -> Instance:
+def random_instance(chance: random.Random, number: int) -> PlannedObject:
     revision = chance.choice(REVISIONS)
     scheduled, started = chance.random() < 0.8, chance.random() < 0.7
     role = chance.choice(ROLES)
     draining = chance.random() < 0.3
-    return Instance(
+    return PlannedObject(
         name=f"c-{role.value}-{number}",
         model="m",
         pool=role.value,
@@ -199,7 +199,7 @@ def test_any_partial_state_converges(model: WantedModel, chance: random.Random, 
 def test_a_plan_is_a_function_of_what_it_sees(model: WantedModel, chance: random.Random, number: int) -> None:
     there = [random_instance(chance, at) for at in range(number)]
     shuffled = chance.sample(there, len(there))
-    assert moves("c", model, there, Limits(), 1000.0) == moves("c", model, shuffled, Limits(), 1000.0)
+    assert moves("c", model, there, PlanLimits(), 1000.0) == moves("c", model, shuffled, PlanLimits(), 1000.0)
 
 
 @settings(max_examples=20, deadline=None)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.predict.answer_lengths import EDGES, LENGTH_MAX, LEVELS, Features, Predictor, cues_of
-from router.predict.prompt_tokens import Kind, Ratios, kind_of
+from router.predict.prompt_tokens import Ratios, TextKind, kind_of
 
 features = st.builds(
     Features,
@@ -69,15 +69,15 @@ def test_cues_are_total(body: dict[str, object]) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("ab"), st.sampled_from(Kind), st.integers(0, 10**7), st.integers(0, 10**6)),
+        st.tuples(st.sampled_from("ab"), st.sampled_from(TextKind), st.integers(0, 10**7), st.integers(0, 10**6)),
         max_size=50,
     ),
-    st.sampled_from(Kind),
+    st.sampled_from(TextKind),
     st.integers(0, 10**8),
 )
 @settings(deadline=None)
 def test_estimates_are_ordered_and_grow_with_the_text(
-    history: list[tuple[str, Kind, int, int]], kind: Kind, size: int
+    history: list[tuple[str, TextKind, int, int]], kind: TextKind, size: int
 ) -> None:
     ratios = Ratios()
     for tenant, each, text_bytes, tokens in history:
@@ -89,4 +89,4 @@ def test_estimates_are_ordered_and_grow_with_the_text(
 
 @given(st.binary(max_size=4000))
 def test_every_text_has_a_kind(text: bytes) -> None:
-    assert kind_of(text) in set(Kind) - {Kind.IDS}
+    assert kind_of(text) in set(TextKind) - {TextKind.IDS}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.ids import InstanceId
-from cluster.registry.membership import Heartbeat, Member, Membership, State, What, decode, encode
+from cluster.registry.membership import ChangeKind, Heartbeat, Member, Membership, MemberState, decode, encode
 
 TTL = 6.0
 NAMES = ("prefill-0", "decode-0")
@@ -22,7 +22,9 @@ beats = st.builds(
     agent=st.sampled_from(AGENTS),
     epoch=st.integers(1, 4),
     seq=st.integers(0, 6),
-    state=st.sampled_from([State.READY, State.READY, State.READY, State.DRAINING, State.GONE]),
+    state=st.sampled_from(
+        [MemberState.READY, MemberState.READY, MemberState.READY, MemberState.DRAINING, MemberState.GONE]
+    ),
     url=st.just("http://10.0.0.1:8100"),
     sent_at=st.sampled_from([0.0, 1000.0, 4600.0]),
 )
@@ -57,12 +59,12 @@ class Reader:
             self.follow(change.what, change.id, change.member)
         self.check(before, heard)
 
-    def follow(self, what: What, name: InstanceId, member: Member | None) -> None:
+    def follow(self, what: ChangeKind, name: InstanceId, member: Member | None) -> None:
         """The news alone tell who is there, and no name changes hands without a parting in between."""
-        if what is What.JOINED:
+        if what is ChangeKind.JOINED:
             assert name not in self.there and member is not None
             self.there[name] = member
-        elif what in {What.LEFT, What.EXPIRED}:
+        elif what in {ChangeKind.LEFT, ChangeKind.EXPIRED}:
             assert member is not None and self.there.pop(name).beat.agent == member.beat.agent
 
     def check(self, before: dict[InstanceId, Member], heard: list[Heartbeat]) -> None:
@@ -119,12 +121,12 @@ def test_honest_agents_are_in_however_much_is_lost(data: st.DataObject) -> None:
         reading = []
         for name in NAMES:
             beat = Heartbeat(id=InstanceId(name), agent="alfa", epoch=1 + tick // 10, seq=tick, url="http://x:1")
-            sent[name].append(replace(beat, state=State.READY))
+            sent[name].append(replace(beat, state=MemberState.READY))
             stored = data.draw(st.sampled_from(sent[name][-3:]))
             reading.append(stored)
             last[name] = max(last.get(name, stored), stored, key=lambda heard: heard.order)
         what = {change.what for change in membership.fold(reading, float(tick))}
-        assert what <= {What.JOINED, What.CHANGED, What.STALE}
+        assert what <= {ChangeKind.JOINED, ChangeKind.CHANGED, ChangeKind.STALE}
     assert {member.id: member.beat for member in membership.snapshot()} == last
 
 

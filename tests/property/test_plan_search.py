@@ -8,7 +8,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goodput.search import TOLERANCE, Counts, Found, Space, Trial, Verdict, search
+from goodput.search import TOLERANCE, Counts, SearchState, Space, Trial, TrialVerdict, search
 
 
 def fleets(space: Space) -> list[Counts]:
@@ -44,10 +44,10 @@ def test_it_finds_the_cheapest_where_more_never_holds_less(tasks: list[tuple], s
     ]
     scales = {str(number): scale for number, (_, _, scale, _) in enumerate(tasks)}
 
-    def holds(trial: Trial) -> Verdict:
-        return Verdict(holds=trial.space.scale(trial.counts) >= scales[trial.space.name], spent=1)
+    def holds(trial: Trial) -> TrialVerdict:
+        return TrialVerdict(holds=trial.space.scale(trial.counts) >= scales[trial.space.name], spent=1)
 
-    found = Found()
+    found = SearchState()
     going = search([each for each in spaces if not each.empty], found)
     try:
         todo = next(going)

@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.pushing import Site, Transfer, World
 
 from cluster.ids import TransferId
-from kvtransfer.push import Terms
+from kvtransfer.push import PushTerms
 
 PRODUCERS = ("p",)
 CONSUMERS = ("d", "e")
 SITES = PRODUCERS + CONSUMERS
-TERMS = Terms(
+TERMS = PushTerms(
     lease_s=10.0,
     fill_s_max=30.0,
     heartbeat_s=2.0,

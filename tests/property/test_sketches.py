@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.predict.answer_lengths import EDGES, LENGTH_MAX, Features, Lengths, Predictor
+from router.predict.answer_lengths import EDGES, LENGTH_MAX, AnswerLengths, Features, Predictor
 from router.predict.sketches import Sketches, between
 
 BINS = (1.0, 2.0, 3.0, 5.0, 9.0, 17.0, 33.0, 65.0)
@@ -106,7 +106,7 @@ def test_means_are_sums_over_the_same_lines(seen: list[tuple[int, bool]], limit:
     assert found.mean_remaining(made) == remaining(found, min(limit or LENGTH_MAX, LENGTH_MAX), made)
 
 
-def remaining(found: Lengths, cap: int, made: int) -> float:
+def remaining(found: AnswerLengths, cap: int, made: int) -> float:
     if made >= cap:
         return 0.0
     if made < 1:

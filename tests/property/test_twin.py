@@ -14,8 +14,8 @@ from cluster.instance import Role
 from costs.step import StepCost
 from costs.ticks import Ticks
 from engine.twin import events as ev
-from engine.twin.config import Config, Policy, Version
-from engine.twin.request import Request
+from engine.twin.config import Policy, TwinConfig, Version
+from engine.twin.request import TwinRequest
 from engine.twin.tokens import Prompt, Segment, answer_key
 
 TICKS = Ticks.of(
@@ -30,25 +30,25 @@ TICKS = Ticks.of(
 class Script:
     """What happens to one twin, by time."""
 
-    config: Config
+    config: TwinConfig
     costs: Linear | Ticks
     events: tuple[tuple[int, ev.Event], ...]
     latency_ns: int
     spoiled: bool
 
     @property
-    def requests(self) -> dict[str, Request]:
+    def requests(self) -> dict[str, TwinRequest]:
         return {event.request.id: event.request for _, event in self.events if isinstance(event, ev.Submit)}
 
 
 @st.composite
-def configs(draw: st.DrawFn, *, roomy: bool = False) -> Config:
+def configs(draw: st.DrawFn, *, roomy: bool = False) -> TwinConfig:
     block_size = draw(st.integers(1, 5))
     num_blocks = draw(st.integers(30, 120) if roomy else st.integers(4, 24))
     chunked = draw(st.booleans())
     model_len = draw(st.integers(20 if roomy else 2, num_blocks * block_size))
     budget = draw(st.integers(1, 24))
-    return Config(
+    return TwinConfig(
         role=draw(st.sampled_from(Role)),
         block_size=block_size,
         num_blocks=num_blocks,
@@ -107,7 +107,7 @@ def scripts(draw: st.DrawFn, *, transfers: bool = True, disturbed: bool = True, 
             ]
     if disturbed and draw(st.integers(0, 3)) == 0:
         death, pause = draw(st.integers(0, 40_000)), draw(st.integers(0, 5_000))
-        events += [(death, ev.Die()), (death + pause, ev.Start(2))]
+        events += [(death, ev.Die()), (death + pause, ev.StartEngine(2))]
     events.sort(key=lambda row: row[0])
     costs = draw(st.sampled_from([Linear(), Linear(step=20, token=0, request=0, context=1), TICKS]))
     return Script(config, costs, tuple(events), draw(st.integers(0, 9000)), draw(st.booleans()))
@@ -116,10 +116,10 @@ def scripts(draw: st.DrawFn, *, transfers: bool = True, disturbed: bool = True, 
 def others(name: str) -> st.SearchStrategy[ev.Event]:
     return st.sampled_from(
         [
-            ev.Abort(RequestId(name)),
+            ev.AbortRequest(RequestId(name)),
             ev.ReadLoad(),
             ev.ReadBlocks((0, 1, 2, 3)),
-            ev.GiveUp(str(hold_id(name))),
+            ev.GiveUpHold(str(hold_id(name))),
             ev.Tick(),
         ]
     )
@@ -164,7 +164,7 @@ def counted(script: Script, *, fast_forward: bool, checks: bool = False, **switc
 def _without_contents(effect: ev.Effect) -> object:
     if isinstance(effect, ev.Contents):
         return effect.at_ns
-    if isinstance(effect, ev.Run):
+    if isinstance(effect, ev.StepRun):
         return structs.replace(effect, shares=tuple((share.request, share.first) for share in effect.shares))
     return effect
 
@@ -188,7 +188,7 @@ def test_first_shares_are_those_of_all_that_are_first(script: Script, contents: 
     _, first = counted(script, fast_forward=fast_forward, contents=contents, every_share=False)
     assert first == [
         structs.replace(effect, shares=tuple(share for share in effect.shares if share[1] == 0))
-        if isinstance(effect, ev.Run)
+        if isinstance(effect, ev.StepRun)
         else effect
         for effect in every
     ]
@@ -200,7 +200,11 @@ def test_blocks_are_neither_lost_nor_owned_twice_and_everything_ends(script: Scr
     world = play(script, fast_forward=False, checks=True)
     check(world.twins["e"])
     record, alive = world.records["e"], life(world.twins["e"])
-    said = [effect.request for effect in record.effects if isinstance(effect, ev.Finished | ev.Refused | ev.Lost)]
+    said = [
+        effect.request
+        for effect in record.effects
+        if isinstance(effect, ev.RequestFinished | ev.RequestRefused | ev.RequestLost)
+    ]
     assert sorted(said) == sorted(script.requests), "each request ends, once"
     assert not alive._requests
     assert alive.scheduler.pool.free_blocks == script.config.num_blocks, "also the holds: by release or lease"
@@ -222,7 +226,7 @@ def test_tokens_are_right_and_on_time_whatever_is_preempted(script: Script) -> N
     record = world.records["e"]
     made = record.tokens(world.costs)
     for name, request in script.requests.items():
-        over = [effect for effect in record.of(ev.Finished) if effect.request == name]
+        over = [effect for effect in record.of(ev.RequestFinished) if effect.request == name]
         if not over:
             continue
         assert list(made[name]) == list(range(over[0].outputs)), "each token once, in order"
@@ -238,7 +242,7 @@ def test_tokens_are_right_and_on_time_whatever_is_preempted(script: Script) -> N
 @settings(max_examples=150, deadline=None)
 def test_who_comes_first_starts_first_within_a_priority(script: Script) -> None:
     record = play(script, fast_forward=True).records["e"]
-    started = {over.request: over.first_run_ns for over in record.of(ev.Finished)}
+    started = {over.request: over.first_run_ns for over in record.of(ev.RequestFinished)}
     for priority in (0, 1) if script.config.policy is Policy.PRIORITY else (None,):
         line = [
             started[name]
@@ -265,7 +269,7 @@ def test_a_late_driver_changes_nothing(script: Script, pause: int) -> None:
 @given(configs(), configs(), prompts(), st.integers(1, 12), st.integers(0, 40_000), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_a_handoff_is_exact_whatever_becomes_of_the_hold(
-    here: Config, there: Config, prompt: Prompt, max_tokens: int, latency_ns: int, crowded: bool
+    here: TwinConfig, there: TwinConfig, prompt: Prompt, max_tokens: int, latency_ns: int, crowded: bool
 ) -> None:
     """P to D over a link. What was read too late is computed again, and the tokens are right."""
     p = replace(here, role=Role.PREFILL, start_up_ns=0)
@@ -277,7 +281,7 @@ def test_a_handoff_is_exact_whatever_becomes_of_the_hold(
     world.checks = True
     request = ask("a", prompt, max_tokens)
 
-    def next_leg(name: str, over: ev.Finished) -> None:
+    def next_leg(name: str, over: ev.RequestFinished) -> None:
         if over.hold is not None:
             world.send(world.now, "d", ev.Submit(replace(request, pull=over.hold.source(InstanceId("p")))))
 
@@ -287,9 +291,9 @@ def test_a_handoff_is_exact_whatever_becomes_of_the_hold(
         other = ask(f"x{number}", (Segment(7 + number, min(9, p.max_model_len - 1)),), 3)
         world.send(number * 1000, "p", ev.Submit(other))
     world.play()
-    finished = world.records["d"].of(ev.Finished)
+    finished = world.records["d"].of(ev.RequestFinished)
     if not finished:
-        assert world.records["p"].of(ev.Refused), "too long"
+        assert world.records["p"].of(ev.RequestRefused), "too long"
         return
     unused = world.records["d"].of(ev.NotUsed)
     assert finished[0].outputs >= 1 or (unused and not d.recompute_failed_pulls)

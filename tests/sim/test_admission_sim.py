@@ -24,7 +24,7 @@ from router.scheduler.scoring.policies import POLICIES, Policy
 from sim.baselines import BASELINES
 from sim.faults import Faults, preset
 from sim.result import Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
@@ -74,7 +74,7 @@ def run(
     instances = members(*fleet, start_up_ns=2_000_000_000, config={"lease_s": 3.0, "num_blocks": 400})
     world = World(
         instances,
-        Settings(first_token_s=20.0, stall_s=2.0, greedy=True),
+        SimSettings(first_token_s=20.0, stall_s=2.0, greedy=True),
         policy=policy,
         model=MODEL,
         promises=PROMISES,
@@ -126,7 +126,7 @@ def test_a_burst_costs_those_with_most_work_and_not_everybody() -> None:
     fleet = (B, B)
     _, result = run(fleet, arrivals, POLICIES["workload"])
     without = World(
-        members(*fleet, config={"num_blocks": 400}), Settings(), policy=POLICIES["least_load"], model=MODEL
+        members(*fleet, config={"num_blocks": 400}), SimSettings(), policy=POLICIES["least_load"], model=MODEL
     ).run(arrivals)
     assert attained(result) > attained(without) + 0.2
     late = result.latency_s("ttft") * 1000 > PROMISES[""].ttft_ms

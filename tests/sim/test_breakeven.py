@@ -11,16 +11,16 @@ from loadgen.lengths import parse
 from loadgen.report import Targets
 from router.scheduler.scoring.workload import workload
 from sim.experiments.breakeven import MODES, PATIENCE_S, Forced, in_mode, outcome, regret
-from sim.experiments.loads import Load, made_up
-from sim.experiments.systems import Pool, Shelf, System, simulate
+from sim.experiments.loads import UnitLoad, made_up
+from sim.experiments.systems import EqualInstances, Shelf, System, simulate
 from sim.kernel import NS
 from sim.result import Result
 
 MODEL = "meta-llama/Llama-3.1-8B"
 TARGETS = Targets(400, None, 30, None)
 FLEETS = {
-    "two pools": tuple(Pool(role=role, count=2, tp=1, gpu="H100") for role in (Role.PREFILL, Role.DECODE)),
-    "all do both": (Pool(role=Role.BOTH, count=4, tp=1, gpu="H100"),),
+    "two pools": tuple(EqualInstances(role=role, count=2, tp=1, gpu="H100") for role in (Role.PREFILL, Role.DECODE)),
+    "all do both": (EqualInstances(role=Role.BOTH, count=4, tp=1, gpu="H100"),),
 }
 
 
@@ -30,17 +30,17 @@ def shelf() -> Shelf:
 
 
 @pytest.fixture(scope="module")
-def load() -> Load:
+def load() -> UnitLoad:
     return made_up("tiny", parse("lognormal:mean=1500,cv=1"), parse("uniform:2-60"), 1, 120)
 
 
-def run(fleet: str, policy: object, shelf: Shelf, load: Load) -> Result:
+def run(fleet: str, policy: object, shelf: Shelf, load: UnitLoad) -> Result:
     system = System(name="x", pools=FLEETS[fleet])
     return simulate(in_mode(system, policy), MODEL, shelf, load.at_rate(40.0, 120), PATIENCE_S, TARGETS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fleet", FLEETS)
-def test_always_hands_all_over_and_never_none(fleet: str, shelf: Shelf, load: Load) -> None:
+def test_always_hands_all_over_and_never_none(fleet: str, shelf: Shelf, load: UnitLoad) -> None:
     shares = {}
     for mode, policy in MODES.items():
         result = run(fleet, policy, shelf, load)
@@ -51,7 +51,7 @@ def test_always_hands_all_over_and_never_none(fleet: str, shelf: Shelf, load: Lo
 
 
 @pytest.mark.parametrize("pair", [False, True])
-def test_one_forced_decision_leaves_all_before_it_as_they_were(pair: bool, shelf: Shelf, load: Load) -> None:
+def test_one_forced_decision_leaves_all_before_it_as_they_were(pair: bool, shelf: Shelf, load: UnitLoad) -> None:
     arrivals = load.at_rate(40.0, 120)
     free = run("two pools", workload, shelf, load)
     forced = run("two pools", Forced(round(arrivals[60].at_s * NS) / NS, pair=pair), shelf, load)
@@ -61,7 +61,7 @@ def test_one_forced_decision_leaves_all_before_it_as_they_were(pair: bool, shelf
     assert np.array_equal(free.columns[before], forced.columns[before])
 
 
-def test_forcing_what_it_would_have_done_changes_nothing(shelf: Shelf, load: Load) -> None:
+def test_forcing_what_it_would_have_done_changes_nothing(shelf: Shelf, load: UnitLoad) -> None:
     arrivals = load.at_rate(40.0, 120)
     free = run("two pools", workload, shelf, load)
     pair = bool(free.columns["flags"][60] & 1)

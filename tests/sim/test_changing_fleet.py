@@ -17,12 +17,12 @@ from router.fleet import events as log_entries
 from router.scheduler.decision_log import DecisionLog
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults
-from sim.fleet import Member
+from sim.fleet import SimulatedMember
 from sim.kernel import NS
 from sim.provisioning import Site, Timed
 from sim.replay import replay
 from sim.result import BROKE_OFF, RESUMED, Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.startup import StartUp
 from sim.world import World
 
@@ -31,7 +31,7 @@ START_UP_S = 2.0
 """`support.simulated.one`."""
 
 
-def members(*roles: Role, **rest: Any) -> list[Member]:
+def members(*roles: Role, **rest: Any) -> list[SimulatedMember]:
     """One for each role, numbered from 0 in each."""
     return [one(f"{role.value}-{roles[:at].count(role)}", role, **rest) for at, role in enumerate(roles)]
 
@@ -55,7 +55,7 @@ def site(*, flips: bool = False, startup: StartUp | None = None, **rest: Any) ->
 
 
 def changing(
-    fleet: Sequence[Member],
+    fleet: Sequence[SimulatedMember],
     arrivals: Sequence[Arrival],
     *timed: tuple[float, do.Action],
     around: Site | None = None,
@@ -63,7 +63,7 @@ def changing(
     log: DecisionLog | None = None,
     **settings: Any,
 ) -> tuple[World, Result]:
-    world = World(fleet, Settings(**settings), policy=POLICIES["least_load"], site=around or site(), log=log)
+    world = World(fleet, SimSettings(**settings), policy=POLICIES["least_load"], site=around or site(), log=log)
     Faults(world, faults, world.settings.seed)
     world.provisioning.schedule(Timed(*each) for each in timed)
     return world, world.run(arrivals)

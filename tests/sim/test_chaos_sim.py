@@ -21,18 +21,18 @@ from cluster.instance import Role
 from engine.twin import events as ev
 from loadgen.arrival import Arrival
 from sim.faults import Fault, Faults
-from sim.fleet import Member
+from sim.fleet import SimulatedMember
 from sim.instance import SimInstance
 from sim.kernel import NS
 from sim.result import BROKE_OFF, RESUMED, WRONG, Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 IN_SIM = [each for each in (*SCENARIOS, *UNSEEN) if each.sim]
 SETTINGS: dict[str, Any] = {"greedy": True, "first_token_s": 20.0, "stall_s": 2.0}
 
 
-def fleet() -> list[Member]:
+def fleet() -> list[SimulatedMember]:
     return members(Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE, Role.BOTH, config={"lease_s": 3.0})
 
 
@@ -69,19 +69,19 @@ class Passed:
 
 def calm(arrivals: Sequence[Arrival]) -> list[Passed]:
     """All requests that were handed over."""
-    world, passed = World(fleet(), Settings(**SETTINGS), policy=HANDS_OVER), {}
+    world, passed = World(fleet(), SimSettings(**SETTINGS), policy=HANDS_OVER), {}
 
     def hear(at: SimInstance, effect: ev.Effect) -> None:
-        if isinstance(effect, ev.Finished):
+        if isinstance(effect, ev.RequestFinished):
             entry = passed.setdefault(int(effect.request.partition("/")[0]), Passed())
             if effect.hold is not None:
                 entry.prefill, entry.held = at.name, world.kernel.now_ns
             else:
                 entry.end = world.kernel.now_ns
-        elif isinstance(effect, ev.Pull):
+        elif isinstance(effect, ev.PullBlocks):
             entry = passed.setdefault(int(effect.request.partition("/")[0]), Passed())
             entry.decode, entry.pull = at.name, world.kernel.now_ns
-        elif isinstance(effect, ev.Run):
+        elif isinstance(effect, ev.StepRun):
             for share in effect.shares:
                 entry = passed.get(int(share.request.partition("/")[0]))
                 if entry is not None and entry.pull and at.name == entry.decode:
@@ -116,7 +116,7 @@ def faults(scenario: Scenario, rng: Random, arrivals: Sequence[Arrival]) -> list
 def struck(scenario: Scenario, seed: int) -> Result:
     rng = Random(f"{scenario.name}/{seed}")
     arrivals = load(rng)
-    world = World(fleet(), Settings(seed=seed, digests=scenario.digests, **SETTINGS), policy=HANDS_OVER)
+    world = World(fleet(), SimSettings(seed=seed, digests=scenario.digests, **SETTINGS), policy=HANDS_OVER)
     Faults(world, faults(scenario, rng, arrivals), seed)
     return world.run(arrivals)
 

@@ -11,11 +11,11 @@ from costs import shipped
 from loadgen.lengths import parse
 from loadgen.report import Targets
 from sim.experiments.contest import Champion, Family, around, climb, splits, whole
-from sim.experiments.early import Certain, Watch
+from sim.experiments.early import AttainmentCertain, Watch
 from sim.experiments.goodput import attainment
-from sim.experiments.loads import Load, Size, made_up
-from sim.experiments.systems import Pool, Shelf, System, believed, simulate
-from sim.experiments.tuning import ATTAINMENT, Best, Case, Trial
+from sim.experiments.loads import Size, UnitLoad, made_up
+from sim.experiments.systems import EqualInstances, Shelf, System, believed, simulate
+from sim.experiments.tuning import ATTAINMENT, Best, Case, RateTrial
 from sim.fleet import make_of_member
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100"
@@ -28,17 +28,17 @@ def shelf() -> Shelf:
 
 
 @pytest.fixture(scope="module")
-def load() -> Load:
+def load() -> UnitLoad:
     return made_up("tiny", parse("lognormal:mean=1500,cv=1"), parse("lognormal:mean=40,cv=1"), 1, 200)
 
 
-def case(load: Load) -> Case:
+def case(load: UnitLoad) -> Case:
     size = Size(fewest=150, most=150, lives=1.0)
     return Case(name="tiny", model=MODEL, load=load, targets=TARGETS, size=size, tolerance=0.1)
 
 
-def pool(count: int = 4, gpu: str = GPU) -> Pool:
-    return Pool(role=Role.BOTH, count=count, tp=1, gpu=gpu)
+def pool(count: int = 4, gpu: str = GPU) -> EqualInstances:
+    return EqualInstances(role=Role.BOTH, count=count, tp=1, gpu=gpu)
 
 
 # --- early verdicts ---------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def pool(count: int = 4, gpu: str = GPU) -> Pool:
 
 @pytest.mark.parametrize("rate", [10.0, 30.0, 42.0, 60.0, 120.0])
 @pytest.mark.parametrize("admission", [False, True])
-def test_an_early_verdict_is_that_of_the_whole_run(rate: float, admission: bool, shelf: Shelf, load: Load) -> None:
+def test_an_early_verdict_is_that_of_the_whole_run(rate: float, admission: bool, shelf: Shelf, load: UnitLoad) -> None:
     one = case(load)
     system = System(name="x", pools=(pool(2),), policy="least_requests", admission=admission)
     result = simulate(system, MODEL, shelf, load.at_rate(rate, 150), 2.0, TARGETS)
@@ -55,11 +55,11 @@ def test_an_early_verdict_is_that_of_the_whole_run(rate: float, admission: bool,
     assert 0.2 < trial.lasted <= 1
 
 
-def test_overload_is_certain_before_all_have_come(shelf: Shelf, load: Load) -> None:
+def test_overload_is_certain_before_all_have_come(shelf: Shelf, load: UnitLoad) -> None:
     system = System(name="x", pools=(pool(1),))
     arrivals = load.at_rate(80.0, 150)
     watch = Watch(TARGETS, ATTAINMENT, len(arrivals), arrivals[-1].at_s)
-    with pytest.raises(Certain) as end:
+    with pytest.raises(AttainmentCertain) as end:
         simulate(system, MODEL, shelf, arrivals, 2.0, TARGETS, watch)
     assert not end.value.holds
     assert end.value.arrived < 0.9
@@ -91,14 +91,14 @@ class Sheet(Case):
     goodput: dict[int, float]
     runs: list[float]
 
-    def trial(self, system: System, shelf: Shelf, rate: float) -> Trial:
+    def trial(self, system: System, shelf: Shelf, rate: float) -> RateTrial:
         del shelf
         self.runs.append(rate)
         best = self.goodput[system.pools[0].count] * (1.2 if system.policy == "dynamo" else 1.0) * system.gpus
-        return Trial(rate <= best, min(1.0, best / rate))
+        return RateTrial(rate <= best, min(1.0, best / rate))
 
 
-def sheet(load: Load, goodput: dict[int, float]) -> Sheet:
+def sheet(load: UnitLoad, goodput: dict[int, float]) -> Sheet:
     one = case(load)
     return Sheet(
         name=one.name,
@@ -121,7 +121,7 @@ def family(policy: str, start: int) -> Family:
 
 
 @pytest.mark.parametrize("start", range(7))
-def test_a_climb_ends_at_the_top(start: int, shelf: Shelf, load: Load) -> None:
+def test_a_climb_ends_at_the_top(start: int, shelf: Shelf, load: UnitLoad) -> None:
     best, one = Best(), sheet(load, HILL)
     assert climb(best, one, shelf, family("least_requests", start), start) == 3
     assert best.system is not None
@@ -130,7 +130,9 @@ def test_a_climb_ends_at_the_top(start: int, shelf: Shelf, load: Load) -> None:
 
 
 @pytest.mark.parametrize("policies", [("least_requests", "dynamo"), ("dynamo", "least_requests")])
-def test_the_best_policy_wins_in_whatever_order_they_come(policies: tuple[str, ...], shelf: Shelf, load: Load) -> None:
+def test_the_best_policy_wins_in_whatever_order_they_come(
+    policies: tuple[str, ...], shelf: Shelf, load: UnitLoad
+) -> None:
     champion, one = Champion(), sheet(load, HILL)
     for policy in policies:
         champion.meet(one, shelf, [family(policy, 0)])
@@ -140,7 +142,7 @@ def test_the_best_policy_wins_in_whatever_order_they_come(policies: tuple[str, .
     assert champion.best.runs == len(one.runs)
 
 
-def test_a_family_is_dropped_in_one_run_where_another_policy_s_best_is_hopeless(shelf: Shelf, load: Load) -> None:
+def test_a_family_is_dropped_in_one_run_where_another_policy_s_best_is_hopeless(shelf: Shelf, load: UnitLoad) -> None:
     champion, one = Champion(), sheet(load, HILL)
     champion.meet(one, shelf, [family("dynamo", 3)])
     before = len(one.runs)
@@ -149,7 +151,7 @@ def test_a_family_is_dropped_in_one_run_where_another_policy_s_best_is_hopeless(
     assert (len(one.runs), len(poor.runs)) == (before, 1)
 
 
-def test_a_class_that_serves_nothing_yet_takes_whoever_serves_something(shelf: Shelf, load: Load) -> None:
+def test_a_class_that_serves_nothing_yet_takes_whoever_serves_something(shelf: Shelf, load: UnitLoad) -> None:
     champion = Champion()
     champion.meet(sheet(load, dict.fromkeys(HILL, 0.0)), shelf, [family("dynamo", 3)])
     assert champion.best.rate == 0
@@ -157,7 +159,7 @@ def test_a_class_that_serves_nothing_yet_takes_whoever_serves_something(shelf: S
     assert champion.best.per_gpu == pytest.approx(4.4, rel=0.04)
 
 
-def test_a_pruned_contest_finds_the_best_of_an_exhaustive_one(shelf: Shelf, load: Load) -> None:
+def test_a_pruned_contest_finds_the_best_of_an_exhaustive_one(shelf: Shelf, load: UnitLoad) -> None:
     """Real runs: two policies, token budgets and splits of three GPUs."""
     one, pools = replace(case(load), size=Size(fewest=100, most=100, lives=1.0)), (pool(3),)
     policies = ("round_robin", "dynamo")
@@ -182,7 +184,7 @@ def test_a_pruned_contest_finds_the_best_of_an_exhaustive_one(shelf: Shelf, load
 # --- arrangements -----------------------------------------------------------------------------------------------------
 
 
-def test_splits_of_two_types_give_every_gpu_a_role(shelf: Shelf, load: Load) -> None:
+def test_splits_of_two_types_give_every_gpu_a_role(shelf: Shelf, load: UnitLoad) -> None:
     pools = (pool(2), pool(2, "A100-80G-SXM"))
     made = splits(case(load), shelf, pools, "dynamo", admission=False)
     assert len(made.systems) == 3
@@ -194,7 +196,7 @@ def test_splits_of_two_types_give_every_gpu_a_role(shelf: Shelf, load: Load) -> 
     assert [each.batched_tokens for each in mixed.systems[0].pools] == [512, None, None]
 
 
-def test_splitwise_knows_its_homes(shelf: Shelf, load: Load) -> None:
+def test_splitwise_knows_its_homes(shelf: Shelf, load: UnitLoad) -> None:
     pools = (pool(2), pool(2, "A100-80G-SXM"))
     system = splits(case(load), shelf, pools, "splitwise", admission=False).systems[2]
     members = shelf.members(MODEL, system.pools)
@@ -214,7 +216,7 @@ def test_a_misled_router_sees_the_costs_times_the_factor(shelf: Shelf) -> None:
     assert (taken.capacity_tokens, taken.budget_tokens) == (true.capacity_tokens, true.budget_tokens)
 
 
-def test_what_a_router_believes_changes_what_it_does(shelf: Shelf, load: Load) -> None:
+def test_what_a_router_believes_changes_what_it_does(shelf: Shelf, load: UnitLoad) -> None:
     def run(off: float) -> bytes:
         system = System(name="x", pools=(pool(2),), policy="workload", admission=True, costs_off=off)
         return simulate(system, MODEL, shelf, load.at_rate(40.0, 100), 2.0, TARGETS).columns.tobytes()

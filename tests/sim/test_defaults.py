@@ -16,13 +16,13 @@ from support.simulated import MODEL
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.mock.settings import SimpleCosts
-from engine.twin.config import Config
+from engine.twin.config import TwinConfig
 from loadgen.arrival import Arrival
 from router.fleet.view import FleetView
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults
-from sim.fleet import Member
-from sim.settings import Settings
+from sim.fleet import SimulatedMember
+from sim.settings import SimSettings
 from sim.world import World
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
@@ -30,14 +30,16 @@ BLOCK = 16
 MS = 1_000_000
 
 
-def fleet(*roles: Role) -> list[Member]:
+def fleet(*roles: Role) -> list[SimulatedMember]:
     """A step takes 10 ms, and a prompt of 2,000 tokens 100 ms."""
     return [
-        Member(
+        SimulatedMember(
             name=InstanceId(f"{role.value}-{number}"),
             role=role,
             model=MODEL,
-            config=Config(role=role, num_blocks=25_000, max_model_len=32_768, max_num_seqs=256, prefix_caching=True),
+            config=TwinConfig(
+                role=role, num_blocks=25_000, max_model_len=32_768, max_num_seqs=256, prefix_caching=True
+            ),
             costs=SimpleCosts(step_ms=10.0, prefill_ms_per_1k=45.0),
             prompt_front_ns=MS,
             block_bytes=2_000_000,
@@ -78,7 +80,7 @@ def chats(
 def run(arrivals: list[Arrival], *roles: Role, policy: str | None = None, faults: tuple[Fault, ...] = ()) -> Any:
     """Its columns. `policy`: another than the default."""
     more = {} if policy is None else {"policy": POLICIES[policy]}
-    world = World(fleet(*roles), Settings(seeding=False), view=FleetView(lambda _: None), **more)
+    world = World(fleet(*roles), SimSettings(seeding=False), view=FleetView(lambda _: None), **more)
     Faults(world, faults, 0)
     return world.run(arrivals).columns
 

@@ -12,29 +12,29 @@ from costs import shipped
 from costs.cost import Costs
 from costs.hardware import gpu_named
 from costs.shape import Spans
-from costs.step import Work, decoding, prompt
+from costs.step import StepWork, decoding, prompt
 from engine.twin import events as ev
 from loadgen.arrival import Arrival
 from sim.engine_args import engine_of, read_words
-from sim.fleet import Member, member
+from sim.fleet import SimulatedMember, member
 from sim.instance import SimInstance
 from sim.kernel import NS
 from sim.result import Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 GPU = gpu_named("H100-SXM")
 
 
-def one(role: Role, name: str, *, cap: float = 1.0, words: tuple[str, ...] = ()) -> Member:
+def one(role: Role, name: str, *, cap: float = 1.0, words: tuple[str, ...] = ()) -> SimulatedMember:
     costs, config = engine_of(
         role, shipped.model_named("Llama-3.1-8B"), GPU, Spans(), read_words(words), profiles=shipped.profiles()
     )
     return member(name, role, "m", costs.capped(cap), config)
 
 
-def ran(*members: Member, arrivals: list[Arrival]) -> tuple[World, Result]:
-    world = World(members, Settings())
+def ran(*members: SimulatedMember, arrivals: list[Arrival]) -> tuple[World, Result]:
+    world = World(members, SimSettings())
     return world, world.run(arrivals)
 
 
@@ -71,12 +71,14 @@ def test_a_cap_on_prefill_saves_energy_and_costs_time() -> None:
 
 def test_a_run_that_is_cut_counts_the_steps_it_made() -> None:
     """A meter alone: 100 steps were begun, 7 made."""
-    world = World([one(Role.BOTH, "b")], Settings())
+    world = World([one(Role.BOTH, "b")], SimSettings())
     at = world.instances[0]
     costs = at.member.costs
     assert isinstance(costs, Costs)
     whole_ns, made_ns = (costs.decode_run_ns(4, 1000, steps) for steps in (100, 7))
-    run = ev.Run(number=1, at_ns=0, end_ns=whole_ns, steps=100, batch=4, sum_context=1000, prompt_tokens=0, shares=())
+    run = ev.StepRun(
+        number=1, at_ns=0, end_ns=whole_ns, steps=100, batch=4, sum_context=1000, prompt_tokens=0, shares=()
+    )
     world.energy.ran(at, run)
     world.energy.cut(at, ev.Cut(number=1, at_ns=5, end_ns=made_ns, steps=7))
     world.energy.died(at)
@@ -88,12 +90,12 @@ def test_a_run_that_is_cut_counts_the_steps_it_made() -> None:
 
 def test_a_prompts_attention_counts_though_a_run_does_not_name_it() -> None:
     """A step's time says how long its prompts are."""
-    world = World([one(Role.BOTH, "b")], Settings())
+    world = World([one(Role.BOTH, "b")], SimSettings())
     at: SimInstance = world.instances[0]
     costs = at.member.costs
     assert isinstance(costs, Costs)
-    work = Work(new_tokens=512, area=512 * (512 + 2 * 60_000), batch=3, sum_context=9_000)
-    run = ev.Run(
+    work = StepWork(new_tokens=512, area=512 * (512 + 2 * 60_000), batch=3, sum_context=9_000)
+    run = ev.StepRun(
         number=1, at_ns=0, end_ns=costs.step_ns(work), steps=1, batch=3, sum_context=9_000, prompt_tokens=512, shares=()
     )
     world.energy.ran(at, run)
@@ -113,7 +115,7 @@ def test_an_instance_that_ends_draws_nothing_more() -> None:
     from sim.provisioning import Timed
 
     kept, ended = one(Role.BOTH, "kept"), one(Role.BOTH, "ended")
-    world = World([kept, ended], Settings())
+    world = World([kept, ended], SimSettings())
     world.provisioning.schedule([Timed(10.0, Stop(instance=InstanceId("ended")))])
     result = world.run([Arrival(at_s=at, input_tokens=10, output_tokens=1) for at in (0.0, 100.0)])
     assert result.energy_j == pytest.approx(GPU.idle_w * (100 + 11), rel=0.01)

@@ -8,13 +8,13 @@ import pytest
 from cluster.instance import Role
 from costs import shipped
 from costs.step import decoding, prompt
-from loadgen.lengths import Fixed, parse
+from loadgen.lengths import FixedLength, parse
 from loadgen.report import Targets
 from sim.baselines import BASELINES
 from sim.experiments import distserve, splitwise
 from sim.experiments.goodput import attainment, highest, steady
 from sim.experiments.loads import Size, fitting, made_up, traced
-from sim.experiments.systems import Pool, Serial, Shelf, System, simulate
+from sim.experiments.systems import EqualInstances, Serial, Shelf, System, simulate
 from sim.experiments.tuning import Best, Case, aggregated, best_of, best_split, consider
 
 MODEL, GPU = "Qwen/Qwen3-32B", "H200"
@@ -28,14 +28,14 @@ def shelf() -> Shelf:
 
 
 def case(tokens: int, answer: int, targets: Targets) -> Case:
-    load = made_up("tiny", Fixed(tokens), Fixed(answer), 1, 400)
+    load = made_up("tiny", FixedLength(tokens), FixedLength(answer), 1, 400)
     return Case(name="tiny", model=MODEL, load=load, targets=targets, size=TINY, tolerance=0.1)
 
 
 def both(one: Case, shelf: Shelf, gpus: int = 8) -> tuple[Best, Best]:
-    pool = Pool(role=Role.BOTH, count=1, tp=2, gpu=GPU)
+    pool = EqualInstances(role=Role.BOTH, count=1, tp=2, gpu=GPU)
     whole = best_of(one, shelf, aggregated(pool, gpus, (2,), (512, 2048), "least_requests"))
-    prefill, decode = (Pool(role=role, count=1, tp=2, gpu=GPU) for role in (Role.PREFILL, Role.DECODE))
+    prefill, decode = (EqualInstances(role=role, count=1, tp=2, gpu=GPU) for role in (Role.PREFILL, Role.DECODE))
     return whole, best_split(one, shelf, (prefill, decode), gpus, "least_requests")
 
 
@@ -62,7 +62,7 @@ def test_a_load_at_another_rate_is_the_same_requests() -> None:
 
 
 def test_a_trace_has_a_mean_rate_of_one_and_fits_the_model() -> None:
-    made = made_up("x", Fixed(3000), Fixed(3000), 1, 40)
+    made = made_up("x", FixedLength(3000), FixedLength(3000), 1, 40)
     load = traced("x", (each for each in made.at_rate(7.0, 40)), 40, 2048)
     assert load.arrivals[-1].at_s == pytest.approx(39)
     assert {(each.input_tokens, each.output_tokens) for each in load.arrivals} == {(1024, 1024)}
@@ -71,7 +71,7 @@ def test_a_trace_has_a_mean_rate_of_one_and_fits_the_model() -> None:
 
 def test_attainment_is_of_the_middle_arrivals(shelf: Shelf) -> None:
     one = case(500, 5, Targets(1000, None, 50, None))
-    system = System(name="x", pools=(Pool(role=Role.BOTH, count=1, tp=2, gpu=GPU),))
+    system = System(name="x", pools=(EqualInstances(role=Role.BOTH, count=1, tp=2, gpu=GPU),))
     result = simulate(system, MODEL, shelf, one.load.at_rate(2.0, 50), 10.0)
     assert steady(result).sum() == 30
     assert not steady(result)[:10].any()
@@ -89,8 +89,8 @@ def test_the_same_search_twice(shelf: Shelf) -> None:
 def test_a_worse_variant_costs_one_run_and_changes_nothing(shelf: Shelf) -> None:
     one = case(2000, 50, Targets(1000, None, 30, None))
     best = Best()
-    good = System(name="x", pools=(Pool(role=Role.BOTH, count=2, tp=2, gpu=GPU, batched_tokens=512),))
-    bad = System(name="x", pools=(Pool(role=Role.BOTH, count=2, tp=2, gpu=GPU, batched_tokens=16),))
+    good = System(name="x", pools=(EqualInstances(role=Role.BOTH, count=2, tp=2, gpu=GPU, batched_tokens=512),))
+    bad = System(name="x", pools=(EqualInstances(role=Role.BOTH, count=2, tp=2, gpu=GPU, batched_tokens=16),))
     assert consider(best, one, shelf, good)
     before = best.rate, best.runs
     assert not consider(best, one, shelf, bad)
@@ -114,9 +114,9 @@ def test_tiny_prompts_and_loose_targets_are_for_aggregated_serving(shelf: Shelf)
 
 def test_every_policy_serves_both_kinds_of_fleet(shelf: Shelf) -> None:
     one = case(1000, 20, Targets(5000, None, 100, None))
-    pair = tuple(Pool(role=role, count=2, tp=2, gpu=GPU) for role in (Role.PREFILL, Role.DECODE))
+    pair = tuple(EqualInstances(role=role, count=2, tp=2, gpu=GPU) for role in (Role.PREFILL, Role.DECODE))
     for policy in BASELINES:
-        for pools in (pair, (Pool(role=Role.BOTH, count=3, tp=2, gpu=GPU),)):
+        for pools in (pair, (EqualInstances(role=Role.BOTH, count=3, tp=2, gpu=GPU),)):
             system = System(name=policy, pools=pools, policy=policy)
             result = simulate(system, MODEL, shelf, one.load.at_rate(5.0, 60), 30.0)
             assert result.good().all(), (policy, result.details)
@@ -127,7 +127,7 @@ def test_every_policy_serves_both_kinds_of_fleet(shelf: Shelf) -> None:
 
 
 def test_serial_steps_take_as_long_as_both(shelf: Shelf) -> None:
-    costs = shelf.costs(MODEL, Pool(role=Role.BOTH, count=1, tp=2, gpu=GPU))
+    costs = shelf.costs(MODEL, EqualInstances(role=Role.BOTH, count=1, tp=2, gpu=GPU))
     serial = Serial(costs)
     mixed = prompt(700) + decoding(30, 30_000)
     assert serial.step_ns(mixed) == costs.step_ns(prompt(700)) + costs.step_ns(decoding(30, 30_000))
@@ -175,7 +175,7 @@ def test_slowdowns_of_a_lone_request_are_about_one(shelf: Shelf) -> None:
     design = splitwise.Design(name="x", prompt=("A", 1))
     model = "meta-llama/Llama-2-70b-hf"
     system = splitwise.system(design, model)
-    load = made_up("x", Fixed(1000), Fixed(50), 1, 30)
+    load = made_up("x", FixedLength(1000), FixedLength(50), 1, 30)
     result = simulate(system, model, shelf, load.at_rate(0.05, 30), 60.0)
     alone = splitwise.Alone(shelf.costs(model, system.pools[0]))
     for name, values in alone.slowdowns(result).items():

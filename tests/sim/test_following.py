@@ -12,11 +12,11 @@ from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.scoring.policies import POLICIES
 from sim.baselines import follow
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
-HOP_NS = round(Settings().hop_us * 1000)
+HOP_NS = round(SimSettings().hop_us * 1000)
 
 
 class Listening:
@@ -45,7 +45,7 @@ class Listening:
 @pytest.mark.parametrize("roles", [(B,), (P, D)], ids=["whole", "handed over"])
 def test_a_prompt_is_computed_when_its_step_has_ended(roles: tuple[Role, ...]) -> None:
     policy = Listening()
-    policy.world = world = World(members(*roles), Settings(), policy=policy, model=MODEL)
+    policy.world = world = World(members(*roles), SimSettings(), policy=policy, model=MODEL)
     follow(world, policy)
     rows = world.run(every(0.004, 20, tokens=300)).columns  # a prompt takes 4 ms: queues form
     heard = np.array([policy.prompt_ns[number] for number in range(len(rows))])

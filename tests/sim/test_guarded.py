@@ -14,8 +14,8 @@ from loadgen.report import Targets
 from router.core.events import Chosen
 from router.scheduler.scoring.handoff_guard import FEW
 from sim.experiments.breakeven import MODES, PATIENCE_S, in_mode
-from sim.experiments.loads import Load, made_up
-from sim.experiments.systems import Pool, Shelf, System, simulate
+from sim.experiments.loads import UnitLoad, made_up
+from sim.experiments.systems import EqualInstances, Shelf, System, simulate
 from sim.passage import Passage
 from sim.result import Result
 from sim.world import World
@@ -24,7 +24,7 @@ MODEL, COUNT, RATE = "meta-llama/Llama-3.1-8B", 1200, 60.0
 SETTLED_S = 11.0
 """What came after so long found everything learned."""
 TARGETS = Targets(400, None, 30, None)
-POOLS = tuple(Pool(role=role, count=2, tp=1, gpu="H100") for role in (Role.PREFILL, Role.DECODE))
+POOLS = tuple(EqualInstances(role=role, count=2, tp=1, gpu="H100") for role in (Role.PREFILL, Role.DECODE))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def shelf() -> Shelf:
 
 
 @cache
-def load(count: int) -> Load:
+def load(count: int) -> UnitLoad:
     return made_up("tiny", parse("lognormal:mean=1500,cv=1"), parse("uniform:2-200"), 1, count)
 
 

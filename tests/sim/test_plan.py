@@ -14,7 +14,7 @@ from baton.planning import Planner, Task, goals_of
 from cluster.spec import parse
 from costs.hardware import gpu_named
 from costs.shipped import model_named
-from goodput.search import TOLERANCE, Found, Verdict, search
+from goodput.search import TOLERANCE, SearchState, TrialVerdict, search
 from loadgen.arrival import Arrival
 from loadgen.arrivals import poisson
 
@@ -60,14 +60,14 @@ def test_it_is_the_cheapest_of_all_fleets_that_hold(seed: int, rate: float) -> N
         usual="interactive",
     )
     planner = Planner(task)
-    found = Found()
+    found = SearchState()
     going = search(planner.spaces, found)
     try:
         batch = next(going)
         while True:
             wanted = batch[0]
             held = planner.holds(planner.arrangements[wanted.space.name], wanted.counts)
-            batch = going.send(Verdict(holds=held))
+            batch = going.send(TrialVerdict(holds=held))
     except StopIteration:
         pass
     assert found.best is not None

@@ -14,7 +14,7 @@ from costs.cost import Costs
 from costs.hardware import gpu_named
 from costs.shape import Spans
 from goodput.bounds import (
-    Engine,
+    EngineBounds,
     impossible,
     impossible_on,
     least_counts,
@@ -22,19 +22,19 @@ from goodput.bounds import (
     least_prefills,
     least_wholes,
 )
-from goodput.demand import Demand, Promise, demand_of
+from goodput.demand import ClassPromise, Demand, demand_of
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.scheduler.scoring.policies import POLICIES
 from sim.engine_args import engine_of, read_words
-from sim.fleet import Member, member
-from sim.settings import Settings
+from sim.fleet import SimulatedMember, member
+from sim.settings import SimSettings
 from sim.world import World
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 
 
-def kind(role: Role, *words: str) -> Member:
+def kind(role: Role, *words: str) -> SimulatedMember:
     model = shipped.model_named("Llama-3.1-8B")
     costs, config = engine_of(
         role, model, gpu_named("H100-SXM"), Spans(), read_words(words), profiles=shipped.profiles()
@@ -42,9 +42,9 @@ def kind(role: Role, *words: str) -> Member:
     return member(role.value, role, "m", costs, config)
 
 
-def engine(of: Member) -> Engine:
+def engine(of: SimulatedMember) -> EngineBounds:
     assert isinstance(of.costs, Costs)
-    return Engine.of(of.costs, of.config)
+    return EngineBounds.of(of.costs, of.config)
 
 
 def load(seed: int, rate: float, count: int, inputs: int, outputs: int, shared: int = 0) -> list[Arrival]:
@@ -63,11 +63,11 @@ def load(seed: int, rate: float, count: int, inputs: int, outputs: int, shared: 
     ]
 
 
-def attainment(arrivals: list[Arrival], promise: Promise, *pools: tuple[Member, int]) -> float:
+def attainment(arrivals: list[Arrival], promise: ClassPromise, *pools: tuple[SimulatedMember, int]) -> float:
     members = [
         replace(one, name=InstanceId(f"{one.role.value}-{number}")) for one, count in pools for number in range(count)
     ]
-    result = World(members, Settings(checks=False), policy=POLICIES["least_load"]).run(arrivals)
+    result = World(members, SimSettings(checks=False), policy=POLICIES["least_load"]).run(arrivals)
     return float(result.met(Targets(promise.ttft_ms, promise.tt2t_ms, promise.tpot_ms, promise.e2e_ms)).mean())
 
 
@@ -78,7 +78,7 @@ def attainment(arrivals: list[Arrival], promise: Promise, *pools: tuple[Member, 
 def test_fewer_prefill_instances_than_the_bound_miss_the_promise(
     seed: int, rate: float, inputs: int, shared: int
 ) -> None:
-    promise = Promise(ttft_ms=500, attainment=0.9)
+    promise = ClassPromise(ttft_ms=500, attainment=0.9)
     arrivals = load(seed, rate, 300, inputs, 4, shared)
     prefill, decode = kind(P), kind(D)
     need = least_prefills(engine(prefill), demand_of(arrivals, {"": promise}))
@@ -92,7 +92,7 @@ def test_fewer_prefill_instances_than_the_bound_miss_the_promise(
     ("seed", "rate", "outputs"), [pytest.param(1, 100, 200, marks=pytest.mark.long), (2, 250, 100)]
 )
 def test_fewer_decode_instances_than_the_bound_miss_the_promise(seed: int, rate: float, outputs: int) -> None:
-    promise = Promise(ttft_ms=2000, tpot_ms=12, attainment=0.9)
+    promise = ClassPromise(ttft_ms=2000, tpot_ms=12, attainment=0.9)
     arrivals = load(seed, rate, 1200, 500, outputs)
     prefill, decode = kind(P), kind(D, "--max-num-seqs=64")
     need = least_decodes(engine(decode), demand_of(arrivals, {"": promise}))
@@ -102,7 +102,7 @@ def test_fewer_decode_instances_than_the_bound_miss_the_promise(seed: int, rate:
 
 
 def test_fewer_instances_that_do_both_than_the_bound_miss_the_promise() -> None:
-    promise = Promise(ttft_ms=500, tpot_ms=30, attainment=0.9)
+    promise = ClassPromise(ttft_ms=500, tpot_ms=30, attainment=0.9)
     arrivals = load(5, 60, 400, 3000, 100)
     both = kind(B)
     need = least_wholes(engine(both), demand_of(arrivals, {"": promise}))
@@ -111,17 +111,17 @@ def test_fewer_instances_that_do_both_than_the_bound_miss_the_promise() -> None:
     assert attainment(arrivals, promise, (both, 4 * need.instances)) >= promise.attainment
 
 
-def demand(promise: Promise, inputs: int = 2000, outputs: int = 100) -> Demand:
+def demand(promise: ClassPromise, inputs: int = 2000, outputs: int = 100) -> Demand:
     return demand_of(load(1, 1, 50, inputs, outputs), {"": promise})
 
 
 def test_an_impossible_promise_names_its_term() -> None:
     pair = engine(kind(P)), engine(kind(D))
-    assert impossible(*pair, demand(Promise(ttft_ms=500, tpot_ms=40))) is None
-    slow = impossible(*pair, demand(Promise(ttft_ms=500, tpot_ms=2)))
+    assert impossible(*pair, demand(ClassPromise(ttft_ms=500, tpot_ms=40))) is None
+    slow = impossible(*pair, demand(ClassPromise(ttft_ms=500, tpot_ms=2)))
     assert slow is not None
     assert slow.because.startswith("TPOT 2 ms: 100.0% of the requests take longer alone on idle H100-SXM tp1")
-    late = impossible(*pair, demand(Promise(ttft_ms=10, tpot_ms=40)))
+    late = impossible(*pair, demand(ClassPromise(ttft_ms=10, tpot_ms=40)))
     assert late is not None
     assert late.because.startswith("TTFT 10 ms: ")
 
@@ -133,7 +133,7 @@ def test_what_may_miss_is_left_out_of_the_bounds() -> None:
     ]
     one = engine(kind(P))
     strict, loose = (
-        least_prefills(one, demand_of(arrivals, {"": Promise(ttft_ms=300, attainment=share)})).instances
+        least_prefills(one, demand_of(arrivals, {"": ClassPromise(ttft_ms=300, attainment=share)})).instances
         for share in (1.0, 0.95)
     )
     assert strict > loose
@@ -145,13 +145,13 @@ def test_only_what_was_there_before_can_be_cached() -> None:
 
     found = demand_of(
         [arrival(1, 2, 3), arrival(1, 2, 4), arrival(2, 3), arrival(1, 2, 4, 9), arrival(*range(1, 20))],
-        {"": Promise(ttft_ms=1)},
+        {"": ClassPromise(ttft_ms=1)},
     )
     assert found.cached.tolist() == [0, 200, 0, 300, 300]
 
 
 def test_least_counts_are_those_of_each_pools_own_role() -> None:
-    asked = demand_of(load(5, 60, 400, 3000, 100), {"": Promise(ttft_ms=500, tpot_ms=30, attainment=0.9)})
+    asked = demand_of(load(5, 60, 400, 3000, 100), {"": ClassPromise(ttft_ms=500, tpot_ms=30, attainment=0.9)})
     prefill, decode, both = engine(kind(P)), engine(kind(D)), engine(kind(B))
     found = least_counts({"p": (P, prefill), "d": (D, decode), "b": (B, both)}, asked)
     assert found == {
@@ -164,8 +164,8 @@ def test_least_counts_are_those_of_each_pools_own_role() -> None:
 def test_an_end_to_end_target_can_be_the_impossible_one_and_several_kinds_are_named_once() -> None:
     full = engine(kind(B))
     capped = replace(full, costs=full.costs.capped(0.5))
-    assert impossible_on((full, capped), (capped,), demand(Promise(ttft_ms=500, tpot_ms=40))) is None
-    late = impossible_on((full, capped), (capped,), demand(Promise(e2e_ms=100)))
+    assert impossible_on((full, capped), (capped,), demand(ClassPromise(ttft_ms=500, tpot_ms=40))) is None
+    late = impossible_on((full, capped), (capped,), demand(ClassPromise(e2e_ms=100)))
     assert late is not None
     assert late.because.startswith("E2E 100 ms: ")
     assert late.because.count("H100-SXM tp1") == 1

@@ -14,13 +14,13 @@ from support.plan_cases import random_task
 from baton import planning
 from baton.cli import main
 from baton.plan_file import pools_of
-from baton.planning import Answer
+from baton.planning import FleetResults
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import instances, parse
 from costs.hardware import gpu_named
-from goodput.candidates import Kind
-from goodput.search import TOLERANCE, Found
+from goodput.candidates import InstanceKind
+from goodput.search import TOLERANCE, SearchState
 from sim.evaluate import Evaluation
 
 FILE = """
@@ -284,8 +284,8 @@ def test_a_load_that_is_larger_than_the_effort_is_planned_on_stretches_of_it(
 def test_a_search_that_ended_by_its_effort_does_not_say_that_nothing_holds() -> None:
     planner = planning.Planner(random_task(301, small=True))
     assert planner.spaces
-    assert "none of the 3 fleets that were tried" in planner.why_not(Found(trials=3))
-    assert "no fleet within the GPUs" in planner.why_not(Found(trials=3, proven=True))
+    assert "none of the 3 fleets that were tried" in planner.why_not(SearchState(trials=3))
+    assert "no fleet within the GPUs" in planner.why_not(SearchState(trials=3, proven=True))
 
 
 def test_one_request_is_a_load(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,11 +329,11 @@ def test_several_types_of_one_role_are_pools_that_lint_and_up_understand(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kinds = [
-        Kind(role=Role.BOTH, gpu=gpu_named("L40S"), batched_tokens=2048, power_cap=0.75),
-        Kind(role=Role.BOTH, gpu=gpu_named("L4"), tp=2, batched_tokens=2048),
+        InstanceKind(role=Role.BOTH, gpu=gpu_named("L40S"), batched_tokens=2048, power_cap=0.75),
+        InstanceKind(role=Role.BOTH, gpu=gpu_named("L4"), tp=2, batched_tokens=2048),
     ]
     seen = Evaluation(classes={}, seconds=1, gpu_seconds={}, energy_j=0, output_tokens=0, prompt_tokens=0)
-    answer = Answer(arrangement=tuple(kinds), counts=(2, 1), seen=seen)
+    answer = FleetResults(arrangement=tuple(kinds), counts=(2, 1), seen=seen)
     pools = pools_of(answer, {"both": {"env": {"A": "b"}, "engine_args": {"max_num_batched_tokens": 512}}})
     text = json.dumps({"models": [{"name": "m", "pools": pools}], "hardware": {"L40S": {}, "L4": {}}})
     parsed = parse(text, "planned.yaml")

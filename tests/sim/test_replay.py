@@ -22,7 +22,7 @@ from router.scheduler.scheduler import Scheduler, SchedulingContext
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Faults, preset
 from sim.replay import replay
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
@@ -68,7 +68,7 @@ def entries_of(policy: str, *, faults: str = "", count: int = 100, known: bool =
     arrivals = load(count, 0.0015)
     world = World(
         instances,
-        Settings(first_token_s=20.0, stall_s=2.0, greedy=True),
+        SimSettings(first_token_s=20.0, stall_s=2.0, greedy=True),
         policy=POLICIES[policy],
         promises=PROMISES if policy == "workload" else None,
         log=log,
@@ -87,7 +87,7 @@ def kinds(entries: list[d.Entry]) -> Counter[type]:
 def test_a_simulated_routers_log_replays_to_the_same_choices(policy: str) -> None:
     lines: list[bytes] = []
     log = DecisionLog(lines.append, policy)
-    world = World(members(P, P, D, D), Settings(), policy=POLICIES[policy], log=log)
+    world = World(members(P, P, D, D), SimSettings(), policy=POLICIES[policy], log=log)
     world.run(every(0.005, 60))
     replayed = replay(map(d.entry_of, lines))
     assert (replayed.choices, replayed.differences) == (60, ())
@@ -188,13 +188,13 @@ def _every_event_of_a_fleet(fleet: Fleet, report: Reported) -> None:
         d.Indexed(),
         d.Added(Instance(id=p, role=P, url="http://p")),
         d.Folded((report,)),
-        d.Seen(name, models, Load(running=1, kv_usage=0.5)),
+        d.ProbeSucceeded(name, models, Load(running=1, kv_usage=0.5)),
         d.ProbeFailed(name),
         d.Unreachable(name),
         d.SetAside({InstanceId("x"): "a fan is loud"}),
         d.Distrusted([(p, name, "it answers otherwise")]),
         d.Proven({p: 1}, {name: 1}, [(q, name, "it is busy")], [(p, name, "a tie")]),
-        d.Seen(name, None, None),
+        d.ProbeSucceeded(name, None, None),
         d.LegStarted(name),
     ):
         fleet.handle(event, 0.0)
@@ -223,7 +223,7 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     machine.handle(d.PromptOver(one, 0.6, True, 3), 0.6)
     machine.handle(d.AnswerOpened(one, 0.7), 0.7)
     assert machine.handle(d.Occupied(one, None), 0.7) == (two,)
-    machine.handle(d.FleetChanged(), 0.7)
+    machine.handle(d.FleetMoved(), 0.7)
     machine.handle(d.Looked(0.75), 0.75)
     fleet.handle(d.Cached(Sent(0, 1, (2**64 - 1,), (0.1,)), 256.0, 5), 0.75)
     machine.handle(d.Finished(one, 0.8, 4, cut_off=True), 0.8)

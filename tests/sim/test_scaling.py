@@ -11,11 +11,11 @@ from cluster.instance import Role
 from costs import shipped
 from goodput import actions as do
 from goodput.budget import Budget
-from goodput.control_rules import Rules
+from goodput.control_rules import ControlRules
 from goodput.decision import Check
 from goodput.decisionlog import encode, replay
 from goodput.observation import Phase
-from goodput.sizing import Lengths
+from goodput.sizing import RecentLengths
 from goodput.sketch import sketch_of
 from loadgen.arrival import Arrival
 from router.core.values import Promise as Promised
@@ -38,8 +38,8 @@ def shelf() -> Shelf:
     return Shelf(shipped.models(), shipped.profiles())
 
 
-def setting(arrivals: list[Arrival], startup_s: float = 30.0) -> scaling.Setting:
-    return scaling.Setting(shelf=shelf(), arrivals=arrivals, startup_s=startup_s)
+def setting(arrivals: list[Arrival], startup_s: float = 30.0) -> scaling.CellSetting:
+    return scaling.CellSetting(shelf=shelf(), arrivals=arrivals, startup_s=startup_s)
 
 
 @cache
@@ -81,7 +81,7 @@ def test_a_budget_is_never_exceeded_and_nothing_is_refused() -> None:
     at = setting(poisson(steady(2.5), 2.5, 400.0, 1, fixed))
     run = scaling.scaled(
         at,
-        ours_of(at, Rules(budget=Budget(gpus={"A100-80G-SXM": 10}))),
+        ours_of(at, ControlRules(budget=Budget(gpus={"A100-80G-SXM": 10}))),
         {P: 1, D: 2},
         Budget(gpus={"A100-80G-SXM": 10}),
     )
@@ -128,7 +128,7 @@ def test_a_check_says_whether_a_fleet_would_do_and_draws_no_more_than_it_may() -
     check = checker(members, {"": goal}, "")
 
     def asked(prefills: int, decodes: int, number: int = 1, answer: int = 1000) -> Check:
-        lengths = Lengths(prompts=sketch_of([8000]), answers=sketch_of([answer]))
+        lengths = RecentLengths(prompts=sketch_of([8000]), answers=sketch_of([answer]))
         fleet = {"prefill": {P: prefills}, "decode": {D: decodes}}
         return Check(number=number, fleet=fleet, rate=1.5, lengths={"": lengths}, dispersion=1.0, because="a test")
 

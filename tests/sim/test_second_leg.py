@@ -13,7 +13,7 @@ from router.scheduler import scheduler
 from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE
 from sim.faults import Fault, Faults
 from sim.kernel import NS
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 P, D = Role.PREFILL, Role.DECODE
@@ -42,7 +42,7 @@ def test_who_meets_a_hanging_p_is_served_by_another_within_the_deadline() -> Non
 def test_what_the_silent_leg_holds_is_released_when_it_answers(late_s: float) -> None:
     """It comes back after another has answered, long before the end of a lease."""
     well_s = LIMIT_S / 2 + late_s
-    world = World(members(P, P, D, D, config={"lease_s": 100.0}), Settings(**LIMITS), policy=HANDS_OVER)
+    world = World(members(P, P, D, D, config={"lease_s": 100.0}), SimSettings(**LIMITS), policy=HANDS_OVER)
     Faults(world, [hang("prefill-0", duration_s=well_s)], 0)
     slow = world.instances[0]
     usage: list[float] = []

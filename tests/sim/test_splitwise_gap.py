@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from costs import shipped
-from costs.step import Work
+from costs.step import StepWork
 from loadgen.lengths import parse
 from sim.experiments import splitwise_gap as gap
 from sim.experiments.loads import made_up
@@ -45,17 +45,17 @@ def test_a_lookup_is_of_medians_and_straight_lines(found: dict[tuple[str, str], 
 
 def test_steps_by_the_number_of_tokens(found: dict[tuple[str, str], gap.Lookup]) -> None:
     costs = gap.ByTokens(found[gap.MODEL, "A"])
-    assert costs.step_ns(Work(new_tokens=1024, area=1024**2)) == 290 * MS
-    few, many = costs.step_ns(Work(batch=1, sum_context=10)), costs.step_ns(Work(batch=60, sum_context=90_000))
+    assert costs.step_ns(StepWork(new_tokens=1024, area=1024**2)) == 290 * MS
+    few, many = costs.step_ns(StepWork(batch=1, sum_context=10)), costs.step_ns(StepWork(batch=60, sum_context=90_000))
     assert many < 1.01 * few, "neither batch nor context costs anything to speak of"
-    both = Work(new_tokens=1004, area=1004**2, batch=20, sum_context=20_000)
+    both = StepWork(new_tokens=1004, area=1004**2, batch=20, sum_context=20_000)
     assert costs.step_ns(both) == 319 * MS
-    full = Work(new_tokens=2040, area=2040**2, batch=20, sum_context=20_000)
+    full = StepWork(new_tokens=2040, area=2040**2, batch=20, sum_context=20_000)
     first = gap.ByTokens(found[gap.MODEL, "A"], prompts_first=True)
     assert first.step_ns(both) == costs.step_ns(both)
-    assert first.step_ns(full) == costs.step_ns(Work(new_tokens=2040)) + costs.step_ns(Work(batch=20))
+    assert first.step_ns(full) == costs.step_ns(StepWork(new_tokens=2040)) + costs.step_ns(StepWork(batch=20))
     none = gap.ByTokens(found[gap.MODEL, "A"], stalled=True)
-    assert none.step_ns(both) == costs.step_ns(Work(new_tokens=1004)) + costs.step_ns(Work(batch=20))
+    assert none.step_ns(both) == costs.step_ns(StepWork(new_tokens=1004)) + costs.step_ns(StepWork(batch=20))
     run = costs.decode_run_ns(20, 20_000, 7)
     assert costs.decode_steps_for(20, 20_000, run) == 7 and costs.decode_steps_for(20, 20_000, run + 1) == 8
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from costs import shipped
-from sim.validate.figures import Comparison, totals
+from sim.validate.figures import RunComparison, totals
 from sim.validate.measured import read_gpu, read_requests, read_series, read_settings, read_steady
 from sim.validate.stamped import Stamped, replay_stamped
-from sim.validate.steady import Load, replay_steady
+from sim.validate.steady import SteadyLoad, replay_steady
 
-SHORT = Load(seeds=1, share=0.05)
+SHORT = SteadyLoad(seeds=1, share=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,12 @@ def data() -> Path:
 
 
 @pytest.fixture(scope="module")
-def steady_runs(data: Path) -> dict[str, Comparison]:
+def steady_runs(data: Path) -> dict[str, RunComparison]:
     rows, _ = read_steady((data / "vllm-0.15-h100.csv").read_text(), "vllm-0.15-h100.csv")
     return {row.number: replay_steady(row, shipped.model_named(row.model), shipped.profiles(), SHORT) for row in rows}
 
 
-def stamped(folder: Path) -> Comparison:
+def stamped(folder: Path) -> RunComparison:
     def text(name: str) -> str:
         return (folder / name).read_text()
 
@@ -53,13 +53,13 @@ def stamped(folder: Path) -> Comparison:
     )
 
 
-def error(run: Comparison, name: str) -> float:
+def error(run: RunComparison, name: str) -> float:
     figure = run.figure(name)
     assert figure is not None and figure.error is not None
     return figure.error
 
 
-def test_the_medians_over_the_steady_runs(steady_runs: dict[str, Comparison]) -> None:
+def test_the_medians_over_the_steady_runs(steady_runs: dict[str, RunComparison]) -> None:
     found = {each.name: each for each in totals(list(steady_runs.values()))}
     assert {each.runs for each in found.values()} == {9}
     assert found["TPOT mean"].median <= 0.08
@@ -79,7 +79,7 @@ def test_the_medians_over_the_steady_runs(steady_runs: dict[str, Comparison]) ->
     ],
 )
 def test_dense_models_on_one_h100_and_on_several(
-    steady_runs: dict[str, Comparison], row: str, tpot: float, e2e: float
+    steady_runs: dict[str, RunComparison], row: str, tpot: float, e2e: float
 ) -> None:
     run = steady_runs[row]
     assert abs(error(run, "TPOT mean")) <= tpot

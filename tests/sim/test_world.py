@@ -24,7 +24,7 @@ from loadgen.report import Targets
 from sim.checks import LawBroken
 from sim.faults import Fault, preset
 from sim.result import BROKE_OFF, RESUMED, WRONG
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
@@ -130,7 +130,7 @@ def test_lost_notices_hold_blocks_until_the_lease_ends() -> None:
     fleet = members(P, D, config={"lease_s": 4.0})
     lost = [Fault(at_s=0.0, kind="notices", instance=fleet[0].name, duration_s=1.0)]
     for faults, free in ((lost, False), ([], True)):
-        world = World(fleet, Settings(), policy=HANDS_OVER)
+        world = World(fleet, SimSettings(), policy=HANDS_OVER)
         sim.faults.Faults(world, faults, 0)  # type: ignore[attr-defined]
         held = []
         world.kernel.at(

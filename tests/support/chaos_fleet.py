@@ -17,11 +17,11 @@ from support.fleet import eventually
 from support.mock import mock_settings
 
 from engine.mock.asked import read_body
-from engine.mock.faults import Leg
+from engine.mock.faults import FaultLeg
 from engine.mock.fleet import MockFleet
-from engine.mock.instance import Instance as Mock
+from engine.mock.instance import MockInstance as Mock
 from engine.mock.serving import leg_of
-from engine.twin.events import Pull
+from engine.twin.events import PullBlocks
 
 PACE: dict[str, Any] = {"step_ms": 3.0, "transfer_ms": 5.0, "first_token_ms": 2.0, "num_blocks": 2048}
 """Slow enough that every stage lasts a few milliseconds, quick enough for dozens of runs a minute."""
@@ -182,16 +182,16 @@ class _Listener:
 
     def _asked(self, request: Any, exchange: Any) -> None:
         body = read_body(request.body, "application/json")
-        if leg_of(body, body.get("kv_transfer_params") or {}) is Leg.PREFILL:
+        if leg_of(body, body.get("kv_transfer_params") or {}) is FaultLeg.PREFILL:
             self._fleet.reached(Stage.LEG_1, self._mock, None)
 
     def _held(self, hold: Any) -> None:
         self._fleet.reached(Stage.BETWEEN, self._mock, self._fleet.another(self._mock))
 
-    def _pull(self, order: Pull) -> None:
+    def _pull(self, order: PullBlocks) -> None:
         self._fleet.reached(Stage.PULL, self._fleet.of_engine(order.source.producer), self._mock)
 
-    def _landed(self, order: Pull, *_: Any) -> None:
+    def _landed(self, order: PullBlocks, *_: Any) -> None:
         self._fleet.reached(Stage.PULLED, self._fleet.of_engine(order.source.producer), self._mock)
 
     def _made(self, request: Any, key: int, first: int, count: int) -> None:

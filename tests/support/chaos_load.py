@@ -24,7 +24,7 @@ from engine.mock.prompts import said_tokens
 from engine.mock.words import text_of
 
 MODEL = "fake"
-_LIMITS = asked.Limits(model=MODEL, max_model_len=8192, block_size=16)
+_LIMITS = asked.MockLimits(model=MODEL, max_model_len=8192, block_size=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

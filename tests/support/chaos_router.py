@@ -20,10 +20,10 @@ from support.served import served
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance
-from cluster.registry.membership import Heartbeat, State
+from cluster.registry.membership import Heartbeat, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import Registry, RegistryDown
-from engine.mock.instance import Instance as Mock
+from engine.mock.instance import MockInstance as Mock
 from router.api.config import RouterConfig
 
 BEAT_S = 0.1
@@ -75,7 +75,7 @@ async def _beat(fleet: ChaosFleet, mock: Mock, registry: Registry, stop: asyncio
             epoch=mock.epoch,
             seq=seq,
             role=mock.settings.role,
-            state=State.READY if mock.ready.is_set() else State.RESTARTING,
+            state=MemberState.READY if mock.ready.is_set() else MemberState.RESTARTING,
             credits=CREDITS,
             url=fleet.url(name),
             models=({"id": "fake"},),

@@ -14,7 +14,7 @@ from support.chaos_fleet import ChaosFleet
 from support.chaos_load import Kind, Verdict, asks, judge, load
 from support.chaos_scenarios import LIMITS, LONG_LEASE_S, Limits, Scenario, Shape
 
-from engine.mock.instance import Instance as Mock
+from engine.mock.instance import MockInstance as Mock
 
 SHAPE = Shape()
 CLIENTS = 28

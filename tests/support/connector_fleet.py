@@ -73,7 +73,7 @@ class FaultyFleet:
     def decode(self, prompt: list[int], fields: Mapping[str, Any], by: str = "d", tokens: int = 6) -> list[int]:
         """A decode leg: its token ids."""
         status, answer = ask(
-            self.url(by), PATH, wire.decode_body(self.body(prompt, tokens), wire.Transfer(dict(fields)))
+            self.url(by), PATH, wire.decode_body(self.body(prompt, tokens), wire.TransferFields(dict(fields)))
         )
         assert status == 200, answer
         ids: list[int] = answer["choices"][0]["token_ids"]

@@ -8,8 +8,8 @@ from cluster.instance import Role
 from costs.step import StepCost
 from costs.ticks import Ticks
 from engine.mock.fleet import MockFleet
-from engine.mock.settings import Settings
-from engine.twin.config import Config
+from engine.mock.settings import MockSettings
+from engine.twin.config import TwinConfig
 
 COST = StepCost(
     floor_ms=20.0,
@@ -25,11 +25,11 @@ COST = StepCost(
 FIRST_TOKEN_MS = 12.0
 """The server's own work."""
 
-SETTINGS = Settings(
+SETTINGS = MockSettings(
     name="engine",
     role=Role.BOTH,
     model="tiny",
-    config=Config(role=Role.BOTH, num_blocks=6000, max_model_len=4096),
+    config=TwinConfig(role=Role.BOTH, num_blocks=6000, max_model_len=4096),
     costs=Ticks.of(COST),
     transfer_ms=lambda _bytes, _sharers: 1.0,
     kv_bytes_per_token=1024,

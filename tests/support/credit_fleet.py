@@ -16,7 +16,7 @@ from typing import Any
 from cluster.credits import local_shares
 from cluster.ids import InstanceId
 from cluster.instance import Load, Role
-from cluster.registry.membership import Heartbeat, Kind, Membership, State, decode, encode
+from cluster.registry.membership import Heartbeat, MemberKind, Membership, MemberState, decode, encode
 from decode.rules import DecodeRules
 from engine.agent.grants import concerning
 from engine.agent.machine import AgentMachine, EngineIs, LoadRead, RoutersHeard
@@ -41,7 +41,7 @@ class World:
         """For comparison: agents grant nothing by name, each router uses an equal share and plain weights."""
         self.rng = random.Random(seed)
         self.shares = shares
-        self.kept: dict[tuple[Kind, str], Heartbeat] = {}
+        self.kept: dict[tuple[MemberKind, str], Heartbeat] = {}
         self.down = False
         self._todo: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
@@ -65,7 +65,7 @@ class World:
         if not self.down:
             self.kept[beat.kind, beat.id] = kept
 
-    def read(self, kind: Kind) -> list[Heartbeat]:
+    def read(self, kind: MemberKind) -> list[Heartbeat]:
         return [beat for (each, _), beat in self.kept.items() if each is kind]
 
 
@@ -89,15 +89,15 @@ class Agent:
         if world.down:
             self.routers.deaf(world.now)
         elif not world.equal:
-            self.routers.fold(world.read(Kind.ROUTER), world.now)
+            self.routers.fold(world.read(MemberKind.ROUTER), world.now)
             said = (concerning(each.beat, self.name, self.role, ["m"]) for each in self.routers.snapshot())
             self.machine.handle(RoutersHeard(tuple(said)), world.now)
         self.seq += 1
         world.write(
             Heartbeat(
-                id=InstanceId(self.name), agent=f"agent-{self.name}", seq=self.seq, role=self.role, state=State.READY,
-                url="http://h", models=({"id": "m"},), load=self.machine.load, credits=self.machine.credits,
-                grants=self.machine.grants((1, self.seq)),
+                id=InstanceId(self.name), agent=f"agent-{self.name}", seq=self.seq, role=self.role,
+                state=MemberState.READY, url="http://h", models=({"id": "m"},), load=self.machine.load,
+                credits=self.machine.credits, grants=self.machine.grants((1, self.seq)),
             )
         )  # fmt: skip
 
@@ -144,8 +144,8 @@ class Front:
         if self.world.down:
             self.instances.deaf(self.world.now)
             return self.others.deaf(self.world.now)
-        self.instances.fold(self.world.read(Kind.INSTANCE), self.world.now)
-        self.others.fold(self.world.read(Kind.ROUTER), self.world.now)
+        self.instances.fold(self.world.read(MemberKind.INSTANCE), self.world.now)
+        self.others.fold(self.world.read(MemberKind.ROUTER), self.world.now)
         self.view.routers = max(1, len(self.others.snapshot()))
         self.view.fold(tuple(_reported(each, InstanceId(self.name)) for each in self.instances.snapshot()))
         if self.world.equal:
@@ -163,8 +163,8 @@ class Front:
         goes_by = {each.id: each.beat.order for each in self.instances.snapshot()}
         self.world.write(
             Heartbeat(
-                id=InstanceId(self.name), agent=self.name, kind=Kind.ROUTER, seq=self.seq, url="http://r",
-                state=State.READY, legs=legs_said(self.view, goes_by, self.seq), demand=demands(self.scheduler),
+                id=InstanceId(self.name), agent=self.name, kind=MemberKind.ROUTER, seq=self.seq, url="http://r",
+                state=MemberState.READY, legs=legs_said(self.view, goes_by, self.seq), demand=demands(self.scheduler),
             )
         )  # fmt: skip
 

@@ -420,7 +420,7 @@ def tells_of_tokens_that_were_handed_over_and_that_it_computes(pair: Pair) -> No
     settles(pair)
     body, transfer = pair.leg(prompt=f"[{uuid.uuid4().hex}] " + STORY * 4)
     before = load(pair.decode)
-    lost = wire.Transfer({**transfer.fields, "remote_engine_id": "nobody"})
+    lost = wire.TransferFields({**transfer.fields, "remote_engine_id": "nobody"})
     status, answer = ask(pair.decode, COMPLETIONS, wire.decode_body(body, lost))
     assert status == 200
     prompt = answer["usage"]["prompt_tokens"]
@@ -502,7 +502,7 @@ def recomputes_what_it_cannot_pull(pair: Pair) -> None:
     pair.hand_over()
     body, transfer = pair.leg(return_token_ids=True)
     nobody = {**transfer.fields, "remote_port": 9, "remote_engine_id": str(uuid.uuid4())}
-    status, answer = ask(pair.decode, COMPLETIONS, wire.decode_body(body, wire.Transfer(nobody)))
+    status, answer = ask(pair.decode, COMPLETIONS, wire.decode_body(body, wire.TransferFields(nobody)))
     assert status == 200, answer
     assert _ids(answer) == _ids(ask(pair.prefill, COMPLETIONS, body)[1])
     ask(pair.decode, COMPLETIONS, wire.release_body(transfer))

@@ -50,7 +50,7 @@ class Pair:
         body = self.body(**more)
         return {**body, "messages": [{"role": "user", "content": body.pop("prompt")}]}
 
-    def leg(self, path: str = COMPLETIONS, **more: Any) -> tuple[dict[str, Any], wire.Transfer]:
+    def leg(self, path: str = COMPLETIONS, **more: Any) -> tuple[dict[str, Any], wire.TransferFields]:
         """A prompt that P holds: the client's body, and where its blocks are."""
         body = self.body(**more) if path == COMPLETIONS else self.chat(**more)
         status, answer = ask(self.prefill, path, wire.prefill_body(body))

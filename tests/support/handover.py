@@ -12,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from decode.peers import Peers
+from decode.peers import ProducerPeers
 from decode.pulls import Pulls
-from decode.reads import Landings, Outcome, Reads, Source
+from decode.reads import Landings, PullOutcome, RankSource, Reads
 from kvtransfer.hold_marks import SLOT_BYTES, Slot, Slots
 from kvtransfer.notes import parse, with_proof
 from prefill.holds import Holds
-from prefill.leases import Leases, Terms
+from prefill.leases import Leases, LeaseTerms
 from prefill.orders import Orders
 
 Stamp = tuple[object, ...]
 GARBAGE: Stamp = ("garbage",)
-TERMS = Terms(lease=30.0, extension=20.0, longest=300.0)
+TERMS = LeaseTerms(lease=30.0, extension=20.0, longest=300.0)
 PLACES = 8
 """Slots that one consumer's rank can look at at a time."""
 
@@ -174,7 +174,7 @@ class Leg:
     outcome: str = ""
     because: str = ""
     left: bool = False
-    ranks: dict[int, Outcome] = field(default_factory=dict)
+    ranks: dict[int, PullOutcome] = field(default_factory=dict)
 
 
 class Consumer:
@@ -182,7 +182,7 @@ class Consumer:
 
     def __init__(self, world: World, name: str, life: int, blocks: int, ranks: int) -> None:
         self.world, self.name, self.life = world, name, life
-        self.pulls = Pulls(Peers())
+        self.pulls = Pulls(ProducerPeers())
         self.owners: list[str | None] = [None] * blocks
         self.stamps: list[list[Stamp]] = [[GARBAGE] * blocks for _ in range(ranks)]
         self.landing = [bytearray(PLACES * SLOT_BYTES) for _ in range(ranks)]
@@ -228,7 +228,7 @@ class Consumer:
             parts[place % 2].moves.append(self._copy(leg, source, rank, there, here))
         self.under_way += parts
         note = with_proof(f"{offer.request}:1".encode(), slot.proof)
-        self.reads[rank].add(leg.request, parts, [Source(f"{offer.engine}/{rank}", slot.index, note)], slot.mark)
+        self.reads[rank].add(leg.request, parts, [RankSource(f"{offer.engine}/{rank}", slot.index, note)], slot.mark)
 
     def _copy(self, leg: Leg, source: Producer | None, rank: int, there: int, here: int) -> Callable[[], None]:
         def move() -> None:

@@ -14,7 +14,7 @@ from support.k8s_api import ApiServer, Json
 from support.k8s_json import copied
 
 from cluster.instance import Role
-from k8s.operator.fleet import Told
+from k8s.operator.fleet import FleetTold
 from k8s.operator.secrets import Access
 from k8s.plan.observe import INSTANCE, is_true, pods_by_instance
 from k8s.plan.readiness import Known
@@ -36,7 +36,7 @@ class FakeFleet:
     unknown: set[str] = field(default_factory=set)
     """Instances that no router knows yet."""
 
-    async def look(self, pods: Sequence[Any], routers: Sequence[Any], access: Access) -> Told:
+    async def look(self, pods: Sequence[Any], routers: Sequence[Any], access: Access) -> FleetTold:
         assert access.admin.startswith("sk-baton-")
         assert access.fleet
         ready = frozenset(each["metadata"]["name"] for each in routers if is_true(each, "Ready"))
@@ -50,7 +50,7 @@ class FakeFleet:
         )
         drained = frozenset(name for name in self.draining if not self.streams.get(name))
         working = frozenset(healthy) - self.draining
-        return Told(drained=drained, working=working, roles=self.roles, known=known)
+        return FleetTold(drained=drained, working=working, roles=self.roles, known=known)
 
     async def drain(self, pod: Any, deadline_s: float, access: Access) -> bool:
         name = pod["metadata"]["labels"][INSTANCE]

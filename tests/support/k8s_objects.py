@@ -17,8 +17,8 @@ from k8s.plan import (
     Generate,
     Images,
     Known,
-    Limits,
-    Observed,
+    ObservedCluster,
+    PlanLimits,
     Rekey,
     plan,
 )
@@ -72,15 +72,15 @@ def pod_of(workload: Mapping[str, Any], *, ready: bool = True) -> dict[str, Any]
     }
 
 
-def settled(wanted: Desired) -> Observed:
-    objects = applied(plan(wanted, Observed(), Limits(), 0.0), of=wanted)
+def settled(wanted: Desired) -> ObservedCluster:
+    objects = applied(plan(wanted, ObservedCluster(), PlanLimits(), 0.0), of=wanted)
     pods = tuple(pod_of(each) for each in objects if each.get("metadata", {}).get("labels", {}).get(LABEL_REVISION))
-    return Observed(objects=objects, pods=pods, known=Known(routers=frozenset({"r"})))
+    return ObservedCluster(objects=objects, pods=pods, known=Known(routers=frozenset({"r"})))
 
 
 def manifests(spec: Mapping[str, Any] = SMALL, **more: Any) -> dict[tuple[str, str], Any]:
     wanted = desired(spec, **more)
-    made = applied(plan(wanted, Observed(), Limits(), 0.0), of=wanted)
+    made = applied(plan(wanted, ObservedCluster(), PlanLimits(), 0.0), of=wanted)
     return {(each["kind"], each["metadata"]["name"]): each for each in made}
 
 

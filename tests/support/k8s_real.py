@@ -18,9 +18,9 @@ from typing import Any
 from support.k8s_nodes import FakeFleet
 
 from k8s.crd.names import API_VERSION
-from k8s.operator.client import PLURALS, ApiFailed, Client
+from k8s.operator.client import PLURALS, ApiClient, ApiFailed
 from k8s.operator.controller import WATCHED
-from k8s.operator.watch import Kept
+from k8s.operator.watch import WatchCache
 from k8s.plan.observe import INSTANCE, is_true
 
 Json = dict[str, Any]
@@ -32,12 +32,13 @@ BEAT_S = 5.0
 class Remote:
     """Objects of one namespace, read as those of the double are."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str) -> None:
         self.client = client
         self.namespace = namespace
         kinds = (*WATCHED, (API_VERSION, "BatonCluster"), (API_VERSION, "BatonPool"), ("v1", "Event"))
         self.kept = {
-            PLURALS[kind]: Kept(client, api_version, kind, namespace, "", lambda _: None) for api_version, kind in kinds
+            PLURALS[kind]: WatchCache(client, api_version, kind, namespace, "", lambda _: None)
+            for api_version, kind in kinds
         }
 
     async def run(self) -> None:

@@ -20,8 +20,8 @@ from support.k8s_real import NODE, Kubelet, Remote
 from k8s.crd import crds
 from k8s.crd.names import API_VERSION
 from k8s.operator import controller, watch
-from k8s.operator.client import PLURALS, ApiFailed, Client
-from k8s.operator.controller import WATCHED, Operator, Settings
+from k8s.operator.client import PLURALS, ApiClient, ApiFailed
+from k8s.operator.controller import WATCHED, Operator, OperatorSettings
 from k8s.plan import Images
 
 IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
@@ -73,7 +73,7 @@ MODE = Mode()
 
 @dataclass
 class Stage:
-    client: Client
+    client: ApiClient
     fleet: FakeFleet
     server: ApiServer | Remote
     nodes: Nodes | Kubelet
@@ -83,7 +83,7 @@ class Stage:
     operators: list[Operator] = field(default_factory=list)
 
     def operate(self, may_act: Callable[[], bool] = lambda: True) -> asyncio.Task[Any]:
-        operator = Operator(self.client, self.fleet, Settings(namespace=NS, images=IMAGES), time.time)
+        operator = Operator(self.client, self.fleet, OperatorSettings(namespace=NS, images=IMAGES), time.time)
         operator.may_act = may_act
         self.operators.append(operator)
         task = asyncio.get_running_loop().create_task(operator.run(), name="operator")
@@ -152,11 +152,11 @@ async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
         fleet = FakeFleet()
         if MODE.kubeconfig:
-            client = await Client.open(MODE.kubeconfig)
+            client = await ApiClient.open(MODE.kubeconfig)
             stage = await remote_stage(client, fleet, gpus)
         else:
             server, wire, url = await stack.enter_async_context(serving(time.time))
-            client = await Client.open(host=url)
+            client = await ApiClient.open(host=url)
             nodes = Nodes(server, fleet, gpus=gpus, controls_only=MODE.wire_alone)
             controllers = asyncio.get_running_loop().create_task(nodes.run())
             stage = Stage(client, fleet, server, nodes, server, wire)
@@ -177,7 +177,7 @@ async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
             await client.close()
 
 
-async def prepared(client: Client) -> None:
+async def prepared(client: ApiClient) -> None:
     """The definitions and the namespace, on a server that may have them, and a namespace that is the tests' own."""
     metadata = {"name": NS, "labels": {TEST_LABEL: "true"}}
     try:
@@ -203,7 +203,7 @@ async def prepared(client: Client) -> None:
 
 async def swept(kubeconfig: str) -> None:
     """After the last scenario on a real server: the namespace, the node and the definitions are gone."""
-    client = await Client.open(kubeconfig)
+    client = await ApiClient.open(kubeconfig)
     paths = [f"/api/v1/namespaces/{NS}", f"/api/v1/nodes/{NODE}"]
     paths += [f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}" for crd in crds()]
     try:
@@ -217,7 +217,7 @@ async def swept(kubeconfig: str) -> None:
         await client.close()
 
 
-async def _is_there(client: Client, path: str) -> bool:
+async def _is_there(client: ApiClient, path: str) -> bool:
     try:
         await client.request("GET", path)
     except ApiFailed:
@@ -225,7 +225,7 @@ async def _is_there(client: Client, path: str) -> bool:
     return True
 
 
-async def remote_stage(client: Client, fleet: FakeFleet, gpus: int | None) -> Stage:
+async def remote_stage(client: ApiClient, fleet: FakeFleet, gpus: int | None) -> Stage:
     await prepared(client)
     remote = Remote(client, NS)
     kubelet = Kubelet(remote, fleet, gpus)

@@ -11,10 +11,10 @@ from k8s.plan.fleet import moves
 from k8s.plan.readiness import Known, gate
 from k8s.plan.values import (
     Drain,
-    Instance,
-    Limits,
     Move,
     Park,
+    PlanLimits,
+    PlannedObject,
     Remove,
     Resume,
     Start,
@@ -36,13 +36,13 @@ class World:
     chance: random.Random = field(default_factory=random.Random)
     broken: frozenset[str] = frozenset()
     """Revisions whose engines never come up."""
-    instances: dict[str, Instance] = field(default_factory=dict)
+    instances: dict[str, PlannedObject] = field(default_factory=dict)
     now: float = 1000.0
     age: dict[str, int] = field(default_factory=dict)
 
-    def limits(self) -> Limits:
+    def limits(self) -> PlanLimits:
         free = {} if self.gpus is None or not self.tell_free else {"": self.free()}
-        return Limits(drain_s=600, gang_s=60, free_gpus=free)
+        return PlanLimits(drain_s=600, gang_s=60, free_gpus=free)
 
     def free(self) -> int:
         assert self.gpus is not None
@@ -90,7 +90,7 @@ class World:
     def _start(self, pool: WantedPool, name: str) -> None:
         assert name not in self.instances, "a name that is taken"
         self.age[name] = 0
-        self.instances[name] = Instance(
+        self.instances[name] = PlannedObject(
             name=name,
             model=self.model.key,
             pool=pool.stem,
@@ -120,7 +120,7 @@ class World:
             self._grow(name, each)
         self._open_gates()
 
-    def _grow(self, name: str, each: Instance) -> None:
+    def _grow(self, name: str, each: PlannedObject) -> None:
         if each.scheduled and each.revision not in self.broken:
             self.age[name] += 1
             up = self.age[name] >= 3

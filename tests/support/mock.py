@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from cluster.instance import Role
-from engine.mock.settings import Settings, SimpleCosts
-from engine.twin.config import Config
+from engine.mock.settings import MockSettings, SimpleCosts
+from engine.twin.config import TwinConfig
 
 
 @dataclass
@@ -51,11 +51,13 @@ class Mocks:
         urllib.request.urlopen(urllib.request.Request(f"{self.urls[name]}/mock/faults", raw), timeout=10).close()
 
 
-def mock_settings(name: str, role: Role, *, step_ms: float = 1.0, transfer_ms: float = 0.5, **more: Any) -> Settings:
-    """A mock that is quick: `more` are fields of `Settings`, or of the twin's `Config`."""
-    own = {key: more.pop(key) for key in list(more) if key in Settings.__dataclass_fields__}
-    config = Config(**{"role": role, "num_blocks": 4096, "max_model_len": 8192, **more})
+def mock_settings(
+    name: str, role: Role, *, step_ms: float = 1.0, transfer_ms: float = 0.5, **more: Any
+) -> MockSettings:
+    """A mock that is quick: `more` are fields of `MockSettings`, or of the twin's `TwinConfig`."""
+    own = {key: more.pop(key) for key in list(more) if key in MockSettings.__dataclass_fields__}
+    config = TwinConfig(**{"role": role, "num_blocks": 4096, "max_model_len": 8192, **more})
     plain = {"model": "fake", "kv_bytes_per_token": 1000, "costs": SimpleCosts(step_ms=step_ms, prefill_ms_per_1k=5.0)}
-    return Settings(
+    return MockSettings(
         name=name, role=role, config=config, transfer_ms=lambda _size, _sharers: transfer_ms, **{**plain, **own}
     )

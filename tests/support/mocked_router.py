@@ -15,7 +15,7 @@ from support.served import served
 from cluster.ids import InstanceId
 from cluster.instance import Instance
 from engine.mock.fleet import MockFleet
-from engine.mock.settings import Settings
+from engine.mock.settings import MockSettings
 from router.api.config import RouterConfig
 
 
@@ -51,7 +51,7 @@ class MockedRouter:
 
 @asynccontextmanager
 async def mocked_router(
-    settings: Sequence[Settings], *, pins: bool = False, up: bool = True, **router: Any
+    settings: Sequence[MockSettings], *, pins: bool = False, up: bool = True, **router: Any
 ) -> AsyncIterator[MockedRouter]:
     """A router that has seen every mock, and has said that it is ready; without `up` before either."""
     async with MockFleet(list(settings)) as mocks, aiohttp.ClientSession() as client:

@@ -17,7 +17,7 @@ from costs import shipped
 from costs.hardware import Gpu, gpu_named
 from costs.shape import Spans
 from costs.shipped import model_named
-from goodput.bounds import Engine, answer_ms, first_token_least_ms, prompt_ms, token_least_ms
+from goodput.bounds import EngineBounds, answer_ms, first_token_least_ms, prompt_ms, token_least_ms
 from goodput.candidates import Arrangement, arrangements
 from goodput.search import Counts
 from loadgen.arrival import Arrival
@@ -89,7 +89,7 @@ def _alone(task: Task) -> tuple[float, float, float]:
     for gpu, _ in task.gpus:
         words = read_words([])
         costs, config = engine_of(Role.BOTH, task.shape, gpu, Spans(), words, profiles=shipped.profiles())
-        engine = Engine(
+        engine = EngineBounds(
             costs=costs,
             batched_tokens=config.max_num_batched_tokens,
             seqs_max=config.max_num_seqs,

@@ -15,18 +15,18 @@ from cluster.instance import Role
 from costs import shipped
 from goodput import actions as do
 from goodput.budget import Budget, Footprint
-from goodput.control_rules import Rules
+from goodput.control_rules import ControlRules
 from goodput.controller import Controller
 from goodput.decision import Act, Answered, Check, Checked, Decision, Effect, Event, Observed, Told
 from goodput.decisionlog import encode
-from goodput.demand import Promise
-from goodput.observation import ClassCounts, Observation, Phase, RouterCounts, Seen
+from goodput.demand import ClassPromise
+from goodput.observation import ClassCounts, InstanceSeen, Observation, Phase, RouterCounts
 from goodput.pools import ScalingPool
 from goodput.sketch import Counting
 from sim.experiments.scaling import TARGETS, engine_of_member
-from sim.experiments.systems import Pool, Shelf
+from sim.experiments.systems import EqualInstances, Shelf
 
-PROMISE = Promise(ttft_ms=TARGETS.ttft_ms, tpot_ms=TARGETS.tpot_ms, attainment=0.95)
+PROMISE = ClassPromise(ttft_ms=TARGETS.ttft_ms, tpot_ms=TARGETS.tpot_ms, attainment=0.95)
 
 
 def pools(startup_s: float = 60.0, **rest: Any) -> list[ScalingPool]:
@@ -34,7 +34,7 @@ def pools(startup_s: float = 60.0, **rest: Any) -> list[ScalingPool]:
     shelf = Shelf(shipped.models(), shipped.profiles())
     found = []
     for role in (Role.PREFILL, Role.DECODE):
-        one = shelf.member("Qwen/Qwen3-32B", Pool(role=role, count=1, tp=2, gpu="A100"))
+        one = shelf.member("Qwen/Qwen3-32B", EqualInstances(role=role, count=1, tp=2, gpu="A100"))
         fields: dict[str, Any] = {"min": 1, "max": 16, "flips": True, "startup_s": startup_s, **rest}
         found.append(
             ScalingPool(
@@ -54,7 +54,7 @@ class PretendFleet:
     """The actuator and the router's counters at once."""
 
     startup_s: float = 60.0
-    instances: dict[InstanceId, Seen] = field(default_factory=dict)
+    instances: dict[InstanceId, InstanceSeen] = field(default_factory=dict)
     gpus: int | None = None
     """How many there are; None: as many as are asked for."""
     taken: int = 0
@@ -81,7 +81,7 @@ class PretendFleet:
         for role, count in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
             for number in range(count):
                 name = InstanceId(f"{role.value}-first-{number}")
-                fleet.instances[name] = Seen(id=name, pool=role.value, role=role, phase=Phase.READY, flips=True)
+                fleet.instances[name] = InstanceSeen(id=name, pool=role.value, role=role, phase=Phase.READY, flips=True)
         return fleet
 
     def arrive(self, count: int, met: float = 1.0) -> None:
@@ -107,7 +107,7 @@ class PretendFleet:
             router="r0", life=self.life, at_s=now, classes={"": row}, waiting=self.waiting, oldest_wait_s=0.0
         )
 
-    def observe(self, now: float) -> tuple[Seen, ...]:
+    def observe(self, now: float) -> tuple[InstanceSeen, ...]:
         """Starts that are over are ready, drains are gone."""
         for name in self.drained & self.instances.keys():
             del self.instances[name]
@@ -124,7 +124,7 @@ class PretendFleet:
         self.most_gpus = max(self.most_gpus, 2 * len(self.instances))
         return tuple(self.instances.values())
 
-    def _full(self, each: Seen) -> bool:
+    def _full(self, each: InstanceSeen) -> bool:
         placed = sum(one.phase is not Phase.PENDING for one in self.instances.values())
         return self.gpus is not None and 2 * placed + self.taken + 2 > self.gpus
 
@@ -136,7 +136,7 @@ class PretendFleet:
             case do.Start(pool=pool):
                 if name not in self.instances:
                     role = Role(pool.removesuffix("-other"))
-                    seen = Seen(id=name, pool=pool, role=role, phase=Phase.PENDING, asked_s=now, flips=True)
+                    seen = InstanceSeen(id=name, pool=pool, role=role, phase=Phase.PENDING, asked_s=now, flips=True)
                     self.instances[name] = seen if self._full(seen) else replace(seen, phase=Phase.STARTING)
             case do.Flip(role=role):
                 self.instances[name] = replace(self.instances[name], role=role)
@@ -220,13 +220,13 @@ def drive(
     prefills: int = 2,
     decodes: int = 2,
     startup_s: float = 60.0,
-    rules: Rules | None = None,
+    rules: ControlRules | None = None,
     budget: Budget | None = None,
     kinds: list[ScalingPool] | None = None,
     **rest: Any,
 ) -> Drive:
     """A controller on a fleet of so many."""
-    rules = rules or Rules(**({} if budget is None else {"budget": budget}))
+    rules = rules or ControlRules(**({} if budget is None else {"budget": budget}))
     listed = kinds or pools(startup_s)
 
     def made() -> Controller:

@@ -17,7 +17,7 @@ from cluster.ids import InstanceId, RequestId, TransferId
 from decode import push as d
 from kvtransfer.packing import Blocks
 from kvtransfer.push import (
-    Abort,
+    AbortPush,
     CutLink,
     FreeBlocks,
     LinkEnded,
@@ -25,14 +25,14 @@ from kvtransfer.push import (
     PeerLost,
     PeerSeen,
     Proof,
+    PushRefused,
+    PushTerms,
+    PushTick,
     Received,
-    Refused,
     Register,
     Send,
-    Terms,
-    Tick,
 )
-from kvtransfer.ticket import Peer
+from kvtransfer.ticket import TicketPeer
 from prefill import push as p
 
 Stamp = tuple[object, ...]
@@ -115,7 +115,7 @@ class Site:
 
     def __init__(self, world: World, name: str, epoch: int, blocks: int) -> None:
         self.world = world
-        self.me = Peer(InstanceId(name), epoch)
+        self.me = TicketPeer(InstanceId(name), epoch)
         self.producer = p.Pushes(epoch, world.terms)
         self.consumer = d.Reservations(epoch, world.terms)
         self.pool = Blockpool(blocks)
@@ -175,7 +175,7 @@ class Site:
         if blocks is None:
             return
         effects = self.tell(p.OpenHold(id_, TENANT))
-        if any(isinstance(effect, Refused) for effect in effects):
+        if any(isinstance(effect, PushRefused) for effect in effects):
             self.pool.hand_over(blocks, ("engine", id_), None)  # it runs without a hold, and is of no interest
             return
         self.prefills[id_] = Prefill(id_, blocks)
@@ -204,7 +204,7 @@ class Site:
             self.pool.hand_over(blocks or (), (CONSUMER, id_), None)
             return
         event = d.Reserve(id_, producer, 0, blocks, count, self.link(producer), self.world.ticket())
-        if not any(isinstance(effect, Refused) for effect in self.tell(event)):
+        if not any(isinstance(effect, PushRefused) for effect in self.tell(event)):
             self.past.append(Leg2(id_))
             self.legs[id_] = self.past[-1]
 
@@ -212,7 +212,7 @@ class Site:
         """The request is given up here."""
         if id_ in self.legs:
             self.legs[id_].aborted = True
-        self.tell(Abort(id_, "the client left"))
+        self.tell(AbortPush(id_, "the client left"))
 
     # --- what the endpoint does --------------------------------------------------------------------------------------
 
@@ -307,12 +307,12 @@ class Site:
 class World:
     """Sites by name, messages under way, and a clock."""
 
-    def __init__(self, names: Sequence[str] = ("p", "d"), *, terms: Terms | None = None, blocks: int = 6) -> None:
-        self.terms = terms or Terms()
+    def __init__(self, names: Sequence[str] = ("p", "d"), *, terms: PushTerms | None = None, blocks: int = 6) -> None:
+        self.terms = terms or PushTerms()
         self.now = 100.0
         self.broken = False
         """Something raised in the middle of an event: nothing that is found after it counts."""
-        self.network: list[tuple[Peer, InstanceId, Message]] = []
+        self.network: list[tuple[TicketPeer, InstanceId, Message]] = []
         self._blocks = blocks
         self._requests = 0
         self._tickets = 0
@@ -362,7 +362,7 @@ class World:
     def tick(self) -> None:
         """All alarms that are due ring."""
         for site in tuple(self.sites.values()):
-            site.tell(Tick())
+            site.tell(PushTick())
             for peer in tuple(site.cuts):
                 site.cut(peer)
 

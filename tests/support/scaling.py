@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput.actions import Action, Drain, Flip, Resume, Start, Stop
-from goodput.actuate.existing import Existing, Life, Observed
+from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.decision import Act, Decision, Effect, Event, Told, What
 from goodput.decision import Observed as Look
-from goodput.observation import Observation, Phase, Seen
+from goodput.observation import InstanceSeen, Observation, Phase
 
 MODEL = "meta-llama/Llama-3.1-8B"
 FILE = """\
@@ -51,7 +51,7 @@ class Scripted:
         told = Told(Decision(at_s=now, what=what, because="the script", actions=tuple(actions)))
         return (told, *map(Act, actions))
 
-    def _actions(self, seen: tuple[Seen, ...], wanted: dict[str, int]) -> Iterable[Action]:
+    def _actions(self, seen: tuple[InstanceSeen, ...], wanted: dict[str, int]) -> Iterable[Action]:
         self.used.update(each.id for each in seen)
         for pool, count in wanted.items():
             mine = [each for each in seen if each.pool == pool and not each.leaving and each.phase is not Phase.FAILED]
@@ -75,13 +75,15 @@ class InMemory:
         self.flipped: list[tuple[InstanceId, Role]] = []
         self.down = False
 
-    async def observe(self) -> Observed:
-        return Observed(now_s=0.0, instances=tuple(self.there.values()))
+    async def observe(self) -> ExistingFleet:
+        return ExistingFleet(now_s=0.0, instances=tuple(self.there.values()))
 
     async def start(self, action: Start) -> str:
         if action.instance not in self.there:
             self.started.append(action.instance)
-            self.there[action.instance] = Existing(instance=action.instance, pool=action.pool, life=Life.RUNNING)
+            self.there[action.instance] = Existing(
+                instance=action.instance, pool=action.pool, life=InstanceLife.RUNNING
+            )
         return ""
 
     async def flip(self, action: Flip) -> str:

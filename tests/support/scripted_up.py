@@ -16,7 +16,7 @@ compiled.use()  # before anything that is compiled is imported, as `baton` itsel
 from support.scaling import Scripted  # noqa: E402 - see above
 
 from baton import cli, scaling  # noqa: E402
-from goodput.actuate.scaler import Fleet  # noqa: E402
+from goodput.actuate.scaler import ScaledFleet  # noqa: E402
 from goodput.observation import Observation, Phase  # noqa: E402
 
 UP_AT = 10
@@ -38,9 +38,9 @@ class Script:
         return {"prefill": count, "decode": count}
 
 
-def fleets_of(plan: Any) -> tuple[Fleet, ...]:
+def fleets_of(plan: Any) -> tuple[ScaledFleet, ...]:
     pools = {pool.name: (pool.role, pool.flips) for pools in plan.pools.values() for pool in pools}
-    return (Fleet(model="", pools=pools, machine=Scripted(Script(), every_s=0.5)),)
+    return (ScaledFleet(model="", pools=pools, machine=Scripted(Script(), every_s=0.5)),)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ from cluster.registry.redis import RedisRegistry
 from decode.rules import DecodeRules
 from engine.agent.agent import Agent, AgentConfig
 from engine.mock.fleet import MockFleet
-from engine.mock.instance import Instance as Mock
+from engine.mock.instance import MockInstance as Mock
 from engine.mock.settings import SimpleCosts
-from engine.vllm.child import Change, EngineProcess
+from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.spec import EngineSpec
-from engine.vllm.supervise import State
+from engine.vllm.supervise import EngineState
 from prefill.rules import PrefillRules
 
 STEP_MS = 15.0
@@ -59,8 +59,8 @@ class Standing:
 
     async def run(self) -> None:
         assert self.agent is not None
-        for state in (State.STARTING, State.READY):
-            self.agent.engine_changed(Change(instance=self.spec.instance, state=state, detail="", epoch=1))
+        for state in (EngineState.STARTING, EngineState.READY):
+            self.agent.engine_changed(EngineChange(instance=self.spec.instance, state=state, detail="", epoch=1))
         await self.stopped.wait()
 
     def stop(self, *, at_once: bool = False) -> None:

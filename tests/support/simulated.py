@@ -9,13 +9,13 @@ from support.twin import Linear
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from engine.twin.config import Config
+from engine.twin.config import TwinConfig
 from loadgen.arrival import Arrival
 from router.scheduler.scoring.policies import POLICIES, Policy
 from sim.faults import Fault, Faults
-from sim.fleet import Member
+from sim.fleet import SimulatedMember
 from sim.result import Result
-from sim.settings import Settings
+from sim.settings import SimSettings
 from sim.world import World
 
 COSTS = Linear(step=1_000_000, token=10_000, request=20_000, context=100)
@@ -27,12 +27,12 @@ HANDS_OVER: Policy = POLICIES["least_load"]
 """Hands over whenever it can: for tests of what a handoff is, whether or not one is worth it."""
 
 
-def members(*roles: Role, **rest: Any) -> list[Member]:
+def members(*roles: Role, **rest: Any) -> list[SimulatedMember]:
     """One for each role, named by it and a number."""
     return [one(f"{role.value}-{number}", role, **rest) for number, role in enumerate(roles)]
 
 
-def one(name: str, role: Role, *, config: dict[str, Any] | None = None, **rest: Any) -> Member:
+def one(name: str, role: Role, *, config: dict[str, Any] | None = None, **rest: Any) -> SimulatedMember:
     settings: dict[str, Any] = {"num_blocks": 200, "max_model_len": 1000, "max_num_seqs": 16, **(config or {})}
     fields: dict[str, Any] = {
         "prompt_front_ns": 5_000_000,
@@ -42,8 +42,8 @@ def one(name: str, role: Role, *, config: dict[str, Any] | None = None, **rest: 
         "start_up_ns": 2_000_000_000,
         **rest,
     }
-    return Member(
-        name=InstanceId(name), role=role, model=MODEL, config=Config(role=role, **settings), costs=COSTS, **fields
+    return SimulatedMember(
+        name=InstanceId(name), role=role, model=MODEL, config=TwinConfig(role=role, **settings), costs=COSTS, **fields
     )
 
 
@@ -56,7 +56,7 @@ def every(gap_s: float, count: int, tokens: int = 100, answer: int = 20, **rest:
 
 
 def simulate(
-    fleet: Sequence[Member],
+    fleet: Sequence[SimulatedMember],
     arrivals: Sequence[Arrival],
     *,
     faults: Sequence[Fault] = (),
@@ -65,6 +65,6 @@ def simulate(
     **settings: Any,
 ) -> tuple[World, Result]:
     """A run with every check on."""
-    world = World(fleet, Settings(seed=seed, **settings), policy=policy)
+    world = World(fleet, SimSettings(seed=seed, **settings), policy=policy)
     Faults(world, faults, seed)
     return world, world.run(arrivals)

@@ -15,11 +15,11 @@ from cluster import wire
 from cluster.ids import InstanceId, RequestId, TransferId
 from kvtransfer.keys import instance_key, read_fleet
 from kvtransfer.screen import LIFE_S
-from kvtransfer.ticket import Key, Ticket, sign
+from kvtransfer.ticket import SigningKey, Ticket, sign
 
-FLEET = Key("k1", b"\x11" * 32)
-OLD = Key("k0", b"\x22" * 32)
-STRANGERS = Key("k1", b"\x33" * 32)
+FLEET = SigningKey("k1", b"\x11" * 32)
+OLD = SigningKey("k0", b"\x22" * 32)
+STRANGERS = SigningKey("k1", b"\x33" * 32)
 """A key under the fleet's name that is not the fleet's."""
 
 HOLD = wire.prefill_body({})["kv_transfer_params"]
@@ -46,7 +46,7 @@ def signed(
     to: str,
     *,
     at: float,
-    key: Key = FLEET,
+    key: SigningKey = FLEET,
     of: Mapping[str, Any] | None = None,
     consumer: str | None = None,
     **more: Any,
@@ -84,7 +84,7 @@ class GuardedUrl(str):
     __slots__ = ("instance", "key")
 
     instance: str
-    key: Key
+    key: SigningKey
 
     @classmethod
     def of(cls, cluster: Cluster, instance: str) -> GuardedUrl:
@@ -94,7 +94,7 @@ class GuardedUrl(str):
         return url
 
 
-def fleet_keys(cluster: Cluster) -> tuple[Key, ...]:
+def fleet_keys(cluster: Cluster) -> tuple[SigningKey, ...]:
     """The keys of a running `baton up`, as another router on this machine would find them."""
     (record,) = (cluster.state / "baton" / "clusters").glob("*.json")
     return read_fleet(Path(json.loads(record.read_text())["ticket_keys_file"]).read_text())

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from cluster.ids import InstanceId, RequestId, TransferId
-from costs.step import Work
+from costs.step import StepWork
 from engine.twin import events as ev
-from engine.twin.config import Config
-from engine.twin.life import Life, _Freed
+from engine.twin.config import TwinConfig
+from engine.twin.life import EngineLife, _Freed
 from engine.twin.machine import Twin
-from engine.twin.request import Request, Source
+from engine.twin.request import HoldSource, TwinRequest
 from engine.twin.tokens import Prompt, Segment, answer_key, token
 from kvtransfer.hold_marks import Slot
 
@@ -29,7 +29,7 @@ class Linear:
     request: int = 7
     context: int = 3
 
-    def step_ns(self, work: Work) -> int:
+    def step_ns(self, work: StepWork) -> int:
         here = self.token * work.new_tokens + self.request * work.batch + self.context * work.sum_context
         return self.step + here
 
@@ -53,11 +53,11 @@ def text(*segments: tuple[int, int]) -> Prompt:
     return tuple(Segment(seed, tokens) for seed, tokens in segments)
 
 
-def ask(name: str, prompt: Prompt, max_tokens: int = 4, **rest: object) -> Request:
-    return Request(id=RequestId(name), prompt=prompt, max_tokens=max_tokens, **rest)  # type: ignore[arg-type]
+def ask(name: str, prompt: Prompt, max_tokens: int = 4, **rest: object) -> TwinRequest:
+    return TwinRequest(id=RequestId(name), prompt=prompt, max_tokens=max_tokens, **rest)  # type: ignore[arg-type]
 
 
-def right_tokens(request: Request, count: int) -> list[int]:
+def right_tokens(request: TwinRequest, count: int) -> list[int]:
     key = answer_key(request.prompt, request.seed)
     return [token(key, index) for index in range(count)]
 
@@ -70,12 +70,12 @@ class Record:
     """But those of steps."""
     said: list[ev.Effect] = field(default_factory=list, compare=False)
     """All of them."""
-    runs: dict[int, tuple[ev.Run, int]] = field(default_factory=dict)
+    runs: dict[int, tuple[ev.StepRun, int]] = field(default_factory=dict)
 
     def add(self, effects: Iterable[ev.Effect]) -> None:
         for effect in effects:
             self.said.append(effect)
-            if isinstance(effect, ev.Run):
+            if isinstance(effect, ev.StepRun):
                 self.runs[effect.number] = (effect, effect.steps)
             elif isinstance(effect, ev.Cut):
                 assert effect.steps <= self.runs[effect.number][1]
@@ -86,8 +86,8 @@ class Record:
     def of(self, kind: type) -> list:
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
-    def finished(self, name: str) -> ev.Finished:
-        (found,) = [effect for effect in self.of(ev.Finished) if effect.request == name]
+    def finished(self, name: str) -> ev.RequestFinished:
+        (found,) = [effect for effect in self.of(ev.RequestFinished) if effect.request == name]
         return found
 
     def steps(self, costs: Linear) -> list[tuple[int, int, int, int]]:
@@ -108,7 +108,7 @@ class Record:
                 end = run.end_ns if run.prompt_tokens else end
                 for share in run.shares:
                     made.setdefault(share.request, {})[share.first + at] = (end, share.key)
-        for over in self.of(ev.Finished):
+        for over in self.of(ev.RequestFinished):
             mine = made.get(over.request, {})
             made[over.request] = {index: mine[index] for index in sorted(mine) if index < over.outputs}
         return made
@@ -122,7 +122,7 @@ class World:
 
     def __init__(
         self,
-        configs: dict[str, Config],
+        configs: dict[str, TwinConfig],
         costs: Linear | None = None,
         *,
         fast_forward: bool = True,
@@ -139,9 +139,9 @@ class World:
         self.now = 0
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
-        self.on_finish: Callable[[str, ev.Finished], None] = lambda _name, _effect: None
+        self.on_finish: Callable[[str, ev.RequestFinished], None] = lambda _name, _effect: None
         for name in configs:
-            self.tell(name, ev.Start(1))
+            self.tell(name, ev.StartEngine(1))
 
     def at(self, when: int, what: Callable[[], None]) -> None:
         self._count += 1
@@ -161,14 +161,14 @@ class World:
 
     def _carry_out(self, name: str, effect: ev.Effect) -> None:
         match effect:
-            case ev.Pull(at_ns, request, source, remote):
+            case ev.PullBlocks(at_ns, request, source, remote):
                 self.at(at_ns + self.read_ns, lambda: self._read(name, request, source, remote, at_ns))
             case ev.GiveBack(at_ns, source) if source.producer in self.twins:
                 self.send(self.now, source.producer, ev.released(source, InstanceId(name)))
-            case ev.Finished():
+            case ev.RequestFinished():
                 self.on_finish(name, effect)
 
-    def _read(self, name: str, request: RequestId, source: Source, remote: tuple[int, ...], began: int) -> None:
+    def _read(self, name: str, request: RequestId, source: HoldSource, remote: tuple[int, ...], began: int) -> None:
         read = None
         if source.producer in self.twins:
             (found,) = [e for e in self.tell(source.producer, ev.ReadBlocks(remote)) if isinstance(e, ev.Contents)]
@@ -178,7 +178,7 @@ class World:
         read = None if read is None else self.spoil(read)
         self.at(max(self.now, began + self.latency_ns), lambda: self._look(name, request, source, read))
 
-    def _look(self, name: str, request: RequestId, source: Source, read: tuple[int, ...] | None) -> None:
+    def _look(self, name: str, request: RequestId, source: HoldSource, read: tuple[int, ...] | None) -> None:
         """All has come: what does the slot say now?"""
         if read is None:
             self.tell(name, ev.KvFailed(request))
@@ -215,7 +215,7 @@ class World:
         return self.records[name].answer(request, self.costs)
 
 
-def life(twin: Twin) -> Life:
+def life(twin: Twin) -> EngineLife:
     assert twin._life is not None
     return twin._life
 
@@ -242,10 +242,10 @@ def check(twin: Twin) -> None:
     assert len(scheduler.running) <= twin.config.max_num_seqs
 
 
-def elsewhere(name: str, blocks: Iterable[int], tokens: int) -> Source:
+def elsewhere(name: str, blocks: Iterable[int], tokens: int) -> HoldSource:
     """A hold at a producer that is no twin."""
     transfer, mark = hold_id(name), name.encode().ljust(16, b".")
-    return Source(transfer, InstanceId("elsewhere"), tuple(blocks), tokens, transfer.request, Slot(0, mark))
+    return HoldSource(transfer, InstanceId("elsewhere"), tuple(blocks), tokens, transfer.request, Slot(0, mark))
 
 
 def hold_id(name: str, epoch: int = 1) -> TransferId:

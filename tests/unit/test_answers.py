@@ -12,7 +12,7 @@ from cluster.instance import MODELS_MAX, models_in
 from engine.vllm.metrics import parse_load
 from router.core.eligibility import CHAT, COMPLETIONS
 from router.core.engine_answers import BEGINNING_BYTES_MAX, beginning, completion_in, json_type, object_in, refusal
-from router.core.timing_parts import Told
+from router.core.timing_parts import EngineTold
 from router.predict.predictors import answer_tokens, cached_in
 from router.request.splice import EVENT_BYTES_MAX, SaidSoFar, Seed, Splice, SpliceBroken, seed_of
 
@@ -32,7 +32,7 @@ DEEP = b"[" * 100_000
     ],
 )
 def test_completions(raw: bytes) -> None:
-    assert isinstance(completion_in(raw), Told)
+    assert isinstance(completion_in(raw), EngineTold)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_no_part_of_a_completion_is_one() -> None:
 
 def test_what_it_says_beside_its_text_is_read() -> None:
     told = completion_in(b'{"choices":[{"text":"a"}],"usage":{"prompt_tokens":3},"metrics":{"a":1}}')
-    assert isinstance(told, Told)
+    assert isinstance(told, EngineTold)
     assert (told.usage, told.metrics, told.choices) == ({"prompt_tokens": 3}, {"a": 1}, None)
 
 
@@ -123,13 +123,13 @@ def test_only_plain_words_stand_in_headers() -> None:
 def test_counts_that_are_none(count: object) -> None:
     assert answer_tokens({"completion_tokens": count}) is None
     assert cached_in({"prompt_tokens_details": {"cached_tokens": count}}) is None
-    held = wire.Transfer({"remote_num_tokens": count, "remote_prefill_cached_tokens": count})
+    held = wire.TransferFields({"remote_num_tokens": count, "remote_prefill_cached_tokens": count})
     assert (held.tokens, held.cached_tokens) == (0, None)
 
 
 def test_engines_words_are_kept_short() -> None:
     assert wire.first_finish_reason({"choices": [{"finish_reason": "r" * 50_000}]}) == "r" * wire.REASON_CHARS_MAX
-    assert len(wire.Transfer({"remote_engine_id": "e" * 50_000}).producer) == wire.ENGINE_ID_CHARS_MAX
+    assert len(wire.TransferFields({"remote_engine_id": "e" * 50_000}).producer) == wire.ENGINE_ID_CHARS_MAX
 
 
 @pytest.mark.parametrize("token", [True, -1, 1 << 31, 10**30, 1.0, "7", None])

@@ -17,7 +17,7 @@ from sim.baselines import BASELINES, Following
 from sim.baselines.dynamo import Dynamo
 from sim.baselines.llmd import Llmd
 from sim.baselines.plain import PowerOfTwo
-from sim.baselines.sent import Sent
+from sim.baselines.sent import SentRequests
 from sim.baselines.sglang import CacheAware
 from sim.baselines.splitwise import Splitwise
 
@@ -152,7 +152,7 @@ def test_power_of_two_never_takes_the_busiest_of_many_and_repeats_itself() -> No
 
 
 def test_sent_matches_from_the_beginning_and_forgets_the_oldest() -> None:
-    sent, at = Sent(capacity_tokens=600), InstanceId("p0")
+    sent, at = SentRequests(capacity_tokens=600), InstanceId("p0")
     sent.add(at, wanted(300, (1, 2, 3)))
     assert sent.matched(at, wanted(300, (1, 2, 9))) == 200
     assert sent.matched(at, wanted(300, (9, 2, 3))) == 0

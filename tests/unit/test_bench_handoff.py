@@ -13,8 +13,8 @@ from bench.connectors_fleet import Seen, summary
 from bench.connectors_models import EIGHT_B, FAT, LENGTHS, TINY
 from bench.pair import Engines
 from cluster.instance import Role
-from engine.vllm.hardware import Hardware
-from engine.vllm.placement import Gpu
+from engine.vllm.hardware import EngineHardware
+from engine.vllm.placement import CudaGpu
 
 
 def test_both_parts_run_unless_one_is_named_or_flags_belong_to_one() -> None:
@@ -35,7 +35,9 @@ def test_what_no_part_knows_is_refused(words: list[str]) -> None:
 def test_without_a_gpu_the_gpu_part_says_so_and_measures_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(connectors, "find_hardware", lambda: Hardware(gpus=(), cores=(0, 1), vllm="0.32", nixl="1"))
+    monkeypatch.setattr(
+        connectors, "find_hardware", lambda: EngineHardware(gpus=(), cores=(0, 1), vllm="0.32", nixl="1")
+    )
     monkeypatch.setattr(connectors, "run", None)
     with pytest.raises(SystemExit) as ended:
         connectors.measure(gpu=True)
@@ -44,8 +46,10 @@ def test_without_a_gpu_the_gpu_part_says_so_and_measures_nothing(
 
 
 def test_engines_take_two_gpus_or_share_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    three = tuple(Gpu(id=f"{number}") for number in range(3))
-    monkeypatch.setattr(connectors, "find_hardware", lambda: Hardware(gpus=three, cores=(0,), vllm="0.32", nixl="1"))
+    three = tuple(CudaGpu(id=f"{number}") for number in range(3))
+    monkeypatch.setattr(
+        connectors, "find_hardware", lambda: EngineHardware(gpus=three, cores=(0,), vllm="0.32", nixl="1")
+    )
     assert connectors.gpus_here() == ("0", "1")
     made = connectors.engines(connectors.CONTESTANTS["tuned"], EIGHT_B, tmp_path, ("0", "1"))
     assert [made._place(number)["gpus"] for number in (0, 1)] == [("0",), ("1",)]

@@ -19,8 +19,8 @@ from loadgen.report import Targets
 from sim.baselines import BASELINES
 from sim.experiments.breakeven import Regret
 from sim.experiments.contest import splits, whole
-from sim.experiments.loads import Load, Size
-from sim.experiments.systems import Pool, Shelf
+from sim.experiments.loads import Size, UnitLoad
+from sim.experiments.systems import EqualInstances, Shelf
 from sim.experiments.tuning import Case
 
 # --- the grid ---------------------------------------------------------------------------------------------------------
@@ -55,7 +55,9 @@ def test_targets_are_multiples_of_the_slower_gpu_s_latency() -> None:
 @pytest.mark.parametrize("gpu", ["H100", "A100-80G-SXM"])
 def test_an_unloaded_latency_is_that_of_some_prompt_and_context(trace: grid.Trace, gpu: str) -> None:
     """Of which ones the grid says; that the traces' are these only a run with the traces can tell."""
-    costs = Shelf(shipped.models(), shipped.profiles()).costs(grid.MODEL, Pool(role=Role.BOTH, count=1, tp=1, gpu=gpu))
+    costs = Shelf(shipped.models(), shipped.profiles()).costs(
+        grid.MODEL, EqualInstances(role=Role.BOTH, count=1, tp=1, gpu=gpu)
+    )
     prompt, context = {
         "Azure code": (5188, 2062),
         "Azure conversation": (2734, 1260),
@@ -89,7 +91,7 @@ def test_windows_of_a_trace_are_disjoint(tmp_path: Path) -> None:
 def test_an_arrangement_says_who_does_what_on_which_gpu() -> None:
     cell = next(each for each in grid.cells() if each.fleet.name == "B")
     pools, shelf = policy_cell.pools_of(cell), Shelf(shipped.models(), shipped.profiles())
-    load = Load("x", [Arrival(at_s=0.0, input_tokens=1000, output_tokens=100)])
+    load = UnitLoad("x", [Arrival(at_s=0.0, input_tokens=1000, output_tokens=100)])
     case = Case(
         name="x",
         model=grid.MODEL,

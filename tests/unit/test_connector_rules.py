@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.wire import TRANSFER
-from decode.reads import Landings, Outcome, Reads, Source, try_to_read
-from kvtransfer.asks import Forget, Introduce, Metadata, Payload, Release, State
+from decode.reads import Landings, PullOutcome, RankSource, Reads, try_to_read
+from kvtransfer.asks import Forget, HeldState, Introduce, Metadata, Payload, ReleaseName
 from kvtransfer.asks import parse as parse_ask
-from kvtransfer.fields import Pull, held_in, name_in, pull_in, sane
+from kvtransfer.fields import PullFields, held_in, name_in, pull_in, sane
 from kvtransfer.hold_marks import CLEAR, FIELD, SLOT_BYTES, SLOTS_MAX, Slot, Slots, mark_of, slot_in
-from kvtransfer.notes import Beat, Read, with_proof
+from kvtransfer.notes import Beat, ReadNote, with_proof
 from kvtransfer.notes import parse as parse_note
 from prefill.rests import LONG_S, QUIET_S, STEP_S, Rest
 
@@ -82,7 +82,7 @@ def test_no_field_raises(value: Any) -> None:
     assert isinstance(name_in({TRANSFER: value}), str | None) and isinstance(name_in(value), str | None)
     assert sane(value) in (None, value)
     for key in ("remote_engine_id", "remote_request_id", "remote_num_tokens", "remote_block_ids", FIELD):
-        assert isinstance(pull_in({**PULL, key: value}), Pull | str)
+        assert isinstance(pull_in({**PULL, key: value}), PullFields | str)
 
 
 # --- notices ---------------------------------------------------------------------------------------------------------
@@ -90,8 +90,8 @@ def test_no_field_raises(value: Any) -> None:
 
 def test_notices_with_and_without_a_proof() -> None:
     note = b"cmpl-a:b-0-1f:2"
-    assert parse_note(note) == Read("cmpl-a:b-0-1f", 2, None)
-    assert parse_note(with_proof(note, MARK.hex())) == Read("cmpl-a:b-0-1f", 2, MARK)
+    assert parse_note(note) == ReadNote("cmpl-a:b-0-1f", 2, None)
+    assert parse_note(with_proof(note, MARK.hex())) == ReadNote("cmpl-a:b-0-1f", 2, MARK)
     assert parse_note(b"HB:a,,b") == Beat(("a", "b"))
 
 
@@ -107,7 +107,7 @@ def test_what_is_no_notice_is_none(raw: Any) -> None:
 @given(st.binary(max_size=80))
 def test_no_notice_raises(raw: bytes) -> None:
     for each in (raw, b"HB:" + raw, raw + b":1:" + MARK.hex().encode()):
-        assert isinstance(parse_note(each), Read | Beat | None)
+        assert isinstance(parse_note(each), ReadNote | Beat | None)
 
 
 # --- fields ----------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ PULL = {
 
 
 def test_a_pull_is_read() -> None:
-    assert pull_in(PULL) == Pull("e", "r", 256, 2, Slot(7, MARK))
+    assert pull_in(PULL) == PullFields("e", "r", 256, 2, Slot(7, MARK))
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def line(**told: Any) -> bytes:
 
 def test_questions() -> None:
     payload = {"rank": 1, "data": base64.b64encode(b"xyz").decode()}
-    assert parse_ask(line(ask="metadata")) == Metadata() and parse_ask(line(ask="state")) == State()
+    assert parse_ask(line(ask="metadata")) == Metadata() and parse_ask(line(ask="state")) == HeldState()
     assert parse_ask(line(ask="forget", engine_id="e")) == Forget("e")
-    assert parse_ask(line(ask="release", transfer_id="r/1@2")) == Release("r/1@2")
+    assert parse_ask(line(ask="release", transfer_id="r/1@2")) == ReleaseName("r/1@2")
     met = parse_ask(line(ask="introduce", engine_id="e", instance="p0", payloads=[payload]))
     assert met == Introduce("e", "p0", (Payload(0, 1, b"xyz"),)) and met.ranks == 2
     assert Payload(0, 1, b"xyz").object() == {"stage": 0, **payload}
@@ -203,7 +203,7 @@ def test_no_question_raises(value: Any, raw: bytes) -> None:
     assert parse_ask(raw) is not None
     for key in ("ask", "engine_id", "instance", "payloads"):
         told = {"ask": "introduce", "engine_id": "e", "instance": "p", "payloads": [value], key: value}
-        assert isinstance(parse_ask(line(**told)), str | Introduce | Metadata | State | Forget)
+        assert isinstance(parse_ask(line(**told)), str | Introduce | Metadata | HeldState | Forget)
 
 
 # --- reads to their end ----------------------------------------------------------------------------------------------
@@ -269,18 +269,18 @@ def pulls(places: int = 4, slot: bytes = MARK, **states: list[str]) -> tuple[Rea
 
 def test_a_slot_is_read_after_the_last_block_and_the_notice_sent_after_that() -> None:
     p, wire = pulls(h1=["PROC", "DONE"], h2=["PROC", "PROC", "DONE"])
-    p.add("r", ["h1", "h2"], [Source("a", 64, b"note")], MARK)
+    p.add("r", ["h1", "h2"], [RankSource("a", 64, b"note")], MARK)
     for _ in range(2):
         assert p.step() == 1 and wire.posted == [] and wire.notes == [] and p.take("r") is None
     assert p.step() == 0 and len(wire.posted) == 1 and wire.notes == [("a", b"note")]
     assert p.under_way("r")
-    assert p.take("r") == Outcome("", ("t-h1", "t-h2")) and not p.under_way("r") and p.take("r") is None
+    assert p.take("r") == PullOutcome("", ("t-h1", "t-h2")) and not p.under_way("r") and p.take("r") is None
 
 
 @pytest.mark.parametrize("slot", [CLEAR, MARK[:-1] + b"\0", bytes(reversed(MARK))])
 def test_another_mark_means_another_hold(slot: bytes) -> None:
     p, wire = pulls(slot=slot, h=["DONE"])
-    p.add("r", ["h"], [Source("a", 64, b"note")], MARK)
+    p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK)
     assert p.step() == 0
     told = p.take("r")
     assert told is not None and not told.good and not told.broken and wire.notes == [], (
@@ -292,7 +292,7 @@ def test_a_slot_that_was_not_written_to_is_no_mark() -> None:
     p, wire = pulls(h=["DONE"])
     wire.slots = {64: CLEAR}
     wire.memory[:] = MARK * 4  # of earlier reads
-    p.add("r", ["h"], [Source("a", 64, b"note")], MARK)
+    p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK)
     p.step()
     told = p.take("r")
     assert told is not None and not told.good
@@ -301,7 +301,7 @@ def test_a_slot_that_was_not_written_to_is_no_mark() -> None:
 @pytest.mark.parametrize("ends", [["ERR"], ["raise"], ["PROC", "ERR"]])
 def test_a_failed_read_is_given_back_once_nothing_reads_any_more(ends: list[str]) -> None:
     p, wire = pulls(h1=ends, h2=["PROC", "PROC", "PROC", "DONE"])
-    p.add("r", ["h1", "h2"], [Source("a", 64, b"note")], MARK)
+    p.add("r", ["h1", "h2"], [RankSource("a", 64, b"note")], MARK)
     for _ in range(3):
         assert p.step() == 1 and wire.notes == []
     assert p.step() == 0 and wire.notes == [("a", b"note")] and wire.posted == []
@@ -312,7 +312,7 @@ def test_a_failed_read_is_given_back_once_nothing_reads_any_more(ends: list[str]
 def test_a_read_that_cannot_be_given_back_may_still_write() -> None:
     p, wire = pulls(h=["ERR", "ERR", "ERR"])
     wire.keeps.add("h")
-    p.add("r", ["h"], [Source("a", 64, b"note")], MARK)
+    p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK)
     assert p.step() == 1 and p.step() == 1 and p.take("r") is None
     wire.keeps.clear()
     assert p.step() == 0 and p.take("r") is not None
@@ -321,7 +321,7 @@ def test_a_read_that_cannot_be_given_back_may_still_write() -> None:
 def test_a_read_of_whose_end_nothing_is_said_may_still_write() -> None:
     """Its peer was forgotten: NIXL gives the handle back readily, and the bytes come all the same."""
     p, wire = pulls(h=["not told", "not told", "ERR"])
-    p.add("r", ["h"], [Source("a", 64, b"note")], MARK)
+    p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK)
     assert p.step() == 1 and p.step() == 1 and wire.released == [] and p.take("r") is None
     assert p.step() == 0 and wire.released == ["h"]
     told = p.take("r")
@@ -348,23 +348,23 @@ def test_what_is_read_beside_is_waited_for_and_what_came_is_compared_last(
         assert wire.notes == [], "and P frees only after"
         return said
 
-    p.add("r", ["h"], [Source("a", 64, b"note")], MARK, beside=["beside"], wrong=wrong)
+    p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK, beside=["beside"], wrong=wrong)
     for _ in beside:
         p.step()
     told = p.take("r")
-    assert told == Outcome(because, ("t-h",)) and told.broken is broken, "of what is no block nothing is told"
+    assert told == PullOutcome(because, ("t-h",)) and told.broken is broken, "of what is no block nothing is told"
     assert asked == ([] if broken else [1]) and wire.notes == [("a", b"note")]
     assert wire.released[:2] == ["h", "beside"]
 
 
 def test_nothing_is_compared_where_the_hold_is_gone_and_what_raises_is_not_used() -> None:
     p, _ = pulls(slot=CLEAR, h=["DONE"])
-    p.add("r", ["h"], [Source("a", 64, b"note")], MARK, wrong=lambda: pytest.fail("it was asked"))
+    p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK, wrong=lambda: pytest.fail("it was asked"))
     p.step()
     told = p.take("r")
     assert told is not None and "outlive" in told.because
     p, _ = pulls(g=["DONE"])
-    p.add("r", ["g"], [Source("a", 64, b"note")], MARK, wrong=lambda: {}["memory that is gone"])
+    p.add("r", ["g"], [RankSource("a", 64, b"note")], MARK, wrong=lambda: {}["memory that is gone"])
     assert p.step() == 0
     told = p.take("r")
     assert told is not None and told.because == "the blocks could not be checked (KeyError)" and not told.broken
@@ -400,7 +400,7 @@ def test_whom_we_cannot_look_at_cannot_be_read() -> None:
 def test_all_ranks_must_vouch() -> None:
     p, wire = pulls(h=["DONE"])
     wire.slots[80] = CLEAR
-    p.add("r", ["h"], [Source("a", 64, b"note"), Source("b", 80, b"note")], MARK)
+    p.add("r", ["h"], [RankSource("a", 64, b"note"), RankSource("b", 80, b"note")], MARK)
     assert p.step() == 0
     told = p.take("r")
     assert told is not None and not told.good
@@ -409,7 +409,7 @@ def test_all_ranks_must_vouch() -> None:
 @pytest.mark.parametrize("agent", ["blind", "deaf"])
 def test_a_peer_that_is_gone(agent: str) -> None:
     p, _ = pulls(h=["DONE"])
-    p.add("r", ["h"], [Source(agent, 64, b"note"), Source("a", 80, b"note")], MARK)
+    p.add("r", ["h"], [RankSource(agent, 64, b"note"), RankSource("a", 80, b"note")], MARK)
     assert p.step() == 0
     told = p.take("r")
     assert told is not None and (told.good, told.notes_lost) == ((False, 0) if agent == "blind" else (True, 1))
@@ -419,7 +419,7 @@ def test_too_many_at_once_wait_for_a_place() -> None:
     p, wire = pulls(places=1)
     wire.states["a/64/1000/1"] = iter(["PROC", "DONE"])
     for name in ("r1", "r2"):
-        p.add(name, [], [Source("a", 64, b"note")], MARK)
+        p.add(name, [], [RankSource("a", 64, b"note")], MARK)
     assert p.step() == 2 and len(wire.posted) == 1
     assert p.step() == 0 and len(wire.posted) == 2
     assert all(told is not None and told.good for told in (p.take("r1"), p.take("r2")))

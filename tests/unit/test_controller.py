@@ -12,11 +12,11 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput import actions as do
 from goodput.budget import Budget
-from goodput.control_rules import Rules
+from goodput.control_rules import ControlRules
 from goodput.controller import CHECK_S, Controller
 from goodput.decision import Check, Checked, Pause, Resize, What
 from goodput.decisionlog import BadLine, replay
-from goodput.observation import Phase, Seen
+from goodput.observation import InstanceSeen, Phase
 
 P, D = Role.PREFILL, Role.DECODE
 
@@ -58,6 +58,7 @@ def test_steady_load_changes_no_direction() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
+@pytest.mark.timeout(3600)
 def test_steady_load_for_a_day_changes_no_direction(seed: int) -> None:
     assert len(settled(seed, 1.0 + 0.2 * seed, 24)) <= 1
 
@@ -165,7 +166,7 @@ def test_prompts_that_wait_are_looked_at_every_second() -> None:
 
 
 def test_a_check_is_asked_before_an_instance_leaves_and_may_say_no() -> None:
-    at = drive(6, 6, rules=Rules(checks=True))
+    at = drive(6, 6, rules=ControlRules(checks=True))
     at.keeps = True
     asked: list[Check] = []
 
@@ -181,11 +182,11 @@ def test_a_check_is_asked_before_an_instance_leaves_and_may_say_no() -> None:
     drains = [each for _, each in at.fleet.actions if isinstance(each, do.Drain)]
     assert len(drains) == len(asked) - 2
     assert any("a simulation of recent requests without" in each.because for each in at.decisions)
-    assert not list(replay(at.lines, Controller(pools(), {"": PROMISE}, Rules(checks=True))))
+    assert not list(replay(at.lines, Controller(pools(), {"": PROMISE}, ControlRules(checks=True))))
 
 
 def test_one_simulation_at_a_time_and_a_late_word_of_it_moves_nothing() -> None:
-    at = drive(6, 6, rules=Rules(checks=True))
+    at = drive(6, 6, rules=ControlRules(checks=True))
     asked: list[Check] = []
     at.check = asked.append
     chance = rng()
@@ -230,9 +231,9 @@ def test_what_an_operator_drains_is_not_started_again() -> None:
 
 def test_paused_dry_or_without_the_lock_it_only_says_what_it_would_do() -> None:
     for rules, paused, leads, word in (
-        (Rules(), True, True, "paused by eve"),
-        (Rules(dry=True), False, True, "dry run"),
-        (Rules(), False, False, "another controller"),
+        (ControlRules(), True, True, "paused by eve"),
+        (ControlRules(dry=True), False, True, "dry run"),
+        (ControlRules(), False, False, "another controller"),
     ):
         at = drive(rules=rules)
         at.leads = leads
@@ -295,7 +296,7 @@ def test_a_failed_instance_is_stopped() -> None:
     at = drive(2, 2)
     at.run(lambda _: 1.0, 300, rng())
     name = InstanceId("prefill-first-0")
-    at.fleet.instances[name] = Seen(id=name, pool="prefill", role=P, phase=Phase.FAILED, flips=True)
+    at.fleet.instances[name] = InstanceSeen(id=name, pool="prefill", role=P, phase=Phase.FAILED, flips=True)
     at.run(lambda _: 1.0, 60, rng(2))
     assert name not in at.fleet.instances
 

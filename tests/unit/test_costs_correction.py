@@ -15,7 +15,7 @@ from costs.correction import (
     Corrections,
     update,
 )
-from costs.step import ByKind, Kind, StepCost, Work, decoding, prompt
+from costs.step import ByKind, StepCost, StepKind, StepWork, decoding, prompt
 
 COST = StepCost(
     floor_ms=7.0,
@@ -29,7 +29,7 @@ COST = StepCost(
 PLAIN = ByKind(prefill=COST, decode=COST, mixed=COST)
 
 
-def works(chance: random.Random, count: int) -> list[Work]:
+def works(chance: random.Random, count: int) -> list[StepWork]:
     batches = [chance.randint(1, 128) for _ in range(count)]
     return [decoding(batch, batch * chance.randint(50, 12_000)) for batch in batches]
 
@@ -129,14 +129,14 @@ def test_kinds_are_learned_apart() -> None:
         learned = learned.observe(PLAIN, decoding(16, 16_000), 2 * COST.step_ms(decoding(16, 16_000)))
         learned = learned.observe(PLAIN, prompt(2000), COST.step_ms(prompt(2000)))
     now = learned.apply(PLAIN)
-    assert now.of(Kind.DECODE).step_ms(decoding(16, 16_000)) == pytest.approx(
+    assert now.of(StepKind.DECODE).step_ms(decoding(16, 16_000)) == pytest.approx(
         2 * COST.step_ms(decoding(16, 16_000)), rel=0.05
     )
-    assert now.of(Kind.PREFILL).step_ms(prompt(2000)) == pytest.approx(COST.step_ms(prompt(2000)), rel=0.01)
-    assert now.of(Kind.MIXED) is COST, "never seen, never touched"
+    assert now.of(StepKind.PREFILL).step_ms(prompt(2000)) == pytest.approx(COST.step_ms(prompt(2000)), rel=0.01)
+    assert now.of(StepKind.MIXED) is COST, "never seen, never touched"
     assert learned.samples == 400
     mixed = Corrections().observe(PLAIN, prompt(5) + decoding(1, 5), 9.0)
-    assert mixed.of(Kind.MIXED).samples == mixed.samples == 1
+    assert mixed.of(StepKind.MIXED).samples == mixed.samples == 1
 
 
 def test_it_says_what_it_learned() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from costs import shipped
-from costs.cost import Costs, Source, costs_of
+from costs.cost import Costs, CostSource, costs_of
 from costs.hardware import Dtype, gpu_named
 from costs.profile import FIRST_TOKEN_MS, KERNEL_STEP_FACTOR, Profile
 from costs.shape import ONE_GPU, Spans
-from costs.step import Work, decoding, prompt
+from costs.step import StepWork, decoding, prompt
 from costs.table import CostTable
 from costs.transfer import Link
 
@@ -34,21 +34,21 @@ def qwen(tp: int = 2, **options: object) -> Costs:
 
 def test_a_profile_of_just_this_is_trusted_most() -> None:
     costs = qwen()
-    assert costs.source is Source.PROFILE
+    assert costs.source is CostSource.PROFILE
     assert costs.because == "profile aiconfigurator/Qwen/Qwen3-32B/H200/tp2 (fit error 1.4% mean, 4.9% max)"
 
 
 def test_a_fine_tune_uses_its_base_models_profile() -> None:
     mine = costs_of(shipped.model_named("llama-3.1-8b-instruct"), gpu_named("H100"), profiles=PROFILES)
-    assert mine.source is Source.PROFILE and "Llama-3.1-8B/H100-SXM/tp1" in mine.because
+    assert mine.source is CostSource.PROFILE and "Llama-3.1-8B/H100-SXM/tp1" in mine.because
 
 
 def test_another_shape_is_carried_over() -> None:
     costs = qwen(16)
-    assert costs.source is Source.CARRIED
+    assert costs.source is CostSource.CARRIED
     assert costs.because.endswith("carried over to tp16 by the roofline")
-    assert qwen(2, kv_dtype=Dtype.FP8).source is Source.CARRIED
-    assert qwen(2, kv_dtype=Dtype.BF16).source is Source.PROFILE
+    assert qwen(2, kv_dtype=Dtype.FP8).source is CostSource.CARRIED
+    assert qwen(2, kv_dtype=Dtype.BF16).source is CostSource.PROFILE
 
 
 @pytest.mark.parametrize("profile", GRID, ids=[profile.name for profile in GRID])
@@ -63,7 +63,7 @@ def test_carrying_over_meets_the_fit_it_was_kept_from(profile: Profile) -> None:
 
 def test_without_a_profile_the_roofline_answers() -> None:
     costs = costs_of(shipped.model_named("Qwen/Qwen3-14B"), gpu_named("H100"), profiles=PROFILES)
-    assert costs.source is Source.ROOFLINE
+    assert costs.source is CostSource.ROOFLINE
     assert costs.because == ("roofline of Qwen/Qwen3-14B on H100-SXM tp1: no profile; efficiencies fitted on this GPU")
     other = costs_of(QWEN, gpu_named("MI300X"), profiles=PROFILES)
     assert other.because.endswith("efficiencies typical of GPUs")
@@ -73,7 +73,7 @@ def test_old_profiles_answer_only_by_name() -> None:
     old = next(each for each in PROFILES if each.name == "splitwise/meta-llama/Llama-2-70b-hf/H100-SXM/tp8")
     model, gpu, shape = shipped.model_named("meta-llama/Llama-2-70b-hf"), gpu_named("H100"), Spans(tp=8)
     then, now = costs_of(model, gpu, shape, only=old), costs_of(model, gpu, shape, profiles=PROFILES)
-    assert then.source is Source.PROFILE and now.source is Source.ROOFLINE
+    assert then.source is CostSource.PROFILE and now.source is CostSource.ROOFLINE
     assert then.decode_step_ms(1, 600) > 2 * now.decode_step_ms(1, 600)
     assert then.first_token_ms == 0, "measured whole: nothing to add"
 
@@ -103,7 +103,7 @@ def test_a_mixed_step_is_of_its_kind() -> None:
     assert costs.mixed_step_ms(0, 0, 8, 8000) == costs.decode_step_ms(8, 8000)
     assert costs.mixed_step_ms(4000, 100, 0, 0) == costs.prefill_ms(4000, 100)
     assert costs.mixed_step_ms(2048, 0, 8, 8000) > costs.prefill_ms(2048)
-    assert costs.step_ms(Work()) == 0
+    assert costs.step_ms(StepWork()) == 0
 
 
 def test_attention_beside_prompts_is_slower_where_that_was_measured() -> None:
@@ -116,7 +116,7 @@ def test_attention_beside_prompts_is_slower_where_that_was_measured() -> None:
     assert costs.step_ns(work) == pytest.approx(costs.step_ms(work) * 1e6, abs=3)
     assert costs.decode_step_ms(64, 64_000) == plain.step_ms(decoding(64, 64_000)), "only beside prompts"
     other = costs_of(shipped.model_named("Qwen/Qwen3-8B"), rtx, profiles=shipped.profiles())
-    assert other.source is Source.ROOFLINE
+    assert other.source is CostSource.ROOFLINE
     assert other.plain.mixed.context_ms == pytest.approx(2.3 * other.plain.decode.context_ms, rel=0.02), "of the GPU"
     h100 = qwen().plain
     assert h100.mixed.context_ms == h100.decode.context_ms, "not measured there"
@@ -147,7 +147,7 @@ def test_transfer_and_memory() -> None:
 
 def test_power() -> None:
     costs = qwen(2)
-    assert costs.power_w(Work()) == pytest.approx(2 * H200.idle_w)
+    assert costs.power_w(StepWork()) == pytest.approx(2 * H200.idle_w)
     assert costs.power_w(prompt(8000)) == pytest.approx(2 * H200.tdp_w)
     assert costs.energy_j(prompt(8000)) == pytest.approx(2 * 700 * costs.prefill_ms(8000) / 1000)
 

@@ -7,20 +7,20 @@ from costs.hardware import gpu_named
 from costs.power import energy_j, power_w, utilisation
 from costs.roofline import peaks, roofline
 from costs.shape import Spans
-from costs.step import Work, decoding, prompt
+from costs.step import StepWork, decoding, prompt
 
 LLAMA, A100 = shipped.model_named("meta-llama/Llama-3.1-70B"), gpu_named("A100")
 SHAPE = Spans(tp=4)
 PEAK, COST = peaks(LLAMA, A100, SHAPE), roofline(LLAMA, A100, SHAPE)
 
 
-def watts(work: Work) -> float:
+def watts(work: StepWork) -> float:
     return power_w(A100, *utilisation(PEAK, work, COST.step_ms(work)))
 
 
 def test_idle() -> None:
     assert power_w(A100, 0.0, 0.0) == A100.idle_w == 60
-    assert utilisation(PEAK, Work(), 0.0) == (0.0, 0.0)
+    assert utilisation(PEAK, StepWork(), 0.0) == (0.0, 0.0)
 
 
 def test_prompts_reach_the_tdp_and_generation_does_not() -> None:

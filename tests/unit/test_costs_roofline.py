@@ -15,7 +15,7 @@ from costs.hardware import GPUS, Dtype, gpu_named
 from costs.profile import Profile
 from costs.roofline import EFFICIENCY, TYPICAL, efficiency_of, peaks, roofline
 from costs.shape import Spans
-from costs.step import Work, decoding, prompt
+from costs.step import StepWork, decoding, prompt
 
 WORKS = {
     "prefill 256": prompt(256),
@@ -163,7 +163,7 @@ def test_the_least_times_say_why() -> None:
 def test_a_short_prompt_still_waits_for_the_weights() -> None:
     one = least(LLAMA, H100, Spans())
     assert one.ttft_ms == pytest.approx(15.0e9 / 3.35e12 * 1e3, rel=0.01)
-    assert least_step_ms(LLAMA, H100, Spans(), Work()) == 0
+    assert least_step_ms(LLAMA, H100, Spans(), StepWork()) == 0
 
 
 def test_what_does_not_fit_says_why() -> None:

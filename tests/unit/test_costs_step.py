@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from costs.step import KNEE_TOKENS, ByKind, Kind, StepCost, Work, decoding, kind_of, prompt
+from costs.step import KNEE_TOKENS, ByKind, StepCost, StepKind, StepWork, decoding, kind_of, prompt
 
 COST = StepCost(
     floor_ms=8.0,
@@ -68,13 +68,13 @@ def test_a_mixture_reads_the_experts_that_its_tokens_visit() -> None:
 
 
 def test_nothing_to_do_takes_no_time() -> None:
-    assert COST.step_ms(Work()) == 0
+    assert COST.step_ms(StepWork()) == 0
 
 
 def test_kinds() -> None:
-    assert kind_of(prompt(5)) is Kind.PREFILL
-    assert kind_of(decoding(5, 5)) is Kind.DECODE
-    assert kind_of(prompt(5) + decoding(5, 5)) is Kind.MIXED
+    assert kind_of(prompt(5)) is StepKind.PREFILL
+    assert kind_of(decoding(5, 5)) is StepKind.DECODE
+    assert kind_of(prompt(5) + decoding(5, 5)) is StepKind.MIXED
     other = COST.scaled(2, 2)
     by = ByKind(prefill=COST, decode=other, mixed=COST)
     assert by.step_ms(decoding(5, 50)) == pytest.approx(2 * COST.step_ms(decoding(5, 50)))

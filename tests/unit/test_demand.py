@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cluster.credits import OTHERS, PLACES_BYTES_MAX, TENANTS_MAX, Demand, largest
+from cluster.credits import OTHERS, PLACES_BYTES_MAX, TENANTS_MAX, TenantDemand, largest
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, Kind, decode, encode
+from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, MemberKind, decode, encode
 from engine.agent.grants import RouterSays, concerning
 from router.core.journey import Choose
 from router.core.values import Wanted
@@ -42,8 +42,8 @@ def test_demand_is_what_runs_and_what_waits_by_tenant() -> None:
     (first,) = arrive(here, "acme", 1)
     arrive(here, "bolt", 3)
     assert demands(here) == (
-        Demand(role=Role.DECODE, model="m", places=2, tenants={"bolt": (3, 1.0), "acme": (1, 3.0)}),
-        Demand(role=Role.PREFILL, model="m", places=8, tenants={"bolt": (3, 1.0), "acme": (1, 3.0)}),
+        TenantDemand(role=Role.DECODE, model="m", places=2, tenants={"bolt": (3, 1.0), "acme": (1, 3.0)}),
+        TenantDemand(role=Role.PREFILL, model="m", places=8, tenants={"bolt": (3, 1.0), "acme": (1, 3.0)}),
     )
     here.leg_ended(InstanceId("p"))
     here.finish(first, 0.0)
@@ -74,9 +74,9 @@ def test_legs_at_a_large_fleet_are_told_in_turns_and_fit_an_announcement() -> No
     assert all(sum(len(name) + ENTRY_BYTES for name in said) <= PLACES_BYTES_MAX for said in turns)
     assert set().union(*turns) == set(goes_by)
     tenants = {f"{number:02}" + "ä" * 31: (10**6, 1234.5) for number in range(TENANTS_MAX + 1)}
-    pools = tuple(Demand(role=Role.DECODE, model="m" * 256, places=10**6, tenants=tenants) for _ in range(8))
+    pools = tuple(TenantDemand(role=Role.DECODE, model="m" * 256, places=10**6, tenants=tenants) for _ in range(8))
     beat = Heartbeat(
-        id=InstanceId("router-1"), agent="a", kind=Kind.ROUTER, url="http://r", legs=turns[0], demand=pools
+        id=InstanceId("router-1"), agent="a", kind=MemberKind.ROUTER, url="http://r", legs=turns[0], demand=pools
     )
     assert len(encode(beat)) <= HEARTBEAT_BYTES_MAX
     assert decode(encode(beat)) == (beat, "")
@@ -84,12 +84,17 @@ def test_legs_at_a_large_fleet_are_told_in_turns_and_fit_an_announcement() -> No
 
 def test_an_instance_hears_what_concerns_it() -> None:
     pools = (
-        Demand(role=Role.PREFILL, model="m", places=10, tenants={"acme": (5, 3.0)}),
-        Demand(role=Role.DECODE, model="m", places=20, tenants={"acme": (5, 3.0), "bolt": (40, 1.0)}),
-        Demand(role=Role.DECODE, model="other", places=20, tenants={"cave": (9, 1.0)}),
+        TenantDemand(role=Role.PREFILL, model="m", places=10, tenants={"acme": (5, 3.0)}),
+        TenantDemand(role=Role.DECODE, model="m", places=20, tenants={"acme": (5, 3.0), "bolt": (40, 1.0)}),
+        TenantDemand(role=Role.DECODE, model="other", places=20, tenants={"cave": (9, 1.0)}),
     )
     beat = Heartbeat(
-        id=InstanceId("router-1"), agent="a", kind=Kind.ROUTER, url="http://r", legs={"d": (7, 3, 12)}, demand=pools
+        id=InstanceId("router-1"),
+        agent="a",
+        kind=MemberKind.ROUTER,
+        url="http://r",
+        legs={"d": (7, 3, 12)},
+        demand=pools,
     )
     heard = concerning(beat, "d", Role.DECODE, ["m"])
     assert heard == RouterSays(
@@ -104,7 +109,7 @@ def test_demand_of_another_kind_than_announced_is_refused() -> None:
     good = encode(Heartbeat(id=InstanceId("r"), agent="a", url="http://r", legs={"d": (1, 1, 1)}))
     for bad in (b'{"d":[1,1]}', b'{"d":[-1,1,1]}', b'{"a b":[1,1,1]}'):
         assert decode(good.replace(b'{"d":[1,1,1]}', bad))[0] is None
-    pools = (Demand(role=Role.DECODE, model="m", places=1, tenants={"a": (1, 1.0)}),)
+    pools = (TenantDemand(role=Role.DECODE, model="m", places=1, tenants={"a": (1, 1.0)}),)
     told = encode(Heartbeat(id=InstanceId("r"), agent="a", url="http://r", demand=pools))
     for bad in (b'{"a":[1,0]}', b'{"a":[-1,1]}', b'{"a\\n":[1,1]}'):
         assert decode(told.replace(b'{"a":[1,1.0]}', bad))[0] is None
@@ -113,7 +118,7 @@ def test_demand_of_another_kind_than_announced_is_refused() -> None:
 def test_an_instance_kept_for_some_hears_what_these_want() -> None:
     """Others' demand is no reason to let its places lie idle at the routers that have theirs."""
     tenants = {"acme": (5, 3.0), "bolt": (40, 1.0), OTHERS: (9, 1.0)}
-    pools = (Demand(role=Role.DECODE, model="m", places=20, tenants=tenants),)
-    beat = Heartbeat(id=InstanceId("r"), agent="a", kind=Kind.ROUTER, url="http://r", legs={}, demand=pools)
+    pools = (TenantDemand(role=Role.DECODE, model="m", places=20, tenants=tenants),)
+    beat = Heartbeat(id=InstanceId("r"), agent="a", kind=MemberKind.ROUTER, url="http://r", legs={}, demand=pools)
     assert concerning(beat, "d", Role.DECODE, ["m"], ("acme", "cave")).wants == {"acme": 0.25}
     assert set(concerning(beat, "d", Role.DECODE, ["m"]).wants) == {"acme", "bolt", OTHERS}

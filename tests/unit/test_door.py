@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvtransfer import door as d
-from kvtransfer.asks import Ask, Forget, Introduce, Metadata, State
+from kvtransfer.asks import Ask, Forget, HeldState, Introduce, Metadata
 
 pytestmark = pytest.mark.sockets
 
@@ -52,7 +52,7 @@ def test_the_kernels_word_on_the_user_is_taken(engine: Engine, monkeypatch: pyte
     monkeypatch.setattr(d, "_user_of", lambda _client: os.getuid() + 1)
     with pytest.raises((OSError, ValueError)):
         d.ask(engine.door.path, {"ask": "state"})
-    assert engine.asked == [State()]
+    assert engine.asked == [HeldState()]
 
 
 def test_a_folder_that_is_open_to_others_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.http.doors import CLIENTS_MAX, IDLE_S, REFUSALS_MAX, SPARE, Doors, Place, guests_of
+from router.http.doors import CLIENTS_MAX, IDLE_S, REFUSALS_MAX, SPARE, ConnectionPlace, Doors, guests_of
 
 
 class Guest:
@@ -21,13 +21,13 @@ def test_the_one_that_is_idle_for_longest_makes_room() -> None:
     doors = Doors(3)
     guests = [Guest() for _ in range(3)]
     for at, each in enumerate(guests):
-        assert doors.enter(each, at) is Place.TAKEN
+        assert doors.enter(each, at) is ConnectionPlace.TAKEN
     doors.busy(guests[0])
     new = Guest()
-    assert doors.enter(new, 10.0) is Place.TAKEN
+    assert doors.enter(new, 10.0) is ConnectionPlace.TAKEN
     assert [each.left for each in guests] == [False, True, False]
     doors.idles(guests[0], 10.5)
-    assert doors.enter(Guest(), 11.0) is Place.TAKEN
+    assert doors.enter(Guest(), 11.0) is ConnectionPlace.TAKEN
     assert [each.left for each in guests] == [False, True, True]
     assert not new.left
     assert (doors.closed, doors.refused, len(doors.guests)) == (2, 0, 3)
@@ -37,10 +37,10 @@ def test_one_that_has_just_come_is_not_taken_for_idle() -> None:
     doors = Doors(1)
     first, late = Guest(), Guest()
     doors.enter(first, 0.0)
-    assert doors.enter(late, IDLE_S / 2) is Place.REFUSAL
+    assert doors.enter(late, IDLE_S / 2) is ConnectionPlace.REFUSAL
     assert not first.left
     doors.leave(late)
-    assert doors.enter(Guest(), IDLE_S) is Place.TAKEN
+    assert doors.enter(Guest(), IDLE_S) is ConnectionPlace.TAKEN
     assert first.left
 
 
@@ -48,7 +48,7 @@ def test_one_with_a_request_under_way_stays() -> None:
     doors = Doors(1)
     at_work = Guest(idle=False)
     doors.enter(at_work, 0.0)
-    assert doors.enter(Guest(), 5.0) is Place.REFUSAL
+    assert doors.enter(Guest(), 5.0) is ConnectionPlace.REFUSAL
     assert not at_work.left
 
 
@@ -56,7 +56,7 @@ def test_refusals_are_bounded_too() -> None:
     doors = Doors(1)
     doors.enter(Guest(idle=False), 0.0)
     places = [doors.enter(Guest(), 0.0) for _ in range(REFUSALS_MAX + 2)]
-    assert places == [Place.REFUSAL] * REFUSALS_MAX + [Place.NONE] * 2
+    assert places == [ConnectionPlace.REFUSAL] * REFUSALS_MAX + [ConnectionPlace.NONE] * 2
     assert doors.refused == len(places)
 
 
@@ -66,7 +66,7 @@ def test_one_that_has_left_is_forgotten() -> None:
     doors.enter(gone, 0.0)
     doors.leave(gone)
     doors.idles(gone, 1.0)
-    assert doors.enter(Guest(), 9.0) is Place.TAKEN
+    assert doors.enter(Guest(), 9.0) is ConnectionPlace.TAKEN
     assert not gone.left
     assert not doors.closed
 

@@ -10,18 +10,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from router.core.slo import seen_in
-from router.telemetry.finished import SHAPES_MAX, TOGETHER, Finished
+from router.telemetry.finished import SHAPES_MAX, TOGETHER, FinishedRequests
 from router.telemetry.histograms import Times
 from router.telemetry.rolling import KINDS, SLOT_S, RollingStatistics
-from router.telemetry.timing import EngineTimes, Stage, Timeline
+from router.telemetry.timing import EngineTimes, RequestTimeline, Stage
 
 BOUNDS = (0.005, 0.05, 0.5)
 
 
-def through(chance: Random, *, stream: bool = True) -> Timeline:
+def through(chance: Random, *, stream: bool = True) -> RequestTimeline:
     """Some request's way, to its end."""
     now = 100 * chance.random()
-    line = Timeline(now, stream=stream)
+    line = RequestTimeline(now, stream=stream)
 
     def enter(stage: str) -> float:
         nonlocal now
@@ -66,7 +66,7 @@ def test_as_one_by_one(count: int) -> None:
     chance = Random(count)
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     times, single, lately, lone = Times(ours, BOUNDS), Times(theirs, BOUNDS), RollingStatistics(), RollingStatistics()
-    finished = Finished(times, lately)
+    finished = FinishedRequests(times, lately)
     for _ in range(count):
         stream = chance.random() < 0.9
         line, tokens = through(chance, stream=stream), chance.choice([None, 1, 2, 50])
@@ -85,7 +85,7 @@ def test_as_one_by_one(count: int) -> None:
 
 def test_each_is_counted_in_its_own_time() -> None:
     lately = RollingStatistics()
-    finished = Finished(Times(CollectorRegistry(), BOUNDS), lately)
+    finished = FinishedRequests(Times(CollectorRegistry(), BOUNDS), lately)
     for at in range(4):
         finished.add(at * SLOT_S, through(Random(at)), None)
     assert [slot["ended"] for slot in lately.told(3 * SLOT_S)["history"][-4:]] == [1, 1, 1, 1]
@@ -93,9 +93,9 @@ def test_each_is_counted_in_its_own_time() -> None:
 
 def test_rows_of_stages_are_not_remembered_for_ever() -> None:
     lately = RollingStatistics()
-    finished = Finished(Times(CollectorRegistry(), BOUNDS), lately)
+    finished = FinishedRequests(Times(CollectorRegistry(), BOUNDS), lately)
     for stages in range(SHAPES_MAX + 2):
-        line = Timeline(0.0, stream=True)
+        line = RequestTimeline(0.0, stream=True)
         for at in range(stages):
             line.enter(Stage.CREDIT, float(at))
         line.end(float(stages))

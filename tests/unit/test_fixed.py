@@ -6,24 +6,24 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput.actions import Action, Start, Stop
 from goodput.decision import Act, Observed, Pause
-from goodput.fixed import AGAIN_S, Fixed
-from goodput.observation import Observation, Phase, Seen
+from goodput.fixed import AGAIN_S, FixedPools
+from goodput.observation import InstanceSeen, Observation, Phase
 
 
 def seen(*phases: Phase, leads: bool = True, known: bool = True) -> Observed:
     instances = tuple(
-        Seen(id=InstanceId(f"decode-{number}"), pool="decode", role=Role.DECODE, phase=phase)
+        InstanceSeen(id=InstanceId(f"decode-{number}"), pool="decode", role=Role.DECODE, phase=phase)
         for number, phase in enumerate(phases)
     )
     return Observed(Observation(at_s=0.0, routers=(), instances=instances if known else None, leads=leads))
 
 
-def acts(machine: Fixed, event: Observed | Pause, now: float) -> list[Action]:
+def acts(machine: FixedPools, event: Observed | Pause, now: float) -> list[Action]:
     return [effect.action for effect in machine.handle(event, now) if isinstance(effect, Act)]
 
 
 def test_what_is_missing_is_started_once() -> None:
-    machine = Fixed({"decode": 3})
+    machine = FixedPools({"decode": 3})
     found = acts(machine, seen(Phase.READY), 100.0)
     assert len(found) == 2
     assert all(isinstance(each, Start) for each in found)
@@ -33,7 +33,7 @@ def test_what_is_missing_is_started_once() -> None:
 
 
 def test_one_that_failed_is_stopped_and_replaced() -> None:
-    machine = Fixed({"decode": 2})
+    machine = FixedPools({"decode": 2})
     first, second = acts(machine, seen(Phase.READY, Phase.FAILED), 100.0)
     assert isinstance(first, Stop)
     assert first.instance == "decode-1"
@@ -41,11 +41,11 @@ def test_one_that_failed_is_stopped_and_replaced() -> None:
 
 
 def test_more_than_the_file_says_is_left_alone() -> None:
-    assert acts(Fixed({"decode": 1}), seen(Phase.READY, Phase.READY), 100.0) == []
+    assert acts(FixedPools({"decode": 1}), seen(Phase.READY, Phase.READY), 100.0) == []
 
 
 def test_the_unknown_the_follower_and_the_paused_do_nothing() -> None:
-    machine = Fixed({"decode": 3})
+    machine = FixedPools({"decode": 3})
     assert acts(machine, seen(known=False), 100.0) == []
     assert acts(machine, seen(leads=False), 100.0) == []
     acts(machine, Pause(paused=True), 100.0)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from cluster.flow import OTHERS, SERIES_MAX
 from cluster.ids import InstanceId
-from cluster.registry.membership import Heartbeat, Kind, decode, encode
+from cluster.registry.membership import Heartbeat, MemberKind, decode, encode
 from goodput.sketch import bucket_of
 from router.core.slo import LEFT, MET, SHED
 from router.core.values import Wanted
 from router.scheduler.demand import backlog
 from router.scheduler.scheduler import SchedulingContext
-from router.telemetry.flow import Flow
+from router.telemetry.flow import RouterFlow
 
 
 def test_arrivals_and_ends_are_counted_apart() -> None:
-    flow = Flow()
+    flow = RouterFlow()
     for tokens in (10, 1000, 1000):
         flow.arrived("m", "chat", tokens)
     flow.prefilled("m", "chat", 1000, 300)
@@ -29,7 +29,7 @@ def test_arrivals_and_ends_are_counted_apart() -> None:
 
 
 def test_a_client_that_left_is_over_and_neither_met_nor_missed() -> None:
-    flow = Flow()
+    flow = RouterFlow()
     flow.arrived("m", "chat", 10)
     flow.ended("m", "chat", 3, LEFT, late_first=False)
     (told,) = flow.told()
@@ -37,7 +37,7 @@ def test_a_client_that_left_is_over_and_neither_met_nor_missed() -> None:
 
 
 def test_counters_never_shrink_however_many_models_there_are() -> None:
-    flow = Flow()
+    flow = RouterFlow()
     for number in range(3 * SERIES_MAX):
         flow.arrived(f"m{number}", "", 1)
     first = {(each.model, each.slo_class): each.arrivals for each in flow.told()}
@@ -61,12 +61,12 @@ def test_the_backlog_says_how_many_wait_and_since_when() -> None:
 
 
 def test_an_announcement_of_all_of_it_can_be_read_and_has_room() -> None:
-    flow = Flow()
+    flow = RouterFlow()
     for number in range(2 * SERIES_MAX):
         for power in range(21):
             flow.arrived(f"{'model' * 10}{number}", "interactive", 2**power)
             flow.ended(f"{'model' * 10}{number}", "interactive", 2**power, MET, late_first=False)
-    beat = Heartbeat(id=InstanceId("r"), agent="a", kind=Kind.ROUTER, url="http://h:1", counted=flow.told())
+    beat = Heartbeat(id=InstanceId("r"), agent="a", kind=MemberKind.ROUTER, url="http://h:1", counted=flow.told())
     payload = encode(beat)
     read, fault = decode(payload)
     assert not fault

@@ -16,7 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 from cluster.errors import ApiError
 from cluster.http.headers import Headers
 from router.http.doors import REFUSALS_MAX, Doors
-from router.http.front import Connection, Front
+from router.http.front import ClientConnection, Front
 from router.http.outlet import Outlet
 from router.http.uploads import Uploads
 
@@ -113,7 +113,7 @@ def front_of(answers: Answers, **settings: Any) -> Front:
     return Front(answers, no_cold, **given)
 
 
-def connected(front: Front, *sent: bytes) -> tuple[Connection, Line]:
+def connected(front: Front, *sent: bytes) -> tuple[ClientConnection, Line]:
     line, connection = Line(), front.connect()
     connection.connection_made(cast("asyncio.Transport", line))
     for each in sent:
@@ -129,12 +129,12 @@ def alive() -> Counter[str]:
     return Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith(ours))
 
 
-def _upload(client: tuple[Connection, Line]) -> None:
+def _upload(client: tuple[ClientConnection, Line]) -> None:
     client[0].data_received(HEAD + b"Content-Length: 100000\r\n\r\n" + b"x" * 5000)
     client[0].data_received(b"x" * 5000)
 
 
-ENDS: dict[str, Callable[[tuple[Connection, Line]], None]] = {
+ENDS: dict[str, Callable[[tuple[ClientConnection, Line]], None]] = {
     "broken off within its head": lambda client: client[0].data_received(HEAD),
     "broken off within its body": _upload,
     "broken off within chunks": lambda client: client[0].data_received(CHUNKED + b"fff\r\nabc"),
@@ -154,7 +154,7 @@ ENDS: dict[str, Callable[[tuple[Connection, Line]], None]] = {
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 async def test_a_request_that_has_ended_is_gone_without_the_collector(
-    end: Callable[[tuple[Connection, Line]], None],
+    end: Callable[[tuple[ClientConnection, Line]], None],
 ) -> None:
     answers = Answers()
     front = front_of(answers)

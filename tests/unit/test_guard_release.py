@@ -14,7 +14,7 @@ from support.tickets import FLEET, signed
 from cluster import wire
 from cluster.ids import InstanceId, RequestId, TransferId
 from kvtransfer import guard as g
-from kvtransfer.asks import Ask, Release
+from kvtransfer.asks import Ask, ReleaseName
 from kvtransfer.door import Door
 from kvtransfer.keys import FILE_VARIABLE, instance_text
 
@@ -76,7 +76,7 @@ async def test_a_ticketed_release_is_asked_at_the_door(
     door: Path, asked: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await post(ticketed(), door, tmp_path, monkeypatch) == (200, {"ok": True})
-    assert asked == [Release("req-1/2@5")]
+    assert asked == [ReleaseName("req-1/2@5")]
 
 
 @pytest.mark.parametrize("body", [wire.release_by_name(ID), {}, {"transfer_id": "req-1/2@5"}, []])

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtransfer.hold_marks import CLEAR, Slot, Slots
-from kvtransfer.notes import Beat, Read
+from kvtransfer.notes import Beat, ReadNote
 from kvtransfer.rows import rows
 from prefill.holds import REMEMBER_S, REMEMBERED_MAX, Holds
-from prefill.leases import HOLD_S_MAX, Leases, Terms, terms
+from prefill.leases import HOLD_S_MAX, Leases, LeaseTerms, terms
 from prefill.orders import Orders
-from prefill.table import LEASES, LEGS, Act, Cause, Lease, Leg
+from prefill.table import LEASES, LEGS, HoldAct, HoldCause, LegState, RankHold
 
 KEY = b"k" * 32
-TERMS = Terms(lease=30.0, extension=20.0, longest=300.0)
+TERMS = LeaseTerms(lease=30.0, extension=20.0, longest=300.0)
 
 
 def holds(count: int = 4) -> Holds:
@@ -39,32 +39,32 @@ class Rank:
 
 def test_a_lease_ends_by_clearing_its_slot_before_anything_is_reported() -> None:
     for state, cause, row in rows(LEASES):
-        if row.state in {Lease.OVER, Lease.READ_EARLY} and state is not Lease.READ_EARLY:
-            assert row.acts[0] is Act.CLEAR, f"{state} by {cause}"
-        if Act.REPORT in row.acts:
-            assert row.acts == (Act.CLEAR, Act.REPORT)
+        if row.state in {RankHold.OVER, RankHold.READ_EARLY} and state is not RankHold.READ_EARLY:
+            assert row.acts[0] is HoldAct.CLEAR, f"{state} by {cause}"
+        if HoldAct.REPORT in row.acts:
+            assert row.acts == (HoldAct.CLEAR, HoldAct.REPORT)
 
 
 def test_each_hold_is_reported_once() -> None:
     """vLLM's scheduler asserts that it knows the request: a second report would end the engine."""
-    after = {row.state for _, _, row in rows(LEASES) if Act.REPORT in row.acts}
+    after = {row.state for _, _, row in rows(LEASES) if HoldAct.REPORT in row.acts}
     for state in after:
-        assert not [row for row in LEASES.get(state, {}).values() if Act.REPORT in row.acts]
+        assert not [row for row in LEASES.get(state, {}).values() if HoldAct.REPORT in row.acts]
 
 
 def test_held_blocks_are_freed_by_the_ranks_reports_alone() -> None:
     for state, cause, row in rows(LEGS):
-        if row.state is Leg.OVER:
-            assert row.acts[-1] is Act.FREE
-            assert (cause is Cause.REPORTED) == (state in {Leg.HELD, Leg.RELEASED})
-    assert {state for state, _, row in rows(LEGS) if row.state is Leg.HELD} == {Leg.COMPUTING}
+        if row.state is LegState.OVER:
+            assert row.acts[-1] is HoldAct.FREE
+            assert (cause is HoldCause.REPORTED) == (state in {LegState.HELD, LegState.RELEASED})
+    assert {state for state, _, row in rows(LEGS) if row.state is LegState.HELD} == {LegState.COMPUTING}
 
 
 def test_every_state_is_reached_and_every_state_ends() -> None:
-    for table, first, end in ((LEGS, Leg.COMPUTING, Leg.OVER), (LEASES, Lease.MARKED, Lease.OVER)):
+    for table, first, end in ((LEGS, LegState.COMPUTING, LegState.OVER), (LEASES, RankHold.MARKED, RankHold.OVER)):
         reached = {first} | {row.state for _, _, row in rows(table)}  # type: ignore[arg-type]
         assert reached == {*table, end} == set(type(first))
-    assert Cause.TIME_UP in LEASES[Lease.KEPT], "whatever consumers do"
+    assert HoldCause.TIME_UP in LEASES[RankHold.KEPT], "whatever consumers do"
 
 
 # --- the engine's view -----------------------------------------------------------------------------------------------
@@ -194,17 +194,17 @@ def test_a_slot_that_another_leg_takes_in_the_same_step_keeps_its_mark() -> None
 
 def test_a_hold_ends_when_all_its_readers_have_read(kept: tuple[Holds, Rank, Slot]) -> None:
     _, rank, slot = kept
-    rank.leases.heard("d0", Read("r", 2, slot.mark), 1.0)
-    rank.leases.heard("d0", Read("r", 2, slot.mark), 1.0)
+    rank.leases.heard("d0", ReadNote("r", 2, slot.mark), 1.0)
+    rank.leases.heard("d0", ReadNote("r", 2, slot.mark), 1.0)
     assert rank.marked(slot) and not rank.leases.take_reports(), "the same rank twice is one reader"
-    rank.leases.heard("d1", Read("r", 2, slot.mark), 2.0)
+    rank.leases.heard("d1", ReadNote("r", 2, slot.mark), 2.0)
     assert not rank.marked(slot) and rank.leases.take_reports() == ["r"] and len(rank.leases) == 0
 
 
 @pytest.mark.parametrize("mark", [None, CLEAR, bytes(range(16))])
 def test_who_was_not_told_of_a_hold_cannot_end_it(kept: tuple[Holds, Rank, Slot], mark: bytes | None) -> None:
     _, rank, slot = kept
-    for note in (Read("r", 1, mark), Read("other", 1, slot.mark), None):
+    for note in (ReadNote("r", 1, mark), ReadNote("other", 1, slot.mark), None):
         rank.leases.heard("d", note, 1.0)
     assert rank.marked(slot) and not rank.leases.take_reports() and rank.leases.counts["notices ignored"] == 3
 
@@ -215,7 +215,7 @@ def test_a_hold_without_a_slot_is_ended_by_its_lease_or_its_name_alone() -> None
         h.begin(request, request, 0.0)
         h.filled(request)
     rank.leases.step(h.take_orders(), 0.0)
-    rank.leases.heard("d", Read("b", 1, None), 1.0)
+    rank.leases.heard("d", ReadNote("b", 1, None), 1.0)
     h.release("c", 1.0)
     rank.leases.step(h.take_orders(), 1.0)
     assert rank.leases.take_reports() == ["c"]
@@ -230,7 +230,7 @@ def test_a_reader_that_is_faster_than_the_engine_ends_the_hold_once() -> None:
     h.filled("r")
     assert slot is not None
     for _ in range(2):
-        rank.leases.heard("d", Read("r", 1, slot.mark), 1.0)
+        rank.leases.heard("d", ReadNote("r", 1, slot.mark), 1.0)
     assert rank.leases.take_reports() == ["r"] and not rank.marked(slot)
     h.reported("r")
     rank.leases.step(h.take_orders(), 2.0)
@@ -251,7 +251,7 @@ def test_a_lease_is_extended_by_heartbeats_but_not_for_ever(kept: tuple[Holds, R
 
 def test_what_is_given_up_after_its_end_is_too_late(kept: tuple[Holds, Rank, Slot]) -> None:
     h, rank, slot = kept
-    rank.leases.heard("d", Read("r", 1, slot.mark), 1.0)
+    rank.leases.heard("d", ReadNote("r", 1, slot.mark), 1.0)
     h.release("name", 1.0)
     rank.leases.step(h.take_orders(), 1.0)
     assert rank.leases.take_reports() == ["r"] and rank.leases.counts["released too late"] == 1
@@ -260,4 +260,4 @@ def test_what_is_given_up_after_its_end_is_too_late(kept: tuple[Holds, Rank, Slo
 def test_terms_are_vllms_in_any_unit() -> None:
     assert terms(30) == TERMS
     assert terms(600).longest == 600 and terms(3).longest == HOLD_S_MAX
-    assert terms(30, 1e9) == Terms(30e9, 20e9, 300e9)
+    assert terms(30, 1e9) == LeaseTerms(30e9, 20e9, 300e9)

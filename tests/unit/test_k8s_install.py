@@ -13,7 +13,7 @@ import yaml
 
 from baton.cli import main
 from k8s.crd import read_resource
-from k8s.plan import Desired, Images, Limits, Observed, plan
+from k8s.plan import Desired, Images, ObservedCluster, PlanLimits, plan
 from k8s.plan.install import operator_objects
 from k8s.plan.rights import RIGHTS, rules
 
@@ -58,7 +58,9 @@ def test_an_example_is_right_and_makes_a_cluster(path: Path) -> None:
     (thing,) = documents(path)
     read = read_resource(thing)
     assert read.problems == ()
-    actions = plan(Desired(resource=read, images=Images(engine="e", router="r", redis="d")), Observed(), Limits(), 0.0)
+    actions = plan(
+        Desired(resource=read, images=Images(engine="e", router="r", redis="d")), ObservedCluster(), PlanLimits(), 0.0
+    )
     assert len(actions) >= 14
 
 

@@ -12,12 +12,24 @@ from support.k8s_objects import SMALL, applied, conditions, desired, manifests, 
 from cluster.ids import InstanceId
 from k8s.crd.names import LABEL_KEYS, LABEL_REVISION
 from k8s.operator.secrets import access, keys_in
-from k8s.plan import Apply, Delete, Derive, Desired, Generate, KeyStage, Limits, Observed, Rekey, plan, status
+from k8s.plan import (
+    Apply,
+    Delete,
+    Derive,
+    Desired,
+    Generate,
+    KeyStage,
+    ObservedCluster,
+    PlanLimits,
+    Rekey,
+    plan,
+    status,
+)
 from kvtransfer.keys import instance_key, read_instance
 from kvtransfer.seal import read_identity
 
 FLEET = ("Secret", "chat-ticket-keys")
-LIMITS = Limits(keys_s=100.0)
+LIMITS = PlanLimits(keys_s=100.0)
 
 
 def text(secret: Any, key: str = "tickets") -> str:
@@ -68,7 +80,7 @@ def test_an_instances_keys_follow_from_the_fleets() -> None:
 def test_no_key_stands_in_an_action_or_a_pod() -> None:
     wanted = desired()
     made = manifests()
-    actions = plan(wanted, settled(wanted), LIMITS, 0.0) + plan(wanted, Observed(), LIMITS, 0.0)
+    actions = plan(wanted, settled(wanted), LIMITS, 0.0) + plan(wanted, ObservedCluster(), LIMITS, 0.0)
     seen = str(actions) + str([each for (kind, _), each in made.items() if kind != "Secret"])
     for (kind, _), each in made.items():
         for value in each["data"].values() if kind == "Secret" else ():
@@ -127,7 +139,7 @@ def test_keys_go_with_their_instance() -> None:
     assert [each.name for each in actions if isinstance(each, Delete)] == ["chat-decode-7-keys"]
 
 
-def without_fleet(there: Observed) -> Observed:
+def without_fleet(there: ObservedCluster) -> ObservedCluster:
     return dataclasses.replace(there, objects=tuple(each for each in there.objects if key_of(each) != FLEET))
 
 
@@ -152,16 +164,16 @@ def test_lost_keys_are_told_and_never_made_anew_by_themselves() -> None:
     )
 
 
-def younger(there: Observed, when: str) -> Observed:
+def younger(there: ObservedCluster, when: str) -> ObservedCluster:
     pods = tuple({**pod, "metadata": {**pod["metadata"], "creationTimestamp": when}} for pod in there.pods)
     return dataclasses.replace(there, pods=pods)
 
 
-def fleet_of(there: Observed) -> Any:
+def fleet_of(there: ObservedCluster) -> Any:
     return next(each for each in there.objects if key_of(each) == FLEET)
 
 
-def step(wanted: Desired, there: Observed, now: float) -> tuple[list[KeyStage], Observed]:
+def step(wanted: Desired, there: ObservedCluster, now: float) -> tuple[list[KeyStage], ObservedCluster]:
     """The rekeying of one plan, and what is there after it; instances' workloads stay as they are."""
     actions = [each for each in plan(wanted, there, LIMITS, now) if isinstance(each, Rekey | Derive)]
     objects = applied(actions, there.objects, of=wanted)
@@ -171,7 +183,7 @@ def step(wanted: Desired, there: Observed, now: float) -> tuple[list[KeyStage], 
     return [each.stage for each in actions if isinstance(each, Rekey)], then
 
 
-def starts(wanted: Desired, there: Observed, now: float) -> list[str]:
+def starts(wanted: Desired, there: ObservedCluster, now: float) -> list[str]:
     actions = plan(wanted, there, LIMITS, now)
     made = [each.manifest for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "Deployment"]
     live = {key_of(each) for each in there.objects}

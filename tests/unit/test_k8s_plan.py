@@ -20,8 +20,8 @@ from k8s.plan import (
     Derive,
     Desired,
     Drain,
-    Limits,
-    Observed,
+    ObservedCluster,
+    PlanLimits,
     limits_of,
     plan,
     pool_status,
@@ -72,16 +72,16 @@ def test_every_child_is_owned_and_labelled() -> None:
 
 def test_what_was_planned_and_carried_out_leaves_nothing_to_do() -> None:
     wanted = desired()
-    assert plan(wanted, settled(wanted), Limits(), 100.0) == ()
+    assert plan(wanted, settled(wanted), PlanLimits(), 100.0) == ()
 
 
 def test_an_action_lost_is_planned_again() -> None:
     """An operator that was killed after any of its actions goes on with the others."""
     wanted = desired()
-    whole = plan(wanted, Observed(), Limits(), 0.0)
+    whole = plan(wanted, ObservedCluster(), PlanLimits(), 0.0)
     for at in range(len(whole) + 1):
         there = applied(whole[:at])
-        rest = plan(wanted, Observed(objects=there), Limits(), 0.0)
+        rest = plan(wanted, ObservedCluster(objects=there), PlanLimits(), 0.0)
         assert {str(each) for each in applied(rest, there)} == {str(each) for each in applied(whole)}
 
 
@@ -100,7 +100,7 @@ def changed(change: str) -> tuple[Desired, tuple[Any, ...]]:
         case "pools":
             pools["decode"]["max"] = 6
     after = desired(spec)
-    return after, plan(after, settled(before), Limits(), 1.0)
+    return after, plan(after, settled(before), PlanLimits(), 1.0)
 
 
 def test_promises_change_without_a_new_engine() -> None:
@@ -151,7 +151,9 @@ def test_a_batonpool_decides_within_the_bounds_and_touches_no_template() -> None
     wanted = desired()
     there = settled(wanted)
     before = {each["metadata"]["name"]: each for each in there.objects}
-    actions = plan(wanted, Observed(objects=there.objects, pods=there.pods, external={"decode": 9}), Limits(), 1.0)
+    actions = plan(
+        wanted, ObservedCluster(objects=there.objects, pods=there.pods, external={"decode": 9}), PlanLimits(), 1.0
+    )
     names = [each.manifest["metadata"]["name"] for each in actions if isinstance(each, Apply)]
     assert names == ["chat-decode", "chat-decode-1", "chat-decode-2", "chat-decode-3"]
     revision = before["chat-decode-0"]["metadata"]["labels"][LABEL_REVISION]
@@ -164,17 +166,17 @@ def test_a_batonpool_decides_within_the_bounds_and_touches_no_template() -> None
 def test_the_size_is_remembered_by_a_child() -> None:
     wanted = desired()
     there = settled(wanted)
-    scaled = Observed(objects=there.objects, pods=there.pods, advised={"decode": 3})
-    objects = applied(plan(wanted, scaled, Limits(), 1.0), there.objects)
-    alone = plan(wanted, Observed(objects=objects, pods=there.pods), Limits(), 2.0)
+    scaled = ObservedCluster(objects=there.objects, pods=there.pods, advised={"decode": 3})
+    objects = applied(plan(wanted, scaled, PlanLimits(), 1.0), there.objects)
+    alone = plan(wanted, ObservedCluster(objects=objects, pods=there.pods), PlanLimits(), 2.0)
     assert alone == ()
 
 
 def test_a_foreign_object_of_a_wanted_name_is_left_alone() -> None:
     wanted = desired()
     theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat"}, "spec": {}}
-    observed = Observed(objects=(theirs,))
-    actions = plan(wanted, observed, Limits(), 0.0)
+    observed = ObservedCluster(objects=(theirs,))
+    actions = plan(wanted, observed, PlanLimits(), 0.0)
     assert not [
         each
         for each in actions
@@ -194,9 +196,9 @@ def test_a_hand_in_a_child_is_undone_and_what_others_add_stays() -> None:
     service = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Service", "chat"))
     service["spec"]["clusterIP"] = "10.0.0.1"
     service["metadata"]["labels"]["theirs"] = "1"
-    assert plan(wanted, Observed(objects=objects, pods=there.pods), Limits(), 1.0) == ()
+    assert plan(wanted, ObservedCluster(objects=objects, pods=there.pods), PlanLimits(), 1.0) == ()
     service["spec"]["ports"][0]["port"] = 81
-    (action,) = plan(wanted, Observed(objects=objects, pods=there.pods), Limits(), 1.0)
+    (action,) = plan(wanted, ObservedCluster(objects=objects, pods=there.pods), PlanLimits(), 1.0)
     assert isinstance(action, Apply)
     assert action.because == "it is not as it was applied"
 
@@ -204,16 +206,16 @@ def test_a_hand_in_a_child_is_undone_and_what_others_add_stays() -> None:
 def test_what_is_not_wanted_any_more_is_deleted_with_its_uid() -> None:
     with_monitor = desired({**SMALL, "kubernetes": {"pod_monitor": True}})
     there = settled(with_monitor)
-    (action,) = plan(desired(), Observed(objects=there.objects, pods=there.pods), Limits(), 1.0)
+    (action,) = plan(desired(), ObservedCluster(objects=there.objects, pods=there.pods), PlanLimits(), 1.0)
     assert isinstance(action, Delete)
     assert (action.kind, action.name) == ("PodMonitor", "chat")
 
 
 def test_paused_wrong_or_deleted_resources_are_left_alone() -> None:
-    assert plan(desired({**SMALL, "kubernetes": {"paused": True}}), Observed(), Limits(), 0.0) == ()
-    assert plan(desired({"models": []}), Observed(), Limits(), 0.0) == ()
+    assert plan(desired({**SMALL, "kubernetes": {"paused": True}}), ObservedCluster(), PlanLimits(), 0.0) == ()
+    assert plan(desired({"models": []}), ObservedCluster(), PlanLimits(), 0.0) == ()
     gone = resource() | {"metadata": {**resource()["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
-    assert plan(Desired(resource=read_resource(gone), images=IMAGES), Observed(), Limits(), 0.0) == ()
+    assert plan(Desired(resource=read_resource(gone), images=IMAGES), ObservedCluster(), PlanLimits(), 0.0) == ()
 
 
 def test_an_instance_over_nodes_is_a_leader_worker_set() -> None:
@@ -223,9 +225,9 @@ def test_an_instance_over_nodes_is_a_leader_worker_set() -> None:
     container = made["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
     without = desired(spec, kinds=frozenset())
-    actions = plan(without, Observed(), Limits(), 0.0)
+    actions = plan(without, ObservedCluster(), PlanLimits(), 0.0)
     assert not [each for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "LeaderWorkerSet"]
-    said = conditions(status(without, Observed(), actions, 0.0, {}))
+    said = conditions(status(without, ObservedCluster(), actions, 0.0, {}))
     assert said["Degraded"]["reason"] == "KindMissing"
     assert "LeaderWorkerSet" in said["Degraded"]["message"]
 
@@ -298,7 +300,7 @@ def test_status_is_made_anew_and_keeps_its_times() -> None:
 
 def test_a_wrong_spec_is_a_condition_that_names_the_field() -> None:
     wrong = desired({"models": [{"name": "m", "pools": {"decode": {"min": 3, "max": 2}}}]})
-    said = conditions(status(wrong, Observed(), (), 0.0, {}))
+    said = conditions(status(wrong, ObservedCluster(), (), 0.0, {}))
     assert said["Degraded"]["reason"] == "InvalidSpec"
     assert "models[0].pools.decode.max" in said["Degraded"]["message"]
 
@@ -355,7 +357,9 @@ def loading(pods: tuple[Any, ...], name: str, took_s: float) -> tuple[Any, ...]:
 def test_a_start_is_slow_by_what_its_pool_took_and_changes_no_revision() -> None:
     wanted = desired({"models": [{"name": "m", "pools": {"prefill": {}, "decode": {"min": 2}}}]})
     there = settled(wanted)
-    observed = Observed(objects=there.objects, pods=loading(there.pods, "chat-decode-1", 90.0), known=there.known)
+    observed = ObservedCluster(
+        objects=there.objects, pods=loading(there.pods, "chat-decode-1", 90.0), known=there.known
+    )
 
     def said(after_s: float) -> dict[str, Any]:
         return conditions(status(wanted, observed, (), STARTED_AT + after_s, {}))["Degraded"]
@@ -365,9 +369,9 @@ def test_a_start_is_slow_by_what_its_pool_took_and_changes_no_revision() -> None
     assert said(190.0)["message"].startswith(
         "chat-decode-1 has been loading for 190 s, others of its pool took at most 90 s"
     )
-    assert not [each for each in plan(wanted, observed, Limits(), STARTED_AT + 190.0) if isinstance(each, Apply)]
+    assert not [each for each in plan(wanted, observed, PlanLimits(), STARTED_AT + 190.0) if isinstance(each, Apply)]
     alone = loading(there.pods, "chat-prefill-0", 90.0)
-    observed = Observed(objects=there.objects, pods=alone, known=there.known)
+    observed = ObservedCluster(objects=there.objects, pods=alone, known=there.known)
     assert said(9999.0)["reason"] == "Healthy", "nothing is known of its pool: the probe alone judges"
 
 
@@ -381,10 +385,10 @@ def test_instances_and_the_registry_are_owned_by_what_routers_own() -> None:
         for each in there.objects
     )
     routers = tuple({"metadata": {"name": f"chat-router-{each}", "uid": f"u-{each}", "labels": {}}} for each in "ab")
-    observed = Observed(objects=objects, pods=there.pods, routers=routers, known=there.known)
+    observed = ObservedCluster(objects=objects, pods=there.pods, routers=routers, known=there.known)
     made = {
         (each.manifest["kind"], each.manifest["metadata"]["name"]): each.manifest["metadata"]["ownerReferences"]
-        for each in plan(wanted, observed, Limits(), 0.0)
+        for each in plan(wanted, observed, PlanLimits(), 0.0)
         if isinstance(each, Apply)
     }
     assert [each["kind"] for each in made.pop(("ConfigMap", "chat-order"))] == ["BatonCluster", "Pod", "Pod"]
@@ -406,7 +410,7 @@ def test_pods_that_are_refused_are_as_good_as_no_node() -> None:
         for each in there.objects
     )
     pods = tuple(each for each in there.pods if "decode" not in each["metadata"]["name"])
-    observed = Observed(objects=objects, pods=pods, known=there.known)
+    observed = ObservedCluster(objects=objects, pods=pods, known=there.known)
     (found,) = (each for each in instances(observed, "u-1") if each.name == "chat-decode-0")
     assert found.unschedulable_since == STARTED_AT
     fact = conditions(status(wanted, observed, (), 0.0, {}))["Degraded"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtransfer.span import Span, pull_span
-from kvtransfer.timers import Alarms, Memory
+from kvtransfer.timers import Alarms, TimedKeys
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,7 +90,7 @@ def test_alarms_are_a_dictionary_of_times(changes: list[tuple[int, int]]) -> Non
 
 
 def test_memory_forgets_by_time_and_refuses_by_size() -> None:
-    memory: Memory[str] = Memory(2)
+    memory: TimedKeys[str] = TimedKeys(2)
     assert memory.remember("a", 5.0, now=0.0)
     assert memory.remember("b", 9.0, now=0.0)
     assert not memory.remember("c", 9.0, now=4.9)
@@ -158,6 +158,6 @@ def test_the_connector_and_the_twin_are_written_on_the_same_rules() -> None:
     connector = rules_of("engine/vllm/connector/scheduler.py", "engine/vllm/connector/worker.py")
     twin = rules_of("engine/twin/holds.py", "engine/twin/pulls.py")
     same = {"prefill.holds.Holds", "prefill.leases.Leases", "prefill.leases.terms", "decode.pulls.Pulls",
-            "decode.pulls.worth_pulling", "decode.peers.Peers"}  # fmt: skip
+            "decode.pulls.worth_pulling", "decode.peers.ProducerPeers"}  # fmt: skip
     assert same <= connector & twin
     assert "decode.reads.Reads" in connector and "decode.reads.PullAtRank" in twin, "which `Reads` follows"

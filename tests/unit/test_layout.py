@@ -6,7 +6,7 @@ import pytest
 
 from kvtransfer.layout import (
     Grid,
-    Shard,
+    HeadShard,
     Tensor,
     copies,
     grids,
@@ -38,7 +38,7 @@ def test_pieces_are_numbered_grid_by_grid() -> None:
     assert list(parts(2, 100, 1)) == [(0, 1), (1, 2)], "a block is never cut"
 
 
-def rank_memory(shard: Shard, head_bytes: int, blocks: int) -> bytearray:
+def rank_memory(shard: HeadShard, head_bytes: int, blocks: int) -> bytearray:
     """Every byte says which head it is of: block, outer, head."""
     out = bytearray()
     for block in range(blocks):
@@ -55,12 +55,12 @@ def test_every_rank_gets_its_heads_from_any_sharding(heads: int, outer: int) -> 
     sizes = [tp for tp in (1, 2, 4, 16) if heads % tp == 0 or tp % heads == 0]
     for ours_tp, theirs_tp in ((a, b) for a in sizes for b in sizes):
         for rank in range(ours_tp):
-            ours = Shard(ours_tp, rank, heads, outer)
+            ours = HeadShard(ours_tp, rank, heads, outer)
             want = rank_memory(ours, 3, blocks=4)
             got = bytearray(len(want))
             size = len(want) // 4
             for number in sources(ours, theirs_tp):
-                theirs = Shard(theirs_tp, number, heads, outer)
+                theirs = HeadShard(theirs_tp, number, heads, outer)
                 memory = rank_memory(theirs, 3, blocks=4)
                 other = Tensor(0, their_block_bytes(ours, theirs, size), 4)
                 here, there = grids([Tensor(0, size, 4)], [other], ours, theirs)
@@ -71,20 +71,24 @@ def test_every_rank_gets_its_heads_from_any_sharding(heads: int, outer: int) -> 
 
 
 def test_equal_shards_share_whole_blocks() -> None:
-    assert shared(Shard(2, 1, 8, 2), Shard(2, 1, 8, 2), 96) == ((0, 0, 96),)
-    assert len(shared(Shard(1, 0, 8, 2), Shard(2, 1, 8, 2), 96)) == 2, "K and V are apart"
-    spread = [sources(Shard(8, rank, 2), 4)[0] for rank in range(8)]
+    assert shared(HeadShard(2, 1, 8, 2), HeadShard(2, 1, 8, 2), 96) == ((0, 0, 96),)
+    assert len(shared(HeadShard(1, 0, 8, 2), HeadShard(2, 1, 8, 2), 96)) == 2, "K and V are apart"
+    spread = [sources(HeadShard(8, rank, 2), 4)[0] for rank in range(8)]
     assert sorted(set(spread)) == [0, 1, 2, 3], "replicas of a head share the readers"
 
 
 @pytest.mark.parametrize("wrong", [{"tp": 3, "heads": 8}, {"rank": 1}, {"heads": 0}, {"outer": 0}])
 def test_impossible_shards(wrong) -> None:
     with pytest.raises(ValueError):
-        Shard(**wrong)
+        HeadShard(**wrong)
 
 
 def test_memory_of_another_shape_is_refused() -> None:
     ours = [Tensor(0, 64, 4)]
-    for theirs, shard in (([], Shard()), ([Tensor(0, 128, 4)], Shard()), ([Tensor(0, 64, 4)], Shard(heads=2))):
+    for theirs, shard in (
+        ([], HeadShard()),
+        ([Tensor(0, 128, 4)], HeadShard()),
+        ([Tensor(0, 64, 4)], HeadShard(heads=2)),
+    ):
         with pytest.raises(ValueError):
-            grids(ours, theirs, Shard(), shard)
+            grids(ours, theirs, HeadShard(), shard)

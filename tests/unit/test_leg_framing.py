@@ -8,7 +8,7 @@ import random
 import pytest
 
 from cluster.http.pool import Pool
-from router.http.legs import Leg, Legs
+from router.http.legs import EngineLeg, Legs
 from router.http.upstream import EngineLost
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -67,7 +67,7 @@ def chunk(data: bytes) -> bytes:
 def fed(legs: Legs, pieces: list[bytes]) -> Heard:
     """What a listener hears of these bytes."""
     heard, pool = Heard(), Pool("http://engine", legs.connection)
-    leg = Leg(legs, pool, (b"",), heard, once=False, silence_s=0.0)
+    leg = EngineLeg(legs, pool, (b"",), heard, once=False, silence_s=0.0)
     connection = legs.connection(pool)
     connection.connection_made(Transport())
     leg.ride(connection)

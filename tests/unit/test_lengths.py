@@ -14,8 +14,8 @@ from router.predict.answer_lengths import (
     LEVELS,
     PRIOR_P50,
     PRIOR_P90,
+    AnswerLengths,
     Features,
-    Lengths,
     Predictor,
     cues_of,
 )
@@ -152,7 +152,7 @@ def test_late_answers_do_not_make_calibration_swing() -> None:
 
 def test_quantiles_do_not_cross_however_they_are_shifted() -> None:
     below = Predictor().predict(ASKED)._below
-    found = Lengths(ASKED, below, (3.0, -3.0, -4.0))
+    found = AnswerLengths(ASKED, below, (3.0, -3.0, -4.0))
     assert found.served == tuple(sorted(found.served))
     quantiles = [found.quantile(at / 200) for at in range(1, 200)]
     assert quantiles == sorted(quantiles)

@@ -10,7 +10,7 @@ import pytest
 
 from baton.cli import main
 from loadgen.arrival import Arrival
-from loadgen.compare import Difference, compare
+from loadgen.compare import QuantityDifference, compare
 from loadgen.record import Record, Timings, line_of, record_of
 from loadgen.report import Targets
 
@@ -31,7 +31,7 @@ def load(
     return records
 
 
-def by_name(a: list[Record], b: list[Record]) -> dict[str, Difference]:
+def by_name(a: list[Record], b: list[Record]) -> dict[str, QuantityDifference]:
     found = compare(a, b, Targets(ttft_ms=200))
     return {each.name: each for each in found.differences}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.faults import Action, Asks, BadAction, Timeline, read, read_lines
+from loadgen.faults import Action, Asks, BadAction, FaultTimeline, read, read_lines
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_file_names_its_line_and_is_put_in_order() -> None:
 
 @given(st.lists(st.floats(0, 1000), max_size=20), st.lists(st.floats(0, 1200), max_size=20))
 def test_each_action_comes_once_and_not_before_its_moment(moments: list[float], looks: list[float]) -> None:
-    timeline = Timeline(Action(at_s=at, do="kill", target=str(number)) for number, at in enumerate(moments))
+    timeline = FaultTimeline(Action(at_s=at, do="kill", target=str(number)) for number, at in enumerate(moments))
     seen: list[str] = []
     for now in sorted(looks):
         for action in timeline.handle(now):

@@ -146,8 +146,8 @@ def test_bodies() -> None:
 
 
 def test_made_load_shares_prefixes_by_group() -> None:
-    found = list(islice(made(arrivals.constant(1), lengths.Fixed(100), lengths.Fixed(9), np.random.default_rng(0),
-                             prefix_tokens=80, prefix_groups=2), 50))  # fmt: skip
+    found = list(islice(made(arrivals.constant(1), lengths.FixedLength(100), lengths.FixedLength(9),
+                             np.random.default_rng(0), prefix_tokens=80, prefix_groups=2), 50))  # fmt: skip
     assert {each.prefix for each in found} == {(0,), (1,)}
     assert summary_of(found).shared == pytest.approx(48 * 80 / 5000)
 

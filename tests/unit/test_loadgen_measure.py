@@ -12,11 +12,11 @@ from costs.fit import DecodeRow, PrefillRow, fit_decode, fit_prefill
 from costs.step import KNEE_TOKENS, StepCost
 from costs.ticks import Ticks
 from engine.twin import events as ev
-from engine.twin.config import Config
+from engine.twin.config import TwinConfig
 from loadgen.arrival import Arrival
 from loadgen.measure import (
     KV_SHARE,
-    Limits,
+    EngineLimits,
     Point,
     PrefillSeconds,
     Prompt,
@@ -46,11 +46,11 @@ COST = StepCost(
     crowd_ms=0.05,
     crowd_from=16,
 )
-CONFIG = Config(max_num_batched_tokens=4096, num_blocks=12_000, max_model_len=16_384)
-LIMITS = Limits(prompt_tokens=4096, context_tokens=16_384, batch=64, kv_tokens=16 * 12_000)
+CONFIG = TwinConfig(max_num_batched_tokens=4096, num_blocks=12_000, max_model_len=16_384)
+LIMITS = EngineLimits(prompt_tokens=4096, context_tokens=16_384, batch=64, kv_tokens=16 * 12_000)
 
 
-def records(point: Point, config: Config = CONFIG, cost: StepCost = COST) -> list[Record]:
+def records(point: Point, config: TwinConfig = CONFIG, cost: StepCost = COST) -> list[Record]:
     """What a sender would record of this point, on a twin's clock; prompts go one at a time."""
     costs = Ticks.of(cost)
     world = World({"engine": config}, costs)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def test_the_way_is_what_our_clock_has_more_than_the_engines() -> None:
 @pytest.mark.parametrize("kv", [None, 4_000, 1_000_000])
 @pytest.mark.parametrize("batch", [1, 5, 256])
 def test_points_stay_within_limits(prompt_tokens: int, kv: int | None, batch: int) -> None:
-    limits = Limits(prompt_tokens=prompt_tokens, context_tokens=8194, batch=batch, kv_tokens=kv)
+    limits = EngineLimits(prompt_tokens=prompt_tokens, context_tokens=8194, batch=batch, kv_tokens=kv)
     assert too_short(limits) is None
     wanted = points(limits)
     prompts = [each for each in wanted if isinstance(each, Prompt)]
@@ -159,7 +159,7 @@ def test_points_stay_within_limits(prompt_tokens: int, kv: int | None, batch: in
 
 
 def test_a_short_context_is_said() -> None:
-    found = too_short(Limits(prompt_tokens=1500, context_tokens=1502, batch=64))
+    found = too_short(EngineLimits(prompt_tokens=1500, context_tokens=1502, batch=64))
     assert found is not None
     assert "1,500" in found
     assert "1,613" in found

@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.arrival import Arrival
 from loadgen.record import INTERRUPTED, Record, Timings, line_of, record_of
-from loadgen.report import Run, Targets, as_json, report_of
+from loadgen.report import LoadRun, Targets, as_json, report_of
 from loadgen.traces import FORMATS, detect
 
 
@@ -26,13 +26,13 @@ def record(at_s: float = 0.0, first: float = 0.1, gaps: tuple[float, ...] = (0.0
 
 
 def test_no_load_is_a_report() -> None:
-    report = report_of([], Run(planned=0), Targets(ttft_ms=100))
+    report = report_of([], LoadRun(planned=0), Targets(ttft_ms=100))
     assert (report.sent, report.attainment, report.ttft_ms.p99, report.completed_rate) == (0, None, None, None)
     assert as_json(report)["ttft_ms"]["count"] == 0
 
 
 def test_one_request_is_a_report() -> None:
-    report = report_of([record()], Run(planned=1, elapsed_s=0.2), Targets(ttft_ms=100), [0.02, 0.02])
+    report = report_of([record()], LoadRun(planned=1, elapsed_s=0.2), Targets(ttft_ms=100), [0.02, 0.02])
     assert report.ttft_ms.p50 == report.ttft_ms.p99 == pytest.approx(100)
     assert report.tt2t_ms.mean == report.tpot_ms.mean == report.itl_ms.mean == pytest.approx(20)
     assert report.e2e_ms.mean == pytest.approx(140)
@@ -42,20 +42,20 @@ def test_one_request_is_a_report() -> None:
 
 
 def test_one_failed_request_is_a_report() -> None:
-    report = report_of([record(error="timeout", detail="slow")], Run(), Targets(ttft_ms=1000))
+    report = report_of([record(error="timeout", detail="slow")], LoadRun(), Targets(ttft_ms=1000))
     assert (report.completed, report.failed, report.attainment, report.ttft_ms.count) == (0, 1, 0.0, 0)
     assert report.errors[0].example == "slow"
 
 
 def test_percentiles_are_numpys() -> None:
     firsts = [0.01 * at for at in range(1, 101)]
-    report = report_of([record(at, first) for at, first in enumerate(firsts)], Run())
+    report = report_of([record(at, first) for at, first in enumerate(firsts)], LoadRun())
     assert report.ttft_ms.p90 == pytest.approx(np.percentile(firsts, 90) * 1000)
     assert report.offered_rate == pytest.approx(1.0)
 
 
 def test_waiting_counts_from_the_intended_moment() -> None:
-    report = report_of([record(at_s=1, first=2.0, late_s=1.5)], Run())
+    report = report_of([record(at_s=1, first=2.0, late_s=1.5)], LoadRun())
     assert report.ttft_ms.mean == pytest.approx(2000)
     assert report.ttft_sent_ms.mean == pytest.approx(500)
     assert report.late_ms.p99 == pytest.approx(1500)
@@ -72,7 +72,7 @@ def test_attainment_is_of_all_arrivals() -> None:
         record(error=INTERRUPTED),
     ]
     targets = Targets(ttft_ms=500, tt2t_ms=100, tpot_ms=100)
-    report = report_of(records, Run(planned=9, stopped=True), targets)
+    report = report_of(records, LoadRun(planned=9, stopped=True), targets)
     assert (report.attained, report.attainment) == (1, 0.2)
     assert (report.sent, report.completed, report.failed, report.shed, report.interrupted) == (6, 3, 2, 1, 1)
     assert {kind.kind: kind.count for kind in report.errors} == {"shed": 1, "http_500": 1}
@@ -80,32 +80,32 @@ def test_attainment_is_of_all_arrivals() -> None:
 
 
 def test_an_answer_of_one_token_has_no_second_to_miss() -> None:
-    report = report_of([record(gaps=())], Run(), Targets(tt2t_ms=1, tpot_ms=1))
+    report = report_of([record(gaps=())], LoadRun(), Targets(tt2t_ms=1, tpot_ms=1))
     assert report.attainment == 1.0
     assert report.tpot_ms.count == 0
 
 
 def test_a_whole_answer_without_tokens_misses_its_first() -> None:
     empty = record_of(0, Arrival(0, 1, 1), Timings(0, None, 1, array("d")))
-    assert report_of([empty], Run(), Targets(ttft_ms=10_000)).attainment == 0.0
+    assert report_of([empty], LoadRun(), Targets(ttft_ms=10_000)).attainment == 0.0
 
 
 def test_usage_counts_before_chunks() -> None:
-    report = report_of([record(completion_tokens=5, prompt_tokens=12)], Run())
+    report = report_of([record(completion_tokens=5, prompt_tokens=12)], LoadRun())
     assert (report.output_tokens, report.input_tokens) == (5, 12)
     assert report.tpot_ms.mean == pytest.approx(10)
     assert report.prompt_tokens_off == pytest.approx(0.2)
-    assert report_of([record(completion_tokens=2)], Run()).short_answers == 1
+    assert report_of([record(completion_tokens=2)], LoadRun()).short_answers == 1
 
 
 def test_held_back_is_said_and_is_not_lateness() -> None:
-    report = report_of([record(late_s=0.09, held_back=True)], Run(held_back=1))
+    report = report_of([record(late_s=0.09, held_back=True)], LoadRun(held_back=1))
     assert report.late_ms.count == 0
     assert any("1 requests were held back by --max-concurrency" in note for note in report.notes)
 
 
 def test_a_busy_sender_is_said() -> None:
-    assert any("95% of a core" in note for note in report_of([record()], Run(elapsed_s=1, cpu_s=0.95)).notes)
+    assert any("95% of a core" in note for note in report_of([record()], LoadRun(elapsed_s=1, cpu_s=0.95)).notes)
 
 
 def test_records_are_replayed_as_they_arrived() -> None:

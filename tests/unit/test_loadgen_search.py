@@ -16,13 +16,13 @@ from loadgen.search import (
     WINDOW,
     Aim,
     Bisection,
-    Finished,
     Limit,
     RunTrial,
     Search,
-    Stop,
-    Tick,
+    SearchFinished,
+    StopSearch,
     TrialDone,
+    TrialTick,
     Try,
     held_at,
     interval,
@@ -57,10 +57,10 @@ def made(trial: RunTrial, holds: bool, counted: int = 100, attained: int = 0, la
     return Try(repeat=trial.repeat, rate=trial.rate, holds=holds, counted=counted, attained=attained, sender_late=late)
 
 
-def searched(search: Search, answer: Callable[[RunTrial], Try], trials_max: int = 500) -> Finished:
+def searched(search: Search, answer: Callable[[RunTrial], Try], trials_max: int = 500) -> SearchFinished:
     (effect,) = search.start(0.0)
     for now in range(trials_max):
-        if isinstance(effect, Finished):
+        if isinstance(effect, SearchFinished):
             return effect
         (effect,) = search.handle(TrialDone(answer(effect)), float(now))
     raise AssertionError(f"no end after {trials_max} trials")
@@ -172,12 +172,12 @@ def test_time_that_runs_out_leaves_what_is_known() -> None:
     search = Search(Aim(attainment=SHARE, seconds_max=30))
     assert search.next_wakeup() is None or search.start(5.0)
     assert search.next_wakeup() == 35.0
-    assert search.handle(Tick(), 34.9) == ()
-    (found,) = search.handle(Tick(), 35.0)
-    assert isinstance(found, Finished)
+    assert search.handle(TrialTick(), 34.9) == ()
+    (found,) = search.handle(TrialTick(), 35.0)
+    assert isinstance(found, SearchFinished)
     assert (found.limit, found.rate, found.low, found.confidence) == (Limit.BUDGET, None, None, None)
     assert search.next_wakeup() is None
-    assert search.handle(Stop(), 36.0) == ()
+    assert search.handle(StopSearch(), 36.0) == ()
 
     search, now = Search(Aim(attainment=SHARE, seconds_max=60)), 0.0
     (effect,) = search.start(now)
@@ -193,8 +193,8 @@ def test_time_that_runs_out_leaves_what_is_known() -> None:
 def test_a_search_that_is_stopped_says_so() -> None:
     search = Search(Aim(attainment=SHARE))
     search.start(0.0)
-    (found,) = search.handle(Stop(), 1.0)
-    assert isinstance(found, Finished) and found.limit is Limit.STOPPED
+    (found,) = search.handle(StopSearch(), 1.0)
+    assert isinstance(found, SearchFinished) and found.limit is Limit.STOPPED
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from loadgen.body import Asking, turn_body
-from loadgen.lengths import Fixed, Uniform
-from loadgen.sessions import FAILED_WAIT_S, Answered, Due, Plan, Sessions, Turn, think_of
+from loadgen.lengths import FixedLength, Uniform
+from loadgen.sessions import FAILED_WAIT_S, Due, SessionPlan, Sessions, Turn, TurnAnswered, think_of
 
 
 def talks(**more: object) -> Sessions:
-    plan = {"sessions": 2, "turns": 3, "think": think_of("1"), "inputs": Fixed(8), "outputs": Fixed(4)}
-    return Sessions(Plan(**{**plan, **more}))  # type: ignore[arg-type]
+    plan = {"sessions": 2, "turns": 3, "think": think_of("1"), "inputs": FixedLength(8), "outputs": FixedLength(4)}
+    return Sessions(SessionPlan(**{**plan, **more}))  # type: ignore[arg-type]
 
 
-def answered(turn: Turn, text: str = " yes", *, well: bool = True) -> Answered:
-    return Answered(turn, text, turn.arrival.input_tokens + 4, well=well)
+def answered(turn: Turn, text: str = " yes", *, well: bool = True) -> TurnAnswered:
+    return TurnAnswered(turn, text, turn.arrival.input_tokens + 4, well=well)
 
 
 def run(sessions: Sessions, answer_s: float, *, well: bool = True) -> list[Turn]:

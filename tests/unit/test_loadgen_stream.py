@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.stream import TAIL_BYTES, Answered, Tally
+from loadgen.stream import TAIL_BYTES, StreamContent, Tally
 
 
 def event(found: Any) -> bytes:
@@ -29,7 +29,7 @@ def usage(completion: int, prompt: int = 5) -> bytes:
 DONE = event(b"[DONE]")
 
 
-def read(*pieces: bytes) -> Answered:
+def read(*pieces: bytes) -> StreamContent:
     tally = Tally()
     for at, piece in enumerate(pieces):
         tally.feed(piece, float(at))

@@ -12,11 +12,11 @@ from cluster.instance import Load, Role
 from cluster.registry.membership import (
     EPOCH_ZERO_S,
     HEARTBEAT_BYTES_MAX,
+    ChangeKind,
     Heartbeat,
-    Kind,
+    MemberKind,
     Membership,
-    State,
-    What,
+    MemberState,
     decode,
     duration,
     encode,
@@ -29,7 +29,7 @@ TTL = 6.0
 def beat(agent: str = "alfa", *, epoch: int = 1, seq: int = 0, **more: Any) -> Heartbeat:
     """A heartbeat of prefill-0, unless told otherwise."""
     fields: dict[str, Any] = {"id": "prefill-0", "where": f"host-{agent}:7", "url": "http://10.0.0.1:8100"}
-    return Heartbeat(agent=agent, epoch=epoch, seq=seq, **{"state": State.READY, **fields, **more})
+    return Heartbeat(agent=agent, epoch=epoch, seq=seq, **{"state": MemberState.READY, **fields, **more})
 
 
 def fold(membership: Membership, now: float, *beats: Heartbeat, wall: float | None = None) -> list[tuple[str, str]]:
@@ -58,15 +58,15 @@ def test_a_member_joins_beats_and_says_goodbye() -> None:
     assert fold(membership, 1.0, beat(seq=2, load=Load(running=3))) == []  # load alone is no news
     (member,) = membership.snapshot()
     assert (member.beat.load.running, member.heard_at, member.joined_at) == (3, 1.0, 0.0)
-    assert fold(membership, 2.0, beat(seq=3, state=State.GONE)) == [("left", "prefill-0")]
+    assert fold(membership, 2.0, beat(seq=3, state=MemberState.GONE)) == [("left", "prefill-0")]
     assert len(membership.snapshot()) == 0
-    assert fold(membership, 2.5, beat(seq=3, state=State.GONE)) == []  # it stands there for a while
+    assert fold(membership, 2.5, beat(seq=3, state=MemberState.GONE)) == []  # it stands there for a while
 
 
 def test_what_changed_is_said() -> None:
     membership = Membership(TTL)
     fold(membership, 0.0, beat(seq=1))
-    line = because(membership, 1.0, beat(seq=2, state=State.DRAINING, detail="SIGTERM"))
+    line = because(membership, 1.0, beat(seq=2, state=MemberState.DRAINING, detail="SIGTERM"))
     assert line == "prefill-0: ready → draining (SIGTERM)"
     assert not membership.snapshot().members[0].takes_work
     line = because(membership, 2.0, beat(epoch=2, seq=3, role=Role.PREFILL, models=({"id": "tiny"},), shape={"tp": 2}))
@@ -94,7 +94,7 @@ def test_an_agent_that_is_heard_again_says_so() -> None:
 
 
 def test_kinds_describe_themselves() -> None:
-    router = beat(id="router-1", kind=Kind.ROUTER, url="http://10.0.0.9:8000")
+    router = beat(id="router-1", kind=MemberKind.ROUTER, url="http://10.0.0.9:8000")
     membership = Membership(TTL)
     fold(membership, 0.0, router)
     assert membership.snapshot().members[0].instance.url == "http://10.0.0.9:8000"
@@ -104,7 +104,7 @@ def test_snapshots_are_frozen_and_sorted() -> None:
     membership = Membership(TTL)
     fold(membership, 0.0, beat("bravo", id="b"), beat("alfa", id="a"))
     before = membership.snapshot()
-    fold(membership, 1.0, beat("bravo", id="b", seq=1, state=State.GONE))
+    fold(membership, 1.0, beat("bravo", id="b", seq=1, state=MemberState.GONE))
     assert [member.id for member in before] == ["a", "b"]
     assert [member.id for member in membership.snapshot()] == ["a"]
     assert before.get("b") is not None and before.get("c") is None
@@ -138,28 +138,28 @@ def test_a_free_name_is_taken_over(goodbye: bool) -> None:
     membership = Membership(TTL)
     fold(membership, 0.0, beat("alfa", epoch=3, seq=1))
     if goodbye:
-        fold(membership, 1.0, beat("alfa", epoch=3, seq=2, state=State.GONE))
+        fold(membership, 1.0, beat("alfa", epoch=3, seq=2, state=MemberState.GONE))
         line = because(membership, 1.5, beat("bravo", epoch=4))
         assert "takes the name over from agent alfa at host-alfa:7, which left" in line
     else:
         changes = membership.fold([beat("bravo", epoch=4)], 6.0)
-        assert [change.what for change in changes] == [What.EXPIRED, What.JOINED]
+        assert [change.what for change in changes] == [ChangeKind.EXPIRED, ChangeKind.JOINED]
     assert owner(membership) == "bravo"
 
 
 def test_goodbye_and_successor_in_one_reading() -> None:
     membership = Membership(TTL)
     fold(membership, 0.0, beat("alfa", epoch=3, seq=1))
-    both = (beat("bravo", epoch=4), beat("alfa", epoch=3, seq=2, state=State.GONE))
+    both = (beat("bravo", epoch=4), beat("alfa", epoch=3, seq=2, state=MemberState.GONE))
     assert fold(membership, 0.5, *both) == [("left", "prefill-0"), ("joined", "prefill-0")]
 
 
 def test_the_goodbye_of_one_that_was_not_in_is_no_news() -> None:
     membership = Membership(TTL)
-    assert fold(membership, 0.0, beat("alfa", epoch=3, state=State.GONE)) == []
+    assert fold(membership, 0.0, beat("alfa", epoch=3, state=MemberState.GONE)) == []
     assert fold(membership, 0.1, beat("bravo", epoch=4)) == [("joined", "prefill-0")]
     assert fold(membership, 0.2, beat("alfa", epoch=5)) == [("refused", "prefill-0")]
-    assert fold(membership, 0.3, beat("alfa", epoch=5, seq=1, state=State.GONE)) == []
+    assert fold(membership, 0.3, beat("alfa", epoch=5, seq=1, state=MemberState.GONE)) == []
     assert (owner(membership), membership.snapshot().refused) == ("bravo", ())
 
 
@@ -192,7 +192,7 @@ def test_a_heartbeat_of_the_agent_before(alive: bool) -> None:
 def test_a_successor_needs_a_new_epoch() -> None:
     membership = Membership(TTL)
     fold(membership, 0.0, beat("alfa", epoch=3, seq=1))
-    fold(membership, 1.0, beat("alfa", epoch=3, seq=2, state=State.GONE))
+    fold(membership, 1.0, beat("alfa", epoch=3, seq=2, state=MemberState.GONE))
     assert fold(membership, 2.0, beat("bravo", epoch=3)) == [("stale", "prefill-0")]
     assert fold(membership, 3.0, beat("bravo", epoch=4)) == [("joined", "prefill-0")]
 
@@ -201,7 +201,7 @@ def test_a_successor_needs_a_new_epoch() -> None:
 def test_an_agents_clock_may_be_off(off_s: float, said: str) -> None:
     membership, wall = Membership(TTL), 1.7e9
     changes = membership.fold([beat(sent_at=wall + off_s)], 0.0, wall)
-    assert [change.what for change in changes] == [What.JOINED, What.SKEWED][: 1 + bool(said)]
+    assert [change.what for change in changes] == [ChangeKind.JOINED, ChangeKind.SKEWED][: 1 + bool(said)]
     assert said in changes[-1].because
     for second in range(1, 10):  # it stays, and is not told again
         now = float(second)

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from cluster.errors import ApiError
-from engine.mock.asked import Limits, read_asked, read_body
+from engine.mock.asked import MockLimits, read_asked, read_body
 from engine.mock.words import END, ROLES, tokenize
 
-LIMITS = Limits(model="m", max_model_len=100, block_size=16)
+LIMITS = MockLimits(model="m", max_model_len=100, block_size=16)
 GOOD: dict[str, Any] = {"model": "m", "prompt": "hello there"}
 
 

@@ -12,7 +12,7 @@ from cluster.ids import RequestId
 from engine.mock.clock import QUANTUM_S, Clock
 from engine.mock.settings import SimpleCosts
 from engine.twin import events as ev
-from engine.twin.config import Config
+from engine.twin.config import TwinConfig
 from engine.twin.machine import Twin
 
 
@@ -59,12 +59,12 @@ class Watched:
     def __init__(self, *, step_ms: float = 10.0, speed: float = 1.0, late_s: float = 0.0, **config: Any) -> None:
         self.timers = Timers(late_s)
         costs = SimpleCosts(step_ms=step_ms, prefill_ms_per_1k=0.0)
-        twin = Twin(Config(num_blocks=1000, **config), costs)
+        twin = Twin(TwinConfig(num_blocks=1000, **config), costs)
         self.tokens: list[tuple[float, int]] = []
         self.effects: list[ev.Effect] = []
         self.moments = 0
         self.clock = Clock(twin, costs, self._made, self.effects.append, self._done, self.timers, speed=speed)
-        self.clock.tell(ev.Start(1))
+        self.clock.tell(ev.StartEngine(1))
 
     def _made(self, request: RequestId, key: int, first: int, count: int) -> None:
         self.tokens += [(round(self.timers.now_s - 1000, 6), index) for index in range(first, first + count)]
@@ -81,7 +81,7 @@ def test_tokens_come_at_the_ends_of_steps() -> None:
     watched.submit()
     watched.timers.run()
     assert watched.tokens == [(0.01, 0), (0.02, 1), (0.03, 2), (0.04, 3), (0.05, 4)]
-    assert [type(effect) for effect in watched.effects] == [ev.Ready, ev.Finished]
+    assert [type(effect) for effect in watched.effects] == [ev.EngineReady, ev.RequestFinished]
 
 
 def test_speed_is_engine_time_over_real_time() -> None:
@@ -137,13 +137,13 @@ def test_what_is_told_from_within_comes_next() -> None:
 
     def hear(effect: ev.Effect) -> None:
         seen.append(type(effect).__name__)
-        if isinstance(effect, ev.Finished) and effect.request == "a":
+        if isinstance(effect, ev.RequestFinished) and effect.request == "a":
             watched.submit("b", 1)
 
     watched.clock._playback._told = hear
     watched.submit("a", 1)
     watched.timers.run()
-    assert seen == ["Finished", "Finished"]
+    assert seen == ["RequestFinished", "RequestFinished"]
 
 
 def test_idle_clocks_do_not_wake() -> None:

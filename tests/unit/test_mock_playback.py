@@ -10,7 +10,7 @@ from support.twin import Linear, Record, ask, text
 from cluster.ids import RequestId
 from engine.mock.playback import Playback
 from engine.twin import events as ev
-from engine.twin.config import Config, Version
+from engine.twin.config import TwinConfig, Version
 from engine.twin.machine import Twin
 
 COSTS = Linear()
@@ -19,13 +19,13 @@ COSTS = Linear()
 class Driven:
     """A twin, its record and its playback, told the same at any times."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TwinConfig) -> None:
         self.twin, self.record = Twin(config, COSTS), Record()
         self.playback = Playback(COSTS, self._made, self._told)
         self.given: dict[str, dict[int, tuple[int, int]]] = {}
         self.over: list[str] = []
         self.now = 0
-        self.tell(ev.Start(1), 0)
+        self.tell(ev.StartEngine(1), 0)
 
     def tell(self, event: ev.Event, now: int) -> None:
         self.now = now
@@ -54,13 +54,13 @@ class Driven:
         mine |= dict.fromkeys(range(first, first + count), (self.now, key))
 
     def _told(self, effect: ev.Effect) -> None:
-        if isinstance(effect, ev.Finished):
+        if isinstance(effect, ev.RequestFinished):
             assert len(self.given.get(effect.request, {})) == effect.outputs, "all its tokens came before its end"
             self.over.append(effect.request)
 
 
 def test_a_token_comes_at_its_steps_end() -> None:
-    driven = Driven(Config(num_blocks=1000))
+    driven = Driven(TwinConfig(num_blocks=1000))
     driven.tell(ev.Submit(ask("a", text((1, 20)), 10)), 100)
     driven.play()
     expected = driven.record.tokens(COSTS)["a"]
@@ -70,17 +70,17 @@ def test_a_token_comes_at_its_steps_end() -> None:
 
 def test_a_token_is_not_given_before_it_is_certain() -> None:
     """An abort during a step takes that step's token back: nobody may have had it."""
-    driven = Driven(Config(num_blocks=1000))
+    driven = Driven(TwinConfig(num_blocks=1000))
     driven.tell(ev.Submit(ask("a", text((1, 20)), 1000)), 0)
     driven.play(until=50_000)
     had = len(driven.given["a"])
-    driven.tell(ev.Abort(RequestId("a")), 50_001)
+    driven.tell(ev.AbortRequest(RequestId("a")), 50_001)
     driven.play()
     assert had <= len(driven.given["a"]) == driven.record.finished("a").outputs < 1000
 
 
 def test_an_engine_that_dies_takes_the_rest_along() -> None:
-    driven = Driven(Config(num_blocks=1000))
+    driven = Driven(TwinConfig(num_blocks=1000))
     driven.tell(ev.Submit(ask("a", text((1, 20)), 1000)), 0)
     driven.play(until=50_000)
     driven.tell(ev.Die(), 60_000)
@@ -95,7 +95,7 @@ def test_an_engine_that_dies_takes_the_rest_along() -> None:
 def test_played_tokens_are_the_twins(seed: int, asynchronous: bool) -> None:
     """Random requests, aborts and late wakeups, in a cache that is too small: nothing missing, nothing twice."""
     chance = random.Random(seed)
-    config = Config(num_blocks=40, max_model_len=400, max_num_batched_tokens=64, max_num_seqs=8,
+    config = TwinConfig(num_blocks=40, max_model_len=400, max_num_batched_tokens=64, max_num_seqs=8,
                     version=Version(async_scheduling=asynchronous))  # fmt: skip
     driven, now = Driven(config), 0
     for number in range(30):
@@ -106,13 +106,13 @@ def test_played_tokens_are_the_twins(seed: int, asynchronous: bool) -> None:
         prompt = text((chance.randrange(4), chance.randrange(1, 120)))
         driven.tell(ev.Submit(ask(str(number), prompt, chance.randrange(1, 60))), max(now, driven.now))
         if chance.random() < 0.2:
-            driven.tell(ev.Abort(RequestId(str(chance.randrange(number + 1)))), driven.now)
+            driven.tell(ev.AbortRequest(RequestId(str(chance.randrange(number + 1)))), driven.now)
         if late:
             now += chance.randrange(100_000)
             driven.tell(ev.Tick(), now)
     driven.play()
     expected = driven.record.tokens(COSTS)
-    ended = {over.request for over in driven.record.of(ev.Finished)}
+    ended = {over.request for over in driven.record.of(ev.RequestFinished)}
     assert len(ended) == 30
     for request in ended:
         keys = [key for _, (_, key) in sorted(driven.given.get(request, {}).items())]

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from cluster.ids import InstanceId
-from engine.agent.meetings import Handoffs, Pulls, exposition
-from k8s.operator.hands import Counters
+from engine.agent.meetings import HandoffReport, PullState, exposition
+from k8s.operator.hands import OperatorCounters
 from router.core.journey import OUTCOMES
 from router.core.slo import COUNTED
 from router.telemetry.metrics import RouterMetrics
@@ -44,10 +44,10 @@ def existing() -> dict[str, set[str]]:
             for suffix in suffixes[family.type]:
                 found[family.name + suffix] = labels | ({"le"} if suffix == "_bucket" else set())
     agent = (ROOT / "engine/agent/agent.py").read_text()
-    one = Handoffs({"held": 1}, (Pulls("e", InstanceId("prefill-0"), "met", 1, 0, aside=False),))
+    one = HandoffReport({"held": 1}, (PullState("e", InstanceId("prefill-0"), "met", 1, 0, aside=False),))
     for name, labels in re.findall(r"^(baton_\w+)\{(.*)\}", exposition(InstanceId("decode-0"), one), re.MULTILINE):
         found[name] = set(re.findall(r"(\w+)=", labels))
-    operator = {f"baton_operator_{name}_total": set[str]() for name in asdict(Counters())}
+    operator = {f"baton_operator_{name}_total": set[str]() for name in asdict(OperatorCounters())}
     operator["baton_operator_leading"] = set()
     return found | operator | {name: {"instance", "role"} for name in re.findall(r'"(baton_agent_[a-z_]+)":', agent)}
 

@@ -10,9 +10,9 @@ import pytest
 from baton import compiled
 from baton.packing import packed, unpacked
 from cluster.instance import Role
-from engine.twin.config import Config, Version
+from engine.twin.config import TwinConfig, Version
 
-VALUE = {"a": (Config(num_blocks=777, role=Role.DECODE), Version(async_scheduling=True)), "b": [1, None, "x"]}
+VALUE = {"a": (TwinConfig(num_blocks=777, role=Role.DECODE), Version(async_scheduling=True)), "b": [1, None, "x"]}
 READER = """\
 import sys
 from baton import compiled

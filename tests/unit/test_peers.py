@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode.peers import ASIDE_S, ASIDE_S_MAX, BROKEN, FAILURES, Peers
+from decode.peers import ASIDE_S, ASIDE_S_MAX, BROKEN, FAILURES, ProducerPeers
 
 READ = "a read failed"
 
 
-def failing(times: int = FAILURES, now: float = 100.0) -> Peers:
-    peers = Peers()
+def failing(times: int = FAILURES, now: float = 100.0) -> ProducerPeers:
+    peers = ProducerPeers()
     peers.met("p", "p", 0.0)
     for _ in range(times):
         peers.began("p", now)
@@ -53,7 +53,7 @@ def test_each_try_that_fails_makes_the_next_one_later() -> None:
 
 def test_others_that_end_with_it_make_it_no_worse() -> None:
     """Eight were under way when the cable was pulled."""
-    peers = Peers()
+    peers = ProducerPeers()
     peers.met("p", "p", 0.0)
     for _ in range(8):
         peers.began("p", 99.0)
@@ -70,7 +70,7 @@ def test_a_try_of_which_nothing_is_heard_is_not_the_last() -> None:
 
 @pytest.mark.parametrize("because", ["the hold did not outlive the read", "something else"])
 def test_what_is_not_the_ways_fault_does_not_count(because: str) -> None:
-    peers = Peers()
+    peers = ProducerPeers()
     peers.met("p", "p", 0.0)
     for _ in range(20):
         peers.ended("p", because, 100.0)
@@ -91,7 +91,7 @@ def test_a_new_life_begins_anew_and_strangers_leave_nothing() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["", *sorted(BROKEN), "else"]), st.floats(0, 50)), max_size=60))
 def test_who_is_well_again_is_pulled_from_again_within_the_longest_pause(script: list[tuple[str, float]]) -> None:
-    peers, now = Peers(), 0.0
+    peers, now = ProducerPeers(), 0.0
     peers.met("p", "p", 0.0)
     for because, later in script:
         now += later

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from goodput.search import Counts, Found, Space, Trial, Verdict, neighbours, search
+from goodput.search import Counts, SearchState, Space, Trial, TrialVerdict, neighbours, search
 
-Holds = Callable[[Trial], Verdict]
+Holds = Callable[[Trial], TrialVerdict]
 
 
-def run(spaces: list[Space], holds: Holds, **more: object) -> Found:
-    found = Found()
+def run(spaces: list[Space], holds: Holds, **more: object) -> SearchState:
+    found = SearchState()
     going = search([each for each in spaces if not each.empty], found, **more)  # type: ignore[arg-type]
     try:
         todo = next(going)
@@ -39,9 +39,9 @@ def test_a_measured_objective_is_what_is_made_small() -> None:
     """The cheapest by its bound draws more than another one."""
     first, second = (drawn((1.0,), 1.0, 5, "first"), drawn((1.5,), 1.0, 5, "second"))
 
-    def holds(trial: Trial) -> Verdict:
+    def holds(trial: Trial) -> TrialVerdict:
         cost = trial.price + (3.0 if trial.space is first else 0.5)
-        return Verdict(holds=trial.counts[0] >= 2, cost=cost)
+        return TrialVerdict(holds=trial.counts[0] >= 2, cost=cost)
 
     found = run([first, second], holds)
     assert found.best is not None
@@ -53,7 +53,7 @@ def test_a_cheaper_neighbour_that_holds_against_what_was_presumed_is_taken_and_t
     """(3, 1) fails, so (2, 1) is presumed to; it holds all the same."""
     space = drawn((1.0, 5.0), 1.0, 4, "odd")
     odd = {(2, 1): True, (3, 1): False, (4, 1): True}
-    found = run([space], lambda trial: Verdict(holds=odd.get(trial.counts, trial.counts[0] >= 4)))
+    found = run([space], lambda trial: TrialVerdict(holds=odd.get(trial.counts, trial.counts[0] >= 4)))
     assert found.best is not None
     assert found.best.counts in {(2, 1), (4, 1)}
     if found.best.counts == (2, 1):
@@ -64,7 +64,7 @@ def test_a_cheaper_neighbour_that_holds_against_what_was_presumed_is_taken_and_t
 
 def test_the_effort_ends_it_with_the_best_so_far_and_says_what_is_left() -> None:
     spaces = [drawn((1.0 + 0.001 * number, 1.0), 4.0, 20, str(number)) for number in range(30)]
-    found = run(spaces, lambda trial: Verdict(holds=sum(trial.counts) >= 9, spent=10), effort=30)
+    found = run(spaces, lambda trial: TrialVerdict(holds=sum(trial.counts) >= 9, spent=10), effort=30)
     assert found.best is not None
     assert not found.proven
     assert found.open_spaces > 0
@@ -76,9 +76,9 @@ def test_weaker_kinds_are_ruled_out_with_stronger_ones() -> None:
     weak = drawn((1.9,), 1.0, 5, "weak", kinds=("weak",))
     tried: list[tuple[str, Counts]] = []
 
-    def holds(trial: Trial) -> Verdict:
+    def holds(trial: Trial) -> TrialVerdict:
         tried.append((trial.space.name, trial.counts))
-        return Verdict(holds=trial.space is strong and trial.counts[0] >= 4)
+        return TrialVerdict(holds=trial.space is strong and trial.counts[0] >= 4)
 
     failed = [Trial(strong, (3,))]
     run([strong, weak], holds, weaker={"strong": frozenset({"weak"})}, failed=failed)
@@ -96,9 +96,9 @@ def test_nothing_that_what_there_is_forbids_is_ever_tried() -> None:
     )
     tried: list[Counts] = []
 
-    def holds(trial: Trial) -> Verdict:
+    def holds(trial: Trial) -> TrialVerdict:
         tried.append(trial.counts)
-        return Verdict(holds=False)
+        return TrialVerdict(holds=False)
 
     found = run([space], holds)
     assert found.best is None
@@ -120,9 +120,9 @@ def test_the_order_does_not_depend_on_what_is_tried_ahead() -> None:
     seen: list[list[tuple[str, Counts]]] = [[], []]
     for row in seen:
 
-        def holds(trial: Trial, row: list[tuple[str, Counts]] = row) -> Verdict:
+        def holds(trial: Trial, row: list[tuple[str, Counts]] = row) -> TrialVerdict:
             row.append((trial.space.name, trial.counts))
-            return Verdict(holds=sum(trial.counts) >= 5, spent=1)
+            return TrialVerdict(holds=sum(trial.counts) >= 5, spent=1)
 
         run(spaces, holds)
     assert seen[0] == seen[1]
@@ -134,7 +134,7 @@ def test_of_fleets_of_one_price_the_one_that_attains_more_is_taken() -> None:
         drawn((1.0,), 1.0, 5, name, make=make) for name, make in (("small", "a"), ("large", "a"), ("other", "b"))
     ]
     found = run(
-        settings, lambda trial: Verdict(holds=trial.counts[0] >= 2, attained=attained[trial.space.name], spent=1)
+        settings, lambda trial: TrialVerdict(holds=trial.counts[0] >= 2, attained=attained[trial.space.name], spent=1)
     )
     assert found.best is not None
     assert (found.best.space.name, found.best.counts, found.attained) == ("large", (2,), 0.97)
@@ -144,8 +144,8 @@ def test_splits_of_one_price_are_told_apart_by_what_they_attain() -> None:
     space = drawn((1.0, 1.0), 4.0, 8, "split")
     attained = {(1, 3): 0.9, (2, 2): 0.96, (3, 1): 0.92}
 
-    def holds(trial: Trial) -> Verdict:
-        return Verdict(
+    def holds(trial: Trial) -> TrialVerdict:
+        return TrialVerdict(
             holds=trial.counts in attained or sum(trial.counts) > 4, attained=attained.get(trial.counts, 1.0)
         )
 
@@ -156,15 +156,15 @@ def test_splits_of_one_price_are_told_apart_by_what_they_attain() -> None:
 
 def test_of_equal_price_and_attainment_fewer_gpus_win() -> None:
     spaces = [drawn((2.0,), 1.0, 3, "wide", gpus=(4,)), drawn((2.0,), 1.0, 3, "narrow", gpus=(2,))]
-    found = run(spaces, lambda _: Verdict(holds=True, attained=1.0))
+    found = run(spaces, lambda _: TrialVerdict(holds=True, attained=1.0))
     assert found.best is not None
     assert found.best.space.name == "narrow"
 
 
 def test_fleets_of_one_price_cost_no_more_than_a_few_trials() -> None:
     spaces = [drawn((1.0,), 1.0, 2, str(number)) for number in range(30)]
-    assert run(spaces, lambda _: Verdict(holds=True, attained=0.9), equals=4).trials <= 2 + 4
-    assert run(spaces, lambda _: Verdict(holds=True, attained=0.9), equals=0).trials <= 2
+    assert run(spaces, lambda _: TrialVerdict(holds=True, attained=0.9), equals=4).trials <= 2 + 4
+    assert run(spaces, lambda _: TrialVerdict(holds=True, attained=0.9), equals=0).trials <= 2
 
 
 def test_where_the_objective_is_measured_the_same_machines_are_tried_with_other_settings() -> None:
@@ -174,7 +174,9 @@ def test_where_the_objective_is_measured_the_same_machines_are_tried_with_other_
         drawn((1.1,), 1.0, 3, "capped", make="a", family="y"),
     )
     measured = {"plain": 2.0, "capped": 1.5}
-    found = run([plain, capped], lambda trial: Verdict(holds=True, cost=measured[trial.space.name], spent=1), effort=1)
+    found = run(
+        [plain, capped], lambda trial: TrialVerdict(holds=True, cost=measured[trial.space.name], spent=1), effort=1
+    )
     assert found.best is not None
     assert found.best.space.name == "capped"
 
@@ -189,7 +191,7 @@ def test_where_bounds_say_nothing_the_search_leaps_over_many_cheap_failures() ->
     """Sixty arrangements of slow machines that no number of helps, and a dear one that holds: effort for 30 trials."""
     slow = [replace(drawn((1.0 + at / 100,), 1.0, 4, f"slow {at}"), floors=()) for at in range(60)]
     fast = replace(drawn((6.0,), 1.0, 4, "fast"), floors=())
-    found = run([*slow, fast], lambda trial: Verdict(holds=trial.space is fast, spent=1), effort=30)
+    found = run([*slow, fast], lambda trial: TrialVerdict(holds=trial.space is fast, spent=1), effort=30)
     assert found.best is not None
     assert (found.best.space.name, found.best.counts) == ("fast", (1,))
 
@@ -201,13 +203,13 @@ def test_a_leap_that_finds_nothing_dearer_tries_the_largest_instances() -> None:
         for budget in range(5)
         for gpus in (1, 2, 4, 8)
     ]
-    found = run(sizes, lambda trial: Verdict(holds=trial.space.name == "8 4", spent=1), effort=40)
+    found = run(sizes, lambda trial: TrialVerdict(holds=trial.space.name == "8 4", spent=1), effort=40)
     assert found.best is not None
 
 
 def test_after_a_leap_single_instances_that_cost_less_are_tried_among_the_cheapest() -> None:
     slow = [replace(drawn((1.0 + at / 100,), 1.0, 4, f"slow {at}"), floors=()) for at in range(60)]
     fast, dear = (replace(drawn((price,), 1.0, 4, f"{price}"), floors=()) for price in (1.9, 6.0))
-    found = run([*slow, fast, dear], lambda trial: Verdict(holds=trial.space in {fast, dear}, spent=1), effort=30)
+    found = run([*slow, fast, dear], lambda trial: TrialVerdict(holds=trial.space in {fast, dear}, spent=1), effort=30)
     assert found.best is not None
     assert (found.best.space.name, found.best.counts) == ("1.9", (1,))

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from baton.commands import router
-from baton.processes import Processes, _Process, held_port
+from baton.processes import ServerProcesses, _Process, held_port
 from cluster.errors import UsageError
 from cluster.spec import parse
 from router.api.config import RouterConfig
@@ -66,7 +66,7 @@ def test_each_has_the_next_admin_port_and_none_other_of_its_own() -> None:
 
 def test_a_process_that_ended_in_the_same_turn_says_nothing_more() -> None:
     told: list[str] = []
-    processes = Processes(1, lambda *_: None, lambda *urls: told.extend(urls), 1.0)
+    processes = ServerProcesses(1, lambda *_: None, lambda *urls: told.extend(urls), 1.0)
     processes._ready(_Process(0, 1, word=-1))
     assert not told
 

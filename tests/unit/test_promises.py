@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from cluster.spec import SloClass, WhenMissed
-from router.core.slo import Seen, judge, promises_of, seen_in
+from router.core.slo import ClientSeen, judge, promises_of, seen_in
 from router.core.values import Promise
-from router.telemetry.timing import Stage, Timeline
+from router.telemetry.timing import RequestTimeline, Stage
 
 SLO = SloClass(ttft_ms=500, tt2t_ms=100, tpot_ms=40, e2e_ms=5000)
 
 
-def seen(**more: Any) -> Seen:
-    return Seen(
+def seen(**more: Any) -> ClientSeen:
+    return ClientSeen(
         **{"ttft_ms": 400, "tt2t_ms": 50, "tpot_ms": 30, "e2e_ms": 3000, "tokens": 50, "streamed": True, **more}
     )
 
@@ -72,7 +72,7 @@ def test_an_answer_in_one_piece_is_judged_by_its_last_token(total_ms: float, tok
 
 
 def test_times_are_the_clients() -> None:
-    timeline = Timeline(10.0, stream=True)
+    timeline = RequestTimeline(10.0, stream=True)
     timeline.enter(Stage.AGGREGATED_LEG, 10.1)
     timeline.enter(Stage.RELAY, 10.4)
     timeline.first(10.5, Stage.STEP)

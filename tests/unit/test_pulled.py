@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decode.peers import FAILURES, Peers
+from decode.peers import FAILURES, ProducerPeers
 from decode.pulls import Pulls, worth_pulling
 
 READ = "a read failed"
@@ -12,7 +12,7 @@ STALE = "the hold did not outlive the read"
 
 
 def pulls() -> Pulls:
-    made = Pulls(Peers())
+    made = Pulls(ProducerPeers())
     made.peers.met("p@1", "p", 0.0)
     return made
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from cluster.registry.membership import QUARANTINED_MAX, Heartbeat, Kind, decode, encode
+from cluster.registry.membership import QUARANTINED_MAX, Heartbeat, MemberKind, decode, encode
 from router.core.journey import Choose, Chosen
 from router.core.values import Wanted
 from router.fleet import events
@@ -61,7 +61,7 @@ def test_it_is_bounded_and_fits_an_announcement() -> None:
     assert all(len(word.because) == BECAUSE_MAX for word in kept.words.values())
     assert sum(word.aside for word in kept.words.values()) >= WORDS_MAX // 2
     said = {str(name): tuple(word) for name, word in kept.words.items()}
-    beat = Heartbeat(id=InstanceId("r"), agent="r", url="http://r", kind=Kind.ROUTER, quarantined=said)
+    beat = Heartbeat(id=InstanceId("r"), agent="r", url="http://r", kind=MemberKind.ROUTER, quarantined=said)
     assert decode(encode(beat)) == (beat, "")
 
 
@@ -90,7 +90,7 @@ def test_a_decision_log_tells_it() -> None:
     fleet = fleet_of(log, view)
     for name in (A, B):
         fleet.handle(events.Added(Instance(id=name, role=Role.BOTH, url=f"http://{name}")), 0.0)
-        fleet.handle(events.Seen(name, ({"id": "m"},), Load()), 0.0)
+        fleet.handle(events.ProbeSucceeded(name, ({"id": "m"},), Load()), 0.0)
     _, scheduler = scheduler_of(log, view, POLICIES["least_load"], admission=False, foresees=False)
     ask = Choose(frozenset(), hand_over=False)
     for reasons in ({A: "slow"}, {B: "slow"}):
@@ -125,5 +125,7 @@ def test_after_the_highest_stamp_there_is_still_an_announcement() -> None:
     one.hear({A: Word(STAMP_MAX, True, "", "other")})
     one.say(B, aside=True)
     quarantined = {name: (*word,) for name, word in one.words.items()}
-    encode(Heartbeat(id=InstanceId("one"), agent="a", kind=Kind.ROUTER, url="http://x:1", quarantined=quarantined))
+    encode(
+        Heartbeat(id=InstanceId("one"), agent="a", kind=MemberKind.ROUTER, url="http://x:1", quarantined=quarantined)
+    )
     assert set(one.aside) == {A, B}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster import scan
-from cluster.scan import KEYS_MAX, Key, Names, TooDeep, TooMany, run, survey
+from cluster.scan import KEYS_MAX, FoundKey, Names, TooDeep, TooMany, run, survey
 
 OURS = ("kv_transfer_params", "vllm_xargs")
 NAMES = Names(OURS)
@@ -89,7 +89,7 @@ def test_keys_that_two_slices_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "SLICE_BYTES", 40)
     for before in range(60):
         raw = json.dumps({"x" * before: 1, "kv_transfer_params": 2}).encode()
-        assert run(survey(raw, NAMES, depth_max=1)).keys == (Key("kv_transfer_params", len(raw) - 3),), before
+        assert run(survey(raw, NAMES, depth_max=1)).keys == (FoundKey("kv_transfer_params", len(raw) - 3),), before
 
 
 def test_what_only_looks_like_a_key_is_none() -> None:

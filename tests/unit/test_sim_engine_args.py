@@ -7,13 +7,13 @@ from cluster.instance import Role
 from costs.hardware import Dtype, gpu_named
 from costs.shape import Spans
 from costs.shipped import model_named, profiles
-from engine.twin.config import Config, Policy
+from engine.twin.config import Policy, TwinConfig
 from sim.engine_args import engine_of, read_words
 
 LLAMA = model_named("meta-llama/Llama-3.1-8B")
 
 
-def config(*words: str, gpu: str = "H100-SXM", **rest: object) -> Config:
+def config(*words: str, gpu: str = "H100-SXM", **rest: object) -> TwinConfig:
     return engine_of(
         Role.DECODE,
         LLAMA,

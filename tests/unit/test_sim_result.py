@@ -7,7 +7,7 @@ from support.simulated import every, members, simulate
 
 from cluster.instance import Role
 from loadgen.arrival import Arrival
-from loadgen.report import Report, Run, Targets, report_of
+from loadgen.report import LoadReport, LoadRun, Targets, report_of
 from sim.faults import Fault
 from sim.result import Result, Rows
 
@@ -30,9 +30,11 @@ def test_the_report_is_that_of_the_records(result: Result) -> None:
     targets = Targets(ttft_ms=20, tpot_ms=5, e2e_ms=middle_ms)
     ours = msgspec.to_builtins(result.report(targets))
     records = list(result.records())
-    theirs = msgspec.to_builtins(report_of(records, Run(planned=len(records), elapsed_s=result.end_ns / 1e9), targets))
+    theirs = msgspec.to_builtins(
+        report_of(records, LoadRun(planned=len(records), elapsed_s=result.end_ns / 1e9), targets)
+    )
     other = {"late_ms", "cpu_share", "prompt_tokens_off", "notes", "itl_ms"}
-    for name in set(Report.__struct_fields__) - other:
+    for name in set(LoadReport.__struct_fields__) - other:
         assert _close(ours[name], theirs[name]), name
     assert 0 < ours["attained"] < ours["completed"] < ours["sent"] == 32
 

@@ -6,15 +6,15 @@ import pytest
 from support.pretend_fleet import PROMISE, pools
 
 from cluster.instance import Role
-from goodput.sizing import Lengths, Load, Sizer
+from goodput.sizing import LoadToServe, RecentLengths, Sizer
 from goodput.sketch import sketch_of
 
 PREFILL = Sizer(pools()[0].engine)
 
 
-def load(prompts: list[int], rate: float = 1.5) -> Load:
-    lengths = Lengths(prompts=sketch_of(prompts), answers=sketch_of([200]))
-    return Load(rate=rate, lengths={"": lengths}, promises={"": PROMISE})
+def load(prompts: list[int], rate: float = 1.5) -> LoadToServe:
+    lengths = RecentLengths(prompts=sketch_of(prompts), answers=sketch_of([200]))
+    return LoadToServe(rate=rate, lengths={"": lengths}, promises={"": PROMISE})
 
 
 def test_prompts_that_no_fleet_computes_in_time_add_no_instance() -> None:

@@ -17,7 +17,7 @@ from cluster.spec import (
     Model,
     Parsed,
     Pool,
-    Router,
+    RouterSettings,
     Severity,
     Shape,
     Spec,
@@ -237,7 +237,7 @@ def test_outside_says_nothing_of_a_file_with_errors() -> None:
 
 def test_defaults_are_the_routers_own() -> None:
     config = {field.name: field.default for field in fields(RouterConfig)}
-    for section in (Limits(), Router()):
+    for section in (Limits(), RouterSettings()):
         for field in fields(section):
             if field.name not in {"processes", "admin_key_file"}:  # the router is given keys, not their file
                 assert getattr(section, field.name) == config[field.name], field.name

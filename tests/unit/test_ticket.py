@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from cluster.ids import InstanceId, RequestId, TransferId
 from kvtransfer import ticket as t
-from kvtransfer.packing import NUMBER_MAX, Malformed, Packed, Packer
+from kvtransfer.packing import NUMBER_MAX, MalformedBytes, Packed, Packer
 
 NOW = 1_800_000_000.0
-KEY = t.Key("k1", b"\x11" * 32)
-OLD = t.Key("k0", b"\x22" * 32)
-OTHERS = t.Key("k1", b"\x33" * 32)
+KEY = t.SigningKey("k1", b"\x11" * 32)
+OLD = t.SigningKey("k0", b"\x22" * 32)
+OTHERS = t.SigningKey("k1", b"\x33" * 32)
 """Another producer's key, under the same name."""
 TICKET = t.Ticket(
     id=TransferId(RequestId("req-1"), 2, 7),
@@ -33,13 +33,17 @@ TICKET = t.Ticket(
     tokens=70,
     expires_ms=int(NOW * 1000) + 60_000,
 )
-HERE = t.Expected(producer=t.Peer(InstanceId("prefill-0"), 7), consumer=InstanceId("decode-1"), id=TICKET.id)
+HERE = t.ExpectedTicket(
+    producer=t.TicketPeer(InstanceId("prefill-0"), 7), consumer=InstanceId("decode-1"), id=TICKET.id
+)
 
 
-def verdict(text: object, now: float = NOW, expected: t.Expected = HERE, keys: tuple[t.Key, ...] = (KEY, OLD)) -> Any:
+def verdict(
+    text: object, now: float = NOW, expected: t.ExpectedTicket = HERE, keys: tuple[t.SigningKey, ...] = (KEY, OLD)
+) -> Any:
     """`Accepted`, or the reason for the refusal."""
     answer = t.check(text, keys, now, expected)
-    return answer.reason if isinstance(answer, t.Refused) else answer
+    return answer.reason if isinstance(answer, t.TicketRefused) else answer
 
 
 def signed(**changes: Any) -> str:
@@ -100,7 +104,7 @@ BLOCKS = st.lists(st.integers(0, (1 << 32) - 1), max_size=20).map(tuple) | st.bu
     )
 )
 def test_every_ticket_comes_back_as_it_was_signed(ticket: t.Ticket) -> None:
-    answer = t.check(t.sign(ticket, KEY), [KEY], NOW, t.Expected(producer=None, consumer=None))
+    answer = t.check(t.sign(ticket, KEY), [KEY], NOW, t.ExpectedTicket(producer=None, consumer=None))
     assert isinstance(answer, t.Accepted)
     assert answer.ticket == ticket
 
@@ -134,7 +138,7 @@ def test_a_key_keeps_its_secret() -> None:
         {"id": "k", "secret": b"x" * 31},
     ):
         with pytest.raises(ValueError, match="key"):
-            t.Key(**wrong)  # type: ignore[arg-type]
+            t.SigningKey(**wrong)  # type: ignore[arg-type]
 
 
 # --- attacks ---------------------------------------------------------------------------------------------------------
@@ -143,9 +147,9 @@ def test_a_key_keeps_its_secret() -> None:
 @pytest.mark.parametrize(
     ("expected", "reason"),
     [
-        (replace(HERE, producer=t.Peer(InstanceId("prefill-1"), 7)), t.Reason.OTHER_PRODUCER),
-        (replace(HERE, producer=t.Peer(InstanceId("prefill-0"), 8)), t.Reason.OTHER_EPOCH),
-        (replace(HERE, producer=t.Peer(InstanceId("prefill-0"), 6)), t.Reason.OTHER_EPOCH),
+        (replace(HERE, producer=t.TicketPeer(InstanceId("prefill-1"), 7)), t.Reason.OTHER_PRODUCER),
+        (replace(HERE, producer=t.TicketPeer(InstanceId("prefill-0"), 8)), t.Reason.OTHER_EPOCH),
+        (replace(HERE, producer=t.TicketPeer(InstanceId("prefill-0"), 6)), t.Reason.OTHER_EPOCH),
         (replace(HERE, consumer=InstanceId("decode-2")), t.Reason.OTHER_CONSUMER),
         (replace(HERE, id=TICKET.id._replace(attempt=3)), t.Reason.OTHER_TRANSFER),
         (replace(HERE, id=TICKET.id._replace(request=RequestId("req-2"))), t.Reason.OTHER_TRANSFER),
@@ -154,7 +158,7 @@ def test_a_key_keeps_its_secret() -> None:
         (replace(HERE, fields="AAAA"), t.Reason.OTHER_FIELDS),
     ],
 )
-def test_a_genuine_ticket_for_something_else_is_refused(expected: t.Expected, reason: t.Reason) -> None:
+def test_a_genuine_ticket_for_something_else_is_refused(expected: t.ExpectedTicket, reason: t.Reason) -> None:
     assert verdict(signed(), expected=expected) is reason
 
 
@@ -371,7 +375,7 @@ def test_a_number_has_one_spelling(value: int) -> None:
     assert packed.number() == value
     packed.end()
     longer = data[:-1] + bytes([data[-1] | 0x80, 0])
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedBytes):
         Packed(longer).number()
 
 
@@ -380,7 +384,7 @@ def test_a_block_list_is_bounded_by_its_reader(blocks: tuple[int, ...]) -> None:
     data = Packer().blocks(blocks).done()
     assert Packed(data).blocks(len(blocks)) == blocks
     if blocks:
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedBytes):
             Packed(data).blocks(len(blocks) - 1)
 
 
@@ -395,6 +399,6 @@ def test_reading_any_bytes_ends_in_values_or_malformed(data: bytes) -> None:
     ]
     for read in readers:
         packed = Packed(data)
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedBytes):
             read(packed)
         assert packed._at <= len(data)

@@ -13,26 +13,26 @@ from hypothesis import strategies as st
 from support.tickets import FLEET, OLD, PULL
 
 from baton import ticket_keys
-from baton.fleet import Front
-from baton.plan import Planned, Wanted
+from baton.fleet import LocalRouter
+from baton.plan import PlacedEngine, WantedEngine
 from cluster import wire
 from cluster.errors import UsageError
 from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Role
 from engine.vllm.command import GUARD, command, environment
-from engine.vllm.placement import Share
+from engine.vllm.placement import MachineShare
 from engine.vllm.spec import EngineSpec
 from kvtransfer.keys import (
     FILE_VARIABLE,
     KEYS_MAX,
-    NotAKeyFile,
+    NotATicketKeyFile,
     fleet_text,
     instance_key,
     instance_text,
     read_fleet,
     read_instance,
 )
-from kvtransfer.ticket import Key
+from kvtransfer.ticket import SigningKey
 from router.http.tickets import Tickets
 
 D = InstanceId("decode-0")
@@ -53,7 +53,7 @@ def test_what_is_written_is_read() -> None:
 def test_an_instance_knows_nobody_elses_key() -> None:
     secrets = {FLEET.secret, *(instance_key(FLEET, InstanceId(name)).secret for name in ("a", "b", "ab", ""))}
     assert len(secrets) == 5
-    assert SECRET not in instance_text((Key("k", bytes.fromhex(SECRET)),), D)
+    assert SECRET not in instance_text((SigningKey("k", bytes.fromhex(SECRET)),), D)
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ def test_an_instance_knows_nobody_elses_key() -> None:
 )  # fmt: skip
 def test_what_is_no_key_file_is_refused_without_showing_it(text: str) -> None:
     for read in (read_fleet, read_instance):
-        with pytest.raises(NotAKeyFile) as caught:
+        with pytest.raises(NotATicketKeyFile) as caught:
             read(text)
         assert SECRET[:8] not in str(caught.value)
 
 
 def test_one_kind_of_file_is_not_taken_for_the_other() -> None:
-    with pytest.raises(NotAKeyFile, match="one instance"):
+    with pytest.raises(NotATicketKeyFile, match="one instance"):
         read_fleet(f"k1 {SECRET} decode-0")
-    with pytest.raises(NotAKeyFile, match="baton key tickets"):
+    with pytest.raises(NotATicketKeyFile, match="baton key tickets"):
         read_instance(f"k1 {SECRET}")
-    with pytest.raises(NotAKeyFile, match="2 instances"):
+    with pytest.raises(NotATicketKeyFile, match="2 instances"):
         read_instance(f"k1 {SECRET} a\nk2 {SECRET} b")
 
 
@@ -83,7 +83,7 @@ def test_reading_any_text_ends_in_keys_or_a_refusal(text: str) -> None:
     for read in (read_fleet, read_instance):
         try:
             found = read(text)
-        except NotAKeyFile:
+        except NotATicketKeyFile:
             continue
         assert found
 
@@ -172,9 +172,9 @@ def test_an_engine_with_a_key_file_loads_the_guard_beside_the_users_middleware()
 
 
 def test_argument_lists_name_files() -> None:
-    wanted = Wanted(name="decode-0", role=Role.DECODE, model=None, ticket_keys_file="/keys/tickets.decode-0")
-    planned = Planned(wanted=wanted, port=1, agent_port=2, side_channel_port=3, placed=Share())
-    front = Front(title="", host="h", port=1, admin_host="h", admin_port=2, ticket_keys_file="/keys/tickets")
+    wanted = WantedEngine(name="decode-0", role=Role.DECODE, model=None, ticket_keys_file="/keys/tickets.decode-0")
+    planned = PlacedEngine(wanted=wanted, port=1, agent_port=2, side_channel_port=3, placed=MachineShare())
+    front = LocalRouter(title="", host="h", port=1, admin_host="h", admin_port=2, ticket_keys_file="/keys/tickets")
     for words, file in ((planned.words([]), "/keys/tickets.decode-0"), (front.words(), "/keys/tickets")):
         assert words[words.index("--ticket-keys-file") + 1] == file
     assert "--ticket-keys-file" not in replace(planned, wanted=replace(wanted, ticket_keys_file=None)).words([])

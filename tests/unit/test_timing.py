@@ -20,7 +20,7 @@ from router.core.eligibility import Verdict, Way
 from router.core.timing_parts import Sum, Timing
 from router.telemetry.explain_store import TURNS_MAX, ExplainStore, Story
 from router.telemetry.histograms import Histograms, Times
-from router.telemetry.timing import LEGS, EngineTimes, Stage, Timeline, engine_times, told_at_end, told_in
+from router.telemetry.timing import LEGS, EngineTimes, RequestTimeline, Stage, engine_times, told_at_end, told_in
 
 P = EngineTimes(queue_s=0.010, first_s=0.050)
 D = EngineTimes(queue_s=0.030, first_s=0.020, generation_s=0.4)
@@ -36,8 +36,8 @@ def known(each: Sum | None) -> dict[str, float | None]:
     return {name: None if part is None else round(part * 1000) for name, part in seen.items()}
 
 
-def seeded() -> Timeline:
-    line = Timeline(100.0, stream=True)
+def seeded() -> RequestTimeline:
+    line = RequestTimeline(100.0, stream=True)
     line.enter(Stage.PREFILL_LEG, 100.001)
     line.enter(Stage.ROUTER, 100.063)  # P's answer is here
     line.report(Stage.PREFILL_LEG, P)
@@ -81,7 +81,7 @@ def test_what_d_says_of_a_leg_takes_its_place() -> None:
 
 
 def test_a_plain_request_waits_for_the_handoff() -> None:
-    line = Timeline(0.0, stream=True)
+    line = RequestTimeline(0.0, stream=True)
     line.enter(Stage.PREFILL_LEG, 0.001)
     line.enter(Stage.ROUTER, 0.063)
     line.report(Stage.PREFILL_LEG, P)
@@ -105,7 +105,7 @@ STAGES = [value for name, value in vars(Stage).items() if name.isupper()]
 
 @pytest.mark.parametrize("leg", [Stage.DECODE_LEG, Stage.AGGREGATED_LEG])
 def test_an_answer_in_one_piece_has_one_sum(leg: str) -> None:
-    line = Timeline(0.0, stream=False)
+    line = RequestTimeline(0.0, stream=False)
     line.enter(leg, 0.001)
     line.enter(Stage.RELAY, 0.461)
     line.report(leg, D)
@@ -120,7 +120,7 @@ def test_an_answer_in_one_piece_has_one_sum(leg: str) -> None:
 
 
 def test_whole_streams() -> None:
-    line = Timeline(0.0, stream=True)
+    line = RequestTimeline(0.0, stream=True)
     line.enter(Stage.CREDIT, 0.001)
     line.enter(Stage.ROUTER, 0.501)
     line.enter(Stage.AGGREGATED_LEG, 0.502)
@@ -136,7 +136,7 @@ def test_whole_streams() -> None:
 
 
 def test_what_came_to_nothing_is_retries() -> None:
-    line = Timeline(0.0, stream=True)
+    line = RequestTimeline(0.0, stream=True)
     line.again(0.0)  # the first choice: nothing has been lost
     line.enter(Stage.PREFILL_LEG, 0.001)
     line.again(0.201)  # lost
@@ -165,14 +165,14 @@ def test_what_came_to_nothing_is_retries() -> None:
 
 
 def test_a_leg_that_runs_is_no_first_token() -> None:
-    line = Timeline(0.0, stream=True)
+    line = RequestTimeline(0.0, stream=True)
     line.enter(Stage.PREFILL_LEG, 0.001)
     assert line.read(5.0) == Timing(way="aggregated", ttft=None, tt2t=None, answer=None, first_made_s=None, total_s=5.0)
 
 
 @given(st.data())
 def test_parts_and_residual_add_up_whatever_happens(data: st.DataObject) -> None:
-    now, line = 0.0, Timeline(0.0, stream=data.draw(st.booleans()))
+    now, line = 0.0, RequestTimeline(0.0, stream=data.draw(st.booleans()))
     given_out = 0
     for _ in range(data.draw(st.integers(0, 12))):
         now += data.draw(st.floats(0, 10))
@@ -315,9 +315,9 @@ def test_bytes_are_bounded_too() -> None:
 def test_a_story_that_goes_on_and_on_keeps_its_beginning_and_its_end() -> None:
     each = story("a")
     for number in range(1000):
-        each.add(1.0, "choice", number=number)
+        each.add(1.0, "refused", (number,))
     told = each.as_json(2.0)
-    numbers = [turn["number"] for turn in told["turns"]]
+    numbers = [turn["status"] for turn in told["turns"]]
     assert (len(numbers), numbers[0], numbers[-1]) == (TURNS_MAX, 0, 999)
     assert told["turns_left_out"] == 1000 - TURNS_MAX
 

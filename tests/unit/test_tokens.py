@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.predict.prompt_tokens import START_BYTES_PER_TOKEN, Kind, Ratios, kind_of
+from router.predict.prompt_tokens import START_BYTES_PER_TOKEN, Ratios, TextKind, kind_of
 
 PROSE = "It was late in the evening, and nobody had come to the house for days; she wrote another letter. " * 20
 CODE = (
@@ -19,25 +19,27 @@ JAPANESE = "これはテストの文章です。よろしくお願いします�
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        (PROSE, Kind.TEXT),
-        (CODE, Kind.CODE),
-        (JSON, Kind.JSON),
-        (CHINESE, Kind.CJK),
-        (JAPANESE, Kind.CJK),
-        ("Grüße aus Köln: schöne Tage, Bäume, Äpfel, Öl. " * 30, Kind.TEXT),
-        ("Привет, как дела? Сегодня хорошая погода. " * 30, Kind.TEXT),
-        ("t[i], u[j]: {k, l}, [m, n], [o], {p: q} " * 30, Kind.CODE),
-        ("", Kind.TEXT),
-        ("短", Kind.CJK),
+        (PROSE, TextKind.TEXT),
+        (CODE, TextKind.CODE),
+        (JSON, TextKind.JSON),
+        (CHINESE, TextKind.CJK),
+        (JAPANESE, TextKind.CJK),
+        ("Grüße aus Köln: schöne Tage, Bäume, Äpfel, Öl. " * 30, TextKind.TEXT),
+        ("Привет, как дела? Сегодня хорошая погода. " * 30, TextKind.TEXT),
+        ("t[i], u[j]: {k, l}, [m, n], [o], {p: q} " * 30, TextKind.CODE),
+        ("", TextKind.TEXT),
+        ("短", TextKind.CJK),
     ],
 )
-def test_kinds_are_told_apart(text: str, kind: Kind) -> None:
+def test_kinds_are_told_apart(text: str, kind: TextKind) -> None:
     assert kind_of(text.encode()) is kind
 
 
 def test_kind_reads_only_samples() -> None:
-    assert kind_of((PROSE * 200).encode()) is Kind.TEXT
-    assert kind_of((PROSE[:600] + CHINESE * 500 + PROSE[-600:]).encode()) is Kind.TEXT, "two of three samples are prose"
+    assert kind_of((PROSE * 200).encode()) is TextKind.TEXT
+    assert kind_of((PROSE[:600] + CHINESE * 500 + PROSE[-600:]).encode()) is TextKind.TEXT, (
+        "two of three samples are prose"
+    )
 
 
 def test_cold_start_uses_the_kind() -> None:
@@ -50,20 +52,20 @@ def test_cold_start_uses_the_kind() -> None:
 def test_a_tenants_ratio_is_learned_and_the_safe_side_is_safe() -> None:
     ratios = Ratios()
     for at in range(400):
-        ratios.learn("acme", "qwen", Kind.TEXT, 1000, 200 + at % 100)
-    found = ratios.estimate("acme", "qwen", Kind.TEXT, 1000)
+        ratios.learn("acme", "qwen", TextKind.TEXT, 1000, 200 + at % 100)
+    found = ratios.estimate("acme", "qwen", TextKind.TEXT, 1000)
     assert found.tokens == pytest.approx(250, rel=0.03)
     assert found.tokens_high == pytest.approx(290, rel=0.04)
-    assert ratios.estimate("acme", "other model", Kind.TEXT, 1000).tokens < found.tokens + 1
-    assert ratios.estimate("acme", "qwen", Kind.CODE, 1000).tokens == pytest.approx(1000 / 3.4, rel=0.1)
+    assert ratios.estimate("acme", "other model", TextKind.TEXT, 1000).tokens < found.tokens + 1
+    assert ratios.estimate("acme", "qwen", TextKind.CODE, 1000).tokens == pytest.approx(1000 / 3.4, rel=0.1)
 
 
 def test_ids_are_counted() -> None:
     ratios = Ratios()
     known = len(ratios)
-    assert ratios.estimate("acme", "qwen", Kind.IDS, 4 * 123) == (123, 123)
-    ratios.learn("acme", "qwen", Kind.IDS, 400, 7)
-    ratios.learn("acme", "qwen", Kind.TEXT, 0, 7)
-    ratios.learn("acme", "qwen", Kind.TEXT, 7, 0)
+    assert ratios.estimate("acme", "qwen", TextKind.IDS, 4 * 123) == (123, 123)
+    ratios.learn("acme", "qwen", TextKind.IDS, 400, 7)
+    ratios.learn("acme", "qwen", TextKind.TEXT, 0, 7)
+    ratios.learn("acme", "qwen", TextKind.TEXT, 7, 0)
     assert len(ratios) == known
-    assert ratios.estimate("acme", "qwen", Kind.TEXT, 0).tokens == 1
+    assert ratios.estimate("acme", "qwen", TextKind.TEXT, 0).tokens == 1

@@ -12,18 +12,18 @@ import pytest
 
 from baton.clusterfile import read
 from baton.commands import engine, up
-from baton.plan import Planned, Wanted, from_file
+from baton.plan import PlacedEngine, WantedEngine, from_file
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from engine.vllm.hardware import Hardware
-from engine.vllm.placement import Gpu, Share
+from engine.vllm.hardware import EngineHardware
+from engine.vllm.placement import CudaGpu, MachineShare
 from engine.vllm.transfer import left_by_flags
 
 
-def planned(wanted: Wanted) -> list[str]:
-    share = Share(cores=(0,), gpus=())
-    return Planned(wanted=wanted, port=1, agent_port=2, side_channel_port=3, placed=share).words([])
+def planned(wanted: WantedEngine) -> list[str]:
+    share = MachineShare(cores=(0,), gpus=())
+    return PlacedEngine(wanted=wanted, port=1, agent_port=2, side_channel_port=3, placed=share).words([])
 
 
 def test_the_file_says_who_moves_the_cache(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_file_says_whose_requests_alone_are_served(tmp_path: Path) -> None:
 
 
 def test_each_engine_gets_a_door_of_its_own_that_goes_with_the_cluster() -> None:
-    wanted = [Wanted(name=f"p-{number}", role=Role.PREFILL, model=None, connector="baton") for number in range(2)]
+    wanted = [WantedEngine(name=f"p-{number}", role=Role.PREFILL, model=None, connector="baton") for number in range(2)]
     with ExitStack() as closing:
         doors, _ = up._with_doors(wanted, closing)
         folder = Path(doors[0].door).parents[1]
@@ -61,7 +61,7 @@ def test_each_engine_gets_a_door_of_its_own_that_goes_with_the_cluster() -> None
 
 @pytest.mark.parametrize("change", [{"connector": "nixl"}, {"engine": "mock"}])
 def test_others_get_none(change: dict[str, str]) -> None:
-    wanted = replace(Wanted(name="p", role=Role.PREFILL, model=None, connector="baton"), **change)
+    wanted = replace(WantedEngine(name="p", role=Role.PREFILL, model=None, connector="baton"), **change)
     with ExitStack() as closing:
         assert up._with_doors([wanted], closing)[0] == [wanted]
     words = planned(wanted)
@@ -69,7 +69,7 @@ def test_others_get_none(change: dict[str, str]) -> None:
     assert "nixl" in words if wanted.engine == "vllm" else "--transfer" not in words  # else the engine would choose
 
 
-HERE = Hardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
+HERE = EngineHardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ HERE = Hardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
     [
         ({}, HERE, "baton"),
         ({"connector": "nixl"}, HERE, "nixl"),
-        ({}, replace(HERE, gpus=(Gpu(id="0"),)), "nixl"),
+        ({}, replace(HERE, gpus=(CudaGpu(id="0"),)), "nixl"),
         ({}, replace(HERE, vllm="0.33.0"), "nixl"),
         ({"connector": "baton"}, replace(HERE, vllm="0.33.0"), "baton"),
         ({"ticket_keys_file": None}, HERE, "nixl"),
@@ -88,8 +88,8 @@ HERE = Hardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
     ids=["on CPU", "asked", "on GPUs", "another vLLM", "asked, another vLLM", "no keys", "the user's own", "ranks",
          "asked, ranks"],
 )  # fmt: skip
-def test_who_moves_it_where_nobody_has_said(changed: dict[str, Any], hardware: Hardware, connector: str) -> None:
-    wanted = Wanted(name="p", role=Role.PREFILL, model=None, connector="auto", ticket_keys_file="keys")
+def test_who_moves_it_where_nobody_has_said(changed: dict[str, Any], hardware: EngineHardware, connector: str) -> None:
+    wanted = WantedEngine(name="p", role=Role.PREFILL, model=None, connector="auto", ticket_keys_file="keys")
     assert [each.connector for each in up._with_connectors([replace(wanted, **changed)], hardware)] == [connector]
 
 
@@ -116,7 +116,7 @@ def test_flags_that_leave_the_cache_to_vllm(args: str, why: str | None) -> None:
 
 def test_instances_of_one_model_have_one_connector() -> None:
     """Two connectors hand nothing over to each other: one instance that is left to vLLM's takes the others with it."""
-    wanted = Wanted(name="d", role=Role.DECODE, model="/m", connector="auto", ticket_keys_file="keys")
+    wanted = WantedEngine(name="d", role=Role.DECODE, model="/m", connector="auto", ticket_keys_file="keys")
     ranks = replace(wanted, name="p", role=Role.PREFILL, vllm_args=("-dp", "2"))
     other = replace(wanted, name="o", model="/n")
     assert [each.connector for each in up._with_connectors([ranks, wanted, other], HERE)] == ["nixl", "nixl", "baton"]

@@ -2,14 +2,14 @@
 
 import pytest
 
-from engine.twin.blocks import Pool
-from engine.twin.config import Config
+from engine.twin.blocks import BlockPool
+from engine.twin.config import TwinConfig
 from engine.twin.tokens import Segment, Text
 
 TEXT = Text((Segment(1, 40),), 0, 4)
 
 
-def filled(pool: Pool, count: int) -> list[int]:
+def filled(pool: BlockPool, count: int) -> list[int]:
     blocks = pool.take(count)
     for number, block in enumerate(blocks):
         pool.cache(block, TEXT.chain(number))
@@ -17,7 +17,7 @@ def filled(pool: Pool, count: int) -> list[int]:
 
 
 def test_cached_blocks_are_reused_last_and_their_tail_first() -> None:
-    pool = Pool(6, 1)
+    pool = BlockPool(6, 1)
     cached, plain = filled(pool, 3), pool.take(2)
     pool.give_back(cached)
     pool.give_back(plain)
@@ -27,7 +27,7 @@ def test_cached_blocks_are_reused_last_and_their_tail_first() -> None:
 
 
 def test_a_free_block_that_is_cached_can_be_had_back() -> None:
-    pool = Pool(4, 1)
+    pool = BlockPool(4, 1)
     cached = filled(pool, 3)
     pool.give_back(cached)
     assert pool.hits(TEXT, 9) == cached
@@ -43,7 +43,7 @@ def test_a_free_block_that_is_cached_can_be_had_back() -> None:
 
 
 def test_the_first_of_two_equal_blocks_is_found() -> None:
-    pool = Pool(4, 1)
+    pool = BlockPool(4, 1)
     first, second = filled(pool, 1), filled(pool, 1)
     assert pool.hits(TEXT, 1) == first
     pool.give_back(first)
@@ -52,7 +52,7 @@ def test_the_first_of_two_equal_blocks_is_found() -> None:
 
 
 def test_a_block_is_given_back_once() -> None:
-    pool = Pool(2, 1)
+    pool = BlockPool(2, 1)
     blocks = pool.take(1)
     pool.give_back(blocks)
     with pytest.raises(AssertionError, match="once"):
@@ -60,7 +60,7 @@ def test_a_block_is_given_back_once() -> None:
 
 
 def test_a_fresh_pool_keeps_nothing_for_blocks_that_nobody_had() -> None:
-    pool = Pool(1_000_000, 1)
+    pool = BlockPool(1_000_000, 1)
     assert pool.take(3) == [0, 1, 2]
     assert pool.free_blocks == 999_997
     kept = (pool._front, pool._tail, pool._names, pool._idle, pool._extra, pool._written)
@@ -68,7 +68,7 @@ def test_a_fresh_pool_keeps_nothing_for_blocks_that_nobody_had() -> None:
 
 
 def test_a_row_is_cached_as_its_blocks_one_by_one() -> None:
-    row, single = Pool(9, 1), Pool(9, 1)
+    row, single = BlockPool(9, 1), BlockPool(9, 1)
     for _ in range(2):  # the second time there are equal ones already
         blocks = row.take(3)
         row.cache_row(blocks, TEXT.chains(0, 3))
@@ -78,7 +78,7 @@ def test_a_row_is_cached_as_its_blocks_one_by_one() -> None:
 
 
 def test_a_block_that_was_had_back_has_one_place_in_the_queue() -> None:
-    pool = Pool(4, 1)
+    pool = BlockPool(4, 1)
     cached = filled(pool, 4)
     pool.give_back(cached)
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_a_block_that_was_had_back_has_one_place_in_the_queue() -> None:
 
 
 def test_another_life_has_other_memory() -> None:
-    assert not set(Pool(8, 1).contents) & set(Pool(8, 2).contents)
+    assert not set(BlockPool(8, 1).contents) & set(BlockPool(8, 2).contents)
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_another_life_has_other_memory() -> None:
 )
 def test_settings_that_vllm_does_not_start_with(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"must be|does not fit"):
-        Config(**wrong)  # type: ignore[arg-type]
+        TwinConfig(**wrong)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from router.http.uploads import LINE_MAX, READ_BYTES, Kept, Uploads, client_of, share_of
+from router.http.uploads import LINE_MAX, READ_BYTES, UnparsedBody, Uploads, client_of, share_of
 
 
 class Sender:
@@ -162,7 +162,7 @@ def test_whatever_happens_all_come_to_their_end() -> None:
 
 def test_whatever_clients_do_all_come_to_their_end() -> None:
     chance = random.Random(2)
-    uploads, open_, kept, ended = Uploads(5000), dict[Sender, tuple[str, int]](), list[Kept](), 0
+    uploads, open_, kept, ended = Uploads(5000), dict[Sender, tuple[str, int]](), list[UnparsedBody](), 0
     for step in range(20_000):
         if step < 15_000 and len(open_) < 40 and chance.random() < 0.3:
             open_[Sender()] = chance.choice("aaab"), chance.randrange(1, 4000)

@@ -13,15 +13,15 @@ from baton.cli import main
 from cluster.errors import UsageError
 from costs import shipped
 from costs.profile import FIRST_TOKEN_MS
-from engine.twin.config import Config, Version
+from engine.twin.config import TwinConfig, Version
 from engine.twin.tokens import Segment
 from sim.validate.drive import drive
-from sim.validate.figures import Comparison, Figure, over_seeds, totals, without_its_own_run
+from sim.validate.figures import Figure, RunComparison, over_seeds, totals, without_its_own_run
 from sim.validate.measured import read_gpu, read_requests, read_series, read_settings, read_steady
 from sim.validate.stamped import Stamped, replay_stamped
-from sim.validate.steady import Load, replay_steady
+from sim.validate.steady import SteadyLoad, replay_steady
 from sim.validate.tables import markdown
-from sim.validate.workloads import WORKLOADS, Planned, steady, warm_up
+from sim.validate.workloads import WORKLOADS, PlannedRequest, steady, warm_up
 
 LLAMA = shipped.model_named("meta-llama/Llama-3.1-8B")
 REQUEST = {
@@ -189,7 +189,7 @@ def test_the_same_seed_the_same_load_and_new_questions_on_request() -> None:
 
 # -- by hand --
 
-SMALL = Config(num_blocks=20, max_model_len=200, max_num_seqs=1, version=Version(pull_after_forward=False))
+SMALL = TwinConfig(num_blocks=20, max_model_len=200, max_num_seqs=1, version=Version(pull_after_forward=False))
 
 
 def test_a_case_by_hand() -> None:
@@ -198,7 +198,7 @@ def test_a_case_by_hand() -> None:
     The first: 40 prompt tokens in 1000 + 400 ns; then two steps of 1000 + 7 + 3·41 and 1000 + 7 + 3·42. The second
     comes at 500, waits for its place until 3663, and needs 1000 + 160 and then 1000 + 7 + 3·17.
     """
-    planned = [Planned(0, (Segment(1, 40),), 3), Planned(500, (Segment(2, 16),), 2)]
+    planned = [PlannedRequest(0, (Segment(1, 40),), 3), PlannedRequest(500, (Segment(2, 16),), 2)]
     driven = drive(SMALL, Linear(), planned, [600, 5000])
     times = driven.times
     assert times.ttft.tolist() == pytest.approx([1400e-6, (3663 + 1160 - 500) / 1e6])
@@ -214,7 +214,7 @@ def test_a_case_by_hand() -> None:
 
 def test_a_first_token_from_a_step_like_any_other() -> None:
     """A prompt found in the cache but for its last token joins a run of decode steps, and speaks before its end."""
-    twice = [Planned(0, (Segment(1, 33),), 2), Planned(10_000, (Segment(1, 33),), 5)]
+    twice = [PlannedRequest(0, (Segment(1, 33),), 2), PlannedRequest(10_000, (Segment(1, 33),), 5)]
     times = drive(SMALL, Linear(), twice).times
     assert times.ttft[1] == pytest.approx((1000 + 7 + 3 * 33) / 1e6)
     assert times.e2e[1] == pytest.approx(sum(1000 + 7 + 3 * context for context in range(33, 38)) / 1e6)
@@ -223,9 +223,9 @@ def test_a_first_token_from_a_step_like_any_other() -> None:
 # -- figures --
 
 
-def comparison(name: str, predicted: float) -> Comparison:
+def comparison(name: str, predicted: float) -> RunComparison:
     figures = (Figure("E2E mean", "ms", 100.0, predicted),)
-    return Comparison(name=name, model="m", engine="e", because="b", figures=figures, requests=1, preemptions=0)
+    return RunComparison(name=name, model="m", engine="e", because="b", figures=figures, requests=1, preemptions=0)
 
 
 def test_errors_add_up_over_runs() -> None:
@@ -281,9 +281,9 @@ def test_a_run_that_went_as_predicted_has_no_error() -> None:
 
 def test_a_steady_run_is_seen_by_its_client() -> None:
     ((row,), _) = read_steady(f"{HEADER}\n{ROW}\n", "t")
-    usual = replay_steady(row, shipped.model_named(row.model), shipped.profiles(), Load(seeds=2, share=0.02))
+    usual = replay_steady(row, shipped.model_named(row.model), shipped.profiles(), SteadyLoad(seeds=2, share=0.02))
     bare = replay_steady(
-        row, shipped.model_named(row.model), shipped.profiles(), Load(seeds=2, share=0.02, first_token_ms=0.0)
+        row, shipped.model_named(row.model), shipped.profiles(), SteadyLoad(seeds=2, share=0.02, first_token_ms=0.0)
     )
     for name in ("TTFT mean", "E2E p99"):
         with_cpu, without = usual.figure(name), bare.figure(name)
@@ -379,9 +379,9 @@ def test_a_model_is_known_by_its_own_configuration(tmp_path: Path, capsys: pytes
 
 
 def test_each_run_is_left_out_of_the_fit_that_predicts_it() -> None:
-    def run(name: str, ttft: float, measured: float) -> Comparison:
+    def run(name: str, ttft: float, measured: float) -> RunComparison:
         figures = (Figure("TTFT mean", "ms", measured, ttft), Figure("TPOT mean", "ms", 10, 10))
-        return Comparison(name=name, model="m", engine="e", because="b", figures=figures, requests=1, preemptions=0)
+        return RunComparison(name=name, model="m", engine="e", because="b", figures=figures, requests=1, preemptions=0)
 
     alike = [run("a", 40, 40), run("b", 50, 50), run("c", 60, 80)]
     found = without_its_own_run(alike, 1.0)

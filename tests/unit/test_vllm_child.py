@@ -17,15 +17,15 @@ import pytest
 from cluster.errors import EngineFailed
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from engine.vllm.child import Change, EngineProcess, session_of
+from engine.vllm.child import EngineChange, EngineProcess, session_of
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.spec import EngineSpec
-from engine.vllm.supervise import Rules, State
+from engine.vllm.supervise import EngineState, SuperviseLimits
 
 pytestmark = pytest.mark.sockets
 
 KEY = "of-the-environment"
-RULES = Rules(pause_first_s=0.05, start_max_s=20, dead_max_s=0.0)
+RULES = SuperviseLimits(pause_first_s=0.05, start_max_s=20, dead_max_s=0.0)
 
 # Answers as vLLM does, asks for the key, prints vLLM's words, drains on SIGTERM. POST /die: 503 from then on.
 SERVER = """
@@ -65,7 +65,7 @@ server.serve_forever()
 class Engine:
     """An `EngineProcess` with its history."""
 
-    def __init__(self, folder: Path, source: str = SERVER, rules: Rules = RULES) -> None:
+    def __init__(self, folder: Path, source: str = SERVER, rules: SuperviseLimits = RULES) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -78,7 +78,7 @@ class Engine:
             port=self.port,
             side_channel_port=1,
         )
-        self.changes: list[Change] = []
+        self.changes: list[EngineChange] = []
         self.news = asyncio.Event()
         self.process = EngineProcess(
             spec,
@@ -89,11 +89,11 @@ class Engine:
             argv=[sys.executable, "-I", "-S", "-c", source, str(self.port)],
         )
 
-    def _told(self, change: Change) -> None:
+    def _told(self, change: EngineChange) -> None:
         self.changes.append(change)
         self.news.set()
 
-    async def wait_for(self, state: State, epoch: int = 1) -> Change:
+    async def wait_for(self, state: EngineState, epoch: int = 1) -> EngineChange:
         async with asyncio.timeout(20):
             while True:
                 for change in self.changes:
@@ -129,11 +129,11 @@ def keeper_of(engine: Engine) -> int:
 async def test_it_comes_up_tells_how_far_it_is_and_stops(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     async with running(engine):
-        await engine.wait_for(State.READY)
+        await engine.wait_for(EngineState.READY)
         assert engine.process.model == "fake"
         keeper = keeper_of(engine)
         engine.process.stop()
-        await engine.wait_for(State.STOPPED)
+        await engine.wait_for(EngineState.STOPPED)
     assert engine.states == ["starting", "ready", "stopping", "stopped"]
     assert engine.changes[0].detail == "importing vLLM"
     assert session_of(keeper) is None
@@ -142,11 +142,11 @@ async def test_it_comes_up_tells_how_far_it_is_and_stops(tmp_path: Path) -> None
 async def test_it_is_started_again_when_it_dies(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     async with running(engine):
-        await engine.wait_for(State.READY)
+        await engine.wait_for(EngineState.READY)
         os.kill(keeper_of(engine), signal.SIGKILL)
-        again = await engine.wait_for(State.RESTARTING)
+        again = await engine.wait_for(EngineState.RESTARTING)
         assert again.detail == "the process ended with exit code 137; starting again in 0.05 s"
-        await engine.wait_for(State.READY, epoch=2)
+        await engine.wait_for(EngineState.READY, epoch=2)
     assert engine.states == ["starting", "ready", "restarting", "starting", "ready", "stopping", "stopped"]
     log = engine.process.log_path.read_text()
     assert log.count("--- ") == 2, "a header for each start"
@@ -176,10 +176,10 @@ async def test_another_program_on_its_port_is_not_taken_for_it(tmp_path: Path) -
 async def test_one_that_says_it_is_dead_is_killed_and_its_last_error_told(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     async with running(engine):
-        await engine.wait_for(State.READY)
+        await engine.wait_for(EngineState.READY)
         async with Probe(engine.process.spec.url, KEY) as probe:
             await probe._ask("POST", "/die", 5, {})
-        again = await engine.wait_for(State.RESTARTING)
+        again = await engine.wait_for(EngineState.RESTARTING)
         assert "HTTP 503" in again.detail
         assert again.detail.endswith("RuntimeError: the kernel broke; starting again in 0.05 s")
 
@@ -200,7 +200,7 @@ async def test_a_start_that_fails_says_why(tmp_path: Path, source: str, why: str
 
 
 async def test_one_that_never_answers_is_given_up(tmp_path: Path) -> None:
-    engine = Engine(tmp_path, "import time; time.sleep(600)", Rules(start_max_s=0.3))
+    engine = Engine(tmp_path, "import time; time.sleep(600)", SuperviseLimits(start_max_s=0.3))
     with pytest.raises(EngineFailed, match="no first token after"):
         await engine.process.run()
 
@@ -209,7 +209,7 @@ async def test_a_cancelled_run_leaves_nothing(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(engine.process.run())
-        await engine.wait_for(State.READY)
+        await engine.wait_for(EngineState.READY)
         keeper = keeper_of(engine)
         task.cancel()
     assert session_of(keeper) is None
@@ -220,7 +220,7 @@ async def test_stopped_before_it_started(tmp_path: Path, at_once: bool) -> None:
     engine = Engine(tmp_path)
     async with asyncio.TaskGroup() as group:
         group.create_task(engine.process.run())
-        await engine.wait_for(State.STARTING)
+        await engine.wait_for(EngineState.STARTING)
         engine.process.stop(at_once=at_once)
     assert engine.states == ["starting", "stopping", "stopped"]
 

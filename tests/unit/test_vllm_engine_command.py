@@ -16,15 +16,15 @@ from baton.commands import engine
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from engine.vllm.hardware import Hardware
-from engine.vllm.placement import Gpu
+from engine.vllm.hardware import EngineHardware
+from engine.vllm.placement import CudaGpu
 from engine.vllm.spec import EngineSpec
 from sim.instance import rules_of
 
 pytestmark = pytest.mark.sockets
 
-CPU = Hardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
-GPU = Hardware(gpus=(Gpu(id="0"),), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
+CPU = EngineHardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
+GPU = EngineHardware(gpus=(CudaGpu(id="0"),), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
 CORE = min(os.sched_getaffinity(0))
 
 
@@ -131,7 +131,7 @@ def test_a_gpu_is_used_when_there_is_one_or_when_it_is_named(monkeypatch: pytest
 
 
 def test_no_vllm_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "find_hardware", lambda _: Hardware(gpus=(), cores=(0,), vllm=None, nixl=None))
+    monkeypatch.setattr(engine, "find_hardware", lambda _: EngineHardware(gpus=(), cores=(0,), vllm=None, nixl=None))
     with pytest.raises(UsageError, match="vLLM is not installed"):
         spec_of()
 
@@ -177,7 +177,7 @@ def test_credits_are_for_as_many_as_the_engine_runs_at_once(
     words: tuple[str, ...], name: str, gib: float, seqs: int
 ) -> None:
     """256 credits let an H100, which runs 1,024 requests at once, idle."""
-    gpu = Gpu(id="0", name=name, memory_mib=round(gib * 1024))
+    gpu = CudaGpu(id="0", name=name, memory_mib=round(gib * 1024))
     assert engine.seqs_max(words, (gpu,), ()) == seqs
 
 
@@ -198,7 +198,10 @@ def test_simulated_agents_go_by_the_same_rules(role: Role) -> None:
 
 
 def test_the_smallest_of_its_own_gpus_counts() -> None:
-    gpus = (Gpu(id="0", name="NVIDIA H100", memory_mib=81_000), Gpu(id="1", name="NVIDIA L4", memory_mib=23_000))
+    gpus = (
+        CudaGpu(id="0", name="NVIDIA H100", memory_mib=81_000),
+        CudaGpu(id="1", name="NVIDIA L4", memory_mib=23_000),
+    )
     assert engine.seqs_max((), gpus, ("0",)) == 1024
     assert engine.seqs_max((), gpus, ()) == 256
     assert engine.seqs_max((), (), ()) == 256

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.vllm.placement import Gpu, Share, share, split, visible_gpus
+from engine.vllm.placement import CudaGpu, MachineShare, share, split, visible_gpus
 
 SMI = "0, GPU-aaaa, 81559, NVIDIA H100, 80GB\n1, GPU-bbbb, 81559, NVIDIA H100\n2, GPU-bbcc, [N/A], Odd\n"
 
 
-def gpus(count: int) -> list[Gpu]:
-    return [Gpu(id=str(index)) for index in range(count)]
+def gpus(count: int) -> list[CudaGpu]:
+    return [CudaGpu(id=str(index)) for index in range(count)]
 
 
 def test_two_engines_on_two_cores_get_one_each() -> None:
-    assert share(2, [], (0, 1)) == (Share(cores=(0,)), Share(cores=(1,)))
+    assert share(2, [], (0, 1)) == (MachineShare(cores=(0,)), MachineShare(cores=(1,)))
 
 
 def test_cores_are_split_into_contiguous_parts() -> None:
@@ -25,15 +25,15 @@ def test_cores_are_split_into_contiguous_parts() -> None:
 
 def test_engines_that_have_to_share_cores_are_bound_to_none() -> None:
     """Two engines pinned to one core starve each other while they shake hands: 5 to 24 s for a first token."""
-    assert share(5, [], (4, 6)) == (Share(threads=1),) * 5
+    assert share(5, [], (4, 6)) == (MachineShare(threads=1),) * 5
 
 
 def test_an_engine_with_a_gpu_for_itself_keeps_vllms_memory_default() -> None:
-    assert share(2, gpus(4), (0, 1)) == (Share(gpus=("0",)), Share(gpus=("1",)))
+    assert share(2, gpus(4), (0, 1)) == (MachineShare(gpus=("0",)), MachineShare(gpus=("1",)))
 
 
 def test_two_engines_on_one_gpu_split_its_memory() -> None:
-    assert share(2, gpus(1), ()) == (Share(gpus=("0",), gpu_memory_share=0.45),) * 2
+    assert share(2, gpus(1), ()) == (MachineShare(gpus=("0",), gpu_memory_share=0.45),) * 2
 
 
 def test_the_fullest_gpu_decides_the_memory_of_all() -> None:
@@ -47,7 +47,7 @@ def test_engines_of_several_gpus() -> None:
 
 
 def test_no_cores_known_binds_nothing() -> None:
-    assert share(2, [], ()) == (Share(), Share())
+    assert share(2, [], ()) == (MachineShare(), MachineShare())
 
 
 @given(cores=st.lists(st.integers(0, 300), min_size=1, max_size=64, unique=True), parts=st.integers(1, 80))
@@ -75,19 +75,19 @@ def test_no_gpu_is_promised_more_memory_than_it_has(engines: int, count: int, ea
 @pytest.mark.parametrize(
     ("part", "flags", "words"),
     [
-        (Share(cores=(0, 1)), ["--cores", "0,1"], "cores 0, 1"),
-        (Share(cores=(3,)), ["--cores", "3"], "core 3"),
-        (Share(threads=1), ["--threads", "1"], "shared cores"),
-        (Share(gpus=("0",)), ["--gpu", "0"], "GPU 0"),
+        (MachineShare(cores=(0, 1)), ["--cores", "0,1"], "cores 0, 1"),
+        (MachineShare(cores=(3,)), ["--cores", "3"], "core 3"),
+        (MachineShare(threads=1), ["--threads", "1"], "shared cores"),
+        (MachineShare(gpus=("0",)), ["--gpu", "0"], "GPU 0"),
         (
-            Share(gpus=("0", "1"), gpu_memory_share=0.45),
+            MachineShare(gpus=("0", "1"), gpu_memory_share=0.45),
             ["--gpu", "0,1", "--gpu-memory-share", "0.45"],
             "GPUs 0, 1 (45% of their memory)",
         ),
-        (Share(), [], "any core"),
+        (MachineShare(), [], "any core"),
     ],
 )
-def test_a_share_as_flags_and_in_words(part: Share, flags: list[str], words: str) -> None:
+def test_a_share_as_flags_and_in_words(part: MachineShare, flags: list[str], words: str) -> None:
     assert (part.flags(), str(part)) == (flags, words)
 
 
@@ -113,7 +113,7 @@ def test_visible_gpus_follow_cudas_rules(visible: str | None, ids: list[str]) ->
 
 def test_what_nvidia_smi_says_of_a_gpu() -> None:
     first, _, odd = visible_gpus(SMI, None)
-    assert first == Gpu(id="0", name="NVIDIA H100, 80GB", memory_mib=81559)
+    assert first == CudaGpu(id="0", name="NVIDIA H100, 80GB", memory_mib=81559)
     assert odd.memory_mib == 0
 
 

@@ -11,21 +11,21 @@ from engine.vllm.supervise import (
     Begin,
     ChildExited,
     Effect,
+    EngineProbeFailed,
+    EngineState,
     Event,
-    GiveUp,
+    GiveUpEngine,
     Healthy,
     KillChild,
-    ProbeFailed,
-    Rules,
     StartChild,
-    State,
-    StopAsked,
     StopChild,
+    StopSupervised,
+    SuperviseLimits,
     Supervisor,
     Tick,
 )
 
-RULES = Rules(
+RULES = SuperviseLimits(
     start_max_s=100,
     restarts_max=3,
     window_s=1000,
@@ -39,20 +39,20 @@ RULES = Rules(
 )
 
 STARTING, READY, STOPPING, STOPPED = (
-    Announce(state) for state in (State.STARTING, State.READY, State.STOPPING, State.STOPPED)
+    Announce(state) for state in (EngineState.STARTING, EngineState.READY, EngineState.STOPPING, EngineState.STOPPED)
 )
 
 
 def died(code: int, pause_s: float) -> Announce:
-    return Announce(State.RESTARTING, f"the process ended with exit code {code}", pause_s)
+    return Announce(EngineState.RESTARTING, f"the process ended with exit code {code}", pause_s)
 
 
-def silent(epoch: int = 1) -> ProbeFailed:
-    return ProbeFailed(epoch, "no answer")
+def silent(epoch: int = 1) -> EngineProbeFailed:
+    return EngineProbeFailed(epoch, "no answer")
 
 
-def dead(epoch: int = 1) -> ProbeFailed:
-    return ProbeFailed(epoch, "HTTP 503", dead=True)
+def dead(epoch: int = 1) -> EngineProbeFailed:
+    return EngineProbeFailed(epoch, "HTTP 503", dead=True)
 
 
 Playbook = list[tuple[float, Event, tuple[Effect, ...]]]
@@ -68,47 +68,47 @@ NOW = KillChild("asked to stop at once")
 PLAYBOOKS: dict[str, Playbook] = {
     "comes up and is stopped": [
         *COMES_UP,
-        (30, StopAsked(), (STOPPING, StopChild())),
+        (30, StopSupervised(), (STOPPING, StopChild())),
         (33, ChildExited(1, 0), (STOPPED,)),
     ],
     "does not stop in time": [
         *COMES_UP,
-        (30, StopAsked(), (STOPPING, StopChild())),
+        (30, StopSupervised(), (STOPPING, StopChild())),
         (69, Tick(), ()),
         (70, Tick(), (KillChild("it did not stop in time"),)),
         (71, ChildExited(1, 137), (STOPPED,)),
     ],
     "a second request to stop kills, a third changes nothing": [
         *COMES_UP,
-        (30, StopAsked(), (STOPPING, StopChild())),
-        (31, StopAsked(), (NOW,)),
-        (32, StopAsked(), ()),
+        (30, StopSupervised(), (STOPPING, StopChild())),
+        (31, StopSupervised(), (NOW,)),
+        (32, StopSupervised(), ()),
         (33, ChildExited(1, 137), (STOPPED,)),
     ],
     "stopped at once": [
         *COMES_UP,
-        (30, StopAsked(at_once=True), (STOPPING, NOW)),
+        (30, StopSupervised(at_once=True), (STOPPING, NOW)),
         (31, ChildExited(1, 137), (STOPPED,)),
     ],
     "stopped while it starts: little patience": [
         (0, Begin(), (STARTING, StartChild(1))),
-        (1, StopAsked(), (STOPPING, StopChild())),
+        (1, StopSupervised(), (STOPPING, StopChild())),
         (2, Healthy(1), ()),
         (6, Tick(), (KillChild("it did not stop in time"),)),
         (7, ChildExited(1, 137), (STOPPED,)),
     ],
-    "stopped before it began": [(0, StopAsked(), (STOPPED,)), (1, Begin(), ())],
+    "stopped before it began": [(0, StopSupervised(), (STOPPED,)), (1, Begin(), ())],
     "a start that fails is not tried again": [
         (0, Begin(), (STARTING, StartChild(1))),
         (
             9,
             ChildExited(1, 2),
             (
-                Announce(State.FAILED, "the process ended with exit code 2"),
-                GiveUp("the process ended with exit code 2"),
+                Announce(EngineState.FAILED, "the process ended with exit code 2"),
+                GiveUpEngine("the process ended with exit code 2"),
             ),
         ),
-        (10, StopAsked(), ()),
+        (10, StopSupervised(), ()),
     ],
     "a start that takes too long is killed and given up": [
         (0, Begin(), (STARTING, StartChild(1))),
@@ -117,7 +117,7 @@ PLAYBOOKS: dict[str, Playbook] = {
         (
             102,
             ChildExited(1, 137),
-            (Announce(State.FAILED, "no first token after 100 s"), GiveUp("no first token after 100 s")),
+            (Announce(EngineState.FAILED, "no first token after 100 s"), GiveUpEngine("no first token after 100 s")),
         ),
     ],
     "an engine that was ready is started again, with growing pauses, three times": [
@@ -134,8 +134,8 @@ PLAYBOOKS: dict[str, Playbook] = {
             80,
             ChildExited(4, 1),
             (
-                Announce(State.FAILED, "the process ended with exit code 1; 3 restarts in 1000 s did not help"),
-                GiveUp("the process ended with exit code 1; 3 restarts in 1000 s did not help"),
+                Announce(EngineState.FAILED, "the process ended with exit code 1; 3 restarts in 1000 s did not help"),
+                GiveUpEngine("the process ended with exit code 1; 3 restarts in 1000 s did not help"),
             ),
         ),
     ],
@@ -161,7 +161,7 @@ PLAYBOOKS: dict[str, Playbook] = {
     "stopped in the pause before a restart": [
         *COMES_UP,
         (30, ChildExited(1, 1), (died(1, 1),)),
-        (30.5, StopAsked(), (STOPPED,)),
+        (30.5, StopSupervised(), (STOPPED,)),
         (31, Tick(), ()),
     ],
     "an engine that hangs is killed and started again": [
@@ -171,7 +171,7 @@ PLAYBOOKS: dict[str, Playbook] = {
         (60, silent(), (KILLED_SILENT,)),
         (61, silent(), ()),
         (61, Healthy(1), ()),
-        (62, ChildExited(1, 137), (Announce(State.RESTARTING, KILLED_SILENT.because, 1),)),
+        (62, ChildExited(1, 137), (Announce(EngineState.RESTARTING, KILLED_SILENT.because, 1),)),
         (63, Tick(), (STARTING, StartChild(2))),
     ],
     "one answer in between is enough": [
@@ -196,7 +196,7 @@ PLAYBOOKS: dict[str, Playbook] = {
         *COMES_UP,
         (30, silent(), ()),
         (60, silent(), (KILLED_SILENT,)),
-        (61, StopAsked(), (STOPPING,)),
+        (61, StopSupervised(), (STOPPING,)),
         (62, ChildExited(1, 137), (STOPPED,)),
     ],
     "news of an older start change nothing": [
@@ -226,8 +226,8 @@ def test_playbook(name: str) -> None:
         ([(0, Begin())], 100),
         ([(0, Begin()), (20, Healthy(1))], None),
         ([(0, Begin()), (20, Healthy(1)), (30, ChildExited(1, 1))], 31),
-        ([(0, Begin()), (20, Healthy(1)), (30, StopAsked())], 70),
-        ([(0, Begin()), (20, Healthy(1)), (30, StopAsked()), (31, ChildExited(1, 0))], None),
+        ([(0, Begin()), (20, Healthy(1)), (30, StopSupervised())], 70),
+        ([(0, Begin()), (20, Healthy(1)), (30, StopSupervised()), (31, ChildExited(1, 0))], None),
     ],
 )
 def test_it_wakes_when_something_is_due(events: list[tuple[float, Event]], wakeup: float | None) -> None:
@@ -242,9 +242,9 @@ _EVENTS = st.one_of(
     st.just(Begin()),
     st.just(Tick()),
     st.builds(Healthy, _EPOCHS),
-    st.builds(ProbeFailed, _EPOCHS, st.just("x"), st.booleans()),
+    st.builds(EngineProbeFailed, _EPOCHS, st.just("x"), st.booleans()),
     st.builds(ChildExited, _EPOCHS, st.integers(0, 255)),
-    st.builds(StopAsked, st.booleans()),
+    st.builds(StopSupervised, st.booleans()),
 )
 
 
@@ -267,7 +267,7 @@ def test_never_two_processes_and_nothing_after_the_end(steps: list[tuple[float, 
                 running = True
             elif isinstance(effect, StopChild | KillChild):
                 assert running
-            elif isinstance(effect, GiveUp) or effect == STOPPED:
+            elif isinstance(effect, GiveUpEngine) or effect == STOPPED:
                 assert not running
                 ended = True
         waking = supervisor.next_wakeup()

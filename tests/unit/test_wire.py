@@ -150,12 +150,12 @@ def test_only_harmless_headers_pass() -> None:
 
 
 def test_a_second_run_of_a_prompt_does_not_count_as_cached() -> None:
-    hold = wire.Transfer({"remote_engine_id": "e", "remote_prefill_cached_tokens": 48})
+    hold = wire.TransferFields({"remote_engine_id": "e", "remote_prefill_cached_tokens": 48})
     assert hold.cached_tokens == 48
     assert hold.at_most_cached(16).fields == {"remote_engine_id": "e", "remote_prefill_cached_tokens": 16}
     assert hold.untold().fields == {"remote_engine_id": "e"}
     for as_it_is in (None, 48, 64):
         assert hold.at_most_cached(as_it_is) is hold
-    silent = wire.Transfer({"remote_prefill_cached_tokens": None})
+    silent = wire.TransferFields({"remote_prefill_cached_tokens": None})
     assert silent.cached_tokens is None
     assert silent.at_most_cached(0) is silent

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from decode.peers import NOT_ITS_OWN
-from engine.vllm.connector.pages import Memory
+from engine.vllm.connector.pages import PagedMemory
 from kvtransfer.block_digests import DIGEST_BYTES, Hash, Region, Vouchers, runs
 
 BLOCKS_MAX: Final = 1 << 28
@@ -22,13 +22,13 @@ class Digests:
     def __init__(self, blocks: int) -> None:
         """`blocks`: the number of blocks of its KV cache."""
         self.blocks = blocks
-        self.offered, self._landing = (Memory(blocks * DIGEST_BYTES) for _ in range(2))
+        self.offered, self._landing = (PagedMemory(blocks * DIGEST_BYTES) for _ in range(2))
         self._tables: dict[tuple[str, int], tuple[int, int]] = {}
         """As D: the producers' tables by engine and rank: address and number of blocks."""
         self._vouchers: Vouchers | None = None
 
     @property
-    def memory(self) -> tuple[Memory, Memory]:
+    def memory(self) -> tuple[PagedMemory, PagedMemory]:
         """The memory to register."""
         return self.offered, self._landing
 

@@ -19,7 +19,7 @@ DIGESTS: str = "baton_digests"
 """As `TABLE`: ``[address, blocks]`` of the block digests, if the engine has them (`kvtransfer.block_digests`)."""
 
 
-class Expected(NamedTuple):
+class ExpectedHold(NamedTuple):
     """What a pulling request must find at its producer."""
 
     slot: Slot | None
@@ -43,13 +43,13 @@ class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]
         self.reqs_in_batch: set[str] = set()
         self.reqs_to_send: dict[str, float] = {}
         self.reqs_not_processed: set[str] = set()
-        self.expected: dict[str, Expected] = {}
+        self.expected: dict[str, ExpectedHold] = {}
         """For `reqs_to_recv`."""
         self.vouched: dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]] = {}
         """Prefill legs whose prompts this step completes: their blocks, and each block's name."""
 
 
-class Told(KVConnectorWorkerMetadata):  # type: ignore[misc]
+class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """The workers' reports to the scheduler half since the last one, all ranks together."""
 
     def __init__(self, counts: Counter[str], peers: dict[str, str], ended: dict[str, str]) -> None:
@@ -62,9 +62,9 @@ class Told(KVConnectorWorkerMetadata):  # type: ignore[misc]
     def __bool__(self) -> bool:
         return bool(self.counts or self.peers or self.ended)
 
-    def aggregate(self, other: Any) -> Told:
+    def aggregate(self, other: Any) -> WorkerReport:
         """Combine the reports of several ranks: blocks that one rank cannot use are not used."""
         ended = {
             request: self.ended.get(request) or other.ended.get(request, "") for request in self.ended | other.ended
         }
-        return Told(self.counts + other.counts, {**self.peers, **other.peers}, ended)
+        return WorkerReport(self.counts + other.counts, {**self.peers, **other.peers}, ended)

@@ -32,7 +32,7 @@ def paced(api: ModuleType, locking: Any) -> Iterator[None]:
         yield
         return
 
-    class Config(plain):  # type: ignore[misc]
+    class PacedNixlConfig(plain):  # type: ignore[misc]
         """NIXL's agent configuration with two of Baton's settings."""
 
         @property
@@ -51,7 +51,7 @@ def paced(api: ModuleType, locking: Any) -> Iterator[None]:
         def syncMode(self, value: Any) -> None:  # noqa: N802
             sync.__set__(self, locking)
 
-    bindings.nixlAgentConfig = Config
+    bindings.nixlAgentConfig = PacedNixlConfig
     try:
         yield
     finally:

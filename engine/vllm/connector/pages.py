@@ -6,7 +6,7 @@ import ctypes
 import mmap
 
 
-class Memory:
+class PagedMemory:
     """Bytes of this process that NIXL may register: whole pages, outside Python's heap."""
 
     def __init__(self, size: int) -> None:

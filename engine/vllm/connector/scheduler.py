@@ -22,10 +22,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import Nix
 from vllm.v1.engine import EngineCoreRequestType
 
 from cluster.wire import TRANSFER
-from decode.peers import PEERS_MAX, Peer, Peers
+from decode.peers import PEERS_MAX, ProducerLife, ProducerPeers
 from decode.pulls import Pulls, worth_pulling
-from engine.vllm.connector.metadata import BatonMetadata, Expected, Told
-from kvtransfer.asks import Ask, Forget, Introduce, Metadata, Payload, Release, State
+from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
+from kvtransfer.asks import Ask, Forget, HeldState, Introduce, Metadata, Payload, ReleaseName
 from kvtransfer.block_digests import Computing, names
 from kvtransfer.door import Door
 from kvtransfer.fields import held_in, name_in, pull_in, sane
@@ -53,7 +53,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._compatibility = ""
         self._holds = Holds(Slots(SLOTS, secrets.token_bytes(32)))
         self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-        self._pulls = Pulls(Peers())
+        self._pulls = Pulls(ProducerPeers())
         self._computing = Computing() if options.get("digests") else None
         """Legs whose blocks will get digests; None: digests are off."""
         self._counts: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                     "compatibility": self._compatibility,
                     "payloads": [each.object() for each in self._payloads],
                 }
-            case State():
+            case HeldState():
                 return self._state()
             case Introduce(engine_id):
                 known = self._pulls.peers
@@ -110,7 +110,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             "counts": dict(sorted(counts.items())),
         }
 
-    def _told_of(self, engine: str, peer: Peer) -> dict[str, Any]:
+    def _told_of(self, engine: str, peer: ProducerLife) -> dict[str, Any]:
         return {
             "instance": peer.instance,
             "link": peer.link,
@@ -229,13 +229,13 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         meta.orders = self._holds.take_orders()
         return meta
 
-    def _expected(self, request: Any, local: Any) -> Expected:
+    def _expected(self, request: Any, local: Any) -> ExpectedHold:
         """What a request must find at its producer. Without `local` blocks it reads nothing, and only sends the
         notice.
         """
         fields = request.kv_transfer_params or {}
         vouched = self._computing is not None and any(local)
-        return Expected(slot_in(fields), self._names(request, fields["remote_num_tokens"]) if vouched else ())
+        return ExpectedHold(slot_in(fields), self._names(request, fields["remote_num_tokens"]) if vouched else ())
 
     def _vouched(self, output: Any) -> dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]]:
         """The prompts that this step completes: a connector learns a request's blocks only from vLLM's steps."""
@@ -265,7 +265,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 case Forget(engine_id):
                     self._pulls.peers.forgotten(engine_id)
                     forgotten.append(engine_id)
-                case Release(name):
+                case ReleaseName(name):
                     self._holds.release(name, time.monotonic())
         return tuple(introductions), tuple(forgotten)
 
@@ -293,7 +293,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """The workers' reports: ended holds, ended pulls, and counts."""
         super().update_connector_output(connector_output)
         now, told = time.monotonic(), connector_output.kv_connector_worker_meta
-        if isinstance(told, Told):
+        if isinstance(told, WorkerReport):
             self._counts += told.counts
             for engine, link in told.peers.items():
                 self._pulls.peers.stands(engine, link)

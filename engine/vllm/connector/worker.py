@@ -20,11 +20,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgent
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.platforms import current_platform
 
-from decode.reads import Landings, Reads, Source, try_to_read
+from decode.reads import Landings, RankSource, Reads, try_to_read
 from engine.vllm.connector.digests import Digests
-from engine.vllm.connector.metadata import DIGESTS, TABLE, BatonMetadata, Expected, Told
+from engine.vllm.connector.metadata import DIGESTS, TABLE, BatonMetadata, ExpectedHold, WorkerReport
 from engine.vllm.connector.paced import NoticesKept, paced
-from engine.vllm.connector.pages import Memory, view
+from engine.vllm.connector.pages import PagedMemory, view
 from kvtransfer.asks import Introduce
 from kvtransfer.block_digests import Region
 from kvtransfer.hold_marks import SLOT_BYTES, SLOTS, SLOTS_MAX
@@ -64,20 +64,20 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self.nixl_wrapper = NoticesKept(self._agent, self._prove)
         options = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._digests = Digests(self._logical_num_blocks) if options.get("digests") else None
-        self._table = Memory(SLOTS * SLOT_BYTES)
-        self._landing = Memory(LANDINGS * SLOT_BYTES)
-        self._first = Memory(mmap.PAGESIZE)
+        self._table = PagedMemory(SLOTS * SLOT_BYTES)
+        self._landing = PagedMemory(LANDINGS * SLOT_BYTES)
+        self._first = PagedMemory(mmap.PAGESIZE)
         """The common target of the first reads of new peers: its content is never used."""
         self._leases = Leases(terms(int(options.get("kv_lease_duration", 30))), self._write)
         """As P: the leases."""
         self._introduced: dict[str, Introduce] = {}
         self._tables: dict[tuple[str, int], tuple[int, int]] = {}
         """As D: the producers' slot tables, by engine and rank: address and number of slots."""
-        self._expected: dict[str, Expected] = {}
+        self._expected: dict[str, ExpectedHold] = {}
         """As D: what requests must find, until their pull has ended."""
-        self._sources: list[Source] = []
+        self._sources: list[RankSource] = []
         """The ranks that the current request reads from, while its reads are posted."""
-        self._told = Told(Counter(), {}, {})
+        self._told = WorkerReport(Counter(), {}, {})
         """The next report to the scheduler half."""
         self._reads = Reads(self._agent, Landings(self._landing.view, self._landing.address), self._look)
         self._work = threading.Condition()
@@ -232,7 +232,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._expected.pop(req_id, None)
             return
         try:
-            self._read(req_id, meta, self._expected.get(req_id, Expected(None)))
+            self._read(req_id, meta, self._expected.get(req_id, ExpectedHold(None)))
         except Exception as error:  # one failed pull: this engine computes the prompt; raising would end the engine
             if not isinstance(error, NotServed):
                 logger.exception("%s cannot be pulled", req_id)
@@ -244,7 +244,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if engine_id in self._remote_agents or req_id in self._recv_failures:
             self._expected.pop(req_id, None)
 
-    def _read(self, req_id: str, meta: Any, expected: Expected) -> None:
+    def _read(self, req_id: str, meta: Any, expected: ExpectedHold) -> None:
         engine_id, slot = meta.remote.engine_id, expected.slot
         met = engine_id in self._remote_agents and engine_id not in self._invalid_remote_engines
         reads = meta.awaiting_kvs and any(meta.local_block_ids)
@@ -263,7 +263,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             with self._work:
                 self._work.notify()
 
-    def _compare(self, meta: Any, expected: Expected, remote: Sequence[int]) -> tuple[tuple[Any, ...], Any]:
+    def _compare(self, meta: Any, expected: ExpectedHold, remote: Sequence[int]) -> tuple[tuple[Any, ...], Any]:
         """With digests: the read of these blocks' digests, and the function that compares them with the blocks."""
         if self._digests is None:
             return (), None
@@ -273,7 +273,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         handle = self._digests.read(self._agent, agent, (engine_id, rank), remote[first:], local)
         return (handle,), self._digests.compare(expected.names[first:], local)
 
-    def _check(self, meta: Any, expected: Expected) -> Sequence[int]:
+    def _check(self, meta: Any, expected: ExpectedHold) -> Sequence[int]:
         """Before anything is read: check that the pull could be confirmed, and that it reads this prompt's own blocks.
 
         Returns these blocks, if P's have this engine's size.
@@ -320,7 +320,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             slot = self._expected[fields["request_id"]].slot
             assert slot is not None, "checked before anything was read"
             address = self._tables[engine_id, rank][0] + slot.index * SLOT_BYTES
-            self._sources.append(Source(self._remote_agents[engine_id][0, rank], address, self._prove(note)))
+            self._sources.append(RankSource(self._remote_agents[engine_id][0, rank], address, self._prove(note)))
         self.nixl_wrapper.kept.clear()
         return posted
 
@@ -403,13 +403,13 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     # --- reports ---
 
-    def tell(self) -> Told | None:
+    def tell(self) -> WorkerReport | None:
         """The report since the last one."""
         self._told.counts.update(self._leases.counts)
         self._leases.counts.clear()
         if not self._told:
             return None
-        told, self._told = self._told, Told(Counter(), {}, {})
+        told, self._told = self._told, WorkerReport(Counter(), {}, {})
         return told
 
     def shutdown(self) -> None:

@@ -39,7 +39,7 @@ RATE_S: Final = 2.0
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _Waiter:
     """One waiting request."""
 
     who: Any
@@ -74,8 +74,8 @@ class FlowControlQueue:
     """
 
     def __init__(self) -> None:
-        self._entries: Final[dict[object, _Entry]] = {}
-        self._groups: Final[dict[tuple[Hashable, str, bool], list[tuple[float, int, _Entry]]]] = {}
+        self._entries: Final[dict[object, _Waiter]] = {}
+        self._groups: Final[dict[tuple[Hashable, str, bool], list[tuple[float, int, _Waiter]]]] = {}
         self._called: Final[dict[object, set[Hashable]]] = {}
         """The requests that ask now, and the kinds that found no place in this round."""
         self._again: Final[set[object]] = set()
@@ -122,7 +122,7 @@ class FlowControlQueue:
         self._remove(who)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
-        entry = _Entry(who, kind, wanted.tenant, due, work_ms, number, wanted.prompt_tokens, wanted.whose)
+        entry = _Waiter(who, kind, wanted.tenant, due, work_ms, number, wanted.prompt_tokens, wanted.whose)
         entry.promised = bool(wanted.ttft_ms)
         entry.within = wanted.lengths_within
         if entry.promised:
@@ -145,10 +145,10 @@ class FlowControlQueue:
         if least is not None:
             self._given[tenant] = max(self._given.get(tenant, 0.0), least)
 
-    def _insert(self, entry: _Entry) -> None:
+    def _insert(self, entry: _Waiter) -> None:
         insort(self._groups.setdefault((entry.kind, entry.tenant, entry.late), []), (*entry.key, entry))
 
-    def _remove(self, who: object) -> _Entry | None:
+    def _remove(self, who: object) -> _Waiter | None:
         entry = self._entries.pop(who, None)
         self._called.pop(who, None)
         self._again.discard(who)
@@ -157,7 +157,7 @@ class FlowControlQueue:
             self._patient -= not entry.promised
         return entry
 
-    def _take_out(self, entry: _Entry) -> None:
+    def _take_out(self, entry: _Waiter) -> None:
         name = (entry.kind, entry.tenant, entry.late)
         group = self._groups[name]
         del group[bisect_left(group, entry.key, key=lambda each: each[:2])]
@@ -214,14 +214,14 @@ class FlowControlQueue:
         self._called[entry.who] = tried
         return (entry.who,)
 
-    def _first(self, tried: set[Hashable]) -> _Entry | None:
+    def _first(self, tried: set[Hashable]) -> _Waiter | None:
         """The next request, of the kinds that may still find a place."""
         heads = [group[0][2] for (kind, _, _), group in self._groups.items() if kind not in tried]
         if not heads:
             return None
         least = min(self._given.get(entry.tenant, 0.0) for entry in heads)
 
-        def rank(entry: _Entry) -> tuple[bool, bool, float, int]:
+        def rank(entry: _Waiter) -> tuple[bool, bool, float, int]:
             ahead = self._given.get(entry.tenant, 0.0) - least
             return (entry.late, ahead > FAIR_MS, entry.due, entry.number)
 
@@ -270,7 +270,7 @@ class FlowControlQueue:
             ),
             key=lambda entry: entry.key,
         )
-        largest: list[tuple[bool, float, int, _Entry]] = []
+        largest: list[tuple[bool, float, int, _Waiter]] = []
         ahead_ms, gone = 0.0, []
         for entry in waiting:
             if now > entry.due:

@@ -31,7 +31,7 @@ PER: Final = 100.0
 """The number of a table's points in one budget."""
 
 
-class Table:
+class BudgetTable:
     """A function of the used share of a budget, as straight lines between equally spaced points."""
 
     def __init__(self, of: Callable[[Floats], Floats]) -> None:
@@ -73,8 +73,8 @@ def _near(used: Floats) -> Floats:
     return found
 
 
-NEAR: Final = Table(_near)
-OWN: Final = Table(lambda used: used * _near(used))
+NEAR: Final = BudgetTable(_near)
+OWN: Final = BudgetTable(lambda used: used * _near(used))
 """The cost of a used share..."""
-OWN_MISSED: Final = Table(lambda used: used * _near(used) + MISS * missed(used))
+OWN_MISSED: Final = BudgetTable(lambda used: used * _near(used) + MISS * missed(used))
 """... and with the cost of missing the target."""

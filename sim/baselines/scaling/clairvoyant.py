@@ -21,9 +21,9 @@ import numpy as np
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput import actions as do
-from goodput.demand import Promise
-from goodput.observation import Phase, Seen
-from goodput.sizing import Lengths, Load, Sizer
+from goodput.demand import ClassPromise
+from goodput.observation import InstanceSeen, Phase
+from goodput.sizing import LoadToServe, RecentLengths, Sizer
 from goodput.sketch import sketch_of
 from loadgen.arrival import Arrival
 from sim.baselines.scaling.laws import Law
@@ -41,7 +41,7 @@ def needs(law: Law, arrivals: Sequence[Arrival], ease: float, attainment: float)
     end_s = arrivals[-1].at_s
     count = math.ceil(end_s / WINDOW_S) + 1
     at = np.array([each.at_s for each in arrivals])
-    promise = Promise(ttft_ms=law.targets.ttft_ms, tpot_ms=law.targets.tpot_ms, attainment=attainment)
+    promise = ClassPromise(ttft_ms=law.targets.ttft_ms, tpot_ms=law.targets.tpot_ms, attainment=attainment)
     found: dict[Role, list[int]] = {role: [] for role in law.pools}
     sizers = {role: Sizer(pool.engine, pool.first_token_ms) for role, pool in law.pools.items()}
     for number in range(count):
@@ -49,13 +49,13 @@ def needs(law: Law, arrivals: Sequence[Arrival], ease: float, attainment: float)
         first, last = np.searchsorted(at, [low, high])
         here = arrivals[int(first) : int(last)]
         around = arrivals[max(0, int(first) - 20) : int(last) + 20]
-        lengths = Lengths(
+        lengths = RecentLengths(
             prompts=sketch_of(each.input_tokens for each in around),
             answers=sketch_of(max(1, each.output_tokens) for each in around),
         )
         seconds = max(WINDOW_S, min(high, end_s) - max(0.0, low))  # less is left of the last one: no load is that dense
         rate = len(here) / seconds / ease
-        load = Load(rate=rate, lengths={"": lengths}, promises={"": promise})
+        load = LoadToServe(rate=rate, lengths={"": lengths}, promises={"": promise})
         for role, sizer in sizers.items():
             found[role].append(sizer.need(role, load, attainment)[0] if here else 1)
     return found
@@ -116,7 +116,7 @@ class Clairvoyant:
             there.remove(spare)
             sight.actuator.drain(do.Drain(instance=spare.id, deadline_s=self._law.drain_s, because="known"))
 
-    def _shift(self, sight: Sight, ready: list[Seen], at: int) -> None:
+    def _shift(self, sight: Sight, ready: list[InstanceSeen], at: int) -> None:
         """Roles as this window needs them; instances that no role needs decode."""
         if Role.BOTH in self._law.pools:
             return
@@ -126,14 +126,14 @@ class Clairvoyant:
             for each in givers[: max(0, min(self._needs[to][at] - takers, len(givers) - self._needs[of][at]))]:
                 sight.actuator.flip(do.Flip(instance=each.id, role=to, because="known"))
 
-    def _shortest(self, there: list[Seen], at: int) -> Role:
+    def _shortest(self, there: list[InstanceSeen], at: int) -> Role:
         ahead = min(len(self._exist) - 1, at + 4)
         return max(
             self._needs,
             key=lambda role: self._needs[role][ahead] - sum(each.role is role for each in there),
         )
 
-    def _spare(self, there: list[Seen], at: int) -> Seen | None:
+    def _spare(self, there: list[InstanceSeen], at: int) -> InstanceSeen | None:
         """One that its role can do without."""
         for role in sorted(self._needs, key=lambda role: -self._over(there, role, at)):
             mine = [each for each in there if each.role is role]
@@ -142,5 +142,5 @@ class Clairvoyant:
                 return min(mine, key=lambda each: (each.phase is Phase.READY, each.kv_usage or 0.0, each.id))
         return None
 
-    def _over(self, there: list[Seen], role: Role, at: int) -> int:
+    def _over(self, there: list[InstanceSeen], role: Role, at: int) -> int:
         return sum(each.role is role for each in there) - self._needs[role][at]

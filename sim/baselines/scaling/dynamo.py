@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from cluster.instance import Role
-from goodput.observation import Phase, Seen
+from goodput.observation import InstanceSeen, Phase
 from sim.baselines.scaling.laws import Law
 from sim.baselines.scaling.pods import Pods
 from sim.scaling import Sight
@@ -158,7 +158,7 @@ class DynamoPlanner:
         self._told_s = sight.now_s
         return found
 
-    def _passing(self, each: Seen, role: Role, now_s: float, mean: float, waiting: float) -> dict[str, Any]:
+    def _passing(self, each: InstanceSeen, role: Role, now_s: float, mean: float, waiting: float) -> dict[str, Any]:
         """An engine's last step, as far as its heartbeat tells it."""
         engine = self._law.pools[role].engine
         running = each.running or 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from cluster.instance import Role
 from goodput.budget import NO_BUDGET, Budget
-from goodput.observation import Phase, Seen
+from goodput.observation import InstanceSeen, Phase
 from goodput.pools import ScalingPool
 from loadgen.report import Targets
 from sim.baselines.scaling.pods import Pods
@@ -105,11 +105,11 @@ class _OnPods(ABC):
                 self.pods.set(sight, role, self.behavior[role].allowed(sight.now_s, len(there), wanted), "law")
 
     @abstractmethod
-    def wanted(self, sight: Sight, role: Role, ready: list[Seen], have: int) -> int | None:
+    def wanted(self, sight: Sight, role: Role, ready: list[InstanceSeen], have: int) -> int | None:
         """Replicas by the law; None: it does not say."""
 
 
-def _ratio(ready: list[Seen], have: int, value: float, target: float) -> int:
+def _ratio(ready: list[InstanceSeen], have: int, value: float, target: float) -> int:
     """HPA's algorithm: pods that are not ready count as 0 when scaling up; within a tenth of the target nothing is
     done.
     """
@@ -132,7 +132,7 @@ class HpaOnKv(_OnPods):
     one pod whatever comes.
     """
 
-    def wanted(self, sight: Sight, role: Role, ready: list[Seen], have: int) -> int | None:
+    def wanted(self, sight: Sight, role: Role, ready: list[InstanceSeen], have: int) -> int | None:
         """By the ratio of the metric to its target."""
         if role is Role.PREFILL:
             on_pods = sum((each.running or 0) + (each.waiting or 0) for each in ready)
@@ -143,7 +143,7 @@ class HpaOnKv(_OnPods):
 class KedaOnQueues(_OnPods):
     """KEDA's two triggers for each pool: 1 request that waits, 16 that run; the larger answer counts."""
 
-    def wanted(self, sight: Sight, role: Role, ready: list[Seen], have: int) -> int | None:
+    def wanted(self, sight: Sight, role: Role, ready: list[InstanceSeen], have: int) -> int | None:
         """The larger of both."""
         waiting = float(sum(each.waiting or 0 for each in ready))
         if role is Role.PREFILL:
@@ -176,7 +176,7 @@ class LlmdSlo(_OnPods):
             down_period_s=120.0,
         )
 
-    def wanted(self, sight: Sight, role: Role, ready: list[Seen], have: int) -> int | None:
+    def wanted(self, sight: Sight, role: Role, ready: list[InstanceSeen], have: int) -> int | None:
         """Five lines, as they are."""
         ended = sight.meters.since(sight.now_s - 60.0)
         targets = self.law.targets
@@ -216,7 +216,7 @@ class LlmdTokens(_OnPods):
             down_period_s=300.0,
         )
 
-    def wanted(self, sight: Sight, role: Role, ready: list[Seen], have: int) -> int | None:
+    def wanted(self, sight: Sight, role: Role, ready: list[InstanceSeen], have: int) -> int | None:
         """V_P is an instance's prompt tokens a second at the mean length of recent prompts."""
         if role is not Role.PREFILL:
             return math.ceil(sum(each.kv_usage or 0.0 for each in ready) / 0.8)

@@ -11,9 +11,9 @@ from typing import Final
 
 from cluster.instance import Role
 from goodput import actions as do
-from goodput.demand import Promise
-from goodput.observation import Phase, Seen
-from goodput.sizing import Lengths, Load, Sizer
+from goodput.demand import ClassPromise
+from goodput.observation import InstanceSeen, Phase
+from goodput.sizing import LoadToServe, RecentLengths, Sizer
 from goodput.sketch import sketch_of
 from sim.baselines.scaling.laws import Law
 from sim.scaling import Sight
@@ -57,23 +57,23 @@ class Narwhal:
         if self._better >= SUSTAINED and sight.now_s - self._flipped_s >= COOLDOWN_S:
             self._flip(sight, decodes if way > 0 else prefills, Role.PREFILL if way > 0 else Role.DECODE)
 
-    def _flip(self, sight: Sight, of: list[Seen], role: Role) -> None:
+    def _flip(self, sight: Sight, of: list[InstanceSeen], role: Role) -> None:
         if len(of) > 1:
             least = min(of, key=lambda each: ((each.running or 0) + (each.waiting or 0), each.id))
             sight.actuator.flip(do.Flip(instance=least.id, role=role, because="a better split"))
             self._flipped_s, self._better = sight.now_s, 0
 
-    def _load(self, sight: Sight) -> Load | None:
+    def _load(self, sight: Sight) -> LoadToServe | None:
         arrived, ended = sight.meters.arrived_since(sight.now_s - WINDOW_S), sight.meters.since(sight.now_s - 300.0)
         if not arrived or not ended:
             return None
         prompts = sketch_of(each.input_tokens for each in arrived)
-        lengths = Lengths(prompts=prompts, answers=sketch_of(each.made_tokens for each in ended if each.served))
+        lengths = RecentLengths(prompts=prompts, answers=sketch_of(each.made_tokens for each in ended if each.served))
         targets = self._law.targets
-        promise = Promise(ttft_ms=targets.ttft_ms, tpot_ms=targets.tpot_ms)
-        return Load(rate=len(arrived) / WINDOW_S, lengths={"": lengths}, promises={"": promise})
+        promise = ClassPromise(ttft_ms=targets.ttft_ms, tpot_ms=targets.tpot_ms)
+        return LoadToServe(rate=len(arrived) / WINDOW_S, lengths={"": lengths}, promises={"": promise})
 
-    def _worst(self, load: Load, prefills: int, decodes: int) -> float:
+    def _worst(self, load: LoadToServe, prefills: int, decodes: int) -> float:
         """The worse of two projections, each 1 where a role is as full as it may be."""
         if prefills < 1 or decodes < 1:
             return float("inf")

@@ -12,7 +12,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput import actions as do
 from goodput.budget import Budget, Usage
-from goodput.observation import Phase, Seen
+from goodput.observation import InstanceSeen, Phase
 from goodput.pools import ScalingPool
 from sim.scaling import Sight
 
@@ -27,7 +27,7 @@ class Pods:
         self._names = 0
 
     @staticmethod
-    def of(sight: Sight, role: Role) -> list[Seen]:
+    def of(sight: Sight, role: Role) -> list[InstanceSeen]:
         """Pods of a role that are not on their way out."""
         return [each for each in sight.instances() if each.role is role and not each.leaving and _lives(each)]
 
@@ -52,9 +52,9 @@ class Pods:
         return usage.lacks(self._budget, pool.footprint)
 
 
-def _lives(each: Seen) -> bool:
+def _lives(each: InstanceSeen) -> bool:
     return each.phase not in (Phase.FAILED, Phase.DRAINING)
 
 
-def _rank(each: Seen) -> tuple[bool, float]:
+def _rank(each: InstanceSeen) -> tuple[bool, float]:
     return each.phase is Phase.READY, -(each.asked_s if each.asked_s is not None else -1.0)
