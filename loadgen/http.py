@@ -133,10 +133,10 @@ class LoadConnections:
     """Connections to one endpoint, opened as needed."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UsageError(f"{url}: not a URL; write http://HOST:PORT")
         try:
+            parts = urlsplit(url)
+            if parts.scheme not in {"http", "https"} or not parts.hostname:
+                raise UsageError(f"{url!r} is not a URL; write http://HOST:PORT")
             self._kept = pool.Pool(url, LoadConnection)
         except ValueError as error:
             raise UsageError(f"{url}: {error}") from None
