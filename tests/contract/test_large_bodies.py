@@ -112,6 +112,7 @@ async def test_forms_of_many_parts_are_refused(router: MockedRouter) -> None:
     assert (status, "1,000 parts" in answer["error"]["message"]) == (400, True)
 
 
+@pytest.mark.interpreted
 async def test_what_is_relayed_is_chosen_for_at_this_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """At moment zero, whatever runs longer than an hour after the machine's start got a 500 from `workload`."""
     router = Router(RouterConfig(has_registry=True))

@@ -14,9 +14,9 @@ def test_sizes_are_half_octaves() -> None:
     assert size_of(1024) == 20 and size_of(1448) == 21 and size_of(2048) == 22
 
 
-def known(long_gone: int, short_gone: int) -> GivenUp:
+def known(long_gone: int, short_gone: int, given_up: GivenUp | None = None) -> GivenUp:
     """Twenty long prompts and eighty short ones, some of each given up."""
-    found = GivenUp()
+    found = GivenUp() if given_up is None else given_up
     for at in range(80):
         found.add(500, gone=at < short_gone)
     for at in range(20):
@@ -52,7 +52,7 @@ def wanted(tokens: int, within: float) -> Wanted:
 def test_the_longest_go_first_until_they_have_had_enough(within: float, first_to_go: str) -> None:
     """One server, one second, 1.2 s of work: one of the two has to go."""
     queue = FlowControlQueue()
-    queue.given_up = known(long_gone=10, short_gone=0)  # type: ignore[misc]
+    known(long_gone=10, short_gone=0, given_up=queue.given_up)
     queue.enter("long", wanted(8000, within), 700.0)
     queue.enter("short", wanted(500, within), 500.0)
     assert queue.hopeless(0.0, 1) == [first_to_go]
