@@ -74,6 +74,10 @@ those whose names sort first."""
 ADAPTERS_EVERY_LOOKS = 2
 """The same for an engine that has adapters: a name with new weights is noticed within a second."""
 
+GOODBYE_S = 5.0
+"""How long leaving the registry may take: a few of its time limits, when its name is fought over or its connection is
+broken."""
+
 CLAIM_ATTEMPTS_S = 2.5
 """A taken name is claimed again for this many ttls: the name of a killed agent is free after one."""
 
@@ -169,7 +173,9 @@ class Agent:
             await self._claim(self._code)
             return self._code.result() if self._code.done() else await self._run_tasks(self._code)
         finally:
-            await self._say_goodbye()
+            with contextlib.suppress(TimeoutError):  # its lease ends without a goodbye, too
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._say_goodbye()
             await runner.cleanup()
             if traced is not None:
                 await asyncio.to_thread(traced.close)
