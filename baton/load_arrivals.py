@@ -48,7 +48,7 @@ class PlannedLoad:
     notes: tuple[str, ...] = ()
     count: int | None = None
     lasts_s: float | None = None
-    """Of conversations, whose requests are not known beforehand: how long they go on."""
+    """Seconds that a load of conversations lasts: the number of its requests is not known beforehand."""
 
     def left_out(self) -> list[str]:
         """The bad rows for people: the first ones, and their number."""

@@ -102,7 +102,7 @@ SUMS = {"ttft": "first token, in the router", "tt2t": "then to the second token"
 
 
 def _print_stages(console: Any, stages: Stages) -> None:
-    """Print one sum of the router's: parts whose means add up."""
+    """Print the parts of one sum that the router measured: the means of the parts add up to the mean of the sum."""
     from rich.table import Table
 
     title = f"{SUMS[stages.sum]}: {stages.count} {stages.way} requests, ms"

@@ -6,13 +6,8 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from cluster.spec.about import Setting, settings_of, shown_default
+from cluster.spec.about import Setting, flag_of, settings_of, shown_default
 from cluster.spec.units import unit_of
-
-
-def flag_of(name: str) -> str:
-    """The flag of a setting: ``--body-bytes-max`` of `body_bytes_max`."""
-    return f"--{name.replace('_', '-')}"
 
 
 def add_settings(parser: argparse.ArgumentParser, section: type, names: Iterable[str], **more: Any) -> None:

@@ -172,7 +172,7 @@ def main(words: list[str]) -> int:
             found[names[cell]].append(measured(here))
         published.say(f"choose: round {number + 1} of {ROUNDS}")
     figures: dict[str, Any] = {
-        name: {"choice_us": _quick([one for one, _ in each]), "desk_us": _quick([two for _, two in each])}
+        name: {"choice_us": _quick([one for one, _ in each]), "scheduler_us": _quick([two for _, two in each])}
         for name, each in found.items()
     }
     for cell, here in schedulers.items():

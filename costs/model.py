@@ -39,6 +39,11 @@ class Experts:
     """Width of all shared experts together, which every token visits."""
     layers: int
 
+    @property
+    def miss(self) -> float:
+        """Probability that one token does not visit a given expert: 1 - k/E."""
+        return 1 - self.per_token / self.count
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:

@@ -113,7 +113,7 @@ def fit_profile(
     """The profile of measured steps of one model on `tp` GPUs. Without `mixed` rows, a mixed step is the sum of the
     other two.
     """
-    miss = 1 - model.experts.per_token / model.experts.count if model.experts else 1.0
+    miss = model.experts.miss if model.experts else 1.0
     decode = fit_decode(decodes, miss=miss)
     prefill = fit_prefill(prefills, floor_ms=decode.decode_ms, experts_ms=decode.experts_ms, miss=miss)
     cost = StepCost(

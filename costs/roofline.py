@@ -195,7 +195,7 @@ def peaks(model: ModelShape, gpu: Gpu, shape: CostShape, *, kv_dtype: Dtype | No
     weights_bytes = model.weight_bytes_per_gpu(flat) - experts_bytes - embedding
     window_token_ms, window_request_ms = _windows(model, gpu, shape, kv_dtype)
     collective_ms, hops = _collectives(model, gpu, shape)
-    miss = 1 - model.experts.per_token / model.experts.count if model.experts else 1.0
+    miss = model.experts.miss if model.experts else 1.0
     return Peaks(
         token_ms=_token_ms(model, gpu, shape) + window_token_ms,
         area_ms=_area_flops(model) * _full_layers(model) / shape.tp / _flops_per_ms(gpu, Dtype.BF16, model),

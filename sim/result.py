@@ -171,7 +171,7 @@ class Result:
         yield "ttft_sent", self.latency_s("ttft")
 
     def met(self, targets: Targets, by_class: Mapping[str, Targets] | None = None) -> NDArray[np.bool_]:
-        """Who was served whole and within every target of its class, or of `targets` where that has none."""
+        """Which requests ended well and within every target of their class, or of `targets` without such a class."""
         found = self.good()
         by_class = by_class or {}
         for number, name in enumerate(self.classes):

@@ -132,7 +132,7 @@ async def _ask_agent(session: aiohttp.ClientSession, beat: Heartbeat, asker: Ask
 
 
 async def _unasked(session: aiohttp.ClientSession, beat: Heartbeat, why: str) -> dict[str, Any]:
-    """The state of an instance whose agent does not answer this machine: its heartbeat, if its engine confirms it."""
+    """An instance's state if its agent does not answer here: by its heartbeat, if its engine confirms that."""
     well = beat.state.value != "ready" or await _healthy(session, beat.url)
     return _by_heartbeat(beat, f"{_last_word(beat)}; {why}", beat.state.value if well else "unwell")
 

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODEL=FILE",
-        help="config.json of a model whose sizes do not ship, by the name that runs have for it; repeatable",
+        help="config.json of a model that does not ship, by its name in the runs; repeatable",
     )
     parser.add_argument("--seeds", type=_whole, default=5, metavar="N", help="of a table's loads (default %(default)s)")
     parser.add_argument(

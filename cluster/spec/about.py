@@ -42,6 +42,11 @@ class About:
     """The part of Baton that will act on the setting, if no part does yet; empty: the setting is in effect."""
 
 
+def flag_of(name: str) -> str:
+    """The command line flag of a setting: ``--body-bytes-max`` of `body_bytes_max`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def broken_bound(said: About, number: float) -> str | None:
     """The bound of a setting that a number breaks, as in ``at least 1``; None: it breaks none."""
     if said.at_least is not None and number < said.at_least:

@@ -252,7 +252,7 @@ def _flag(pool: Pool, path: FieldPath, name: str, value: Any) -> Iterator[Findin
     elif flag in flags.SECRET:
         variable = flags.SECRET[flag]
         fix = f"remove it; keep the secret in a file of its own, and set {variable} from it where `baton up` runs"
-        message = "a secret: who can read this file or list processes has it"
+        message = "a secret: every reader of this file or of the process list has it"
         yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, value="***")
     elif flag in flags.SET_BY_BATON:
         message = "replaces what Baton sets"
@@ -287,7 +287,7 @@ def _environment(spec: Spec) -> Iterator[Finding]:
                 yield Finding(path=path, message="Baton sets this variable itself", fix=flags.ENV_SET_BY_BATON[name])
             elif value and flags.is_secret_name(name):
                 fix = f"remove it; keep the secret in a file of its own, and set {name} from it where `baton up` runs"
-                message = "a secret: who can read this file has it"
+                message = "a secret: every reader of this file has it"
                 yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, value="***")
 
 
@@ -515,7 +515,9 @@ def _registry(spec: Spec) -> Iterator[Finding]:
     plain = parts.scheme == "redis"
     if parts.password:
         twice = registry.password_file is not None
-        message = "a second password beside `password_file`" if twice else "a password: who can read this file has it"
+        message = (
+            "a second password beside `password_file`" if twice else "a password: every reader of this file has it"
+        )
         fix = "take it out of the address" if twice else "take it out of the address and write `password_file: FILE`"
         severity = Severity.ERROR if twice else Severity.WARNING
         yield Finding(path=path, message=message, fix=fix, severity=severity, value=hidden)

@@ -59,7 +59,7 @@ class EngineActor:
         over, self._inherited = os.pipe()
         try:
             self._pid = self._begin(lifeline, keeper, host)
-        except BaseException:
+        except BaseException:  # an interrupt too: the folder holds secrets
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         finally:

@@ -233,7 +233,7 @@ def _because(seen: PoolsSeen, waiting: Mapping[Where, float]) -> tuple[str, ...]
     if seen.decode.pulling >= 0.05:
         lines.append(f"hand-over: {seen.decode.pulling:.1f} requests wait at decode for their blocks")
     if waiting and waiting[Where.PREFILL] > seen.prefill.waiting + seen.prefill.in_line + 0.05:
-        lines.append("who is in line for decode waits for prefill: decode's places are held by prompts under way")
+        lines.append("requests in line for decode wait for prefill: prompts under way hold the places of decode")
     if waiting and waiting[Where.DECODE] > seen.decode.waiting + seen.decode.in_line + 0.05:
         lines.append("prefill's memory is full of holds that decode has not pulled: its queue counts as decode's")
     if seen.late_s >= LATE_S / 10:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cluster.errors import UsageError
 from cluster.instance import Instance
 from cluster.spec import Limits, RouterSettings, SloClass, Tenant
-from cluster.spec.about import broken_bound, settings_of
+from cluster.spec.about import broken_bound, flag_of, settings_of
 from kvtransfer.ticket import SigningKey
 from router.core.clients import Keys
 from router.predict.step_model import Make
@@ -101,7 +101,7 @@ class RouterConfig:
                 value = getattr(self, name, None)
                 bound = broken_bound(setting.about, value) if isinstance(value, int | float) else None
                 if bound is not None:
-                    raise UsageError(f"--{name.replace('_', '-')} is {value}: it must be {bound}")
+                    raise UsageError(f"{flag_of(name)} is {value}: it must be {bound}")
         if set(self.tenants) != set(self.tenant_keys):
             raise UsageError("tenants without keys, or keys without tenants: each tenant needs a key file")
         if self.tls_key_file is not None and self.tls_cert_file is None:

@@ -23,7 +23,7 @@ def grow(owner: object, names: Iterable[str], rows: int) -> None:
 
 
 class Mirror:
-    """Numbers of objects, one object a row, as columns: what has changed is copied when somebody reads.
+    """Numbers of objects, one object a row, as columns: changed numbers are copied when a column is read.
 
     A few rows are read quicker from the objects themselves, which compiled code reads without a number being made.
     """

@@ -163,7 +163,7 @@ class Journey:
             deadline: monotonic seconds by which the first byte must be on its way; later the next one that a seed or a
                 broken stream left the client waiting for.
             deadline_s: the same as a duration, for the message.
-            stall_s: how long a client who has been given something waits for more.
+            stall_s: how long a client that has received a part waits for more, in seconds.
             whole_deadline: monotonic seconds by which an answer that is not streamed must be whole.
             attempts_max: tries in all. Three: the second on another instance, the third for a fleet that is just being
                 restarted.

@@ -149,7 +149,7 @@ class AnswerLengths:
         shares = [1.0 / (1.0 + math.exp(-logit)) for logit in shifted]
         self.served: Final = tuple([self._whole(between(share, below, EDGES)) for share in shares])
         self._left: Final = [0.0]
-        """`_area` at the first of `EDGES`, as far as somebody asked."""
+        """`_area` at the first of `EDGES`, as far as it was asked for."""
         self._outlook: Outlook | None = None
 
     def outlook(self) -> Outlook:

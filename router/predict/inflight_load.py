@@ -170,7 +170,7 @@ class RowLoad:
         self.kv_variance: float = 0.0
         """Tokens of KV they will have at their ends."""
         self.kv_free: float = math.inf
-        """What these leave of the cache, with `SPREAD` of room. Infinite where nobody is: one answer always fits."""
+        """What these leave of the cache, with `SPREAD` of room. Infinite without answers: one always fits."""
         self.strictest: float = math.inf
         """The least TPOT target among them, ms; infinite where none has one."""
         self.recent: float = 0.0
@@ -372,7 +372,7 @@ class InflightLoad:
         if math.isfinite(booking.tpot_ms):
             at.targets[booking.tpot_ms] = at.targets.get(booking.tpot_ms, 0) + 1
             at.strictest = min(at.targets)
-        # Also of prompts that come while its own is computed: nobody knows which is first.
+        # Also of prompts that come while its own is computed: their order is not known.
         self._limit(booking, row, now)
 
     def opened(self, booking: InflightRequest, now: float) -> None:

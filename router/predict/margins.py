@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from router.core.arrays import Floats
+
 MISSED_AIM: Final = 0.015
 """Share of answers let in that may miss: half of the 3 % that docs/policy.md allows. First tokens, and the time before
 a margin is learned, need the other half."""
@@ -59,9 +61,13 @@ class Margins:
         """The same in milliseconds; infinite where there is no target."""
         return target_ms * self.of(target_ms)
 
-    def narrowed(self) -> list[tuple[float, float]]:
-        """Targets with margins that are not the widest."""
-        return [(target_ms, self.of(target_ms)) for target_ms, level in self._levels.items() if level < 0.0]
+    def limits_ms(self, targets_ms: Floats) -> Floats:
+        """`limit_ms` of many targets."""
+        limits: Floats = targets_ms * WIDEST
+        for target_ms, level in self._levels.items():
+            if level < 0.0:
+                limits[targets_ms == target_ms] = self.limit_ms(target_ms)
+        return limits
 
     def ended(self, target_ms: float, under: float, observed_ms: float) -> None:
         """An answer has ended.

@@ -53,7 +53,7 @@ say little about capacity."""
 
 
 class Match:
-    """Who holds how much."""
+    """Which instance holds how much of a prompt."""
 
     __slots__ = ("levels",)
 

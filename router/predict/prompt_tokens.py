@@ -98,7 +98,7 @@ class Ratios:
         return max(1, round(text_bytes / self._bytes_each(tenant, model, kind)[1]))
 
     def _bytes_each(self, tenant: str, model: str, kind: TextKind) -> tuple[float, float]:
-        """Of a token: low, so that there are many, and in the middle."""
+        """Bytes per token: a low estimate, so that there are many tokens, and a median one."""
         told = self._told.get((tenant, model, kind))
         if told is None:
             below = self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY)

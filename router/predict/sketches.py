@@ -43,7 +43,7 @@ TOGETHER_PART: Final = 16
 
 class Backlog:
     """Says when observations are to be learned that wait for it. What is told from a distribution holds until then, and
-    is worked out once for all who ask the same.
+    is computed once for all requests that ask the same.
     """
 
     __slots__ = ("_seen", "_waiting")

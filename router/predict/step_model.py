@@ -151,7 +151,7 @@ class StepModel:
         self.reach(row + 1)
         if make not in self.makes:
             self.makes.append(make)
-        self._alike, self._unknown = None, True  # until somebody looks
+        self._alike, self._unknown = None, True  # until they are looked at
         self.rows[row] = Speed(make, self.makes.index(make))
         self._mirror.changed(row)
 
@@ -166,7 +166,7 @@ class StepModel:
         return found
 
     def look(self, rows: Ints) -> None:
-        """These are all that are there: are they alike? Rows that nobody has are not asked about."""
+        """Take the rows of all present instances, and find out whether they are alike."""
         kinds = {self.rows[row].kind for row in rows.tolist()}
         self._unknown = any(self.makes[kind] is UNKNOWN for kind in kinds)
         self._alike = kinds.pop() if len(kinds) == 1 else None

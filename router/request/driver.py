@@ -337,8 +337,8 @@ class RequestDriver(LegOwner):
         self._forget()
         outcome = SHED if self._shed else effect.outcome
         parts.meters.ended(self._request.path, answering.way, outcome, now - self._request.arrived)
-        if reply.broken_seams:
-            parts.meters.broken_seams.inc(reply.broken_seams)
+        if reply.broken_splices:
+            parts.meters.broken_seams.inc(reply.broken_splices)
         self._trace.finish(outcome, self._scheduled.context, tokens)
         if reply.outlet.exchange is self:  # the client got no end: better a cut connection than waiting for ever
             reply.outlet.abort()

@@ -60,11 +60,11 @@ class Reply:
         "_passage",
         "_request",
         "_rest",
-        "_seam",
         "_seed",
         "_simple",
+        "_splice",
         "_streams_at",
-        "broken_seams",
+        "broken_splices",
         "cut_off",
         "outlet",
     )
@@ -94,7 +94,7 @@ class Reply:
         self._streams_at = 0
         """The number of kept entries from before this stream."""
         self._seed: Seed | None = None
-        self._seam: Splice | None = None
+        self._splice: Splice | None = None
         self._rest = b""
         """The beginning of an event whose end has not arrived."""
         self._event_bytes = 0
@@ -106,7 +106,7 @@ class Reply:
         self._counts = counts
         self._events = 0
         """The number of the stream's events that the client has."""
-        self.broken_seams = 0
+        self.broken_splices = 0
         self.cut_off = False
         """The answer ended by its limit."""
 
@@ -157,7 +157,7 @@ class Reply:
             self._kept.clear()
         self._streams_at = len(self._kept)
         try:
-            self._seam = self._open_seam()
+            self._splice = self._open_splice()
         except SpliceBroken as broken:
             return self._broken(broken)
         self._begin(content_type, cache_control)
@@ -165,13 +165,13 @@ class Reply:
 
     def feed(self, chunk: bytes) -> j.Event | None:
         """Take the stream's next bytes. Returns an event if it has failed."""
-        if self._seam is not None:
+        if self._splice is not None:
             try:
-                chunk = self._seam.feed(chunk)
+                chunk = self._splice.feed(chunk)
             except SpliceBroken as broken:
                 return self._broken(broken)
-            if self._seam.closed:
-                self._seam = None
+            if self._splice.closed:
+                self._splice = None
         rest = self._rest + chunk if self._rest else chunk
         end = rest.rfind(b"\n\n") + 2
         if end <= 1:
@@ -193,7 +193,7 @@ class Reply:
         events = self._write(piece)
         if self._due > 0:
             self._count(piece, events or piece.count(b"\n\n"))
-        self._simple = self._due <= 0 and self._seam is None and not self._rest and self.outlet.passes
+        self._simple = self._due <= 0 and self._splice is None and not self._rest and self.outlet.passes
         if self._simple:
             self._passage = self.outlet.passage()
         return None
@@ -237,7 +237,7 @@ class Reply:
         return b"".join([_bare(kept[at]) for at in range(max(self._streams_at, len(kept) - 2), len(kept))])
 
     def _broken(self, broken: SpliceBroken) -> j.Lost:
-        self.broken_seams += 1
+        self.broken_splices += 1
         return j.Lost(f"the splice does not hold: {broken}")
 
     def _count(self, events: bytes, count: int) -> None:
@@ -292,7 +292,7 @@ class Reply:
         self._kept = deque(list(self._kept)[self._streams_at :], maxlen=2)
         self._keep, self._kept_bytes, self._streams_at = self._kept.append, -1, 0
 
-    def _open_seam(self) -> Splice | None:
+    def _open_splice(self) -> Splice | None:
         """The splice between what the client has and a new stream. None: the client has nothing yet."""
         if not self.outlet.begun:
             return None

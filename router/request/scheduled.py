@@ -67,8 +67,8 @@ class ScheduledRequest:
             self._parts.dispatch.call(effects[1:])
         if effect.second and chosen.prefill is None:  # all stays as it is
             return chosen
-        if chosen.prefill is None and effect.hand_over and not self._parts.dispatch.said_whole:
-            self._parts.dispatch.served_whole(chosen)
+        if chosen.prefill is None and effect.hand_over and not self._parts.dispatch.said_aggregated:
+            self._parts.dispatch.served_aggregated(chosen)
         if effect.excluded:
             kind = "second" if effect.second else "resumed" if relayed else "again"
             self._parts.meters.retries.labels(kind).inc()

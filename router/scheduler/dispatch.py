@@ -16,7 +16,7 @@ from router.fleet.view import FleetView
 from router.scheduler.decision_log import Fleet, Scheduling
 from router.scheduler.flow_control.waiters import Losses, Waiters
 from router.scheduler.scheduler import Calls, Scheduler
-from router.scheduler.scoring.workload import PAIR_COSTS_MORE
+from router.scheduler.scoring.workload import pair_costs_more
 
 logger = logging.getLogger("baton.router")
 
@@ -34,7 +34,7 @@ class Dispatch:
         self.losses: Final = Losses()
         self._looks_s = -1.0
         """The time at which the scheduler is to look for room; -1: none."""
-        self.said_whole = False
+        self.said_aggregated = False
         """The log has said that a request which could be handed over is not."""
 
     def tell(self, event: d.SchedulerEvent, now: float) -> None:
@@ -52,10 +52,10 @@ class Dispatch:
             self._looks_s = wakeup_s
             asyncio.get_running_loop().call_later(max(0.0, wakeup_s - time.monotonic()), self._look, wakeup_s)
 
-    def served_whole(self, chosen: Chosen) -> None:
-        """A request is not handed over. If a pair could have served it and costs more, the log says so, once."""
-        if any(words in chosen.because for words in PAIR_COSTS_MORE):
-            self.said_whole = True
+    def served_aggregated(self, chosen: Chosen) -> None:
+        """A request is not handed over. If a pair could have served it at a higher price, the log says so, once."""
+        if pair_costs_more(chosen):
+            self.said_aggregated = True
             logger.info("handing over costs more here than it gives, so far: %s (said once)", chosen.because)
 
     def _look(self, wakeup_s: float) -> None:

@@ -49,7 +49,7 @@ NOBODY: Final = Client()
 
 
 _Turn = tuple[float, str, tuple[Any, ...], str | None]
-"""When it was, its name, its values, and why."""
+"""Its time, its name, its values and its reason."""
 
 
 class Story:
@@ -88,9 +88,7 @@ class Story:
         self._dropped = 0
 
     def add(self, now: float, turn: str, values: tuple[Any, ...] = (), because: str | None = None) -> None:
-        """Something was decided, or happened. It is put into words (`_said`) when somebody asks, which is of few
-        requests.
-        """
+        """Keep a decision or an event. `_said` puts it into words if it is asked for, as few are."""
         if because is not None:
             because = because[:TEXT_MAX]
             self._texts += len(because)

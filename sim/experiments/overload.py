@@ -1,4 +1,4 @@
-"""Overloads in which classes refuse: whether what is let in is kept, and what all who came got. Simulated.
+"""Overloads in which classes refuse: how many requests keep their targets, of the admitted and of all. Simulated.
 
 Two classes come in equal numbers, more than the fleet can serve. In one scenario answers become three times as long in
 the middle of the run, longer than any that the router has learned from; in one an instance that decodes takes twice as
@@ -120,13 +120,13 @@ def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True) -> 
 
 
 def targets() -> dict[str, Targets]:
-    """What is judged."""
+    """The targets of each class."""
     return {name: Targets(each.ttft_ms, None, each.tpot_ms, None) for name, each in PROMISES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Of some requests."""
+    """How some requests ended."""
 
     arrived: int
     admitted: int
@@ -134,17 +134,17 @@ class Kept:
 
     @property
     def kept(self) -> float:
-        """Of those let in, the share that met every target."""
+        """The share of the admitted requests that met every target."""
         return self.met / self.admitted if self.admitted else 1.0
 
     @property
     def attained(self) -> float:
-        """Of all that came."""
+        """The share of all arrivals that met every target."""
         return self.met / self.arrived if self.arrived else 1.0
 
 
 def kept(result: Result, among: NDArray[np.bool_] | None = None) -> Kept:
-    """Of these requests, or of all."""
+    """How these requests ended; None: all requests."""
     rows, met = result.columns, result.met(Targets(), targets())
     among = np.ones(len(rows), dtype=np.bool_) if among is None else among
     admitted = rows["status"] != 429

@@ -126,7 +126,7 @@ class RayNodes:
         )
         try:
             self.address = str(self._read()["address"])
-        except BaseException:
+        except BaseException:  # an interrupt too: no node is left behind
             self.close()
             raise
 

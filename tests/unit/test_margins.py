@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 
 from router.predict.margins import MISSED_AIM, NARROWEST, STEP, WIDEST, Margins
@@ -13,7 +14,7 @@ def test_margins_begin_at_the_widest_and_never_leave_their_bounds() -> None:
     margins = Margins()
     assert margins.of(40.0) == WIDEST and margins.limit_ms(40.0) == 40.0 * WIDEST
     margins.ended(40.0, WIDEST, 10.0)
-    assert margins.of(40.0) == WIDEST and not margins.narrowed()
+    assert margins.of(40.0) == WIDEST and margins.limits_ms(np.array([40.0])).tolist() == [40.0 * WIDEST]
     for _ in range(200):
         margins.ended(40.0, margins.of(40.0), 50.0)
     assert margins.of(40.0) == NARROWEST
@@ -22,6 +23,14 @@ def test_margins_begin_at_the_widest_and_never_leave_their_bounds() -> None:
 
 def test_without_a_target_there_is_no_limit() -> None:
     assert Margins().limit_ms(float("inf")) == float("inf")
+
+
+def test_limits_of_many_targets_are_those_of_each() -> None:
+    margins = Margins()
+    margins.ended(40.0, WIDEST, 50.0)
+    targets = np.array([40.0, 20.0, float("inf"), 40.0])
+    assert margins.limits_ms(targets).tolist() == [margins.limit_ms(each) for each in targets.tolist()]
+    assert targets.tolist() == [40.0, 20.0, float("inf"), 40.0], "a column that others read"
 
 
 def test_a_miss_narrows_the_margin_at_once_and_answers_that_keep_it_widen_it_slowly() -> None:
@@ -33,7 +42,7 @@ def test_a_miss_narrows_the_margin_at_once_and_answers_that_keep_it_widen_it_slo
     assert narrowed < margins.of(40.0) < narrowed * 1.002
     for _ in range(100):
         margins.ended(40.0, margins.of(40.0), 39.0)
-    assert margins.of(40.0) == WIDEST and not margins.narrowed()
+    assert margins.of(40.0) == WIDEST and margins.limits_ms(np.array([40.0])).tolist() == [40.0 * WIDEST]
 
 
 def test_answers_let_in_under_a_much_wider_margin_do_not_narrow_it_again() -> None:

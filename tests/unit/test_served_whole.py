@@ -21,8 +21,8 @@ def test_it_is_said_once_and_not_where_no_pair_could(caplog: pytest.LogCaptureFi
     scheduler, scheduling = scheduler_of(None, view, POLICIES["workload"], admission=False, foresees=True)
     dispatch = Dispatch(view, scheduler, fleet_of(None, view), scheduling)
     with caplog.at_level(logging.INFO, "baton.router"):
-        dispatch.served_whole(Chosen(None, D, "whole on decode-0; their weights differ"))
-        assert not dispatch.said_whole and not caplog.records
-        dispatch.served_whole(Chosen(None, D, "whole on decode-0 (price 0.20); a pair 0.61; costs told"))
-    assert dispatch.said_whole
+        dispatch.served_aggregated(Chosen(None, D, "whole on decode-0; their weights differ"))
+        assert not dispatch.said_aggregated and not caplog.records
+        dispatch.served_aggregated(Chosen(None, D, "whole on decode-0 (price 0.20); a pair 0.61; costs told"))
+    assert dispatch.said_aggregated
     assert "a pair 0.61" in caplog.text

@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 
 from router.core.arrays import Bools, Floats, Ints
-from router.predict.margins import WIDEST
 from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.figures import LOOSE, Figures
 
@@ -81,11 +80,7 @@ class Shortlist:
             of, inflight = self._of, self._of.fleet.inflight
             found = self.places & (inflight.column("kv_free") >= of.own_tokens())
             if of.saturation is not None:
-                strictest = inflight.column("strictest")
-                limits = strictest * WIDEST
-                for target_ms, margin in inflight.margins.narrowed():
-                    limits[strictest == target_ms] = target_ms * margin
-                limits = np.minimum(limits, of.tpot_limit_ms())
+                limits = np.minimum(inflight.margins.limits_ms(inflight.column("strictest")), of.tpot_limit_ms())
                 limits *= 1.0 / of.tpot_unit
                 kept: Bools = self._used <= limits
                 kept |= inflight.column("decoding") == 0

@@ -46,8 +46,14 @@ with some answers left is held to their TPOT, and the other's steps are full of 
 than none, and the price of one request does not show it (docs/policy.md)."""
 
 
-PAIR_COSTS_MORE: Final = ("; a pair ", "; no pair costs less")
-"""What `because` says of a request that is served whole although a pair could serve it."""
+_A_PAIR: Final = "; a pair "
+_NO_PAIR: Final = "; no pair costs less"
+"""What `because` says when a request is served aggregated although a pair could serve it."""
+
+
+def pair_costs_more(chosen: Chosen) -> bool:
+    """Whether the request is served aggregated although a pair could serve it, at a higher price."""
+    return chosen.prefill is None and (_A_PAIR in chosen.because or _NO_PAIR in chosen.because)
 
 
 def workload(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
@@ -134,10 +140,10 @@ def _cheapest(fleet: FleetSnapshot, prices: Prices, options: list[_Option], foun
     prefill = fleet.at(now.prefill).id if now.prefill != now.decode else None
     against = ""
     if other is not None:
-        against = f"; {'whole' if other.prefill == other.decode else 'a pair'} {other.price:.2f}"
+        against = f"{'; whole ' if other.prefill == other.decode else _A_PAIR}{other.price:.2f}"
     elif prefill is None and prices.wanted.hand_over:
         against = f"; {'' if found is None else fleet.because_aggregated(found)}"
-        against = against if len(against) > 2 else "; no pair costs less"
+        against = against if len(against) > 2 else _NO_PAIR
     return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against + _known(fleet, prices, now))
 
 
