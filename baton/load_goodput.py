@@ -147,6 +147,10 @@ class _Shell:
         say(("\r" if sys.stderr.isatty() else "") + f"{which}: {tried.rate:.4g} req/s, {told}")
 
 
+NEVER_SENT: Final = 0.5
+"""Of a load's length: a sender that was later than this sent a much lower rate than the one that was tried."""
+
+
 class _Judge:
     """One running trial: whether its window attains, and the moment when that is certain."""
 
@@ -155,6 +159,7 @@ class _Judge:
         self._window = {number: _deadline_s(arrivals[number], targets) for number in range(first, last)}
         """When each request that counts and has not ended has missed for certain."""
         self._counted = len(self._window)
+        self._span_s = arrivals[-1].at_s if arrivals else 0.0
         self._may_miss = math.floor((1 - share) * self._counted + 1e-9)
         self._targets, self._sender = targets, sender
         self._missed = self._missed_sent = self._overdue = 0
@@ -203,10 +208,10 @@ class _Judge:
         """
         if sent.notes:
             return sent.notes[0]
-        if holds:
-            return ""
         late = spread_ms(self._late_s)
         share = sent.cpu_s / sent.load.elapsed_s if sent.load.elapsed_s > 0 else 0.0
+        if holds:  # without a target for the first token a load attains at a rate that was never sent
+            return sender_limit(late, share) if (late.p99 or 0.0) > NEVER_SENT * 1000 * self._span_s else ""
         if share > CPU_SHARE and sent.load.elapsed_s > CPU_NOTICE_S:
             return f"the sender used {share:.0%} of a core: its own delays are inside the latencies; use --senders"
         promised_ms = min(self._targets.ttft_ms or math.inf, self._targets.e2e_ms or math.inf)

@@ -8,7 +8,7 @@ highest of six with a probability of 1 − 2/2⁶ = 96.9 %; with more loads, ord
 holds for every distribution (W. R. Thompson, *On confidence ranges for the median*, Ann. Math. Stat. 7, 1936). The
 number of loads is fixed before the first, so that a look at the result meanwhile gains nothing.
 
-    pilot     few requests: twice the rate while it attains, half of it while it does not
+    pilot     few seconds: twice the rate while it attains, half of it while it does not
     repeats   for each load: from the median so far, steps until one rate attains and one does not, then bisection
 
 A trial in which the sender itself was late says nothing of the server. It is tried once more. If the sender stays late,
@@ -75,6 +75,9 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 6
     """Loads drawn; fewer than six have no interval."""
     pilot_requests: int = 50
+    """Least requests of a pilot's trial."""
+    pilot_s: float = 3.0
+    """Least length of a pilot's trial: a server with room for `pilot_requests` at once takes so few at every rate."""
     trial_s: float = 30.0
     """A trial's length at the pilot's rate."""
     requests_least: int = 100
@@ -302,7 +305,8 @@ class Search:
 
     def _run(self, rate: float) -> tuple[Effect, ...]:
         number, self._number = self._number, self._number + 1
-        return (RunTrial(number=number, repeat=self._repeat, requests=self.requests, rate=rate),)
+        requests = self.requests if self._repeat else max(self.requests, math.ceil(rate * self.aim.pilot_s))
+        return (RunTrial(number=number, repeat=self._repeat, requests=requests, rate=rate),)
 
     def _end(self, limit: Limit, because: str) -> tuple[Effect, ...]:
         self._ended = True

@@ -56,7 +56,7 @@ def test_places_of_decode_that_prompts_hold_are_prefills() -> None:
     full = {"running": 1.0, "places": 32.0, "limit": 32, "in_line": 20.0}
     verdict = bottleneck(seen(prefill={"waiting": 28.0}, decode=full))
     assert verdict.where is Where.PREFILL
-    assert any("held by prompts under way" in line for line in verdict.because)
+    assert any("prompts under way hold the places of decode" in line for line in verdict.because)
     assert bottleneck(seen(decode={**full, "running": 32.0})).where is Where.DECODE
 
 

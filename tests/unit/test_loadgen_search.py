@@ -79,6 +79,16 @@ def goodputs(requests: int, loads: int) -> list[float]:
     return found
 
 
+def test_a_server_that_takes_the_whole_pilot_at_once_is_found_too() -> None:
+    """Fifty places: fifty requests attain however fast they come, so the pilot's load has to grow with its rate."""
+
+    def answer(trial: RunTrial) -> Try:
+        return made(trial, holds=trial.requests <= 50 or trial.rate <= 400)
+
+    found = searched(Search(Aim(attainment=SHARE, repeats=1)), answer)
+    assert found.limit is Limit.SERVER and found.rate == pytest.approx(400, rel=0.05)
+
+
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     """60 searches on a queue: 96.9 % of intervals are to hold the median of all loads of that many requests."""
     requests = 512
@@ -100,7 +110,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
 
 
 def test_long_loads_find_the_queue_s_known_capacity() -> None:
-    found = searched(Search(Aim(attainment=SHARE, trial_s=400.0)), lambda trial: tried(trial, 1))
+    found = searched(Search(Aim(attainment=SHARE, trial_s=400.0, precision=0.01)), lambda trial: tried(trial, 1))
     assert found.rate == pytest.approx(STEADY, rel=0.02)
     assert found.low is not None and found.high is not None and found.low <= STEADY <= found.high
 
@@ -126,8 +136,9 @@ def test_the_same_load_is_sent_at_every_rate_of_a_repeat() -> None:
 
     searched(Search(Aim(attainment=SHARE, trial_s=10.0)), answer)
     assert set(sizes) == set(range(7))
-    assert all(len(each) == 1 for each in sizes.values())
-    assert sizes[0] == {50} and max(sizes[6]) == pytest.approx(370, rel=0.15)
+    assert all(len(each) == 1 for repeat, each in sizes.items() if repeat)
+    assert min(sizes[0]) == 50 and max(sizes[0]) <= 3 * 64  # the pilot's trials last three seconds at least
+    assert max(sizes[6]) == pytest.approx(370, rel=0.15)
 
 
 def test_a_sender_that_stays_late_is_the_limit_and_no_goodput_is_told() -> None:
