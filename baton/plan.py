@@ -8,8 +8,9 @@ from baton.local import free_port
 from baton.mock_command import mock_args
 from cluster.errors import UsageError
 from cluster.instance import Role
-from cluster.spec import Spec, instances
+from cluster.spec import Spec, flags, instances
 from cluster.spec.plan import PlannedInstance, one_of_each
+from cluster.spec.settings import NO_TIERS, KvTiers
 from engine.vllm.hardware import EngineHardware
 from engine.vllm.placement import MachineShare, share
 from engine.vllm.spec import value_of
@@ -52,6 +53,8 @@ class WantedEngine:
     """What moves its KV cache: ``nixl``, vLLM's own connector, or ``baton``; from a file perhaps ``auto``."""
     door: str = ""
     """Path of the socket of Baton's connector, if it has that one."""
+    kv: KvTiers = NO_TIERS
+    """Where its prompts are kept when its KV cache is full."""
     digests: bool = False
     """Whether pulled blocks are compared with held ones, if it has Baton's connector."""
     tenants: tuple[str, ...] = ()
@@ -119,6 +122,7 @@ class PlacedEngine:
         if wanted.door:
             words += ["--door", wanted.door]
             words += ["--digests"] if wanted.digests else []
+        words += flags.tier_words(wanted.kv) if wanted.engine == "vllm" else []
         if wanted.drain_s is not None:
             words += ["--drain-s", f"{wanted.drain_s:g}"]
         for tenant in wanted.tenants:
@@ -176,6 +180,7 @@ def _wanted(each: PlannedInstance, vllm_args: list[str], engine: str) -> WantedE
         kv_lease_s=each.kv_lease_s,
         flips=each.flips,
         connector=each.connector,
+        kv=each.kv,
         digests=each.digests,
         tenants=each.tenants,
         gpu=each.gpu,

@@ -118,7 +118,8 @@ class Engines:
         }
         spec = EngineSpec(**given)
         env = environment(spec, os.environ, str(CPU_SITE) if self.paced else str(_half_site(self.folder)))
-        env = self.temporary.enter_context(scratch(env))
+        kept = "" if spec.tiers is None else spec.tiers.folder
+        env = self.temporary.enter_context(scratch(env, kept))
         first = [str(_pacing_site(self.folder))] if self.gpus and self.paced else []
         env["PYTHONPATH"] = ":".join(filter(None, [*first, env.get("PYTHONPATH"), str(SITE)]))
         log = self.folder / f"{name}.log"

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cluster.ids import InstanceId
+
+Tier = Literal["host", "disk"]
+"""What is below an engine's KV cache: host memory, and files."""
 
 TENANTS_MAX: Final = 64
 """Most tenants that one instance may be reserved for."""

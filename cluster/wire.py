@@ -60,6 +60,11 @@ TRANSFER = "baton_transfer"
 """Baton's own key among the transfer fields: the `TransferId` that a router gives the hold before P has answered. An
 engine with Baton's connector gives the hold up by that name (`RELEASE_PATH`); other engines ignore it."""
 
+ADAPTER = "baton_adapter"
+"""Baton's own key among the transfer fields: the digest of the LoRA adapter with which P has computed the blocks
+(empty: unknown). Baton's connector writes it in P and compares it in D. No key: the model itself, or another connector
+in P."""
+
 REASON_CHARS_MAX = 40
 """Longest ``finish_reason``: logs and errors repeat it."""
 
@@ -153,6 +158,20 @@ class TransferFields:
         if type(prompt) is not int or type(held) is not int or prompt < 1:
             return "P does not say how much of the prompt it has computed"
         return "" if held == prompt else f"P holds {held} of the prompt's {prompt} tokens: its token is not the first"
+
+    def of_another_adapter(self, announced: str | None) -> str:
+        """Why the blocks, and P's token, may be of another adapter than D's agent has announced; empty: they are not,
+        as far as P tells.
+
+        Agents notice within a second that an adapter was loaded anew, and P tells what it computed with at that moment.
+
+        Args:
+            announced: the adapter's digest on D; empty: unknown; None: the name is no adapter there.
+        """
+        told = self.fields.get(ADAPTER)
+        if told is None or (told and told == announced):
+            return ""
+        return "P has computed with another adapter than D's agent announces, or cannot tell which"
 
     @property
     def cached_tokens(self) -> int | None:

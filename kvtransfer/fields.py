@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cluster.wire import TRANSFER
+from cluster.wire import ADAPTER, TRANSFER
 from kvtransfer.hold_marks import Slot, slot_in
 
 NAME_CHARS_MAX: Final = 256
@@ -56,6 +56,24 @@ def pull_in(fields: object) -> PullFields | str:
     if slot is None:
         return "nothing would confirm that the hold outlived our read"
     return PullFields(engine, request, tokens, blocks, slot)
+
+
+def other_adapter(fields: object, mine: str | None) -> str:
+    """Why a hold's blocks may be of another LoRA adapter than the request's; empty: both are of the same, or of the
+    model itself. Never raises.
+
+    Args:
+        fields: the decode leg's.
+        mine: the digest of the request's adapter here; empty: unknown; None: the request is for the model itself.
+    """
+    told = fields.get(ADAPTER) if isinstance(fields, Mapping) else None
+    if told is None and mine is None:
+        return ""
+    if told is None or mine is None:
+        return "one side computes with an adapter, the other without"
+    if not told or not mine:
+        return "it is not known which adapter it is on both sides"
+    return "" if told == mine else "its adapter has other weights here"
 
 
 def held_in(fields: Mapping[str, Any], prompt_tokens: int) -> int:

@@ -46,6 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-s", type=float, default=0.0, help=told)
     told = "the operator's tests run against this API server, which has no kubelet (default: the double)"
     parser.addoption("--kubeconfig", default="", help=told)
+    told = "the live tests of kinds of models write what they see (docs/benchmarks/kinds.json), instead of comparing"
+    parser.addoption("--publish-kinds", action="store_true", help=told)
     parser.addoption("--fuzz-seed", type=int, default=None, help="fuzz tests run the one case of this seed")
 
 

@@ -1,21 +1,44 @@
-"""Make docs/exactness.md's table from `router.core.eligibility.RULES`: `.venv/bin/python tools/exact_table.py`.
+"""Make docs/exactness.md's tables: `.venv/bin/python tools/exact_table.py`.
 
-Everything between the two marks is made here; the words around it are written by hand. A test compares.
+What a request may ask for is from `router.core.eligibility.RULES`; kinds of models are from docs/benchmarks/kinds.json,
+which live tests write (`pytest -m long tests/live/test_architectures.py --publish-kinds`). Everything between two marks
+is made here; the words around them are written by hand. A test compares.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Final
 
 from router.core.eligibility import RULES, Way
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "exactness.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "exactness.md"
+SEEN = DOCS / "benchmarks" / "kinds.json"
 BEGIN = "<!-- made by tools/exact_table.py: begin -->"
 END = "<!-- made by tools/exact_table.py: end -->"
+BEGIN_KINDS = "<!-- kinds, made by tools/exact_table.py: begin -->"
+END_KINDS = "<!-- kinds, made by tools/exact_table.py: end -->"
+
+KINDS: Final = {
+    "dense": "dense, every head with keys and values of its own (Llama)",
+    "gqa": "grouped queries (Llama)",
+    "mla": "latent attention (DeepSeek-V2)",
+    "experts": "mixture of experts, one rank (Mixtral)",
+    "sliding": "sliding windows among full attention (Gemma 3)",
+    "mamba": "Mamba hybrid (Falcon-H1)",
+    "vision": "pictures (LLaVA)",
+    "adapter": "a LoRA adapter of which both agents tell one digest",
+    "adapter unknown": "a LoRA adapter of which they tell two, or none",
+    "speculation": "speculation by n-grams",
+    "parsers": "reasoning and tool parsers, chats with and without tools",
+}
+"""The rows, in order, and what was run for each."""
 
 
 def made() -> str:
-    """All that stands between the marks."""
+    """All that stands between the marks of requests."""
     lines = ["| parameter | when | served | resumed | because |", "| --- | --- | --- | --- | --- |"]
     for way in (Way.AGGREGATED, Way.PLAIN, Way.SEEDED):
         for rule in (rule for rule in RULES if rule.way is way):
@@ -24,11 +47,28 @@ def made() -> str:
     return "\n\n".join([BEGIN, "\n".join(lines), END])
 
 
+def made_kinds() -> str:
+    """All that stands between the marks of kinds."""
+    lines = ["| kind | served | because | answers compared |", "| --- | --- | --- | --- |"]
+    rows = json.loads(SEEN.read_text())
+    for kind, words in KINDS.items():
+        row = rows.get(kind)
+        told = (f"**{row['way']}**", row["because"], row["answers"]) if row else ("not run yet", "", "")
+        lines.append("| " + " | ".join((words, *(str(each).replace("|", "/") for each in told))) + " |")
+    versions = ", ".join(sorted({f"vLLM {row['vllm']}" for row in rows.values()}))
+    return "\n\n".join([BEGIN_KINDS, "\n".join(lines), f"Seen with {versions}.", END_KINDS])
+
+
 def renew(page: str) -> str:
-    """The page with the made part made again."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + made() + after
+    """The page with the made parts made again."""
+    page = _with(page, BEGIN_KINDS, END_KINDS, made_kinds())
+    return _with(page, BEGIN, END, made())
+
+
+def _with(page: str, begin: str, end: str, text: str) -> str:
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return before + text + after
 
 
 if __name__ == "__main__":

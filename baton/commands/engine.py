@@ -51,8 +51,9 @@ from engine.vllm.child import EngineChange, EngineProcess, rules_for
 from engine.vllm.hardware import find_hardware
 from engine.vllm.logfile import default_path
 from engine.vllm.placement import CudaGpu
-from engine.vllm.spec import Connector, Device, EngineSpec, value_of
+from engine.vllm.spec import Connector, Device, EngineSpec, given, value_of
 from engine.vllm.supervise import START_MAX_S, EngineState
+from engine.vllm.tiers import FOLDER_PREFIX, GIB, Tiers
 from engine.vllm.transfer import ASKED, connector_for, left_by_flags
 from engine.vllm.weights import adapter_marks, adapter_of, weights_of
 from kvtransfer.door import PATH_BYTES_MAX
@@ -102,6 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="socket of Baton's connector (default: $XDG_STATE_HOME/baton/doors/NAME-PORT/door)",
     )
     add("--digests", action="store_true", help="with --transfer baton on CPU: compare pulled blocks with what was held")
+    add("--kv-host-gib", type=float, metavar="N", help="host memory for prompts that the KV cache drops (default none)")
+    add("--kv-disk-gib", type=float, metavar="N", help="files for those that host memory drops, too (default none)")
+    add("--kv-disk-folder", metavar="DIR", help="where they go (default: $XDG_STATE_HOME/baton/kv)")
     add("--kv-lease", type=int, metavar="SECONDS", help="how long unpulled blocks are kept (default: 30, CPU 120)")
     add(
         "--shutdown-timeout",
@@ -350,6 +354,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         connector=connector,
         door=_door(args, connector, instance, port),
         kv_events=_events(instance, port) if args.registry and not mocked else "",  # no registry: no router
+        tiers=None if mocked else _tiers(args, instance, port),
         digests=args.digests,
         ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
         extra_args=tuple(args.vllm_args),
@@ -365,6 +370,27 @@ def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, 
     if len(os.fsencode(door)) > PATH_BYTES_MAX:
         raise UsageError(f"--door {door}: a socket's path has at most {PATH_BYTES_MAX} bytes; name a shorter one")
     return str(door.absolute())
+
+
+def _tiers(args: argparse.Namespace, instance: InstanceId, port: int) -> Tiers | None:
+    """The tiers that the flags ask for, with a folder that nobody else has."""
+    host, disk = ((size or 0.0) for size in (args.kv_host_gib, args.kv_disk_gib))
+    if min(host, disk) < 0:
+        raise UsageError("--kv-host-gib and --kv-disk-gib must be above 0")
+    if args.kv_disk_folder and not disk:
+        raise UsageError("--kv-disk-folder has no effect without --kv-disk-gib")
+    if not host and not disk:
+        return None
+    if given(tuple(args.vllm_args), "--kv-transfer-config"):
+        raise UsageError("--kv-host-gib beside a --kv-transfer-config of your own: say there which connectors it has")
+    base = Path(args.kv_disk_folder) if args.kv_disk_folder else state_folder() / "kv"
+    folder = (base / f"{FOLDER_PREFIX}{instance}-{port}").absolute()
+    if disk:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--kv-disk-folder {base}: {error.strerror}") from None
+    return Tiers(host_bytes=int(host * GIB), disk_bytes=int(disk * GIB), folder=str(folder) if disk else "")
 
 
 def _events(instance: InstanceId, port: int) -> str:

@@ -29,7 +29,7 @@ import msgspec
 from cluster.credits import POOLS_MAX, TenantDemand
 from cluster.flow import SERIES_MAX, Backlog, FlowCounts
 from cluster.ids import InstanceId
-from cluster.instance import TENANTS_MAX, Instance, Load, Role
+from cluster.instance import TENANTS_MAX, Instance, Load, Role, Tier
 
 TTL_S = 6.0
 """Seconds without a new heartbeat after which a member is gone: six lost in a row. Routers and engines that talk to a
@@ -157,8 +157,10 @@ class Heartbeat:
     shuns: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
     """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`decode.peers`)."""
     evicted: tuple[_Count, _Count] = (0, 0)
-    """Since the engine's start: tokens whose KV was evicted block by block, and how often the whole cache was
-    dropped."""
+    """Since the engine's start: tokens whose KV was evicted block by block (from the last tier that had it), and how
+    often the whole cache was dropped."""
+    kept: dict[Tier, _Count] = field(default_factory=dict)
+    """Tokens in the tiers below its KV cache now, by tier (``host``, ``disk``); none: it has no tiers."""
     revision: _Text = ""
     """What started the instance: a digest of its pool's specification, or a version; compared for equality only."""
     weights: _Text = ""

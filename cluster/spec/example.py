@@ -55,6 +55,7 @@ tenants:
     cache_scope: tenant
   nightly: {classes: [batch]}
 transfer: {connector: auto, lease_s: 60, digests: false}
+kv: {host_gib: 64, disk_gib: 512, disk_folder: /var/lib/baton}
 registry:
   url: rediss://registry.internal:6379
   password_file: keys/registry

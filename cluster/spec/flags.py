@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cluster.spec.settings import Shape
+from cluster.spec.settings import KvTiers, Shape
 
 FLAG_NAME = re.compile(r"[a-z][A-Za-z0-9_.+-]{0,127}")
 
@@ -112,3 +112,10 @@ def _words(flag: str, value: Any) -> Iterator[str]:
 def _text(value: Any) -> str:
     """One value as vLLM's parser reads it: a text unchanged, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def tier_words(kv: KvTiers) -> list[str]:
+    """The words of `baton engine` that give an instance its tiers."""
+    words = ["--kv-host-gib", f"{kv.host_gib:g}"] if kv.host_gib else []
+    words += ["--kv-disk-gib", f"{kv.disk_gib:g}"] if kv.disk_gib else []
+    return [*words, *(["--kv-disk-folder", kv.disk_folder] if kv.disk_folder else [])]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.spec import flags
-from cluster.spec.settings import Model, Pool, Shape, Spec
+from cluster.spec.settings import NO_TIERS, KvTiers, Model, Pool, Shape, Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class PlannedInstance:
     """Whether the instance may take another role while it runs."""
     connector: str = "auto"
     """What moves its KV cache (`Connector`)."""
+    kv: KvTiers = NO_TIERS
+    """Where its prompts are kept when its KV cache is full."""
     digests: bool = False
     """Whether pulled blocks are compared with the held ones."""
     tenants: tuple[str, ...] = ()
@@ -84,6 +86,7 @@ def _planned(spec: Spec, model: Model, role: Role, pool: Pool, name: str) -> Pla
         kv_lease_s=spec.transfer.lease_s,
         flips=pool.flips,
         connector=spec.transfer.connector.value,
+        kv=spec.kv,
         digests=spec.transfer.digests,
         tenants=model.tenants,
         power_cap_w=pool.power_cap_w,

@@ -335,6 +335,19 @@ def _digests(spec: Spec) -> Iterator[Finding]:
         yield Finding(path=path, message=message, fix="leave it out", uses=(on_gpus[0],))
 
 
+def _tiers(spec: Spec) -> Iterator[Finding]:
+    """vLLM moves blocks to and from files through host memory, and one program says where they go."""
+    if spec.kv.disk_gib and not spec.kv.host_gib:
+        message = "vLLM moves blocks to and from files through host memory, and has none for that"
+        yield Finding(path=("kv", "disk_gib"), message=message, fix="write `host_gib` beside it, or leave it out")
+    folder = spec.kv.disk_folder
+    if folder is not None and not spec.kv.disk_gib:
+        yield Finding(path=("kv", "disk_folder"), message="has no effect without `disk_gib`", fix="leave it out")
+    elif folder is not None and not folder.startswith("/"):
+        message = "each instance runs in a folder of its own"
+        yield Finding(path=("kv", "disk_folder"), message=message, fix="write an absolute path")
+
+
 # -- promises --
 
 
@@ -573,6 +586,7 @@ RULES: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _environment,
     _gpus,
     _digests,
+    _tiers,
     _targets,
     _cut_off,
     _degrading,

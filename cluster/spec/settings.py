@@ -491,6 +491,43 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvTiers:
+    """Tiers below each instance's KV cache, by vLLM's own offloading. They end with the engine."""
+
+    host_gib: float | None = field(
+        default=None,
+        metadata=about(
+            text="Host memory of each instance, all its ranks together, in shared memory. Left out: none.",
+            why="memory that you have not given is not taken",
+            above=0,
+            at_most=1e6,
+            aka=("cpu_gib", "host", "cpu", "ram_gib", "host_memory_gib", "kv_offloading_size"),
+        ),
+    )
+    disk_gib: float | None = field(
+        default=None,
+        metadata=about(
+            text="Files of each instance. vLLM moves blocks through host memory: it needs `host_gib`. Left out: none.",
+            why="a disk is slower than computing a prompt again unless the model is large",
+            above=0,
+            at_most=1e6,
+            aka=("disk", "nvme_gib", "ssd_gib", "file_gib", "storage_gib"),
+        ),
+    )
+    disk_folder: str | None = field(
+        default=None,
+        metadata=about(
+            text="Folder, absolute, below which each instance has one of its own. Left out: that of Baton's state.",
+            why="the state is on a disk that the user may fill",
+            aka=("disk_path", "path", "root_dir", "folder", "directory"),
+        ),
+    )
+
+
+NO_TIERS = KvTiers()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrySettings:
     """The registry: a Redis that agents and routers share."""
 
@@ -803,7 +840,15 @@ class Spec:
         metadata=about(
             text="How the KV cache gets from prefill to decode.",
             why="Baton's connector on CPU, vLLM's on GPUs",
-            aka=("kv_transfer", "handoff", "kv"),
+            aka=("kv_transfer", "handoff"),
+        ),
+    )
+    kv: KvTiers = field(
+        default=NO_TIERS,
+        metadata=about(
+            text="Where an instance's prompts are kept when its KV cache is full.",
+            why="nowhere: they are computed again",
+            aka=("kv_cache", "kv_offload", "offload", "offloading", "tiers", "kv_tiers"),
         ),
     )
     registry: RegistrySettings = field(

@@ -36,7 +36,15 @@ def explain(parsed: Parsed) -> tuple[ExplainedPart, ...]:
     """Everything that a file without errors promises, subject by subject."""
     spec = parsed.usable()
     parts = [ExplainedPart(f"model {model.api_name}", tuple(_model(model))) for model in spec.models]
-    parts += [_classes(spec), _tenants(spec), _transfer(spec), _registry(spec), _hardware(spec), _router(spec)]
+    parts += [
+        _classes(spec),
+        _tenants(spec),
+        _transfer(spec),
+        *_kv(spec),
+        _registry(spec),
+        _hardware(spec),
+        _router(spec),
+    ]
     parts.append(ExplainedPart("left at defaults", tuple(_defaults(spec, parsed))))
     return tuple(part for part in parts if part.lines)
 
@@ -195,6 +203,14 @@ def _transfer(spec: Spec) -> ExplainedPart:
         "A handoff that fails costs time, never the answer: decode computes the prompt again.",
     )
     return ExplainedPart("handoff", lines)
+
+
+def _kv(spec: Spec) -> tuple[ExplainedPart, ...]:
+    if not spec.kv.host_gib:
+        return ()
+    files = f" and {shown(spec.kv.disk_gib)} GiB of files" if spec.kv.disk_gib else ""
+    kept = f"Each instance keeps prompts in {shown(spec.kv.host_gib)} GiB of host memory{files}"
+    return (ExplainedPart("tiers", (f"{kept}, beside its KV cache, until its engine ends.",)),)
 
 
 def _registry(spec: Spec) -> ExplainedPart:

@@ -28,7 +28,6 @@ from cluster.registry.membership import (
 )
 from cluster.registry.registry import NameRefused, Registry, RegistryDown
 from cluster.telemetry import tracing
-from engine.agent.adapters import Adapters
 from engine.agent.grants import concerning
 from engine.agent.http import Gate, agent_app, listen
 from engine.agent.kv_events import follow, make_room
@@ -52,6 +51,7 @@ from engine.agent.machine import (
 from engine.agent.meetings import exposition, with_door
 from engine.agent.rules import RoleRules
 from engine.agent.transfers import MEETING_S, Transfers
+from engine.vllm.adapters import Adapters
 from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.evictions import Evictions
 from engine.vllm.probe import Probe, Unwell
@@ -99,7 +99,7 @@ class AgentConfig:
     adapter: Callable[[str], str] = lambda _: ""
     """Identifies the files in a LoRA adapter's folder; may read them. Empty: unknown."""
     adapter_marks: Callable[[str], tuple[object, ...]] = lambda _: ()
-    """Tells whether those files were touched since (`engine.agent.adapters`)."""
+    """Tells whether those files were touched since (`engine.vllm.adapters`)."""
     node: str = ""
     """Identifies the machine (`engine.agent.node`)."""
     tenants: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class Agent:
         self._local_epoch = 0
         self._over = False
         self._moves: Transfers | None = None
-        self._evictions = Evictions()
+        self._evictions = Evictions(tiered=self.spec.tiers is not None)
 
     # -- running --
 
@@ -312,6 +312,8 @@ class Agent:
             f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n{name}{label} {value:.17g}\n"
             for name, value in samples.items()
         )
+        for tier, tokens in self._evictions.kept.items():
+            text += f'baton_agent_kv_kept_tokens{label[:-1]},tier="{tier}"}} {tokens}\n'
         return text if self._moves is None else text + exposition(self.spec.instance, self._moves.handoffs)
 
     # -- the machine --
@@ -462,6 +464,7 @@ class Agent:
             grants=machine.grants((epoch, self._seq)),
             shuns=self._shuns(),
             evicted=(self._evictions.tokens, self._evictions.clears),
+            kept=self._evictions.kept,
             revision=self.config.revision,
             weights=self._weights,
             node=self.config.node,

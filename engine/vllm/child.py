@@ -199,7 +199,8 @@ class EngineProcess:
     async def _live(self, epoch: int) -> None:
         """Run one process from start to end; no process below it is left when this returns, however it returns."""
         env = environment(self.spec, self._environ, str(CPU_SITE))
-        with scratch(env) as own:
+        kept = "" if self.spec.tiers is None else self.spec.tiers.folder
+        with scratch(env, kept) as own:
             code = await self._kept(epoch, own)
         self._feed(ChildExited(epoch, code if code >= 0 else 128 - code))
 

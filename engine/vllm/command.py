@@ -12,6 +12,7 @@ from cluster.instance import Role
 from engine.vllm.evictions import config_of
 from engine.vllm.placement import split
 from engine.vllm.spec import EngineSpec, given, value_of
+from engine.vllm.tiers import beside
 from kvtransfer.keys import FILE_VARIABLE
 
 CPU_KV_CACHE_GIB = "1"
@@ -101,7 +102,7 @@ def _transfer_config(spec: EngineSpec) -> dict[str, object]:
         more |= {"digests": True} if spec.digests else {}
     if more:
         config["kv_connector_extra_config"] = more
-    return config
+    return config if spec.tiers is None else beside(config, spec.tiers)
 
 
 def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) -> dict[str, str]:

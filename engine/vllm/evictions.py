@@ -5,6 +5,9 @@ vLLM names blocks by hashes that cannot be computed from text, so events cannot 
 (`router.predict.prefix_cache` guesses that from earlier requests). They tell how much was evicted: routers forget as
 much, also if other routers filled that cache. The events hold the prompts' tokens, so their socket is a file that only
 its owner can open.
+
+With tiers below the KV cache (`engine.vllm.tiers`) a block counts when the last of them drops it. Then the agent keeps,
+by block, the tiers that have it.
 """
 
 from __future__ import annotations
@@ -13,12 +16,25 @@ from typing import Any
 
 import msgspec
 
+from cluster.instance import Tier
+
 BATCHES_MAX = 1000
 """Batches that vLLM keeps for an agent that does not read; routers do not forget what is in lost batches."""
 
 
-class _EvictedBlock(msgspec.Struct, tag="BlockStored", tag_field="type"):
+BLOCKS_MAX = 2_000_000
+"""Blocks whose tiers are remembered, about 150 bytes each; of more, those stored longest ago count as dropped."""
+
+_DEVICE, _HOST, _DISK = 1, 2, 4
+_TIERS = {None: _DEVICE, "GPU": _DEVICE, "CPU": _HOST, "STORAGE": _DISK}
+"""By vLLM's word for a medium; in vLLM 0.32 ``GPU`` means the KV cache on CPUs, too."""
+
+
+class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type"):
+    block_hashes: list[msgspec.Raw]
     block_size: int
+    medium: str | None = None
+    group_idx: int | None = None
 
 
 class _Removed(msgspec.Struct, tag="BlockRemoved", tag_field="type"):
@@ -33,31 +49,43 @@ class _Cleared(msgspec.Struct, tag="AllBlocksCleared", tag_field="type"):
 
 class _Batch(msgspec.Struct, array_like=True):
     ts: float
-    events: list[_EvictedBlock | _Removed | _Cleared]
+    events: list[_Stored | _Removed | _Cleared]
 
 
 _DECODER = msgspec.msgpack.Decoder(_Batch)
 
 
 class Evictions:
-    """Counts since the engine's start."""
+    """Counts since the engine's start. `tiered`: there are tiers below its KV cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tiered: bool = False) -> None:
         self.tokens = 0
-        """Tokens of blocks that were evicted one by one."""
+        """Tokens of blocks that were evicted one by one, from the last tier that had them."""
         self.clears = 0
-        """How often the whole cache was dropped."""
+        """How often the whole cache was dropped. With tiers never: what is in them stays."""
         self._block_tokens = 0
+        self._tiered = tiered
+        self._where: dict[bytes, int] = {}
+        """With tiers: by block, the tiers that have it, as bits."""
+        self._blocks = dict.fromkeys((_DEVICE, _HOST, _DISK), 0)
+
+    @property
+    def kept(self) -> dict[Tier, int]:
+        """Tokens in each tier below the KV cache, by its name."""
+        named: dict[Tier, int] = {"host": _HOST, "disk": _DISK} if self._tiered else {}
+        return {name: self._blocks[tier] * self._block_tokens for name, tier in named.items()}
 
     def restart(self) -> None:
         """The engine starts anew."""
         self.tokens = self.clears = 0
+        self._where.clear()
+        self._blocks = dict.fromkeys(self._blocks, 0)
 
     def hear(self, payload: bytes) -> None:
         """Take one batch of vLLM's (`vllm.distributed.kv_events.EventBatch`, msgpack).
 
-        A model with several groups of layers evicts each block once for each group: only the first group counts. Blocks
-        in a second tier (`medium`) are no prefix that a GPU has.
+        A model with several groups of layers evicts each block once for each group: only the first group counts.
+        Blocks in tiers below have no size of their own.
 
         Raises:
             msgspec.DecodeError: the batch has an unknown form.
@@ -68,12 +96,51 @@ class Evictions:
             raise msgspec.DecodeError("it is nested too deep") from None
         for event in events:
             match event:
-                case _EvictedBlock():
-                    self._block_tokens = event.block_size
-                case _Removed() if not event.group_idx and event.medium in {None, "GPU"}:
-                    self.tokens += len(event.block_hashes) * self._block_tokens
+                case _Stored() | _Removed() if event.group_idx:
+                    continue
+                case _Stored():
+                    self._stored(event)
+                case _Removed():
+                    self._removed(event)
                 case _Cleared():
-                    self.clears += 1
+                    self._cleared()
+
+    def _stored(self, event: _Stored) -> None:
+        tier = _TIERS.get(event.medium, 0)
+        if tier == _DEVICE and event.block_size > 0:
+            self._block_tokens = event.block_size
+        for name in event.block_hashes if self._tiered else ():
+            self._move(bytes(name), add=tier)
+        while len(self._where) > BLOCKS_MAX:
+            oldest = next(iter(self._where))
+            self._move(oldest, drop=self._where[oldest])
+
+    def _removed(self, event: _Removed) -> None:
+        tier = _TIERS.get(event.medium, 0)
+        if self._tiered:
+            for name in event.block_hashes:
+                self._move(bytes(name), drop=tier)
+        elif tier == _DEVICE:
+            self.tokens += len(event.block_hashes) * self._block_tokens
+
+    def _cleared(self) -> None:
+        if not self._tiered:
+            self.clears += 1
+            return
+        for name in [name for name, tiers in self._where.items() if tiers & _DEVICE]:
+            self._move(name, drop=_DEVICE)
+
+    def _move(self, name: bytes, *, add: int = 0, drop: int = 0) -> None:
+        """A block is in other tiers now. A block that no tier has counts as dropped, once."""
+        before = self._where.get(name, 0)
+        after = (before | add) & ~drop
+        for tier in self._blocks:
+            self._blocks[tier] += bool(after & tier) - bool(before & tier)
+        if after:
+            self._where[name] = after
+        elif before:
+            del self._where[name]
+            self.tokens += self._block_tokens
 
 
 def config_of(path: str) -> dict[str, Any]:

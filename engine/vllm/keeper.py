@@ -11,7 +11,7 @@ with gigabytes of memory and the GPU. The keeper makes itself the reaper of the 
 * Python's resource trackers, and keepers below this one, are let live until the others are gone: each then cleans up
   after its own tree, and ends. Killed with the rest, trackers would leave shared memory and semaphores in /dev/shm (240
   MiB and more an engine), and keepers their `BATON_SCRATCH`.
-* The folder that `BATON_SCRATCH` names, if it does, is removed at the end.
+* The folders that `BATON_SCRATCH` names, if it does, are removed at the end.
 * If the keeper itself is killed, the kernel kills the command, and the parent sweeps the rest by session
   (`child`; the keeper leads a session of its own).
 * Parent and keeper killed at once is the one gap. `pkill -9 python` or `pkill -9 -f baton` would do that, and miss
@@ -40,7 +40,7 @@ TRACKER_S = 2.0
 
 POLL_S = 0.02
 SCRATCH = "BATON_SCRATCH"
-"""Name of the environment variable for a folder that is removed with the tree."""
+"""Name of the environment variable for folders that are removed with the tree, separated as in `PATH`."""
 
 TRACKER = b"multiprocessing.resource_tracker"
 """Part of the command line of Python's resource trackers, and of no other process of vLLM."""
@@ -60,8 +60,8 @@ def main(argv: list[str]) -> int:
     child = start(argv)
     rename()
     code = Keeper(child, wakeups).run()
-    if scratch:
-        remove(scratch)
+    for folder in filter(None, scratch.split(os.pathsep)):
+        remove(folder)
     return code
 
 

@@ -1,4 +1,4 @@
-"""A folder for the sockets between the processes of one start of an engine. A shell.
+"""Folders of one start of an engine: for the sockets between its processes, and for a tier of its KV cache. A shell.
 
 vLLM puts these sockets where temporary files go, and never removes them, even if it ends in order (0.32:
 `utils/network_utils.get_open_zmq_ipc_path`). In a folder of their own the keeper removes them at the end, whichever
@@ -13,8 +13,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
+from cluster.errors import UsageError
 from engine.vllm.keeper import SCRATCH
+from engine.vllm.tiers import FOLDER_PREFIX
 
 SOCKETS = "VLLM_RPC_BASE_PATH"
 """vLLM's variable for their folder."""
@@ -26,20 +29,37 @@ BASE_BYTES_MAX = 40
 
 
 @contextlib.contextmanager
-def scratch(env: dict[str, str]) -> Iterator[dict[str, str]]:
+def scratch(env: dict[str, str], kept: str = "") -> Iterator[dict[str, str]]:
     """The same environment with a folder of its own for sockets, which is removed afterwards.
 
-    If the usual folder has too long a path for sockets below it, or cannot be written to, nothing is changed.
+    If the usual folder has too long a path for sockets below it, or cannot be written to, there is none.
+
+    Args:
+        env: the environment.
+        kept: the folder of a tier on disk, which is emptied before and removed afterwards; empty: none.
+
+    Raises:
+        UsageError: this folder's name is none of a tier's.
+        OSError: this folder cannot be made.
     """
+    if kept:
+        _empty(kept)
     base = env.get(SOCKETS) or env.get("TMPDIR") or tempfile.gettempdir()
     folder = None
     if len(os.fsencode(base)) <= BASE_BYTES_MAX:
         with contextlib.suppress(OSError):
             folder = tempfile.mkdtemp(prefix=PREFIX, dir=base)
-    if folder is None:
-        yield env
-        return
+    own = [each for each in (folder, kept) if each]
     try:
-        yield {**env, SOCKETS: folder, SCRATCH: folder}
+        yield {**env, **({SOCKETS: folder} if folder else {}), **({SCRATCH: os.pathsep.join(own)} if own else {})}
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for each in own:
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def _empty(folder: str) -> None:
+    """A private folder with nothing in it: what an earlier start has left may be of other weights."""
+    if not Path(folder).name.startswith(FOLDER_PREFIX):
+        raise UsageError(f"{folder} would be emptied: its name does not begin with {FOLDER_PREFIX}")
+    shutil.rmtree(folder, ignore_errors=True)
+    Path(folder).mkdir(mode=0o700, parents=True)

@@ -9,6 +9,7 @@ from typing import Literal
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
+from engine.vllm.tiers import Tiers
 
 Device = Literal["cpu", "gpu"]
 Connector = Literal["nixl", "baton"]
@@ -74,6 +75,8 @@ class EngineSpec:
     peer."""
     kv_events: str = ""
     """Path of the socket on which vLLM reports evictions from its KV cache; empty: they are not read."""
+    tiers: Tiers | None = None
+    """Where its prompts' KV goes when its cache is full; None: nowhere."""
     digests: bool = False
     """Whether Baton's connector vouches for blocks, and compares pulled ones (`kvtransfer.block_digests`)."""
     extra_args: tuple[str, ...] = ()

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 
 from cluster.spec.about import settings_of
 from cluster.spec.rules import GIVE_AND_TAKE
-from cluster.spec.settings import Pool, Pools, RegistrySettings, RouterSettings, Shape, SloClass, Spec, Transfer
+from cluster.spec.settings import (
+    KvTiers,
+    Pool,
+    Pools,
+    RegistrySettings,
+    RouterSettings,
+    Shape,
+    SloClass,
+    Spec,
+    Transfer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,13 @@ RULES: Mapping[type, tuple[CelRule, ...]] = {
             "!has(self.digests) || !self.digests || (has(self.connector) && self.connector == 'baton')",
             "`digests` needs `connector: baton`: vLLM's connector compares nothing",
         ),
+    ),
+    KvTiers: (
+        CelRule(
+            "!has(self.disk_gib) || has(self.host_gib)",
+            "`disk_gib` needs `host_gib`: vLLM moves blocks to and from files through host memory",
+        ),
+        CelRule("!has(self.disk_folder) || has(self.disk_gib)", "`disk_folder` has no effect without `disk_gib`"),
     ),
     RegistrySettings: (
         CelRule("has(self.url) || !has(self.password_file)", "`password_file` has no effect without `url`"),

@@ -50,6 +50,8 @@ class Reported:
     """Producers that the instance's engine pulls nothing from for now (peer health)."""
     evicted: tuple[int, int] = (0, 0)
     """Since the engine's start: the tokens evicted from its KV cache, and how often the whole cache was cleared."""
+    kept: Mapping[str, int] = field(default_factory=dict)
+    """Tokens in the tiers below its KV cache now, by tier (``host``, ``disk``); none: it has no tiers."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Digests of the instance's LoRA adapters by name (`cluster.registry.membership.Heartbeat.adapters`)."""
 

@@ -260,6 +260,7 @@ def _reported(member: Member, router: InstanceId) -> Reported:
         models=beat.models,
         shuns=tuple(InstanceId(name) for name in beat.shuns),
         evicted=beat.evicted,
+        kept={str(tier): tokens for tier, tokens in beat.kept.items()},
         adapters=beat.adapters,
     )
 

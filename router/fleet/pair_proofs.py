@@ -240,8 +240,14 @@ def other_draw(prefill: Chat, decode: Chat) -> str:
 
 
 def _tie(handed: ProofAnswer, alone: ProofAnswer) -> bool:
-    """Whether the two answers part at a token that both found likely."""
+    """Whether the two answers part at a token that both found likely, with alike candidates up to there.
+
+    Rounding moves all logprobs a little. On an engine whose prefill and decode disagree (latent attention of vLLM 0.32
+    on CPU), each side can find the other's token likely by chance, and the other candidates show it.
+    """
     for one, other, ones, others in zip(handed.tokens, alone.tokens, handed.best, alone.best, strict=False):
+        if any(abs(ones[token] - others[token]) > TIE for token in ones.keys() & others.keys()):
+            return False
         if one != other:
             return _likely(other, ones) and _likely(one, others)
     return True

@@ -19,7 +19,7 @@ from router.core.values import ProofStanding
 from router.fleet.columns import Columns
 from router.predict.inflight_load import InflightLoad
 from router.predict.prefix_cache import PrefixCacheIndex
-from router.predict.step_model import Make
+from router.predict.step_model import TIER_GB_S, Make
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
@@ -429,6 +429,13 @@ class FleetSnapshot(Sequence[InstanceView]):
         self.inflight.holds(view.row, kv_tokens)
         if self.prefixes is not None:
             self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
+
+    def keeps(self, view: InstanceView, kept: Mapping[str, int]) -> None:
+        """How much its tiers below the KV cache have now. What is found there saves most of a prefill, not all."""
+        if kept and self.prefixes is not None:
+            worth = self.inflight.step_model.tier_worth
+            tiers = [(kept[name], worth(view.row, name)) for name in TIER_GB_S if kept.get(name)]
+            self.prefixes.keeps(view.row, tiers)
 
     def evicted(self, view: InstanceView, now: tuple[int, int]) -> None:
         """The instance's agent has reported how much its engine has evicted. The first report is only a

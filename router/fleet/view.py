@@ -106,6 +106,13 @@ class FleetView:
             return "the pair is not proven"
         return fleet.inexact.get((prefill, decode), "") if fleet.inexact else ""
 
+    def adapter(self, instance: InstanceId, model: str | None) -> str | None:
+        """The digest of the LoRA adapter that this name means on an instance (`InstanceView.adapter`); None also if the
+        instance has left.
+        """
+        view = self._instances.get(instance)
+        return None if view is None else view.adapter(model)
+
     def fold(self, reported: tuple[Reported, ...]) -> frozenset[InstanceId]:
         """Take the reports of the whole fleet; an instance without a report has left.
 
@@ -143,6 +150,7 @@ class FleetView:
             self._fleet.shuns(view, each.shuns)
         view.load = each.load
         self._fleet.holds(view, each.load.kv_tokens)
+        self._fleet.keeps(view, each.kept)
         if view.evicted != each.evicted:
             self._fleet.evicted(view, each.evicted)
         view.learn_models(each.models)

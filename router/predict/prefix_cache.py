@@ -12,13 +12,17 @@ ways:
   capacity shrinks; where P had more than expected, the capacity grows again. A new epoch drops everything;
 - vLLM's KV events only ever remove entries: their block hashes are vLLM's own and name no text.
 
+An instance with tiers below its KV cache (`keeps`) holds a chunk until the last tier has dropped it, as its events say.
+Which tier a chunk is in follows from its last use: an upper tier has the chunks used most recently. A match counts a
+chunk in a lower tier as what it saves.
+
 Invariants: no entry matches across scopes; an instance matches a chunk only if it matches all chunks before it; the
 entries of all instances together stay below `entries_max`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -109,6 +113,28 @@ def _unpacked(levels: list[tuple[int, int]], rows: int) -> Ints:
     return (sizes @ flags.astype(np.float32)).astype(np.int64)
 
 
+class _UpperTier:
+    """A tier that is not the last one: its names, in order of last use."""
+
+    __slots__ = ("names", "tokens")
+
+    def __init__(self, names: Iterable[int]) -> None:
+        self.names: Final[dict[int, None]] = dict.fromkeys(names)
+        self.tokens = 0.0
+        """Its size; not read of the KV cache, whose size is the instance's capacity."""
+
+    def beginning(self, chunks: Sequence[int], count: int) -> int:
+        """How many of the first `count` chunks it has, by halving: it has a beginning of them."""
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if chunks[middle] in self.names:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
 class _Held:
     """The chunks of one instance. Names stand in order of last use, longest ago first; negative ones are
     unnamed text.
@@ -125,6 +151,8 @@ class _Held:
         "nameless",
         "stated_tokens",
         "tokens_each",
+        "upper",
+        "worth",
     )
 
     def __init__(self, capacity_tokens: float, epoch: int, life: int) -> None:
@@ -143,11 +171,43 @@ class _Held:
         """The instance sends KV events."""
         self.ahead = 0
         """Entries dropped by estimate for which no event has come yet: an event must not drop others in their place."""
+        self.upper: Final[list[_UpperTier]] = []
+        """The KV cache and other tiers above the last one, smallest first; none: the KV cache is the only tier."""
+        self.worth: tuple[float, ...] = ()
+        """For each tier below the KV cache, the share of a prefill that a token in it saves."""
 
     @property
     def limit(self) -> int:
         """The number of entries that the instance may have."""
-        return min(self.entries_max, int(self.capacity_tokens / self.tokens_each))
+        fits = self.entries_max if self.upper else int(self.capacity_tokens / self.tokens_each)
+        return min(self.entries_max, fits)
+
+    def touch(self, name: int) -> None:
+        """This name is the last used, so each of the upper tiers has it."""
+        for tier in self.upper:
+            tier.names.pop(name, None)
+            tier.names[name] = None
+
+    def settle(self) -> None:
+        """Drop from the upper tiers what does not fit them: it is in the next one."""
+        for number, tier in enumerate(self.upper):
+            tokens = tier.tokens if number else self.capacity_tokens
+            over = len(tier.names) - int(tokens / self.tokens_each)
+            for name in list(islice(tier.names, max(0, over))):
+                del tier.names[name]
+
+    def effective(self, chunks: Sequence[int], count: int) -> int:
+        """What the first `count` chunks are worth, in chunks of the KV cache. An upper tier has a beginning of them:
+        ends go first.
+        """
+        before = self.upper[0].beginning(chunks, count)
+        found = float(before)
+        for number, worth in enumerate(self.worth):
+            last = number + 1 == len(self.upper)
+            edge = count if last else self.upper[number + 1].beginning(chunks, count)
+            found += worth * max(0, edge - before)
+            before = max(before, edge)
+        return int(found)
 
 
 class PrefixCacheIndex:
@@ -159,6 +219,8 @@ class PrefixCacheIndex:
         self._held: Final[dict[int, _Held]] = {}
         self._lives = 0
         self._nameless = 0
+        self._tiered = 0
+        """The rows of instances with tiers, as bits."""
 
     def __len__(self) -> int:
         """The number of entries of all instances, never more than `entries_max`."""
@@ -178,6 +240,7 @@ class PrefixCacheIndex:
     def leave(self, row: int) -> None:
         """The instance has left; another may get its row."""
         self.cleared(row)
+        self._tiered &= ~(1 << row)
         if self._held.pop(row, None) is not None:
             self._share_out()
 
@@ -201,7 +264,40 @@ class PrefixCacheIndex:
         if alive > 0:
             levels.append((count, alive))
         levels.reverse()
-        return Match(levels)
+        return Match(self._priced(levels, chunks) if self._tiered else levels)
+
+    def keeps(self, row: int, tiers: Sequence[tuple[float, float]]) -> None:
+        """The instance has tiers below its KV cache, or more in them than before.
+
+        Args:
+            row: the instance.
+            tiers: tokens in each now, upper ones first, and the share of a prefill that a token there saves.
+        """
+        held = self._held.get(row)
+        if held is None or not tiers:
+            return
+        while len(held.upper) < len(tiers):
+            held.upper.append(_UpperTier(held.entries))
+        for number, (tokens, _) in enumerate(tiers[:-1], 1):
+            held.upper[number].tokens = tokens
+        held.worth = tuple(worth for _, worth in tiers)
+        self._tiered |= 1 << row
+        held.settle()
+
+    def _priced(self, levels: list[tuple[int, int]], chunks: Sequence[int]) -> list[tuple[int, int]]:
+        """The same levels, with what lower tiers hold as what it saves."""
+        found: dict[int, int] = {}
+        for count, bits in levels:
+            plain, tiered = bits & ~self._tiered, bits & self._tiered
+            if plain:
+                found[count] = found.get(count, 0) | plain
+            while tiered:
+                row = tiered.bit_length() - 1
+                tiered ^= 1 << row
+                worth = self._held[row].effective(chunks, count)
+                if worth:
+                    found[worth] = found.get(worth, 0) | 1 << row
+        return sorted(found.items(), reverse=True)
 
     def sent(self, row: int, chunks: Sequence[int], now: float) -> Sent | None:
         """A prompt goes to this instance, which will hold all of it. None if the instance is unknown."""
@@ -316,6 +412,7 @@ class PrefixCacheIndex:
             if entries.pop(name, None) is None:
                 holders[name] = holders.get(name, 0) | bit
             entries[name] = now
+            held.touch(name)
         self._fit(row, held)
 
     def _wrote(self, row: int, held: _Held, tokens: float, now: float) -> None:
@@ -325,10 +422,12 @@ class PrefixCacheIndex:
         for _ in range(min(count, held.limit)):
             self._nameless -= 1
             held.entries[self._nameless] = now
+            held.touch(self._nameless)
         self._fit(row, held)
 
     def _fit(self, row: int, held: _Held) -> None:
-        """Drop what does not fit the instance's KV cache."""
+        """Drop what does not fit the instance's KV cache, or the last of its tiers."""
+        held.settle()
         over = len(held.entries) - held.limit
         if over > 0:
             held.ahead = min(held.limit, held.ahead + over) if held.hears else 0
@@ -343,6 +442,8 @@ class PrefixCacheIndex:
         entries, holders, others = held.entries, self._holders, ~(1 << row)
         for name in list(islice(entries, max(0, len(entries) - limit))):
             del entries[name]
+            for tier in held.upper:
+                tier.names.pop(name, None)
             if name >= 0:
                 left = holders[name] & others
                 if left:

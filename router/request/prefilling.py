@@ -116,9 +116,11 @@ class Prefilling:
         """Why P's token is not known to be the answer's first: by P's own answer, and by the proof of the pair."""
         if transfer is None:
             return "P holds nothing: what it has computed cannot be told"
-        because = transfer.stops_short_of(fields)
-        decode = self._scheduled.context.decode
-        return because or ("" if decode is None else self._parts.view.not_exact(leg.instance, decode))
+        because, context, view = transfer.stops_short_of(fields), self._scheduled.context, self._parts.view
+        if because or context.decode is None:
+            return because
+        another = transfer.of_another_adapter(view.adapter(context.decode, context.wanted.model))
+        return another or view.not_exact(leg.instance, context.decode)
 
     def _transfer_in(self, fields: dict[str, Any]) -> wire.TransferFields | None:
         """The hold that P's answer describes. The client is told how much the first P of its request had cached."""

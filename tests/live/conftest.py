@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 from support.cluster import Cluster, within
+from support.kinds import Table
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.yaml"
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest) -> Table:
+    """The rows of docs/exactness.md by kind of model."""
+    return Table(publish=bool(request.config.getoption("--publish-kinds")))
 
 
 @pytest.fixture(scope="session")

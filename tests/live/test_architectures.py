@@ -1,13 +1,18 @@
-"""Handed-over answers are one engine's alone, token for token, whatever the architecture; and so are those of adapters.
+"""Handed-over answers are one engine's alone, token for token, whatever the kind of model; and so are adapters'.
 
 Real vLLM engines, with models of random weights that the test makes. On two of these kinds the obvious shortcuts are
 wrong: a Mamba hybrid's P leaves the prompt's last token to D, so that its own token must reach no client; and one name
 may mean two adapters. Each test has its own two engines, which takes about a minute.
+
+No test tells the router what kind of model it has. Each sees how the router serves it, and compares that with the row
+of docs/benchmarks/kinds.json, from which docs/exactness.md is made; `--publish-kinds` writes the row instead.
 """
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import io
 import json
 import subprocess
 import sys
@@ -22,6 +27,7 @@ from unittest.mock import patch
 import pytest
 from support.cluster import within
 from support.engine_pair import ask
+from support.kinds import Seen, Table
 from support.random_models import LETTERS, write_adapter, write_model
 from support.redis_server import start
 
@@ -31,8 +37,9 @@ from cluster.instance import Role
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1200)]
 
-PATH = "/v1/completions"
+PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 PROVEN_S = 60.0
+UNSURE = "on CPU one engine's prefill and decode disagree: a proof fails in two of three tries only (docs/exactness.md)"
 START_S = 600.0
 """On a machine whose two cores others use, too, vLLM's imports alone take minutes."""
 
@@ -44,6 +51,20 @@ def nixl(role: Role) -> str:
                        "kv_load_failure_policy": "recompute"})  # fmt: skip
 
 
+def picture(seed: int) -> str:
+    """A picture of coloured squares, as a URL that holds all of it."""
+    from PIL import Image
+
+    image, held = Image.new("RGB", (56, 56)), io.BytesIO()
+    for at in range(64):
+        value = (at * 37 + seed * 91) % 256
+        image.paste(
+            (value, (value * 5) % 256, (value * 11) % 256), (at % 8 * 7, at // 8 * 7, at % 8 * 7 + 7, at // 8 * 7 + 7)
+        )
+    image.save(held, "PNG")
+    return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
+
+
 @dataclass
 class Routed:
     """A router in front of two engines, given by URL."""
@@ -51,6 +72,7 @@ class Routed:
     engines: Engines
     endpoint: str
     admin: str
+    because: str = ""
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.admin + path, timeout=30) as answer:
@@ -66,6 +88,38 @@ class Routed:
         prompt = [97 + (at * 7 + at * at * number + number) % 26 for at in range(tokens)]
         return {"model": model, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True,
                 "allowed_token_ids": LETTERS}  # fmt: skip
+
+    def chat(self, text: str, *, pictures: int = 0, last: bool = False, seed: int = 0) -> dict[str, Any]:
+        """Greedy. `last`: the pictures stand behind the text."""
+        shown = [{"type": "image_url", "image_url": {"url": picture(seed + each)}} for each in range(pictures)]
+        words = [{"type": "text", "text": text}]
+        content: Any = ([*words, *shown] if last else [*shown, *words]) if shown else text
+        return {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 12,
+                "temperature": 0, "ignore_eos": True, "allowed_token_ids": LETTERS}  # fmt: skip
+
+    def said(self, url: str, body: dict[str, Any]) -> str:
+        """All that a streamed chat says: text, reasoning, calls."""
+        request = urllib.request.Request(
+            url + CHAT, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            text = answer.read().decode()
+        assert text.endswith("data: [DONE]\n\n"), text
+        deltas = [json.loads(each.removeprefix("data: ")) for each in text.strip().split("\n\n")[:-1]]
+        assert not [each for each in deltas if "error" in each], text
+        told = [each["choices"][0]["delta"] for each in deltas if each["choices"]]
+        return repr(["".join(str(each.get(name) or "") for each in told) for name in ("reasoning", "content")])
+
+    def unseeded(self) -> str:
+        """Why the last request's first token was not given early."""
+        (last, *_) = self.get("/explain?n=1")["requests"]
+        return str(self.get(f"/explain/{last['id']}")["seed"]["because"])
+
+    def explained(self) -> str:
+        """Why the last request was served as it was: of its turns' reasons, that of the choice."""
+        (last, *_) = self.get("/explain?n=1")["requests"]
+        turns = self.get(f"/explain/{last['id']}")["turns"]
+        return next(str(each["because"]) for each in turns if each["turn"] == "choice")
 
     def alone(self, body: dict[str, Any], name: str = "d") -> str:
         """What one engine says of it, with nothing that was ever pulled."""
@@ -84,6 +138,21 @@ class Routed:
         assert not [each for each in events if "error" in each], text
         return "".join(each["choices"][0]["text"] for each in events)
 
+    def pair(self) -> dict[str, Any]:
+        """What the router says of its only pair."""
+        (told,) = self.get("/ui/data")["pairs"] or [{}]
+        return dict(told)
+
+    def way(self) -> Seen:
+        """How it has served all streams so far, and why so."""
+        handed, seeds = (self.counted(name) for name in ('baton_handoffs_total{result="ok"}', "baton_seeds_total"))
+        told = self.pair()
+        if seeds:
+            return Seen("handed over and seeded", "the pair's proof has passed, and P computes the whole prompt")
+        if handed:
+            return Seen("handed over", told.get("unseeded") or self.unseeded())
+        return Seen("whole", told.get("last_failure") or "not proven")
+
     def whole(self, body: dict[str, Any]) -> str:
         status, answer = ask(self.endpoint, PATH, body)
         assert status == 200, answer
@@ -91,17 +160,22 @@ class Routed:
 
 
 @contextmanager
-def routed(folder: Path, model: Path, *flags: str, longest: int = 2048, **by_role: tuple[str, ...]) -> Iterator[Routed]:
+def routed(
+    folder: Path, model: Path, *flags: str, longest: int = 2048, pins: bool = True, **by_role: tuple[str, ...]
+) -> Iterator[Routed]:
     """Both engines with these flags. `by_role`: the flags of one of them."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
     for name in "pd":
         (folder / name).mkdir()
     roles = {"p": Role.PREFILL, "d": Role.DECODE}
-    engines = _Engines(folder, str(model), roles, transfer=nixl, flags=flags, more={"max_model_len": longest})
+    engines = _Engines(
+        folder, str(model), roles, transfer=nixl, flags=flags, more={"max_model_len": longest, "pinning": pins}
+    )
     engines.own = {roles[name]: flags for name, flags in by_role.items()}
     with patch.object(pair, "START_S", START_S), engines:
-        words = ("--prefill-url", f"p={engines.url('p')}", "--decode-url", f"d={engines.url('d')}", "--pins")
+        words = ("--prefill-url", f"p={engines.url('p')}", "--decode-url", f"d={engines.url('d')}")
+        words += ("--policy", "least_load", *(("--pins",) if pins else ()))  # it hands over whenever it can
         argv = (sys.executable, "-m", "baton", "router", "--port", "0", "--admin-port", "0", "--json", *words)
         router = start(argv, stderr=subprocess.DEVNULL)
         try:
@@ -144,33 +218,73 @@ def compared(here: Routed, lengths: tuple[int, ...]) -> None:
     assert len(said) == len(lengths), "a model that says one thing only shows nothing"
 
 
-@pytest.mark.parametrize(("kind", "lengths"), [
-    ("dense", (3, 40, 128, 129, 700)), ("sliding", (3, 40, 128, 200, 1364)), ("experts", (3, 40, 128, 129, 700)),
-])  # fmt: skip
-def test_handed_over_and_seeded_as_one_engine_alone(kind: str, lengths: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "flags", "lengths"),
+    [
+        ("dense", (), (3, 40, 128, 129, 700)),
+        ("gqa", (), (3, 40, 128, 129, 700)),
+        pytest.param("mla", (), (3, 40, 128, 129, 700), marks=pytest.mark.xfail(strict=False, reason=UNSURE)),
+        ("experts", (), (3, 40, 128, 129, 700)),
+        ("sliding", (), (3, 40, 128, 200, 1364)),
+        # vLLM's build for CPUs ends an engine of this kind at its second chunk of 256 tokens, or at its prefix cache.
+        ("mamba", ("--no-enable-prefix-caching",), (3, 17, 40, 128, 129, 230)),
+    ],
+)
+def test_an_answer_is_one_engines_alone(
+    kind: str, flags: tuple[str, ...], lengths: tuple[int, ...], tmp_path: Path, table: Table
+) -> None:
     model = write_model(kind, tmp_path / "model")
-    with routed(tmp_path, model) as here:
-        assert here.counted('baton_pair_proofs_total{result="passed"}') == 1, here.get("/ui/data")["pairs"]
+    with routed(tmp_path, model, *flags, longest=256 if kind == "mamba" else 2048) as here:
         compared(here, lengths)
-        assert here.counted('baton_handoffs_total{result="ok"}') == 2 * len(lengths)
-        assert here.counted("baton_seeds_total") == len(lengths)
+        handed = here.counted('baton_handoffs_total{result="ok"}')
+        assert handed in {0, 2 * len(lengths)}, "all prompts go one way"
+        assert here.counted("baton_seeds_total") in {0, handed / 2}
+        table.saw(kind, here.way(), 2 * len(lengths))
 
 
-def test_a_mamba_hybrid_is_handed_over_and_never_seeded(tmp_path: Path) -> None:
-    """vLLM's build for CPUs ends an engine of this kind at its second chunk of 256 tokens, or at its prefix cache."""
-    model, lengths = write_model("mamba", tmp_path / "model"), (3, 17, 40, 128, 129, 230)
-    with routed(tmp_path, model, "--no-enable-prefix-caching", longest=256) as here:
-        assert here.counted('baton_pair_proofs_total{result="passed"}') == 1, here.get("/ui/data")["pairs"]
-        compared(here, lengths)
-        assert here.counted('baton_handoffs_total{result="ok"}') == 2 * len(lengths)
+def test_drafts_are_handed_over_and_never_seeded(tmp_path: Path, table: Table) -> None:
+    """vLLM takes no logits processor beside speculation, so that nothing would pin a first token."""
+    model = write_model("gqa", tmp_path / "model")
+    drafts = json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4})
+    with routed(tmp_path, model, "--speculative-config", drafts, pins=False) as here:
+        compared(here, (3, 40, 128, 129, 700))
         assert here.counted("baton_seeds_total") == 0
-        (told,) = here.get("/ui/data")["pairs"]
-        assert "not the first" in told["unseeded"]
+        here.streamed(here.body(50, 99))  # a stream that might have had one, to ask about
+        table.saw("speculation", here.way(), 10)
 
 
-def test_adapters_that_nobody_vouches_for_are_served_whole(tmp_path: Path) -> None:
+def test_parsers_stand_between_tokens_and_text(tmp_path: Path, table: Table) -> None:
+    model = write_model("gqa", tmp_path / "model")
+    parsers = ("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    with routed(tmp_path, model, *parsers) as here:
+        handed = here.counted('baton_handoffs_total{result="ok"}')
+        for number, more in enumerate(({}, {"tools": [tool]}, {}, {"tools": [tool]})):
+            asked = {**here.chat(f"{number} " * (30 + 40 * number)), **more}
+            assert here.said(here.endpoint, asked) == here.said(here.engines.url("d"), {**asked, "cache_salt": "d"})
+        assert here.counted('baton_handoffs_total{result="ok"}') == handed + 4
+        table.saw("parsers", here.way(), 4)
+
+
+def test_pictures_go_both_ways(tmp_path: Path, table: Table) -> None:
+    """P encodes a picture for the prompt; D reads the prompt again, and needs no encoder unless the picture ends it."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed, without which vLLM has no LLaVA: pip install torchvision")
+    model = write_model("vision", tmp_path / "model")
+    with routed(tmp_path, model, "--limit-mm-per-prompt", '{"image": 2}') as here:
+        said = set()
+        for number, (pictures, last) in enumerate(((1, False), (2, False), (1, True), (1, False))):
+            asked = here.chat("look " * (10 + 20 * number), pictures=pictures, last=last, seed=number)
+            alone = here.said(here.engines.url("d"), {**asked, "cache_salt": "alone"})
+            assert here.said(here.endpoint, asked) == alone
+            said.add(alone)
+        assert len(said) == 4, "a model that says one thing only shows nothing"
+        table.saw("vision", here.way(), 4)
+
+
+def test_adapters_that_nobody_vouches_for_are_served_whole(tmp_path: Path, table: Table) -> None:
     """One name with other weights on P and on D, and a name that means an adapter on D alone."""
-    model = write_model("dense", tmp_path / "model")
+    model = write_model("gqa", tmp_path / "model")
     first, second = (write_adapter(tmp_path / f"adapter-{seed}", seed) for seed in (1, 2))
     lora = ("--enable-lora", "--max-lora-rank", "8")
     mine = ("--served-model-name", "tiny", "odd", "--lora-modules", f"same={first}")
@@ -185,4 +299,6 @@ def test_adapters_that_nobody_vouches_for_are_served_whole(tmp_path: Path) -> No
                 alone = here.alone(body)
                 assert alone != here.alone(body, "p"), "the two would say something else"
                 assert here.whole(body) == here.streamed(body) == alone
+                here.because = here.explained()
         assert here.counted('baton_handoffs_total{result="ok"}') == handed
+        table.saw("adapter unknown", Seen("whole", here.because), 4)

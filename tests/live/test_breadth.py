@@ -21,6 +21,7 @@ import openai
 import pytest
 from support.adapter import make_adapter
 from support.cluster import START_S, Cluster, within
+from support.kinds import Seen, Table
 
 from router.api.paths import PATHS, How
 
@@ -108,6 +109,7 @@ def broad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broad]:
     cluster = Cluster.start(folder, str(folder / "baton.yaml"))
     try:
         cluster.wait_ready()
+        within(60, cluster.proven)  # until then requests are served whole
         yield Broad(cluster, ssl.create_default_context(cafile=str(folder / "cert.pem")), folder)
     finally:
         cluster.stop()
@@ -187,7 +189,7 @@ def test_what_this_model_cannot_do_is_said(broad: Broad) -> None:
         assert told["error"]["message"] == said
 
 
-def test_an_adapter_is_listed_served_by_name_and_handed_over(broad: Broad) -> None:
+def test_an_adapter_is_listed_served_by_name_and_handed_over(broad: Broad, table: Table) -> None:
     cards = {each["id"]: each for each in broad.right("/v1/models")["data"]}
     assert cards.keys() == {"baton-tiny", "poet", "gpt-4o"}
     assert (cards["poet"]["parent"], cards["gpt-4o"]["root"]) == ("baton-tiny", "baton-tiny")
@@ -207,6 +209,7 @@ def test_an_adapter_is_listed_served_by_name_and_handed_over(broad: Broad) -> No
     streamed = "".join(each["choices"][0]["text"] for each in events if each["choices"])
     assert streamed == broad.complete("poet", asked["prompt"], at=broad.cluster.urls["prefill-0"])
     assert base != poem
+    table.saw("adapter", Seen("handed over and seeded", "both agents tell one digest, and the pair is proven"), 2)
 
 
 def test_an_adapter_goes_where_it_is_loaded(broad: Broad) -> None:

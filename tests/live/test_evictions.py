@@ -6,6 +6,7 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.cluster import Cluster, within
@@ -28,15 +29,51 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def _evicted(cluster: Cluster) -> dict[str, float]:
+@pytest.fixture
+def tiered(tmp_path: Path) -> Iterator[Cluster]:
+    """The same with tiers: host memory for seven prompts or so, and files for all."""
+    text = FILE.replace("CONNECTOR", "auto") + f"kv: {{host_gib: 0.02, disk_gib: 1, disk_folder: {tmp_path}/kv}}\n"
+    with Cluster.of(tmp_path, text) as cluster:
+        within(60, cluster.proven)  # until then D serves whole, and P has no prompt
+        yield cluster
+    assert not list(Path("/dev/shm").glob("vllm_offload_*")) and not list((tmp_path / "kv").iterdir())
+
+
+def _evicted(cluster: Cluster, name_of: str = "evicted_tokens_total{") -> dict[str, float]:
     """Tokens, by instance."""
     found = {}
-    for name, told in cluster.status().items():
-        with urllib.request.urlopen(f"{told['agent']}/metrics", timeout=30) as answer:
+    for name, of in cluster.status().items():
+        with urllib.request.urlopen(f"{of['agent']}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        (line,) = [line for line in lines if line.startswith("baton_agent_kv_evicted_tokens_total{")]
-        found[name] = float(line.rsplit(" ", 1)[1])
+        told = [line for line in lines if line.startswith(f"baton_agent_kv_{name_of}")]
+        found[name] = sum(float(line.rsplit(" ", 1)[1]) for line in told)
     return found
+
+
+def _ask(cluster: Cluster, number: int) -> dict[str, Any]:
+    """One of the prompts, of some 1,500 tokens: its answer."""
+    body = {"model": "baton-tiny", "prompt": f"{number} " + "a fox ran over the hill. " * 60, "max_tokens": 4}
+    request = urllib.request.Request(
+        f"{cluster.endpoint}/v1/completions",
+        json.dumps({**body, "temperature": 0}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.status == 200
+        return dict(json.loads(answer.read()))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_what_a_tier_has_is_not_thrown_out_and_comes_back(tiered: Cluster) -> None:
+    said = [_ask(tiered, number)["choices"][0]["text"] for number in range(12)]
+    within(10, lambda: _evicted(tiered, "kept_tokens{")["prefill-0"] >= 8 * 1400)
+    again = [_ask(tiered, number) for number in range(12)]
+    assert [each["choices"][0]["text"] for each in again] == said
+    found = [each["usage"]["prompt_tokens_details"]["cached_tokens"] >= 1400 for each in again]
+    assert all(found), "P had them on disk"
+    # Not 0: vLLM stores no block while all of host memory waits for files, and learns of their ends in steps alone.
+    assert _evicted(tiered)["prefill-0"] <= 4 * 1400, "without tiers it is 8 of them and more"
 
 
 @pytest.mark.long
@@ -44,12 +81,7 @@ def _evicted(cluster: Cluster) -> dict[str, float]:
 def test_an_agent_counts_what_its_engine_throws_out(small: Cluster) -> None:
     assert _evicted(small)["decode-0"] == 0
     for number in range(12):
-        body = {"model": "baton-tiny", "prompt": f"{number} " + "a fox ran over the hill. " * 60, "max_tokens": 4}
-        request = urllib.request.Request(
-            f"{small.endpoint}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            assert answer.status == 200
+        _ask(small, number)
     within(10, lambda: _evicted(small)["prefill-0"] >= 8 * 1400)
     counted = _evicted(small)
     assert counted["prefill-0"] <= 12 * 1600, "no more than came"

@@ -11,6 +11,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from cluster.wire import ADAPTER
+
 TOKENS = ["one ", "two ", "three "]
 FIRST_TOKEN = 11
 """Its id of the first one."""
@@ -25,6 +27,8 @@ class FakeEngine:
     model: str = "fake"
     adapters: list[str] = field(default_factory=list)
     """LoRA adapters of its model that it has loaded."""
+    tells_adapter: str | None = None
+    """The digest that it puts into its holds, as Baton's connector does for a LoRA adapter."""
     paths: list[str] | None = None
     """What it says that it has; None: it does not say (`--disable-fastapi-docs`)."""
     bodies: list[tuple[str, Any]] = field(default_factory=list)
@@ -158,6 +162,8 @@ class FakeEngine:
                 "remote_num_tokens": 7,
                 "remote_prefill_cached_tokens": 0,
             }
+            if self.tells_adapter is not None:
+                params[ADAPTER] = self.tells_adapter
             self.holds[params["remote_request_id"]] = params
         text = TOKENS[0] if self.finish_reason == "length" else ""
         choice = {

@@ -21,15 +21,47 @@ SHARED: dict[str, Any] = {
     "bos_token_id": None, "eos_token_id": 256, "pad_token_id": 256, "initializer_range": 0.15,
     "tie_word_embeddings": False,
 }  # fmt: skip
+IMAGE = VOCABULARY
+"""The token for which an image's patches are put in."""
 LETTERS = list(range(97, 123))
 """Token ids whose texts are whole characters: an answer's text then tells its tokens."""
 OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
-def _llama() -> Any:
+def _llama(**more: Any) -> Any:
     from transformers import LlamaConfig
 
-    return LlamaConfig(**SHARED)
+    return LlamaConfig(**{**SHARED, **more})
+
+
+def _dense() -> Any:
+    """As many heads of keys and values as of queries."""
+    return _llama(num_key_value_heads=SHARED["num_attention_heads"])
+
+
+def _deepseek_v2() -> Any:
+    """Latent attention. vLLM's build for CPUs takes no smaller latent."""
+    from transformers import DeepseekV2Config
+
+    return DeepseekV2Config(
+        **{**SHARED, "head_dim": 64, "num_key_value_heads": 4}, kv_lora_rank=512, q_lora_rank=None,
+        qk_rope_head_dim=64, qk_nope_head_dim=64, v_head_dim=64, n_routed_experts=4, first_k_dense_replace=4,
+        rope_theta=10000.0,
+    )  # fmt: skip
+
+
+def _llava() -> Any:
+    """A small image encoder in front of the model with grouped queries: 16 patches of 14 × 14 pixels an image."""
+    from transformers import CLIPVisionConfig, LlavaConfig
+
+    vision = CLIPVisionConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, image_size=56, patch_size=14
+    )
+    return LlavaConfig(
+        vision_config=vision, text_config=_llama(vocab_size=IMAGE + 1), image_token_index=IMAGE,
+        image_seq_length=16, vision_feature_layer=-2, vision_feature_select_strategy="default",
+        tie_word_embeddings=False,
+    )  # fmt: skip
 
 
 def _gemma3() -> Any:
@@ -55,21 +87,41 @@ def _mixtral() -> Any:
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    "dense": _llama, "sliding": _gemma3, "mamba": _falcon_h1, "experts": _mixtral,
+    "dense": _dense, "gqa": _llama, "mla": _deepseek_v2, "experts": _mixtral, "sliding": _gemma3,
+    "mamba": _falcon_h1, "vision": _llava,
 }  # fmt: skip
 
 
 def write_model(kind: str, folder: Path, seed: int = 1) -> Path:
     """A model of this kind, as vLLM loads it."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(KINDS[kind](), dtype=torch.float32)
+    loader = AutoModelForImageTextToText if kind == "vision" else AutoModelForCausalLM
+    model = loader.from_config(KINDS[kind](), dtype=torch.float32)
     model.save_pretrained(folder)
     for name in OF_TOKENIZER:
         shutil.copyfile(model_path() / name, folder / name)
+    if kind == "vision":
+        _add_images(folder)
     return folder
+
+
+def _add_images(folder: Path) -> None:
+    """What turns a picture into patches, and the token in the text that stands for them."""
+    from transformers import AutoTokenizer, CLIPImageProcessor, LlavaProcessor
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    assert tokenizer.convert_tokens_to_ids("<image>") == IMAGE
+    edge = {"height": 56, "width": 56}
+    pictures = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size=edge)
+    template = (folder / "chat_template.jinja").read_text()
+    LlavaProcessor(
+        pictures, tokenizer, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        chat_template=template,
+    ).save_pretrained(folder)  # fmt: skip
 
 
 def write_adapter(folder: Path, seed: int, rank: int = 8) -> Path:

@@ -11,8 +11,10 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from engine.agent.adapters import Adapters
+from cluster.wire import ADAPTER, TransferFields
+from engine.vllm.adapters import Adapters
 from engine.vllm.weights import adapter_marks, adapter_of
+from kvtransfer.fields import other_adapter
 from router.core.journey import Choose, Chosen
 from router.core.values import Reported, Wanted
 from router.fleet.view import FleetView
@@ -193,3 +195,57 @@ def test_what_is_held_goes_to_no_d_with_another_adapter() -> None:
         other = scheduler.choose(context, second, 1.0)[0]
         assert (other.prefill is None) == anew, "no second leg that would leave the first without a D"
         assert context.decode == D
+
+
+@pytest.mark.parametrize(
+    ("told", "mine", "why"),
+    [
+        (None, None, ""),
+        ("a", "a", ""),
+        ("a", "b", "other weights"),
+        (None, "a", "without"),
+        ("a", None, "without"),
+        ("", "", "not known"),
+        ("a", "", "not known"),
+        (None, "", "without"),
+        (7, "a", "other weights"),
+        ([], None, "without"),
+    ],
+)
+def test_a_hold_is_pulled_only_with_the_adapter_that_it_was_computed_with(told: Any, mine: Any, why: str) -> None:
+    fields = {} if told is None else {ADAPTER: told}
+    assert (other_adapter(fields, mine) == "") == (why == "") and why in other_adapter(fields, mine)
+
+
+def test_fields_that_are_none_name_no_adapter() -> None:
+    assert other_adapter(None, None) == "" and "without" in other_adapter(None, "a")
+
+
+def test_a_first_token_counts_only_if_p_tells_the_adapter_that_d_announces() -> None:
+    same, unsure, silent = TransferFields({ADAPTER: "a"}), TransferFields({ADAPTER: ""}), TransferFields({})
+    assert same.of_another_adapter("a") == "" and silent.of_another_adapter("a") == ""
+    for announced in ("b", "", None):
+        assert "another adapter" in same.of_another_adapter(announced)
+        assert "another adapter" in unsure.of_another_adapter(announced)
+    view = view_of({P: {"poet": "a"}, D: {"poet": "b"}})
+    assert (view.adapter(D, "poet"), view.adapter(D, "m"), view.adapter(P2, "poet")) == ("b", None, None)
+
+
+def test_an_engine_names_an_adapter_at_each_request_and_reads_its_files_once() -> None:
+    files = Files()
+    adapters = Adapters(files.digest, files.marks)
+    assert [adapters.of("poet", "/a", 1) for _ in range(3)] == ["digest of one"] * 3 and files.read == 1
+    files.at["/a"] = "three"
+    assert adapters.of("poet", "/a", 1) == "", "it is unknown with which the engine computes"
+    assert adapters.of("poet", "/a", 1) == "" and files.read == 1
+    assert adapters.of("poet", "/a", 2) == "digest of three", "loaded anew"
+    assert adapters.of("poet", "/b", 3) == "digest of two" and adapters.of("far", "org/far", 4) == ""
+
+
+def test_an_engine_remembers_so_many_adapters_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.vllm.adapters.LOADED_MAX", 2)
+    files = Files()
+    adapters = Adapters(files.digest, files.marks)
+    for name in ("one", "two", "one", "three"):
+        adapters.of(name, "/a", 1)
+    assert adapters.digests.keys() == {"one", "three"}

@@ -54,6 +54,47 @@ def test_other_groups_and_tiers_do_not_count(more: dict[str, Any]) -> None:
     assert heard(batch(stored(3), removed(2, group_idx=0, medium=None))).tokens == 32
 
 
+def test_a_lower_tiers_blocks_have_no_size() -> None:
+    """vLLM 0.32 writes 0 there: blocks of the KV cache keep their own."""
+    below = {**stored(1, 0), "medium": "CPU"}
+    assert heard(batch(stored(3, 128), below), batch(removed(2))).tokens == 256
+
+
+def moved(kind: str, medium: str, *blocks: int, size: int = 16) -> dict[str, Any]:
+    hashes = [bytes([at]) * 32 for at in blocks]
+    return {
+        **(stored(0, size) if kind == "BlockStored" else {}),
+        "type": kind,
+        "block_hashes": hashes,
+        "medium": medium,
+    }
+
+
+def test_a_block_counts_when_its_last_tier_drops_it() -> None:
+    found = Evictions(tiered=True)
+    assert found.kept == {"host": 0, "disk": 0}
+    for medium in ("GPU", "CPU"):
+        found.hear(batch(moved("BlockStored", medium, 1, 2, 3, size=16 if medium == "GPU" else 0)))
+    found.hear(batch(moved("BlockStored", "STORAGE", 1, 2, size=0)))
+    assert (found.tokens, found.kept) == (0, {"host": 48, "disk": 32})
+    found.hear(batch(moved("BlockRemoved", "GPU", 1, 2, 3), moved("BlockRemoved", "CPU", 1, 2, 3)))
+    assert (found.tokens, found.kept) == (16, {"host": 0, "disk": 32}), "the third was on no disk"
+    found.hear(batch(moved("BlockStored", "GPU", 1), moved("BlockRemoved", "STORAGE", 1, 2)))
+    assert (found.tokens, found.kept) == (32, {"host": 0, "disk": 0})
+    found.hear(batch({"type": "AllBlocksCleared"}, moved("BlockRemoved", "GPU", 1, 2)))
+    assert (found.tokens, found.clears) == (48, 0), "once each"
+
+
+def test_so_many_blocks_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.vllm.evictions.BLOCKS_MAX", 2)
+    found = Evictions(tiered=True)
+    found.hear(batch(moved("BlockStored", "GPU", 1, 2, 3)))
+    assert found.tokens == 16
+    found.restart()
+    found.hear(batch(moved("BlockRemoved", "GPU", 2)))
+    assert found.tokens == 0
+
+
 @pytest.mark.parametrize("payload", [b"", b"\xc1", msgspec.msgpack.encode({"a": 1}), batch({"type": "Other"})])
 def test_what_is_no_batch_is_refused_and_changes_nothing(payload: bytes) -> None:
     found = heard(batch(stored(1), removed(1)))

@@ -290,6 +290,18 @@ def test_a_tie_is_no_fault(behind: float, good: bool) -> None:
     assert fault(handed, unheard_of)
 
 
+@pytest.mark.parametrize(("place", "off", "good"), [(0, 0.4, True), (0, 0.6, False), (1, 0.4, True), (1, -0.6, False)])
+def test_a_tie_among_candidates_that_differ_is_a_fault(place: int, off: float, good: bool) -> None:
+    """Up to the place where answers part: after it the two read other texts."""
+    ones = [{"a": -0.5, "x": -2.0}, {"b": -1.0, "c": -1.1, "x": -2.0}, {"d": -0.1, "x": -3.0}]
+    others = [dict(each) for each in ones]
+    others[place]["x"] += off
+    others[2]["x"] -= 2.0
+    handed = ProofAnswer("abd", 9, ("a", "b", "d"), tuple(ones))
+    alone = ProofAnswer("acd", 0, ("a", "c", "d"), tuple(others))
+    assert (fault(handed, alone) == "") == good
+
+
 def test_whose_token_is_the_first() -> None:
     handed, alone = ProofAnswer("ab", 96, ids=(5, 6)), ProofAnswer("ab", 0, ids=(5, 6))
     assert inexact(ProofAnswer("a", 0, ids=(5,)), "", handed, alone) == ""

@@ -38,6 +38,16 @@ def test_the_file_says_who_moves_the_cache(tmp_path: Path) -> None:
     assert {each.connector for each in from_file(read(str(file)).usable(), [])} == {"auto"}
 
 
+def test_the_file_says_what_tiers_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text("models: [{name: baton-tiny}]\nkv: {host_gib: 64, disk_gib: 0.5, disk_folder: /x}\n")
+    for each in from_file(read(str(file)).usable(), []):
+        words = " ".join(planned(each))
+        assert "--kv-host-gib 64 --kv-disk-gib 0.5 --kv-disk-folder /x" in words
+    file.write_text("models: [{name: baton-tiny}]\n")
+    assert not [word for each in from_file(read(str(file)).usable(), []) for word in planned(each) if "--kv" in word]
+
+
 def test_the_file_says_whose_requests_alone_are_served(tmp_path: Path) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text("models: [{name: a/b, tenants: [ann, bob]}, {name: c/d}]\ntenants: {ann: {}, bob: {}}\n")

@@ -21,14 +21,16 @@ import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 from vllm.v1.engine import EngineCoreRequestType
 
-from cluster.wire import TRANSFER
+from cluster.wire import ADAPTER, FIRST_TOKEN, TRANSFER
 from decode.peers import PEERS_MAX, ProducerLife, ProducerPeers
 from decode.pulls import Pulls, worth_pulling
+from engine.vllm.adapters import Adapters
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
+from engine.vllm.weights import adapter_marks, adapter_of
 from kvtransfer.asks import Ask, Forget, HeldState, Introduce, Metadata, Payload, ReleaseName
 from kvtransfer.block_digests import Computing, names
 from kvtransfer.door import Door
-from kvtransfer.fields import held_in, name_in, pull_in, sane
+from kvtransfer.fields import held_in, name_in, other_adapter, pull_in, sane
 from kvtransfer.hold_marks import FIELD, SLOTS, Slots, slot_in
 from kvtransfer.span import pull_span
 from prefill.holds import Holds
@@ -56,6 +58,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._pulls = Pulls(ProducerPeers())
         self._computing = Computing() if options.get("digests") else None
         """Legs whose blocks will get digests; None: digests are off."""
+        self._adapters = Adapters(adapter_of, adapter_marks)
         self._counts: Counter[str] = Counter()
         self._rests = Rest()
         self._core = _engine_core()
@@ -141,12 +144,28 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             request.kv_transfer_params = None
             if isinstance(fields, dict) and fields.get("do_remote_prefill"):
                 self._pulls.local(request.request_id, held_in(fields, len(request.prompt_token_ids or ())))
+        self._unpin_others(request)
         super().on_new_request(request)
         if _holds(request):
+            self._adapter(request)  # read now, and compared with the files once the prompt is computed
             self._holds.begin(request.request_id, name_in(request.kv_transfer_params), time.monotonic())
             if self._computing is not None:
                 prompt = request.prompt_token_ids or ()
                 self._computing.open(request.request_id, len(prompt), self._names(request, len(prompt)))
+
+    def _adapter(self, request: Any) -> str | None:
+        """The digest of the request's LoRA adapter; empty: unknown; None: it has none."""
+        asked = request.lora_request
+        return None if asked is None else self._adapters.of(asked.lora_name, asked.lora_path, asked.lora_int_id)
+
+    def _unpin_others(self, request: Any) -> None:
+        """A first token that was chosen with another adapter is not pinned: the answer is this engine's own."""
+        fields = request.kv_transfer_params
+        if not fields or FIRST_TOKEN not in fields or not other_adapter(fields, self._adapter(request)):
+            return
+        logger.warning("%s: its first token is of another adapter, and is not pinned", request.request_id)
+        self._counts["not pinned"] += 1
+        del fields[FIRST_TOKEN]  # the very mapping that the sampling parameters have
 
     def _names(self, request: Any, tokens: int) -> tuple[bytes, ...]:
         """The names of a prompt's first blocks, including what else in the request their KV depends on."""
@@ -163,7 +182,9 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if not fields or not fields.get("do_remote_prefill"):
             return 0, False
         pull, prompt = pull_in(fields), len(request.prompt_token_ids or ())
-        because = pull if isinstance(pull, str) else self._pulls.judge(pull.engine, time.monotonic())
+        because = other_adapter(fields, self._adapter(request))
+        if not because:
+            because = pull if isinstance(pull, str) else self._pulls.judge(pull.engine, time.monotonic())
         if isinstance(pull, str) or because:
             local = max(0, held_in(fields, prompt) - num_computed_tokens)
             if self._pulls.local(request.request_id, local):  # asked again at each step, until there is room
@@ -212,6 +233,9 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             return held, fields
         slot = self._holds.filled(mine)
         fields[TRANSFER] = name_in(request.kv_transfer_params)
+        adapter = self._adapter(request)
+        if adapter is not None:
+            fields[ADAPTER] = adapter
         if slot is not None:
             fields[FIELD] = slot.field()
         return held, fields

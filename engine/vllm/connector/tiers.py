@@ -1,0 +1,165 @@
+"""What vLLM's offloading lacks for Baton: copies on CPUs, a bound for its files, no shared memory left behind.
+
+Runs inside vLLM's process. vLLM imports both classes by name (`engine.vllm.tiers.beside`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import LookupResult, OffloadingEvent, OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from engine.vllm.kept_files import KeptFiles
+
+
+class BatonTiers(TieringOffloadingSpec):  # type: ignore[misc]
+    """vLLM's tiers in host memory and below, also where the KV cache itself is in host memory."""
+
+    _worker: Any
+
+    def get_manager(self) -> Any:
+        """The scheduler's half. Once it has mapped the shared region, every rank has, and the region's name goes: the
+        kernel frees the memory with the last process, however it ends.
+        """
+        manager = super().get_manager()
+        region = self._scheduler_mmap
+        if region is not None:
+            with contextlib.suppress(FileNotFoundError):
+                Path(region.mmap_path).unlink()
+        return manager
+
+    def get_worker(self, kv_caches: Any) -> Any:
+        """A rank's half. vLLM's own wants a GPU."""
+        if not current_platform.is_cpu():
+            return super().get_worker(kv_caches)
+        made: Any = self._worker
+        if made is None:
+            made = self._worker = self._copies(kv_caches)
+        return made
+
+    def _copies(self, kv_caches: Any) -> HostCopies:
+        from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion  # noqa: PLC0415
+
+        if self.blocks_per_chunk != 1 or self.config.canonical_layout:
+            raise RuntimeError("On CPUs a tier moves single blocks: leave `blocks_per_chunk`, `canonical_layout` out")
+        region = SharedOffloadRegion(
+            engine_id=self._engine_id,
+            num_chunks=self.num_chunks,
+            rank=0 if self.replicated_layout else self.config.parallel.rank,
+            kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+            cpu_page_size=self.cpu_page_size_per_worker,
+        )
+        try:
+            return HostCopies(kv_caches, region)
+        except Exception:
+            region.cleanup()
+            raise
+
+
+class HostCopies(OffloadingWorker):  # type: ignore[misc]
+    """Copies blocks between a KV cache in host memory and the tier's region, at once.
+
+    On a CPU a step's forward pass is over when vLLM asks for a copy, so nothing has to be waited for.
+    """
+
+    def __init__(self, kv_caches: Any, region: Any) -> None:
+        self._region = region
+        self._groups: Final = [[ref.tensor_idx for ref in refs] for refs in kv_caches.group_data_refs]
+        self._pages: Final = [
+            (each.tensor.view(torch.int8).view(-1, each.page_size_bytes),
+             region.create_next_worker_view(each.page_size_bytes))
+            for each in kv_caches.tensors
+        ]  # fmt: skip
+        self._done: list[TransferResult] = []
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """From the KV cache to the tier."""
+        moved = 0
+        for tensors, cache, tier in self._moves(src_spec, dst_spec):
+            for index in tensors:
+                cached, kept = self._pages[index]
+                kept[tier] = cached[cache]
+                moved += len(cache) * cached.shape[1]
+        self._done.append(TransferResult(job_id=job_id, success=True, transfer_size=moved, transfer_time=0.0))
+        return True
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """From the tier to the KV cache."""
+        moved = 0
+        for tensors, cache, tier in self._moves(dst_spec, src_spec):
+            for index in tensors:
+                cached, kept = self._pages[index]
+                cached[cache] = kept[tier]
+                moved += len(cache) * cached.shape[1]
+        self._done.append(TransferResult(job_id=job_id, success=True, transfer_size=moved, transfer_time=0.0))
+        return True
+
+    def _moves(self, cache: Any, tier: Any) -> Iterable[tuple[list[int], torch.Tensor, torch.Tensor]]:
+        """By group of layers: its tensors, the blocks in the cache, and those in the tier, in the same order."""
+        assert len(cache.block_ids) == len(tier.block_ids) == sum(cache.group_sizes)
+        begin = 0
+        for tensors, count in zip(self._groups, cache.group_sizes, strict=True):
+            if count:
+                ids = (each.block_ids[begin : begin + count].astype(np.int64) for each in (cache, tier))
+                here, there = (torch.from_numpy(each) for each in ids)
+                yield tensors, here, there
+            begin += count
+
+    def get_finished(self) -> list[TransferResult]:
+        """Those since the last call."""
+        done, self._done = self._done, []
+        return done
+
+    def wait(self, job_ids: set[int]) -> None:
+        """A copy is over when it has been submitted."""
+
+    def shutdown(self) -> None:
+        """Let the region go."""
+        self._pages.clear()
+        self._region.cleanup()
+
+
+class BoundedFiles(FileSystemTierManager):  # type: ignore[misc]
+    """vLLM's tier of files, with a bound: those used longest ago are removed. vLLM's own grows without one."""
+
+    def __init__(self, *args: Any, limit_bytes: int, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._kept: Final = KeptFiles(max(1, limit_bytes // self._block_size))
+        self._writing: Final[dict[Any, tuple[Any, ...]]] = {}
+
+    def lookup(self, key: Any, req_context: Any) -> LookupResult:
+        """A file that is asked for stays."""
+        found = super().lookup(key, req_context)
+        if found is LookupResult.HIT:
+            self._kept.used(key)
+        return found
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Write blocks, and remove as many others as are too many."""
+        keys = self._writing[job_metadata.job_id] = tuple(job_metadata.keys)
+        gone = self._kept.added(keys)
+        super().submit_store(job_metadata)
+        for key in gone:
+            with contextlib.suppress(OSError):
+                Path(self.file_mapper.get_file_name(key)).unlink()
+        if gone:
+            self._lookup_manager.mark_miss(gone)
+            if self.events is not None:
+                self.events.append(
+                    OffloadingEvent(keys=list(gone), medium=self.medium, removed=True, locality=self.locality)
+                )
+
+    def get_finished_jobs(self) -> Any:
+        """Files that are written may be removed from now on."""
+        results = list(super().get_finished_jobs())
+        for each in results:
+            self._kept.written(self._writing.pop(each.job_id, ()))
+        return results

@@ -1,0 +1,54 @@
+"""Which files of a tier on disk are kept: at most so many, those used longest ago go first. Pure.
+
+A file that is being written is not removed: it would come into being after its removal, and nobody would know of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+
+
+class KeptFiles:
+    """The files by their keys. There are never more than the bound and those that are being written."""
+
+    def __init__(self, files_max: int) -> None:
+        self._files_max = files_max
+        self._used: dict[Hashable, None] = {}
+        self._writing: Counter[Hashable] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def used(self, key: Hashable) -> None:
+        """A file was asked for. One that is not known stays unknown."""
+        if key in self._used:
+            del self._used[key]
+            self._used[key] = None
+
+    def added(self, keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
+        """Files are about to be written. Returns those to remove for them."""
+        for key in keys:
+            self._used.pop(key, None)
+            self._used[key] = None
+            self._writing[key] += 1
+        return self._over()
+
+    def written(self, keys: Iterable[Hashable]) -> None:
+        """The writing of these files has ended, well or not."""
+        for key in keys:
+            self._writing[key] -= 1
+            if self._writing[key] <= 0:
+                del self._writing[key]
+
+    def _over(self) -> tuple[Hashable, ...]:
+        over = len(self._used) - self._files_max
+        gone: list[Hashable] = []
+        for key in self._used:
+            if len(gone) >= over:
+                break
+            if key not in self._writing:
+                gone.append(key)
+        for key in gone:
+            del self._used[key]
+        return tuple(gone)

@@ -1,0 +1,65 @@
+"""Tiers below an engine's KV cache: vLLM's own offloading to host memory and disk, beside the connector. Pure.
+
+vLLM copies the blocks of prompts into host memory as they are computed, from there into files, and brings them back
+when a prompt needs them (`OffloadingConnector` with its tiers, vLLM 0.32). It runs inside vLLM's `MultiConnector`
+behind the connector that hands over. `engine.vllm.connector.tiers` has what vLLM lacks: copies on CPUs, a bound for the
+files, and the removal of the shared memory's name.
+
+A tier lives as long as one start of its engine: vLLM's files are named by the model's name and the prompt, and not by
+its weights, so those of an earlier start could be of other weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cluster.errors import UsageError
+
+GIB: Final = 1 << 30
+
+SPEC_MODULE: Final = "engine.vllm.connector.tiers"
+"""The module from which vLLM imports `SPEC` and `FILES`."""
+SPEC: Final = "BatonTiers"
+FILES: Final = "BoundedFiles"
+
+FOLDER_PREFIX: Final = "baton-kv-"
+"""Begins the name of a folder of files, which is emptied when its engine starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiers:
+    """The tiers of one engine."""
+
+    host_bytes: int
+    """Host memory, of all ranks of the engine together."""
+    disk_bytes: int = 0
+    """Files; 0: none."""
+    folder: str = ""
+    """Where they go, absolute. It belongs to this engine alone, and is removed with it."""
+
+    def __post_init__(self) -> None:
+        if self.host_bytes <= 0:
+            raise UsageError("a tier on disk needs one in host memory, through which vLLM moves all blocks")
+        if self.disk_bytes and not self.folder:
+            raise UsageError("a tier on disk needs a folder")
+
+
+def beside(own: Mapping[str, Any], tiers: Tiers) -> dict[str, Any]:
+    """vLLM's `--kv-transfer-config` for a connector (`own`, its whole configuration) with tiers beside it.
+
+    The connector comes first: vLLM loads a prompt from the first one that has any of it, and a hold is exact by its
+    proof, while a tier has blocks of whole prompts only.
+    """
+    files = {"type": FILES, "module_path": SPEC_MODULE, "root_dir": tiers.folder, "limit_bytes": tiers.disk_bytes,
+             "enable_kv_events": True}  # fmt: skip
+    extra = {"spec_name": SPEC, "spec_module_path": SPEC_MODULE, "cpu_bytes_to_use": tiers.host_bytes,
+             "secondary_tiers": [files] if tiers.disk_bytes else []}  # fmt: skip
+    offloading = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": own["kv_role"],
+        "kv_load_failure_policy": own["kv_load_failure_policy"],
+        "kv_connector_extra_config": {"connectors": [dict(own), offloading]},
+    }

@@ -1,0 +1,59 @@
+"""A router hands an adapter over where agents tell one digest, and P's token counts only if P says the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from support.cast import Breakable, Cast
+
+from cluster.instance import Role
+
+MODELS = ({"id": "fake", "max_model_len": 99}, {"id": "poet", "parent": "fake", "root": "/adapters/poet"})
+BODY = {"model": "poet", "prompt": "hello", "max_tokens": 5, "temperature": 0, "stream": True}
+
+
+@pytest.fixture
+async def cast() -> AsyncIterator[Cast]:
+    async with AsyncExitStack() as stack:
+        yield Cast(Breakable(clock=time.monotonic), stack)
+
+
+async def told(cast: Cast, prefill: str, decode: str, answered: str | None) -> dict[str, Any]:
+    """What the router explains of a request, where the agents announce these digests and P answers with that one."""
+    for name, role, digest in (("p", Role.PREFILL, prefill), ("d", Role.DECODE, decode)):
+        await cast.join(name, role, models=MODELS, adapters={"poet": digest}, pins=True)
+        cast.engines[name].adapters = ["poet"]
+    cast.engines["p"].tells_adapter = answered
+    fleet = await cast.serve()
+    await cast.router_sees(p="up", d="up")
+    status, text = await fleet.post("/v1/completions", json=BODY, headers={"X-Request-Id": "one"})
+    assert status == 200 and text.endswith("data: [DONE]\n\n") and "error" not in text
+    async with fleet.client.get(f"{fleet.admin}/explain/one") as answer:
+        return dict(await answer.json())
+
+
+@pytest.mark.parametrize("answered", [None, "a"])
+async def test_one_digest_everywhere_is_handed_over_and_seeded(cast: Cast, answered: str | None) -> None:
+    story = await told(cast, "a", "a", answered)
+    assert story["seed"]["given"], story["seed"]
+    assert len(cast.engines["p"].generated) == 1
+
+
+@pytest.mark.parametrize("answered", ["b", ""])
+async def test_a_p_whose_adapter_was_exchanged_in_that_moment_gives_no_first_token(cast: Cast, answered: str) -> None:
+    """D gets the fields all the same: its connector compares them with its own adapter."""
+    story = await told(cast, "a", "a", answered)
+    assert not story["seed"]["given"] and "another adapter" in story["seed"]["because"]
+    (leg,) = cast.engines["d"].generated
+    assert leg["kv_transfer_params"]["baton_adapter"] == answered
+    assert "baton_first_token" not in leg["kv_transfer_params"]
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [("a", "b"), ("", ""), ("a", "")])
+async def test_two_digests_or_none_are_never_handed_over(cast: Cast, prefill: str, decode: str) -> None:
+    await told(cast, prefill, decode, None)
+    assert not cast.engines["p"].generated and len(cast.engines["d"].generated) == 1

@@ -1,0 +1,109 @@
+"""Tiers below a KV cache: how vLLM is told of them, which files are kept, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.errors import UsageError
+from cluster.ids import InstanceId
+from cluster.instance import Role
+from engine.vllm.command import command
+from engine.vllm.keeper import SCRATCH
+from engine.vllm.kept_files import KeptFiles
+from engine.vllm.scratch import scratch
+from engine.vllm.spec import EngineSpec
+from engine.vllm.tiers import FOLDER_PREFIX, GIB, Tiers
+
+
+def transfer(tiers: Tiers | None, role: Role = Role.PREFILL) -> dict[str, object]:
+    spec = EngineSpec(
+        instance=InstanceId("p"), role=role, model="m", python="python", device="cpu", port=1, side_channel_port=2,
+        connector="baton", door="/run/door", tiers=tiers,
+    )  # fmt: skip
+    words = command(spec)
+    return dict(json.loads(words[words.index("--kv-transfer-config") + 1]))
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_tiers_stand_behind_the_connector_that_hands_over(role: Role) -> None:
+    own = transfer(None, role)
+    told = transfer(Tiers(host_bytes=3 * GIB, disk_bytes=7 * GIB, folder="/x/baton-kv-p"), role)
+    assert told["kv_connector"] == "MultiConnector" and told["kv_role"] == own["kv_role"]
+    assert told["kv_load_failure_policy"] == "recompute"
+    first, second = told["kv_connector_extra_config"]["connectors"]  # type: ignore[index]
+    assert first == own, "unchanged"
+    extra = second["kv_connector_extra_config"]
+    assert (second["kv_connector"], extra["cpu_bytes_to_use"]) == ("OffloadingConnector", 3 * GIB)
+    (files,) = extra["secondary_tiers"]
+    assert (files["root_dir"], files["limit_bytes"]) == ("/x/baton-kv-p", 7 * GIB)
+    host = transfer(Tiers(host_bytes=GIB), role)["kv_connector_extra_config"]["connectors"][1]  # type: ignore[index]
+    assert host["kv_connector_extra_config"]["secondary_tiers"] == []
+
+
+@pytest.mark.parametrize(
+    "given_", [{"host_bytes": 0, "disk_bytes": 1, "folder": "/x"}, {"host_bytes": 1, "disk_bytes": 1}]
+)
+def test_a_tier_that_vllm_cannot_have_is_refused(given_: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="a tier on disk needs"):
+        Tiers(**given_)  # type: ignore[arg-type]
+
+
+def test_what_an_earlier_start_left_is_gone_before_and_afterwards(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / f"{FOLDER_PREFIX}p-8100"
+    folder.mkdir(parents=True)
+    (folder / "old.bin").write_text("of other weights")
+    with scratch({"TMPDIR": str(tmp_path / ("x" * 60))}, str(folder)) as env:
+        assert list(folder.iterdir()) == [] and folder.stat().st_mode & 0o777 == 0o700
+        assert env[SCRATCH].split(os.pathsep)[-1] == str(folder), "the keeper removes it, should all others die"
+        (folder / "new.bin").write_text("x")
+    assert not folder.exists() and folder.parent.exists()
+
+
+def test_no_other_folder_is_ever_emptied(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(UsageError, match="would be emptied"), scratch({}, str(tmp_path)):
+        raise AssertionError
+    assert (tmp_path / "mine").exists()
+
+
+def test_files_used_longest_ago_go_first() -> None:
+    kept = KeptFiles(3)
+    assert kept.added("abc") == ()
+    kept.written("abc")
+    kept.used("a")
+    assert kept.added("d") == ("b",)
+    kept.used("b")
+    assert kept.added("a") == () and kept.added("e") == ("c",)
+
+
+def test_a_file_that_is_being_written_stays() -> None:
+    kept = KeptFiles(2)
+    assert kept.added("abc") == ()
+    kept.written("b")
+    assert kept.added("d") == ("b",) and len(kept) == 3
+    kept.written("acd")
+    assert kept.added("e") == ("a", "c") and len(kept) == 2
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "use", "end"]), st.integers(0, 12)), max_size=80), st.integers(1, 5))
+def test_no_more_are_kept_than_the_bound_and_those_being_written(steps: list[tuple[str, int]], most: int) -> None:
+    kept, there, writing = KeptFiles(most), set[int](), list[int]()
+    for what, key in steps:
+        if what == "add":
+            gone = kept.added((key,))
+            writing.append(key)
+            there.add(key)
+            assert not set(gone) & set(writing)
+            there -= set(gone)  # type: ignore[arg-type]
+        elif what == "use":
+            kept.used(key)
+        elif key in writing:
+            writing.remove(key)
+            kept.written((key,))
+        assert len(kept) == len(there) <= most + len(set(writing))
