@@ -64,7 +64,7 @@ bench-bodies: setup ## the worst bodies we know: how long other requests wait me
 bench-connectors: setup ## one part of it: vLLM's connectors and ours (ARGS=--quick, --only, --publish)
 	@$(BIN)/python -m bench.handoff --part connectors $(ARGS)
 
-bench-real: setup ## prefill and decode apart against two that do both, two real engines; needs BATON_DATA (ARGS=--quick, --publish)
+bench-real: setup ## requests in time on two real engines: Baton, the same serving whole, plain vLLM; needs BATON_DATA (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.real $(ARGS)
 
 bench-load: setup ## `baton load` beside `vllm bench serve` and guidellm on one mock (ARGS=--quick, --publish)
