@@ -129,7 +129,7 @@ class Speed:
         """Both."""
         self.capacity: float = float(make.capacity_tokens)
         self.steps_seen = 0
-        self.prompts: Final = Fitted()
+        self.prompts: Final = Fitted(trusted=make.off_max < OFF_UNKNOWN)
 
 
 class StepModel:
