@@ -141,33 +141,25 @@ def _seeding(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) 
     return baton(prefill, decode, on, ("--pins", *HANDS_OVER))
 
 
-def whole_rival(urls: Sequence[str], on: frozenset[int], policy: str = "round_robin") -> tuple[Running, str]:
-    """vllm-router before engines that serve whole requests.
-
-    Raises:
-        NotInstalled: it cannot be had here.
-    """
-    words = ["--worker-urls", *urls, "--policy", policy]
-    return _rival(str(environment("router") / "vllm-router"), words, on)
-
-
 def rival(
-    program: str, prefill: Sequence[str], decode: Sequence[str], on: frozenset[int], policy: str = "round_robin"
+    program: str,
+    prefill: Sequence[str],
+    decode: Sequence[str],
+    on: frozenset[int],
+    policy: str = "round_robin",
+    both: Sequence[str] = (),
 ) -> tuple[Running, str]:
-    """vllm-router before prefill and decode engines."""
-    words = ["--vllm-pd-disaggregation", "--policy", policy]
-    words += [word for url in prefill for word in ("--prefill", url)]
-    words += [word for url in decode for word in ("--decode", url)]
-    return _rival(program, words, on)
+    """vllm-router before a prefill and a decode pool, or before instances of `both` roles alone.
 
-
-def _rival(program: str, more: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
-    """Its release build with nothing logged per request (some policies warn at each, until the pipe is full and it
-    stops answering); its limits (32,768 requests at once) are far away.
+    Its release build with nothing logged per request (some policies warn at each, until the pipe is full and it stops
+    answering); its limits (32,768 requests at once) are far away.
     """
     port, metrics = free_port(), free_port()
     words = [program, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
-    words += ["--log-level", "error", *more]
+    words += ["--policy", policy, "--log-level", "error"]
+    words += ["--worker-urls", *both] if both else ["--vllm-pd-disaggregation"]
+    words += [word for url in prefill for word in ("--prefill", url)]
+    words += [word for url in decode for word in ("--decode", url)]
     running = Running(RIVAL, words, on)
     endpoint = f"http://127.0.0.1:{port}"
     try:

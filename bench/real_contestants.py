@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.connectors_models import Model
-from bench.contestants import whole_rival
+from bench.contestants import rival
 from bench.pair import Engines
 from bench.processes import stopping
 from bench.real_cluster import up
 from bench.real_load import CONTEXT
+from bench.rivals import environment
 from cluster.instance import Role
 
 LEASE_S: Final = 30
@@ -131,6 +132,7 @@ def _plain(model: Model, folder: Path) -> Iterator[Serving]:
     more["extra_env"] = {"VLLM_CPU_KVCACHE_SPACE": f"{model.kv_gib}"}
     roles = dict.fromkeys(("one", "two"), Role.BOTH)
     with Engines(folder, model.path(folder), roles, more=more, flags=model.flags, connected=False) as engines:
-        running, endpoint = whole_rival([engines.url(name) for name in roles], frozenset(os.sched_getaffinity(0)))
+        program, cores = str(environment("router") / "vllm-router"), frozenset(os.sched_getaffinity(0))
+        running, endpoint = rival(program, (), (), cores, both=[engines.url(name) for name in roles])
         with stopping([running]):
             yield Serving(endpoint)

@@ -31,6 +31,11 @@ FEW = 4
 SURE = 20
 """After so many prompts, speeds without a cost profile are trusted."""
 
+TOLD: Final = "told"
+LEARNED: Final = "learned"
+ASSUMED: Final = "assumed"
+"""The sources of a prediction: a cost profile, legs that were timed, default numbers (`router.admin.basis`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Make:
@@ -124,7 +129,7 @@ class Speed:
         """Both."""
         self.capacity: float = float(make.capacity_tokens)
         self.steps_seen = 0
-        self.prompts: Final = Fitted()
+        self.prompts: Final = Fitted(trusted=make.off_max < OFF_UNKNOWN)
 
 
 class StepModel:
@@ -191,15 +196,22 @@ class StepModel:
             return True
         return all(self.make(row) is not UNKNOWN or self.rows[row].prompts.count >= SURE for row in rows.tolist())
 
+    def prompts_from(self, row: int) -> str:
+        """The source of a prompt's time there."""
+        if self.make(row) is not UNKNOWN:
+            return TOLD
+        return LEARNED if self.rows[row].prompts.count >= SURE else ASSUMED
+
+    def steps_from(self, row: int) -> str:
+        """The source of a decode step's time there."""
+        if self.make(row) is not UNKNOWN:
+            return TOLD
+        return LEARNED if self.rows[row].steps_seen >= FEW else ASSUMED
+
     def known(self, prompt_row: int, answer_row: int) -> str:
-        """The source of the times of a prompt on one row and an answer on the other: told, learned from legs, or
-        assumed.
-        """
-        told = self.make(prompt_row) is not UNKNOWN and self.make(answer_row) is not UNKNOWN
-        if told:
-            return "told"
-        timed = self.rows[prompt_row].prompts.count >= SURE and self.rows[answer_row].steps_seen >= FEW
-        return "learned" if timed else "assumed"
+        """The source of the times of a prompt on one row and an answer on the other: the less certain of the two."""
+        both = (self.prompts_from(prompt_row), self.steps_from(answer_row))
+        return ASSUMED if ASSUMED in both else LEARNED if LEARNED in both else TOLD
 
     # --- times in ms --------------------------------------------------------------------------------------------------
 

@@ -142,3 +142,17 @@ def test_a_row_that_is_given_to_another_starts_anew() -> None:
     made.know(0, make_of(costs("A100")))
     assert made.rows[0].decode_factor == 1.0
     assert made.rows[0].capacity == costs("A100").kv_capacity_tokens
+
+
+def test_prompts_of_one_size_on_an_engine_without_costs_are_work_and_no_overhead() -> None:
+    """Prompts that wait behind them wait for all of it. With known costs it is what comes on top of them."""
+    unknown, known = StepModel(), step_model("H100")
+    unknown.reach(1)
+    plain_ms = UNKNOWN.prompt_ms(240)
+    for _ in range(SURE):
+        unknown.prompt_took(0, plain_ms, 420.0)
+        known.prompt_took(0, 15.0, 20.0)
+    assert unknown.rows[0].prefill_factor == pytest.approx(420.0 / plain_ms)
+    assert unknown.rows[0].overhead == pytest.approx(0.0, abs=1e-6)
+    assert known.rows[0].prefill_factor == pytest.approx(1.0)
+    assert known.rows[0].overhead == pytest.approx(5.0)

@@ -34,8 +34,10 @@ class Saturation(ABC):
         """
 
     @abstractmethod
-    def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
-        """The only rows that may take a late prompt; None: all rows may."""
+    def lanes(self, wanted: Wanted, servers: int, prefills: int) -> list[int] | None:
+        """The only rows that may take a late prompt; None: all rows may. `servers`, `prefills`: instances in all, and
+        those that are ready to compute its prompt.
+        """
 
 
 class Figures:

@@ -136,7 +136,8 @@ class RowPrices(Figures):
             return self._places
         loads = self.fleet.inflight.rows
         found = [self._places[row] and loads[row].opens <= until for row in rows]
-        lanes = self.saturation.lanes(self.wanted, len(self.fleet))
+        prefills = len(self.fleet.ready_for(self.wanted).prefills)
+        lanes = self.saturation.lanes(self.wanted, len(self.fleet), prefills)
         return found if lanes is None else [found[row] and row in lanes for row in rows]
 
     def _time_firsts(self, rows: Sequence[int]) -> None:

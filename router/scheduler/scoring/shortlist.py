@@ -66,7 +66,7 @@ class Shortlist:
         if of.saturation is None or until == math.inf:
             return self.places
         found: Bools = self.places & (of.fleet.inflight.column("opens") <= until)
-        lanes = of.saturation.lanes(of.wanted, len(of.fleet))
+        lanes = of.saturation.lanes(of.wanted, len(of.fleet), len(of.fleet.ready_for(of.wanted).prefills))
         if lanes is not None:
             taken = np.zeros(len(found), dtype=np.bool_)
             taken[lanes] = True
