@@ -28,8 +28,9 @@ bound, so the least of several is taken.
 **Which requests.** Of the measured window alone (`Ceiling.attainment`; `loadgen.search.WINDOW`): a strict bound, for
 which the requests after the window cost nothing, so that it has an answer's time more than there is. Of the whole run
 (`Ceiling.overall`): a bound on what a run attains of all its arrivals, and so on what it attains in its window where
-that is no more. An empty fleet at the beginning and no new requests at the end flatter, so that this is the rule; each
-compared run says whether it was so (`sim.experiments.curves.details`). Goodput is where the lesser of the two is.
+that is no more. Bursts after the window can make it more; each compared run says both figures
+(`sim.experiments.curves.details`). Goodput is where the lesser of the two is: above it no policy attains the share in
+the window and in the whole run.
 
 What it leaves out, and so how far it is above what can be done: whole requests, batches that have to fit together,
 hand-overs, hops, KV that is full, evictions, not knowing the future.
@@ -231,7 +232,7 @@ class Ceiling:
         return found if found < enough else min(found, self.overall(rate, enough))
 
     def goodput(self, share: float, start: float) -> float:
-        """The highest rate at which the lesser bound is `share`: above it, no policy attains that. 0: no rate has it.
+        """The highest rate at which the lesser bound is `share`; 0: no rate has it.
 
         Looked for from above, beginning near `start`.
         """
