@@ -23,6 +23,10 @@ from router.predict.fitted import Fitted
 OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0
 """How far legs may move a prediction either way: with known costs, and without (from a tiny model on a fast GPU to a
 large one on a CPU)."""
+OFF_LEARNED, ENOUGH = 8.0, 50
+"""The same for known costs once so many legs were timed: then the costs are of another engine. With costs 0.4 times
+the real ones the bound of 2 kept predictions a fifth too short for ever, and admission let in what it could not keep.
+"""
 FACTOR_RATE = 0.05
 """The weight of one observation in the logarithm of the factor, once there are more than twenty."""
 CLIP = math.log(3.0)
@@ -264,7 +268,7 @@ class StepModel:
         at = self.rows[row]
         at.prompts.add(plain_ms, max(observed_ms, 0.0))
         slope, rest = at.prompts.fit()
-        bound = at.make.off_max
+        bound = _off_max(at.make, at.prompts.count)
         at.prefill_factor = min(bound, max(1 / bound, slope))
         at.overhead, at.lead = rest, rest + at.first
         self._mirror.changed(row)
@@ -281,11 +285,16 @@ class StepModel:
             off = min(CLIP, max(-CLIP, off))
         rate = max(FACTOR_RATE, 1.0 / (seen + 2))
         factor = at.decode_factor * math.exp(rate * off)
-        bound = at.make.off_max
+        bound = _off_max(at.make, seen)
         factor = at.decode_factor = min(bound, max(1 / bound, factor))
         cost = at.make.decode
         at.request, at.context = cost.request_ms * factor, cost.context_ms * factor
         self._mirror.changed(row)
+
+
+def _off_max(make: Make, legs: float) -> float:
+    """How far so many timed legs may move the costs of this make."""
+    return max(make.off_max, OFF_LEARNED) if legs >= ENOUGH else make.off_max
 
 
 def _of_prompt(make: Make, tokens: int, cached_tokens: int) -> tuple[float, float, float]:

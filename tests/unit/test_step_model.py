@@ -9,7 +9,7 @@ from costs import shipped
 from costs.cost import Costs, costs_of
 from costs.hardware import gpu_named
 from costs.step import prompt
-from router.predict.step_model import OFF_KNOWN, SURE, UNKNOWN, StepModel, make_of
+from router.predict.step_model import ENOUGH, OFF_KNOWN, OFF_LEARNED, SURE, UNKNOWN, StepModel, make_of
 
 ROW = np.array([0])
 
@@ -97,10 +97,22 @@ def test_prompts_of_one_size_say_nothing_about_the_slope() -> None:
 
 def test_costs_that_are_known_are_not_given_up_for_strange_legs() -> None:
     made = step_model("H100")
-    for at in range(200):
-        made.prompt_took(0, 10.0 + at % 7, 40.0 * (10.0 + at % 7))
-        made.steps_took(0, 10.0 * made.rows[0].decode_factor, 1e5)
-    assert made.rows[0].prefill_factor == OFF_KNOWN and made.rows[0].decode_factor == OFF_KNOWN
+    for legs, off in ((ENOUGH - 1, OFF_KNOWN), (200, OFF_LEARNED)):
+        for at in range(legs):
+            made.prompt_took(0, 10.0 + at % 7, 40.0 * (10.0 + at % 7))
+            made.steps_took(0, 10.0 * made.rows[0].decode_factor, 1e5)
+        assert made.rows[0].prefill_factor == off and made.rows[0].decode_factor == off
+
+
+@pytest.mark.parametrize("times", [0.4, 2.5])
+def test_costs_of_another_engine_are_learned(times: float) -> None:
+    """The bound of few legs would keep predictions a fifth off for ever."""
+    made = step_model("H100")
+    for at in range(4 * ENOUGH):
+        made.prompt_took(0, 10.0 + at % 7, times * (10.0 + at % 7))
+        made.steps_took(0, 10.0 * made.rows[0].decode_factor, times * 10.0)
+    assert made.rows[0].prefill_factor * 13.0 + made.rows[0].overhead == pytest.approx(times * 13.0, rel=0.02)
+    assert made.rows[0].decode_factor == pytest.approx(times, rel=0.02)
 
 
 def test_an_engine_that_nobody_knows_is_learned() -> None:
