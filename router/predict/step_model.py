@@ -5,6 +5,10 @@ The formula is that of `costs.step`. Instances of one make (model, GPU, shape, s
 a prompt is priced once for each make and spread over the rows. Two factors for each instance follow the real times of
 its legs: wrong costs, or missing ones, become right within a few dozen legs. Predictions are compared with each other
 (which instance?) and with targets (in time?); the first needs only ratios, the second needs the factors.
+
+Without costs, an instance whose own legs have not been timed has the factors of another one: engines of one fleet are
+rarely apart by as much as all of them are from what is assumed, and an instance that nothing is known of would look
+like the fastest, or the slowest.
 """
 
 from __future__ import annotations
@@ -147,13 +151,40 @@ class StepModel:
         """Some row may have none that is known."""
         self.rows: Final[list[Speed]] = []
         self._mirror: Final = Mirror(_MIRRORED)
+        self._untimed_prompts: Final[set[int]] = set()
+        self._untimed_steps: Final[set[int]] = set()
+        """Rows without costs and without legs of their own that were timed."""
+        self._prompts_lately, self._steps_lately = (1.0, 0.0), 1.0
+        """What was learned last of a row without costs: its prompts' factor and overhead, its steps' factor."""
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""
         while len(self.rows) < rows:
-            self._mirror.changed(len(self.rows))
             self.rows.append(Speed(UNKNOWN, 0))
+            self._begin(len(self.rows) - 1)
             self._alike, self._unknown = None, True
+
+    def _begin(self, row: int) -> None:
+        """The row has another instance."""
+        self._untimed_prompts.discard(row)
+        self._untimed_steps.discard(row)
+        if self.rows[row].make is UNKNOWN:
+            self._untimed_prompts.add(row)
+            self._untimed_steps.add(row)
+            self._take_prompts(row, *self._prompts_lately)
+            self._take_steps(row, self._steps_lately)
+        self._mirror.changed(row)
+
+    def _take_prompts(self, row: int, factor: float, overhead: float) -> None:
+        at = self.rows[row]
+        at.prefill_factor, at.overhead, at.lead = factor, overhead, overhead + at.first
+        self._mirror.changed(row)
+
+    def _take_steps(self, row: int, factor: float) -> None:
+        at = self.rows[row]
+        cost = at.make.decode
+        at.decode_factor, at.request, at.context = factor, cost.request_ms * factor, cost.context_ms * factor
+        self._mirror.changed(row)
 
     def know(self, row: int, make: Make) -> None:
         """This make is the row's; what was learned of a former instance of the row is dropped."""
@@ -162,7 +193,7 @@ class StepModel:
             self.makes.append(make)
         self._alike, self._unknown = None, True  # until they are looked at
         self.rows[row] = Speed(make, self.makes.index(make))
-        self._mirror.changed(row)
+        self._begin(row)
 
     def column(self, name: str) -> Floats:
         """One number of every row."""
@@ -269,9 +300,12 @@ class StepModel:
         at.prompts.add(plain_ms, max(observed_ms, 0.0))
         slope, rest = at.prompts.fit()
         bound = _off_max(at.make, at.prompts.count)
-        at.prefill_factor = min(bound, max(1 / bound, slope))
-        at.overhead, at.lead = rest, rest + at.first
-        self._mirror.changed(row)
+        self._take_prompts(row, min(bound, max(1 / bound, slope)), rest)
+        if at.make is UNKNOWN and at.prompts.count <= SURE:
+            self._untimed_prompts.discard(row)
+            self._prompts_lately = at.prefill_factor, rest
+            for other in sorted(self._untimed_prompts):
+                self._take_prompts(other, *self._prompts_lately)
 
     def steps_took(self, row: int, predicted_ms: float, observed_ms: float) -> None:
         """An answer's mean time per token, with the prediction by the current factor."""
@@ -286,10 +320,12 @@ class StepModel:
         rate = max(FACTOR_RATE, 1.0 / (seen + 2))
         factor = at.decode_factor * math.exp(rate * off)
         bound = _off_max(at.make, seen)
-        factor = at.decode_factor = min(bound, max(1 / bound, factor))
-        cost = at.make.decode
-        at.request, at.context = cost.request_ms * factor, cost.context_ms * factor
-        self._mirror.changed(row)
+        self._take_steps(row, min(bound, max(1 / bound, factor)))
+        if at.make is UNKNOWN and seen < SURE:
+            self._untimed_steps.discard(row)
+            self._steps_lately = at.decode_factor
+            for other in sorted(self._untimed_steps):
+                self._take_steps(other, self._steps_lately)
 
 
 def _off_max(make: Make, legs: float) -> float:

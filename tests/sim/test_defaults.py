@@ -149,6 +149,12 @@ def test_engines_as_slow_as_cpus_are_no_worse_either(load: list[Arrival]) -> Non
     assert ttft_ms(ours) <= 1.02 * ttft_ms(plain)
 
 
+def test_chats_on_slow_engines_find_their_prefix_from_the_start() -> None:
+    """An instance that nothing is known of would look thirty times as fast as one whose prompts were timed."""
+    load, roles = chats(20, 1.5, turns=4, tokens=304, user=48), (P, P, D, D)
+    assert ttft_ms(run(load, *roles, costs=CPUS)) < 0.9 * ttft_ms(run(load, *roles, policy="least_load", costs=CPUS))
+
+
 def test_a_burst_of_equal_prompts_spreads_over_the_fleet() -> None:
     """Nothing is known yet, and the first request has the prefix of all that follow."""
     columns = run(chats(40, 4000.0, turns=1, systems=1), *FOUR)

@@ -168,3 +168,22 @@ def test_prompts_of_one_size_on_an_engine_without_costs_are_work_and_no_overhead
     assert unknown.rows[0].overhead == pytest.approx(0.0, abs=1e-6)
     assert known.rows[0].prefill_factor == pytest.approx(1.0)
     assert known.rows[0].overhead == pytest.approx(5.0)
+
+
+def test_without_costs_an_instance_has_the_factors_of_others_until_its_own_legs_are_timed() -> None:
+    made = StepModel()
+    made.know(2, make_of(costs()))
+    plain_ms = UNKNOWN.prompt_ms(240)
+    made.prompt_took(0, plain_ms, 10 * plain_ms)
+    made.steps_took(0, 8.0, 24.0)
+    first, other, known = made.rows
+    assert other.prefill_factor == first.prefill_factor > 5 and other.decode_factor == first.decode_factor > 1
+    assert not other.prompts.count and made.prompts_from(1) == "assumed", "it is trusted no more for that"
+    assert (known.prefill_factor, known.decode_factor) == (1.0, 1.0), "its costs are its own"
+    made.prompt_took(1, plain_ms, 2 * plain_ms)
+    learned = other.prefill_factor
+    made.prompt_took(0, plain_ms, 10 * plain_ms)
+    assert other.prefill_factor == learned < first.prefill_factor, "its own legs count alone"
+    made.reach(4)
+    assert made.rows[3].prefill_factor == first.prefill_factor, "one that joins later, too"
+    assert made.column("request")[3] == made.rows[3].request
