@@ -36,6 +36,12 @@ FACTOR_RATE = 0.05
 CLIP = math.log(3.0)
 """After the first few, one observation counts as at most three times longer or shorter than predicted."""
 FEW = 4
+CHANGED = math.log(2.0)
+"""An observation so far from its prediction may tell of a change."""
+RUN = 4
+"""After so many in a row on one side, the instance has become faster or slower, and what was learned before is of
+another time. At `FACTOR_RATE` an instance that was four times slower for half a minute took another half minute to be
+trusted again, with one answer at a time."""
 SURE = 20
 """After so many prompts, speeds without a cost profile are trusted."""
 
@@ -43,6 +49,38 @@ TOLD: Final = "told"
 LEARNED: Final = "learned"
 ASSUMED: Final = "assumed"
 """The sources of a prediction: a cost profile, legs that were timed, default numbers (`router.admin.basis`)."""
+
+
+class Run:
+    """Observations in a row that are all far longer than predicted, or all far shorter: a change, not chance.
+
+    Answers that were open at one moment tell of one pause together, however many they are. So only those count that
+    began after the first of the row had ended.
+    """
+
+    __slots__ = ("count", "from_s", "side", "total")
+
+    def __init__(self) -> None:
+        self.side = 0
+        self.count = 0
+        self.total = 0.0
+        """Of their logarithms."""
+        self.from_s = 0.0
+
+    def add(self, off: float, began_s: float, ended_s: float) -> bool:
+        """Whether this observation shows a change. `off`: the logarithm of observed over predicted."""
+        side = 1 if off > CHANGED else -1 if off < -CHANGED else 0
+        if not side or side != self.side:
+            self.side, self.count, self.total, self.from_s = side, 0, 0.0, ended_s
+            return False
+        if began_s < self.from_s:
+            return False
+        self.count += 1
+        self.total += off
+        if self.count < RUN:
+            return False
+        self.side = 0
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +146,15 @@ def make_of(costs: Costs, *, capacity_tokens: int = 0, budget_tokens: int = 0) -
     )
 
 
-_MIRRORED: Final = ("kind", "prefill_factor", "request", "context", "lead")
+_MIRRORED: Final = ("kind", "prefill_factor", "request", "context", "floor", "lead")
 
 
 class Speed:
     """One row's. Of a large fleet choices read columns of it (`StepModel.column`)."""
 
     __slots__ = (
-        "capacity", "context", "decode_factor", "first", "kind", "lead", "make", "overhead", "prefill_factor",
-        "prompts", "request", "steps_seen",
+        "capacity", "context", "decode_factor", "first", "floor", "kind", "lead", "make", "overhead", "prefill_factor",
+        "prompts", "prompts_run", "request", "steps_run", "steps_seen", "steps_since",
     )  # fmt: skip
 
     def __init__(self, make: Make, kind: int) -> None:
@@ -129,6 +167,9 @@ class Speed:
         """Milliseconds that one more answer adds to a decode step, its context apart; factor included."""
         self.context: float = make.decode.context_ms
         """The same of one token of context."""
+        self.floor: float = make.decode.requests_ms(0)
+        """Milliseconds of a decode step without answers; factor included. With one answer's part: the least that an
+        answer's token takes there."""
         self.first: float = make.first_ms
         self.overhead: float = 0.0
         """Milliseconds that a prompt has been seen to take beside its work: the step under way when it came, the like.
@@ -137,6 +178,10 @@ class Speed:
         """Both."""
         self.capacity: float = float(make.capacity_tokens)
         self.steps_seen = 0
+        self.steps_since = 0
+        """The same since the instance became faster or slower."""
+        self.steps_run: Final = Run()
+        self.prompts_run: Final = Run()
         self.prompts: Final = Fitted(trusted=make.off_max < OFF_UNKNOWN)
 
 
@@ -184,6 +229,7 @@ class StepModel:
         at = self.rows[row]
         cost = at.make.decode
         at.decode_factor, at.request, at.context = factor, cost.request_ms * factor, cost.context_ms * factor
+        at.floor = cost.requests_ms(0) * factor
         self._mirror.changed(row)
 
     def know(self, row: int, make: Make) -> None:
@@ -276,6 +322,11 @@ class StepModel:
         cost = at.make.decode
         return (cost.requests_ms(batch) + cost.context_ms * context_tokens) * at.decode_factor
 
+    def least_ms(self, row: int) -> float:
+        """A step with nothing but one answer, its context apart."""
+        at = self.rows[row]
+        return at.floor + at.request
+
     def beside_ms(self, row: int, batch: int, context_tokens: float) -> float:
         """What answers that decode there add to each step of a prompt."""
         at = self.rows[row]
@@ -297,7 +348,13 @@ class StepModel:
     def prompt_took(self, row: int, plain_ms: float, observed_ms: float) -> None:
         """A prompt that was to take `plain_ms` by the costs alone was there so long after the one before it."""
         at = self.rows[row]
-        at.prompts.add(plain_ms, max(observed_ms, 0.0))
+        observed_ms = max(observed_ms, 0.0)
+        expected_ms = at.prefill_factor * plain_ms + at.overhead
+        if expected_ms > 0 and observed_ms > 0:
+            off = math.log(observed_ms / expected_ms)
+            if at.prompts_run.add(off, 0.0, 0.0):
+                at.prompts.times(math.exp(at.prompts_run.total / RUN), RUN)
+        at.prompts.add(plain_ms, observed_ms)
         slope, rest = at.prompts.fit()
         bound = _off_max(at.make, at.prompts.count)
         self._take_prompts(row, min(bound, max(1 / bound, slope)), rest)
@@ -307,17 +364,30 @@ class StepModel:
             for other in sorted(self._untimed_prompts):
                 self._take_prompts(other, *self._prompts_lately)
 
-    def steps_took(self, row: int, predicted_ms: float, observed_ms: float) -> None:
-        """An answer's mean time per token, with the prediction by the current factor."""
+    def steps_took(
+        self, row: int, predicted_ms: float, observed_ms: float, began_s: float = 0.0, ended_s: float = 0.0
+    ) -> None:
+        """An answer's mean time per token, with the prediction by the current factor.
+
+        Args:
+            row: where it was decoded.
+            predicted_ms: what its tokens were to take.
+            observed_ms: what they took.
+            began_s: when its first token came, and
+            ended_s: its last one.
+        """
         if not (predicted_ms > 0 and observed_ms > 0):
             return
         at = self.rows[row]
         seen = at.steps_seen
         at.steps_seen = seen + 1
         off = math.log(observed_ms / predicted_ms)
-        if seen >= FEW:
+        rate = max(FACTOR_RATE, 1.0 / (at.steps_since + 2))
+        if at.steps_run.add(off, began_s, ended_s):
+            off, rate, at.steps_since = at.steps_run.total / RUN, 1.0, RUN
+        elif at.steps_since >= FEW:
             off = min(CLIP, max(-CLIP, off))
-        rate = max(FACTOR_RATE, 1.0 / (seen + 2))
+        at.steps_since += 1
         factor = at.decode_factor * math.exp(rate * off)
         bound = _off_max(at.make, seen)
         self._take_steps(row, min(bound, max(1 / bound, factor)))

@@ -11,44 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.simulated import MODEL
+from support.simulated import of_roles
 
-from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.mock.settings import SimpleCosts
-from engine.twin.config import TwinConfig
 from loadgen.arrival import Arrival
 from router.fleet.view import FleetView
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults
-from sim.fleet import SimulatedMember
 from sim.settings import SimSettings
 from sim.world import World
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 BLOCK = 16
 MS = 1_000_000
-
-
-def fleet(*roles: Role, costs: SimpleCosts) -> list[SimulatedMember]:
-    """One instance for each role."""
-    return [
-        SimulatedMember(
-            name=InstanceId(f"{role.value}-{number}"),
-            role=role,
-            model=MODEL,
-            config=TwinConfig(
-                role=role, num_blocks=25_000, max_model_len=32_768, max_num_seqs=256, prefix_caching=True
-            ),
-            costs=costs,
-            prompt_front_ns=MS,
-            block_bytes=2_000_000,
-            nic_gb_s=50.0,
-            latency_ns=20_000,
-            start_up_ns=2_000 * MS,
-        )
-        for number, role in enumerate(roles)
-    ]
 
 
 def chats(
@@ -92,7 +68,7 @@ def run(
 ) -> Any:
     """Its columns. `policy`: another than the default."""
     more = {} if policy is None else {"policy": POLICIES[policy]}
-    world = World(fleet(*roles, costs=costs), SimSettings(seeding=False), view=FleetView(lambda _: None), **more)
+    world = World(of_roles(*roles, costs=costs), SimSettings(seeding=False), view=FleetView(lambda _: None), **more)
     Faults(world, faults, 0)
     return world.run(arrivals).columns
 

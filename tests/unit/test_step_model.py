@@ -187,3 +187,52 @@ def test_without_costs_an_instance_has_the_factors_of_others_until_its_own_legs_
     made.reach(4)
     assert made.rows[3].prefill_factor == first.prefill_factor, "one that joins later, too"
     assert made.column("request")[3] == made.rows[3].request
+
+
+def learned(times: float = 1.0, count: int = 100) -> StepModel:
+    """An engine without costs of which many legs were timed: ten times slower than assumed, and `times` that."""
+    made = StepModel()
+    made.reach(1)
+    for number in range(count):
+        made.steps_took(0, made.decode_ms(0, 1, 0), times * 80.0, number, number + 1.0)
+        made.prompt_took(0, 10.0 + number % 3, times * (100.0 + 10 * (number % 3)))
+    return made
+
+
+@pytest.mark.parametrize("times", [0.1, 0.3, 3.0, 20.0])
+def test_an_engine_that_becomes_faster_or_slower_is_believed_after_a_few_legs(times: float) -> None:
+    made = learned()
+    for number in range(10):
+        made.steps_took(0, made.decode_ms(0, 1, 0), times * 80.0, 200.0 + number, 201.0 + number)
+        made.prompt_took(0, 11.0, times * 110.0)
+    assert made.decode_ms(0, 1, 0) == pytest.approx(times * 80.0, rel=0.25)
+    row = made.rows[0]
+    assert row.prefill_factor * 11.0 + row.overhead == pytest.approx(times * 110.0, rel=0.25)
+
+
+def test_after_a_change_longer_prompts_still_take_longer() -> None:
+    """What was seen of sizes stays: all of it is so many times longer."""
+    made = learned()
+    before = made.rows[0].prefill_factor
+    for _ in range(6):
+        made.prompt_took(0, 10.0, 500.0)
+    assert made.rows[0].prefill_factor == pytest.approx(5 * before, rel=0.2)
+
+
+def test_answers_of_one_moment_tell_of_one_pause() -> None:
+    """Twenty answers were open when the engine stood still for two seconds: it is no slower than before."""
+    paused, other = learned(), learned()
+    for number in range(20):
+        paused.steps_took(0, paused.decode_ms(0, 1, 0), 320.0, 200.0 + number / 100, 205.0 + number / 100)
+    assert paused.decode_ms(0, 1, 0) < 3.0 * other.decode_ms(0, 1, 0)
+    for number in range(20):
+        one_by_one = 200.0 + 5 * number
+        other.steps_took(0, other.decode_ms(0, 1, 0), 320.0, one_by_one, one_by_one + 4.0)
+    assert other.decode_ms(0, 1, 0) == pytest.approx(320.0, rel=0.1)
+
+
+def test_one_strange_leg_in_three_is_no_change() -> None:
+    made = learned()
+    for number in range(60):
+        made.prompt_took(0, 11.0, 1100.0 if number % 3 == 0 else 110.0)
+        assert made.rows[0].prompts.recent >= 100

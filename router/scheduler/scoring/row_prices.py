@@ -222,11 +222,13 @@ class RowPrices(Figures):
         loads, own = self.fleet.inflight.rows, self.own_tokens()
         self._answers.extend([self._places[row] and loads[row].kv_free >= own for row in rows])
         if self.saturation is not None:
-            margins, limit_ms = self.fleet.inflight.margins, self.tpot_limit_ms()
+            margins, limit_ms, hopeless_ms = self.fleet.inflight.margins, self.tpot_limit_ms(), self.hopeless_ms
+            speeds = self.fleet.inflight.step_model.rows
             for row in rows:
                 load = loads[row]
                 if load.decoding:
-                    until_ms = min(margins.limit_ms(load.strictest), limit_ms)
+                    own_ms = limit_ms if speeds[row].floor + self._longer[row] <= hopeless_ms else math.inf
+                    until_ms = min(margins.limit_ms(load.strictest), own_ms)
                     if self._used[row] * self.tpot_unit > until_ms:
                         self._answers[row] = False
 
