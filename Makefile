@@ -64,7 +64,7 @@ bench-bodies: setup ## the worst bodies we know: how long other requests wait me
 bench-connectors: setup ## one part of it: vLLM's connectors and ours (ARGS=--quick, --only, --publish)
 	@$(BIN)/python -m bench.handoff --part connectors $(ARGS)
 
-bench-real: setup ## prefill and decode apart against two that do both, two real engines; needs BATON_DATA (ARGS=--quick, --publish)
+bench-real: setup ## requests in time on two real engines: Baton, the same serving whole, plain vLLM; needs BATON_DATA (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.real $(ARGS)
 
 bench-load: setup ## `baton load` beside `vllm bench serve` and guidellm on one mock (ARGS=--quick, --publish)
@@ -101,7 +101,7 @@ bench-prefixes: setup ## what the prefix index expects and what engines hold; ne
 bench-choose: compile ## what one choice costs the router, by policy and size of the fleet (ARGS=--publish)
 	@BATON_COMPILED=1 $(BIN)/python -m bench.choose $(ARGS)
 
-bench-policy: compile ## Baton's choosing against every rival's, 24 cells, simulated; needs BATON_DATA (ARGS=--fresh, --publish)
+bench-policy: compile ## Baton against the best rival with the same admission, and a bound; simulated, three hours, resumable; needs BATON_DATA (ARGS=--quick, --minutes N, --publish)
 	@BATON_COMPILED=1 $(BIN)/python -m bench.policy $(ARGS)
 
 bench-scaling: compile ## the goodput controller against rivals' scaling laws, simulated; traces need BATON_DATA (ARGS=--quick, --full, --publish)

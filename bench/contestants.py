@@ -142,14 +142,22 @@ def _seeding(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) 
 
 
 def rival(
-    program: str, prefill: Sequence[str], decode: Sequence[str], on: frozenset[int], policy: str = "round_robin"
+    program: str,
+    prefill: Sequence[str],
+    decode: Sequence[str],
+    on: frozenset[int],
+    policy: str = "round_robin",
+    both: Sequence[str] = (),
 ) -> tuple[Running, str]:
-    """Its release build with nothing logged per request (some policies warn at each, until the pipe is full and it
-    stops answering); its limits (32,768 requests at once) are far away.
+    """vllm-router before a prefill and a decode pool, or before instances of `both` roles alone.
+
+    Its release build with nothing logged per request (some policies warn at each, until the pipe is full and it stops
+    answering); its limits (32,768 requests at once) are far away.
     """
     port, metrics = free_port(), free_port()
     words = [program, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
-    words += ["--vllm-pd-disaggregation", "--policy", policy, "--log-level", "error"]
+    words += ["--policy", policy, "--log-level", "error"]
+    words += ["--worker-urls", *both] if both else ["--vllm-pd-disaggregation"]
     words += [word for url in prefill for word in ("--prefill", url)]
     words += [word for url in decode for word in ("--decode", url)]
     running = Running(RIVAL, words, on)

@@ -73,6 +73,8 @@ class Engines:
     own."""
     gpus: tuple[str, ...] = ()
     """GPUs for the engines in turn; if there are too few, engines share a GPU's memory. Without GPUs, one core each."""
+    connected: bool = True
+    """Whether they have a connector at all; False: vLLM alone."""
     introduced: bool = True
     """Whether engines with Baton's connector are introduced to each other; False if it leaves the cache to vLLM's."""
     running: dict[str, Running] = field(default_factory=dict)
@@ -88,7 +90,7 @@ class Engines:
             for engine in self.running.values():
                 _wait(engine)
             ours = [name for name, role in self.roles.items() if not self.transfer(role)]
-            if self.introduced:
+            if self.introduced and self.connected:
                 introduce_each_other(*((name, self.door(name)) for name in ours))
         except BaseException:  # an interrupt too: no engine is left behind
             self.stop()
@@ -125,9 +127,13 @@ class Engines:
         log = self.folder / f"{name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command(spec), stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
+                _words(spec, connected=self.connected),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=env,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         return Running(spec, process, log)
 
     def _place(self, number: int) -> dict[str, Any]:
@@ -155,6 +161,14 @@ class Engines:
             end_session(engine.process.pid)  # the engine's core and workers, too
             engine.process.wait(10)
         self.temporary.close()
+
+
+def _words(spec: EngineSpec, *, connected: bool) -> list[str]:
+    words = command(spec)
+    if not connected:
+        at = words.index("--kv-transfer-config")
+        del words[at : at + 2]
+    return words
 
 
 def _half_site(folder: Path) -> Path:

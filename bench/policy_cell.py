@@ -1,36 +1,49 @@
-"""One cell of `bench.policy_grid`: every class's best arrangement, then the champions on windows none was tuned on."""
+"""One cell of `bench.policy_grid`: every class's best arrangement on the tuning window, then curves on the others."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
-
-import numpy as np
 
 from bench import policy_grid as grid
 from bench.policy_loads import load
 from cluster.instance import Role
-from sim.experiments.contest import Champion, Family, served, splits, whole
+from sim.experiments import curves
+from sim.experiments.ceiling import Ceiling
+from sim.experiments.contest import (
+    Champion,
+    Family,
+    crossed,
+    doubled,
+    equipped,
+    homes_of,
+    splits,
+    whole,
+    whole_by_gpu,
+)
 from sim.experiments.loads import Size
 from sim.experiments.systems import EqualInstances, Shelf, System, simulate
 from sim.experiments.tuning import Best, Case
 
 CLASSES: Final = ("rival", "rival_admitted", "ours")
-"""Rivals as they are, rivals with Baton's admission in front, and Baton."""
+"""Rivals as they are, rivals with Baton's admission in front, and Baton. All in the same arrangements."""
+LIKE_RIVAL: Final = "ours_like_rival"
+"""Baton in the arrangement of the best admitted rival: what the policy alone brings."""
 
 Say = Callable[[str], None]
 
 
 def case_of(cell: grid.Cell, data: Path, window: int) -> Case:
     """The input of all systems in this window."""
-    size = Size(fewest=cell.trace.requests, most=cell.trace.requests, lives=1.0)
+    size = Size(fewest=cell.requests, most=cell.requests, lives=1.0)
     return Case(
         name=cell.name,
         model=grid.MODEL,
-        load=load(data, cell.trace, window),
+        load=load(data, replace(cell.trace, requests=cell.requests), window),
         targets=cell.targets,
         size=size,
         tolerance=grid.TOLERANCE,
@@ -59,109 +72,217 @@ def orders(pools: Sequence[EqualInstances]) -> list[tuple[EqualInstances, ...]]:
 
 
 def families(
-    case: Case, shelf: Shelf, pools: Sequence[EqualInstances], policy: str, *, admission: bool
+    case: Case,
+    shelf: Shelf,
+    pools: Sequence[EqualInstances],
+    policy: str,
+    champion: Champion,
+    *,
+    admission: bool,
 ) -> Iterator[Family]:
-    """The arrangements that a rival is tried in."""
+    """The arrangements that every system is tried in, one after the other: later ones use budgets that were best."""
+    for family in _arrangements(case, shelf, pools, policy, champion, admission=admission):
+        yield replace(family, systems=tuple(equipped(case, shelf, each) for each in family.systems))
+
+
+def _arrangements(
+    case: Case,
+    shelf: Shelf,
+    pools: Sequence[EqualInstances],
+    policy: str,
+    champion: Champion,
+    *,
+    admission: bool,
+) -> Iterator[Family]:
     yield whole(pools, grid.BUDGETS, policy, admission=admission)
+    if len(pools) > 1:
+        yield whole_by_gpu(pools, grid.BUDGETS_BY_GPU, policy, admission=admission)
+    budget = grid.BUDGETS[champion.starts["whole"]]
     for order in orders(pools):
         yield splits(case, shelf, order, policy, admission=admission)
+        for roles in ((Role.PREFILL, Role.BOTH), (Role.BOTH, Role.DECODE)):
+            yield splits(case, shelf, order, policy, admission=admission, roles=roles, budget=budget)
+        yield crossed(order, policy, admission=admission)
+        yield splits(case, shelf, doubled(order), policy, admission=admission)
+    large = whole(doubled(pools), grid.BUDGETS, policy, admission=admission)
+    yield replace(large, name="whole, tp 2")
 
 
-def contest(case: Case, shelf: Shelf, pools: Sequence[EqualInstances]) -> dict[str, Champion]:
+def contest(case: Case, shelf: Shelf, cell: grid.Cell, rivals: Sequence[str]) -> dict[str, Champion]:
     """The champions of all classes. The next class's search begins at the best arrangement of the one before."""
     found = {name: Champion() for name in CLASSES}
-    start, starts, policies = 0.0, dict[str, int](), list(grid.RIVALS)
-    for name in ("rival", "rival_admitted"):
+    pools, start, starts = pools_of(cell), 0.0, dict[str, int]()
+    policies = [each for each in rivals if grid.differs(each, cell)]
+    for name in CLASSES:
         champion = found[name]
         champion.starts = dict(starts)
-        for policy in policies:
-            champion.meet(case, shelf, families(case, shelf, pools, policy, admission=name != "rival"), start)
+        for policy in policies if name != "ours" else (grid.OURS,):
+            made = families(case, shelf, pools, policy, champion, admission=name != "rival")
+            champion.meet(case, shelf, made, start)
         start, starts = champion.best.per_gpu, champion.starts
-        policies.sort(key=lambda policy, best=champion.best: best.system is None or policy != best.system.policy)
-    ours = found["ours"]
-    ours.starts = dict(starts)
-    ours.meet(case, shelf, families(case, shelf, pools, grid.OURS, admission=True), start)
-    budget = grid.BUDGETS[ours.starts["whole"]]
-    for roles in ((Role.PREFILL, Role.BOTH), (Role.BOTH, Role.DECODE)):
-        for order in orders(pools):
-            ours.meet(case, shelf, [splits(case, shelf, order, grid.OURS, admission=True, roles=roles, budget=budget)])
+        if champion.best.system is not None:  # the likeliest winner first, so that others are dropped soon
+            leader = champion.best.system.policy
+            policies = [leader, *(each for each in policies if each != leader)]
     return found
 
 
-def of_cell(cell: grid.Cell, data: Path, shelf: Shelf) -> dict[str, Any]:
+@dataclass(slots=True)
+class Contender:
+    """A tuned system, and its runs on one window."""
+
+    system: System
+    case: Case
+    shelf: Shelf
+    base: float
+    """Requests a second at lattice step 0; the same for all contenders of a cell."""
+    runs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By lattice step."""
+
+    def rate(self, step: int) -> float:
+        """Requests a second."""
+        return self.base * curves.RATIO**step
+
+    def nearest(self, rate: float) -> int:
+        """The lattice step of a rate."""
+        return round(math.log(rate / self.base) / math.log(curves.RATIO))
+
+    def run(self, step: int) -> dict[str, Any]:
+        """One whole run."""
+        if step not in self.runs:
+            case = self.case
+            arrivals = case.load.at_rate(self.rate(step), case.size.fewest)
+            result = simulate(self.system, case.model, self.shelf, arrivals, case.expires_s, case.targets, None)
+            self.runs[step] = curves.details(result, case.targets)
+        return self.runs[step]
+
+    def trace(self, start: float, shares: Sequence[float]) -> None:
+        """Run what its curve needs."""
+        curves.traced(lambda step: float(self.run(step)["attained"]), self.nearest(start), shares)
+
+    def goodput(self, share: float) -> float:
+        """Where its curve crosses this share."""
+        return curves.rate_at({self.rate(step): run["attained"] for step, run in self.runs.items()}, share)
+
+
+def of_cell(cell: grid.Cell, data: Path, shelf: Shelf, plan: grid.Plan) -> dict[str, Any]:
     """Its row of the result."""
     began_s = time.process_time()
-    pools = pools_of(cell)
     tuning = case_of(cell, data, grid.TUNING_WINDOW)
-    champions = contest(tuning, shelf, pools)
-    rates: dict[str, list[float]] = {name: [] for name in CLASSES}
-    sensitive = (cell.factor, cell.fleet.name) == grid.SENSITIVITY_CELL
-    off: dict[str, list[float]] = {str(each): [] for each in grid.COSTS_OFF} if sensitive else {}
-    for window in grid.WINDOWS:
-        case, shift = case_of(cell, data, window), 1.0
-        for name in CLASSES:
-            rates[name].append(rate_of(case, shelf, champions[name].best, shift))
-            if rates[name][-1]:  # windows are easier or harder for all: the next search begins nearer
-                shift = rates[name][-1] / champions[name].best.rate
-        ours = champions["ours"].best
-        for each, found in off.items() if window in grid.SENSITIVITY_WINDOWS else ():
-            assert ours.system is not None
-            misled = replace(ours, system=replace(ours.system, costs_off=float(each)))
-            found.append(rate_of(case, shelf, misled, shift))
+    champions = contest(tuning, shelf, cell, plan.rivals)
+    tuned = {name: champions[name].best for name in CLASSES}
+    if tuned["rival_admitted"].system is not None:
+        tuned[LIKE_RIVAL] = _like(tuned["rival_admitted"])
+    windows = [_window(cell, case_of(cell, data, at), shelf, tuned, plan.shares) for at in cell.windows(plan)]
     return {
         "cell": cell.name,
         "trace": cell.trace.name,
         "factor": cell.factor,
         "fleet": cell.fleet.name,
         "gpus": cell.fleet.count,
+        "requests": cell.requests,
         "targets": {"ttft_ms": cell.targets.ttft_ms, "tpot_ms": cell.targets.tpot_ms},
-        "classes": {name: told(champions[name].best, rates[name]) for name in CLASSES},
-        "lives": {name: lives(tuning, shelf, champions[name].best) for name in ("rival", "ours")},
-        "costs_off": {each: [round(rate, 4) for rate in found] for each, found in off.items()},
+        "classes": {name: told(tuned[name], champions[name].best.tried) for name in CLASSES},
+        "windows": windows,
         "cpu_s": round(time.process_time() - began_s, 1),
     }
 
 
-def rate_of(case: Case, shelf: Shelf, best: Best, shift: float) -> float:
-    """Goodput of a tuned system in another window, searched from `shift` times its goodput in its own."""
-    return served(case, shelf, best.system, best.rate * shift)[0] if best.system is not None and best.rate else 0.0
+def _like(rival: Best) -> Best:
+    """Baton in a rival's arrangement."""
+    assert rival.system is not None
+    roles = homes_of(rival.system)
+    pools = tuple(replace(pool, role=role) for pool, role in zip(rival.system.pools, roles, strict=True))
+    return replace(rival, system=replace(rival.system, policy=grid.OURS, make_policy=None, pools=pools))
 
 
-def lives(case: Case, shelf: Shelf, best: Best) -> float | None:
-    """Length of a run at the best rate, in mean answers; None if the system serves nothing."""
-    if best.system is None or not best.rate:
-        return None
-    arrivals = case.load.at_rate(best.rate, case.size.count(best.rate, case.life_s))
-    result = simulate(best.system, case.model, shelf, arrivals, case.expires_s, case.targets, None)
-    took_s = float(np.nanmean(result.latency_s("e2e")))
-    return round((arrivals[-1].at_s - arrivals[0].at_s) / took_s, 1)
+def _window(
+    cell: grid.Cell, case: Case, shelf: Shelf, tuned: dict[str, Best], shares: Sequence[float]
+) -> dict[str, Any]:
+    """All contenders on one window."""
+    found = _contenders(case, shelf, tuned, shares)
+    told: dict[str, Any] = {name: _told_window(each, shares) for name, each in found.items()}
+    bound = bound_of(cell, case, shelf)
+    highest = max((each.goodput(shares[0]) for each in found.values()), default=0.0) or 1.0
+    told["bound"] = {"rates": {str(share): round(bound.goodput(share, highest), 4) for share in shares}}
+    _compare(told, found, bound)
+    if (cell.factor, cell.fleet.name) == grid.SENSITIVITY_CELL and "ours" in found:
+        told["costs_off"] = _costs_off(found["ours"])
+    return told
 
 
-def told(best: Best, rates: Sequence[float]) -> dict[str, Any]:
-    """The figures of one class."""
-    assert best.system is not None
+def _contenders(case: Case, shelf: Shelf, tuned: dict[str, Best], shares: Sequence[float]) -> dict[str, Contender]:
+    """The tuned systems with their curves: of the two with admission at all shares, of the others at the first."""
+    base = max(best.rate for best in tuned.values()) or 1.0
+    found: dict[str, Contender] = {}
+    shift = 1.0
+    for name, best in tuned.items():
+        if best.system is None or not best.rate:
+            continue
+        mine = found[name] = Contender(best.system, case, shelf, base)
+        mine.trace(best.rate * shift, shares if name in CLASSES[1:] else shares[:1])
+        if reached := mine.goodput(shares[0]):  # windows are easier or harder for all: the next begins nearer
+            shift = reached / best.rate
+    return found
+
+
+def bound_of(cell: grid.Cell, case: Case, shelf: Shelf) -> Ceiling:
+    """What no policy can beat in any arrangement of this cell's GPUs."""
+    pools = pools_of(cell)
+    tried = [replace(pool, batched_tokens=each) for pool in (*pools, *doubled(pools)) for each in (None, *grid.BUDGETS)]
+    return Ceiling.of(case, shelf, tried, case.load.arrivals[: case.size.fewest])
+
+
+def _told_window(each: Contender, shares: Sequence[float]) -> dict[str, Any]:
+    return {
+        "rates": {str(share): round(each.goodput(share), 4) for share in shares},
+        "curve": [[round(each.rate(step), 4), run["attained"]] for step, run in sorted(each.runs.items())],
+    }
+
+
+def _compare(told: dict[str, Any], found: dict[str, Contender], bound: Ceiling) -> None:
+    """Both classes with admission at one rate: where the rival's goodput is."""
+    rival = found.get("rival_admitted")
+    if rival is None or not (reached := rival.goodput(grid.SHARES[0])):
+        return
+    step = rival.nearest(reached)
+    for name in CLASSES[1:]:
+        if name in found:
+            told[name]["there"] = found[name].run(step)
+    told["bound"]["there"] = round(bound.least(rival.rate(step)), 4)
+
+
+def _costs_off(ours: Contender) -> dict[str, float]:
+    """Attainment at Baton's goodput where the router believes other costs."""
+    reached = ours.goodput(grid.SHARES[0])
+    if not reached:
+        return {}
+    step = ours.nearest(reached)
+    found = {"1": float(ours.run(step)["attained"])}
+    for each in grid.COSTS_OFF:
+        misled = replace(ours, system=replace(ours.system, costs_off=each), runs={})
+        found[f"{each:g}"] = float(misled.run(step)["attained"])
+    return found
+
+
+def told(best: Best, tried: Sequence[str]) -> dict[str, Any]:
+    """The figures of one class on the tuning window."""
+    if best.system is None:
+        return {"policy": "–", "arrangement": "none", "tuning_rate": 0.0, "runs": best.runs, "tried": len(tried)}
     return {
         "policy": best.system.policy,
         "arrangement": arrangement(best.system),
         "tuning_rate": round(best.rate, 4),
-        "rates": [round(rate, 4) for rate in rates],
         "runs": best.runs,
-        "tried": len(best.tried),
+        "tried": len(tried),
     }
 
 
 def arrangement(system: System) -> str:
-    """`2P H100 + 2P A100 + 4D A100`, `8× H100 (2048)`: × does both, in brackets the token budget."""
+    """`2P H100 + 2P A100 + 4D A100`, `4× H100 tp2 (2048)`: × does both, in brackets the token budget."""
     letters = {Role.PREFILL: "P", Role.DECODE: "D", Role.BOTH: "×"}
-    homes = _homes(system)
     parts = []
-    for at, pool in enumerate(system.pools):
-        letter = letters[pool.role] if homes is None else "PD"[at >= homes]
-        budget = f" ({pool.batched_tokens})" if pool.batched_tokens and pool.role is Role.BOTH else ""
-        parts.append(f"{pool.count}{letter} {pool.gpu.partition('-')[0]}{budget}")
+    for pool, role in zip(system.pools, homes_of(system), strict=True):
+        budget = f" ({pool.batched_tokens})" if pool.batched_tokens and role is Role.BOTH else ""
+        shape = f" tp{pool.tp}" if pool.tp > 1 else ""
+        parts.append(f"{pool.count}{letters[role]} {pool.gpu.partition('-')[0]}{shape}{budget}")
     return " + ".join(parts)
-
-
-def _homes(system: System) -> int | None:
-    """Splitwise's machines can all do both, and one pool is their home: how many of its pools are for prompts."""
-    return None if system.make_policy is None else int(getattr(system.make_policy, "args", (0,))[0])

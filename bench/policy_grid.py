@@ -1,37 +1,40 @@
-"""What `bench.policy` compares, fixed before its first result: loads, targets, fleets, rivals, windows, sizes.
+"""What `bench.policy` compares: loads, targets, fleets, rivals, arrangements, windows, sizes.
 
 24 cells: four traces × targets at 2, 5 and 10 times the unloaded latency × two fleets; Llama-3.1-8B in bf16. Changing a
 number here makes all earlier results void; nothing here may be chosen by what comes out.
 
-**Loads.** A trace is cut into six disjoint windows of equal numbers of requests. The first one is for tuning: every
-system finds its best arrangement on it. The other five are what is reported: goodput on each, ours over the rival's on
-the same window, mean and 95 % interval (t, four degrees of freedom). Arrivals keep the trace's own burstiness: time is
-stretched until the rate is the one wanted (`sim.experiments.loads.UnitLoad.at_rate`). Mooncake's stamps are spread
-inside their tick of 3 s by the reader. ServeGen's clients are drawn instead, one seed a window, from ten o'clock on,
-when they send 13 requests a second. Most of its answers there are longer than 1,024 tokens (mean 3,178) and are cut to
-that (mean 863): a run must be several times as long as a request.
+**Loads.** A trace is cut into disjoint windows of equal numbers of requests. The first one is for tuning: every system
+finds its best arrangement on it. The others, up to five, are what is reported: goodput on each, ours over the rival's
+on the same window, mean and 95 % interval (Student's t). Arrivals keep the trace's own burstiness: time is stretched
+until the rate is the one wanted (`sim.experiments.loads.UnitLoad.at_rate`). Mooncake's stamps are spread inside their
+tick of 3 s by the reader. ServeGen's clients are drawn instead, one seed a window, from ten o'clock on, when they send
+13 requests a second. Most of its answers there are longer than 1,024 tokens (mean 3,178) and are cut to that (mean
+863): a run must be several times as long as a request.
 
 **Targets.** Unloaded = one idle instance of the fleet's slower GPU: a prompt of the trace's 90th percentile with the
 engine's front end, nothing cached; a decode step of one request with the trace's mean context (prompt, and half of the
 answer). So an idle fleet is within 2 × for nine in ten requests, and a cell that no system serves is not an impossible
-one. Attainment: nine in ten arrivals within both, shed ones missed.
+one. Attainment: nine in ten arrivals within both, shed ones missed; 95 and 99 in a hundred are reported beside it.
 
-**Fleets.** Four GPUs, one instance each. A: four H100. B: two H100 and two A100-80G, as fleets that grew are. (Eight at
-first, and answers of up to 2,048 tokens. Two cells of ServeGen's had run, one won by 1.5, one lost by 0.6, when it was
-seen that their runs ended before their first answers did: 25 s of arrivals, 60 s an answer. Such a run asks how much an
-empty fleet can swallow, which is won by whoever looks ahead the least. Both are void. Half the fleet is twice as many
-lives in a run of as many requests, and each row tells how many they were.)
+**Fleets.** Four GPUs. A: four H100. B: two H100 and two A100-80G, as fleets that grew are.
 
-**Rivals.** All of `sim.baselines` with their published constants, each with its own best arrangement: every instance
-doing both with its token budget (`max_num_batched_tokens`) swept, or two pools with the split climbed; on fleet B the
-prefill pool begins with the H100s or with the A100s. `distserve` is `least_requests` on a split found beforehand: with
-the split tuned the two are one system, which runs once. All of it again with Baton's admission in front. **Ours**: the
-policy `workload` with that admission; the same arrangements, and pools where one side may do both (P + both, both + D).
-Equal instances, GPUs and engine settings throughout; what differs is who chooses.
+**Rivals.** All of `sim.baselines` with their published constants, as they are and with Baton's admission in front; on
+fleet B also weighted by the GPUs' speeds (`dynamo`, `splitwise`, fewest requests). Splitwise books the mean answer of
+the tuning window. `distserve` is `least_requests` on a split found beforehand: with the split tuned the two are one
+system, which runs once. `dynamo_conditional` is `dynamo` where no prompt is cached. **Ours**: the policy `workload`
+with that admission.
 
-**Sizes.** Requests of a run by trace: queues need several lives of a request to grow, and ServeGen's fleet holds many
-hundreds of requests at once. Blocks of 128 tokens where prefixes are cached: a fourth of Mooncake's own 512, and
-much cheaper to simulate than vLLM's 16.
+**Arrangements**, the same for all: every instance doing both with its token budget (`max_num_batched_tokens`) swept, on
+fleet B also a budget for each GPU type; two pools with the split climbed, of which either may do both as well (P + D,
+P + both, both + D), on fleet B beginning with the H100s or with the A100s; TP 2 on all GPUs, or on one of two pools.
+Engine settings are equal throughout.
+
+**Sizes.** A run is to last four mean answers or more: its requests by trace and factor (`Trace.requests`,
+`Trace.more`), its windows as many as the trace then has. Each row says how many answers a run lasted. Blocks of 128
+tokens where prefixes are cached: a fourth of Mooncake's own 512, and much cheaper to simulate than vLLM's 16.
+
+**Tuned and reported apart.** Nothing of a policy may be tuned on reported windows; windows of odd numbers are for
+looking at, those of even numbers for reporting, if Baton's own policy is worked on (docs/policy.md says when).
 """
 
 from __future__ import annotations
@@ -48,13 +51,34 @@ LENGTH_MAX: Final = 131_072
 FACTORS: Final = (2, 5, 10)
 """Targets over unloaded latency."""
 
-BUDGETS: Final = (512, 2048, 8192)
+SHARES: Final = (0.9, 0.95, 0.99)
+"""Attainments at which goodput is told; the first is what systems are tuned for."""
+
+BUDGETS: Final = (512, 1024, 2048, 8192)
 """``max_num_batched_tokens`` of instances that do both; those of separate pools keep vLLM's default."""
 
-RIVALS: Final = ("dynamo", "cache_aware", "least_requests", "llm_d", "power_of_two", "splitwise", "round_robin")
+BUDGETS_BY_GPU: Final = ((1024, 512), (2048, 512), (2048, 1024), (8192, 2048))
+"""The same for fleets of two types, by type."""
+
+RIVALS: Final = (
+    "dynamo",
+    "splitwise",
+    "cache_aware",
+    "least_requests",
+    "llm_d_latency",
+    "llm_d",
+    "dynamo_conditional",
+    "power_of_two",
+    "round_robin",
+    "dynamo, weighted",
+    "splitwise, weighted",
+    "weighted_requests",
+)
 """The likeliest winners first, so that others are dropped soon: the order costs or saves time and changes nothing
 else."""
 SAME: Final = {"distserve": "least_requests"}
+WEIGHTED: Final = ("dynamo, weighted", "splitwise, weighted", "weighted_requests")
+"""For fleets of unequal GPUs only."""
 OURS: Final = "workload"
 
 TUNING_WINDOW: Final = 0
@@ -64,15 +88,44 @@ TOLERANCE: Final = 0.04
 """A search for goodput ends when the rate is known to this share; a variant replaces one that it beats by this
 share."""
 
-COSTS_OFF: Final = (0.8, 1.2)
+COSTS_OFF: Final = (0.4, 0.8, 1.2, 2.5)
 """Sensitivity: factors on the costs that the router believes. Engines keep the true ones."""
 SENSITIVITY_CELL: Final = (5, "A")
 """Factor and fleet; one cell a trace."""
-SENSITIVITY_WINDOWS: Final = (1, 2, 3)
 
-GOAL_RATIO: Final = 1.3
+GOAL_CLOSED: Final = 0.5
+"""Of the gap between the best admitted rival and the bound."""
 GOAL_SHARE: Final = 0.5
+"""Of the cells."""
 GATE_RATIO: Final = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much of it a run does."""
+
+    name: str
+    rivals: tuple[str, ...]
+    windows_max: int
+    shares: tuple[float, ...] = SHARES
+    cells: tuple[str, ...] = ()
+    """Names of the cells; empty: all."""
+
+
+FULL: Final = Plan("full", RIVALS, len(WINDOWS))
+QUICK: Final = Plan(
+    "quick",
+    ("dynamo", "splitwise", "least_requests", "llm_d_latency"),
+    3,
+    SHARES[:1],
+    (
+        "Azure code, 5 ×, fleet A",
+        "Azure code, 5 ×, fleet B",
+        "Azure conversation, 5 ×, fleet A",
+        "Mooncake conversation, 5 ×, fleet A",
+    ),
+)
+"""The rivals that won most cells of the full grid's earlier runs, and the one that knows the targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +156,7 @@ class Trace:
     file: str
     """Path below traces/ of the data folder; for ServeGen's it is a folder."""
     requests: int
-    """Of a window, and of a run."""
+    """Of a window, and of a run, unless `more` says otherwise."""
     unloaded_ms: tuple[tuple[str, float, float], ...]
     """(GPU, first token, token after it)."""
     prefix_caching: bool = False
@@ -111,6 +164,10 @@ class Trace:
     answer_max: int | None = None
     from_s: float = 0.0
     """ServeGen: when in its clients' day a window begins."""
+    more: tuple[tuple[int, int], ...] = ()
+    """(factor, requests) where it takes more for four mean answers."""
+    rows: int = 0
+    """Answered requests in the file; 0: as many as wanted."""
 
     def unloaded(self, gpu: str) -> tuple[float, float]:
         """Milliseconds: TTFT and TPOT."""
@@ -122,18 +179,22 @@ TRACES: Final = (
         name="Azure code",
         file="azure2023/AzureLLMInferenceTrace_code.csv",
         requests=1450,
+        rows=8819,
         unloaded_ms=(("H100", 125.8, 6.96), ("A100-80G-SXM", 342.6, 12.86)),
     ),
     Trace(
         name="Azure conversation",
         file="azure2023/AzureLLMInferenceTrace_conv.csv",
         requests=1600,
+        more=((5, 2400), (10, 4800)),
+        rows=19366,
         unloaded_ms=(("H100", 67.5, 6.92), ("A100-80G-SXM", 176.8, 12.79)),
     ),
     Trace(
         name="Mooncake conversation",
         file="mooncake/conversation_trace.jsonl",
         requests=1200,
+        rows=12031,
         unloaded_ms=(("H100", 868.8, 7.45), ("A100-80G-SXM", 2650.3, 13.74)),
         prefix_caching=True,
         block_tokens=128,
@@ -142,6 +203,7 @@ TRACES: Final = (
         name="ServeGen R1",
         file="servegen-deepseek-r1",
         requests=2500,
+        more=((5, 4200), (10, 6500)),
         unloaded_ms=(("H100", 34.3, 6.95), ("A100-80G-SXM", 84.3, 12.83)),
         answer_max=1024,
         from_s=36_000.0,
@@ -163,10 +225,27 @@ class Cell:
         return f"{self.trace.name}, {self.factor} ×, fleet {self.fleet.name}"
 
     @property
+    def requests(self) -> int:
+        """Of a run."""
+        return dict(self.trace.more).get(self.factor, self.trace.requests)
+
+    def windows(self, plan: Plan) -> tuple[int, ...]:
+        """Those that are reported: as many as the trace has."""
+        most = self.trace.rows // self.requests - 1 if self.trace.rows else len(WINDOWS)
+        return WINDOWS[: min(most, plan.windows_max)]
+
+    @property
     def targets(self) -> Targets:
         """Both have to be met."""
         ttft_ms, tpot_ms = self.trace.unloaded(self.fleet.slower)
         return Targets(round(self.factor * ttft_ms, 1), None, round(self.factor * tpot_ms, 2), None)
+
+
+def differs(policy: str, cell: Cell) -> bool:
+    """Whether this rival is another one than those that run anyway, in this cell."""
+    if policy in WEIGHTED:
+        return len(cell.fleet.gpus) > 1
+    return policy != "dynamo_conditional" or cell.trace.prefix_caching
 
 
 def cells() -> Iterator[Cell]:

@@ -100,6 +100,12 @@ class Running:
         """CPU time so far, of all its threads, ended ones too, and of its children."""
         return sum(map(_cpu_s, _family(self.process.pid)))
 
+    def waited_s(self) -> float:
+        """How long threads of the process and its children that live now have waited for a core; 0 where the kernel
+        does not tell.
+        """
+        return sum(map(_waited_s, _family(self.process.pid)))
+
     def memory_mb(self) -> float:
         """Resident memory of the process and its children."""
         return sum(map(_memory_mb, _family(self.process.pid)))
@@ -123,6 +129,15 @@ def _cpu_s(pid: int) -> float:
     How a pid becomes a clock's number is Linux' (clock_getcpuclockid(3); CPUCLOCK_SCHED is 2).
     """
     return time.clock_gettime((~pid << 3) | 2)
+
+
+def _waited_s(pid: int) -> float:
+    """From /proc/PID/task/*/schedstat: nanoseconds on a core, nanoseconds runnable without one, turns."""
+    found = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended, or a kernel without these figures
+            found += int((thread / "schedstat").read_text().split()[1])
+    return found / 1e9
 
 
 def _family(pid: int) -> Iterator[int]:

@@ -1,28 +1,24 @@
-"""Goodput on real engines: one prefills and one decodes, against the same two doing both, behind the same router.
+"""Requests served in time by two real engines: Baton's choice, the same engines serving whole, and plain vLLM.
 
-    BATON_DATA=/path/to/data make bench-real                      about 25 minutes, the model that ships
-    BATON_DATA=/path/to/data make bench-real ARGS="--models fat"  64 KB of KV a token: about an hour
-    make bench-real ARGS=--quick                                  under 5 minutes
+    BATON_DATA=/path/to/data make bench-real                      two hours: 10 repeats of 2 minutes, 2 rates
+    make bench-real ARGS=--quick                                  under 15 minutes: 3 repeats of 20 seconds
+    make bench-real ARGS=--full                                   six hours: 7 contestants in place of 3, 3 rates
+    make bench-real ARGS="--models fat"                           64 KB of KV a token
+    make bench-real ARGS=--publish                                writes docs/ from a whole run
 
-Two vLLM engines on CPU, a core each, started by `baton up` from a cluster file; the load comes from `baton load`, open
-loop. Contestants differ in that file's pools, connector and policy alone:
+Contestants are in `bench/real_contestants.py`. All are up at once; one at a time gets load, so that what else the
+machine does meets all alike. It goes on where it stopped: runs are kept in .bench/real-MODEL.json (`--fresh` forgets
+them).
 
-    apart-vllm    1 prefill + 1 decode, vLLM's connector as Baton's launcher tunes it; first tokens are seeded
-    apart-baton   the same with Baton's connector
-    both-N        two engines that serve whole requests, chunked prefill with N tokens a step (`max_num_batched_tokens`)
-    free          two engines of role both, Baton's connector: Baton chooses for each request whether it is handed over
+Everything is fixed before the first run that counts. On the two engines that serve whole, a prompt of the load's 90th
+percentile with a mean answer, one at a time through the router, is the unloaded latency; targets are 2, 5 and 10
+times its median, and admission keeps to those of 5. All requests at once give the rate at which the pair saturates
+(its last answers come alone, so that it is somewhat more); rates are parts of it, below saturation. A repeat is one
+stretch of the trace, sent to every contestant at every rate: the same requests in the same order
+(`bench/real_load.py`). Contestants take turns inside a repeat, and each repeat begins with the next of them.
 
-All have prefix caching on (no two prompts here share one), admission, and the same classes. Policy `least_load` hands
-over whenever it can, and cannot where there is no prefill instance (`both-N` are two of role decode): so those two
-arrangements are what they are called. `free` has Baton's own policy, `workload`. A table says how much was handed over.
-
-Everything is fixed before the first run that counts: on two engines that do both, a prompt of the load's 90th
-percentile with a mean answer, one at a time through the router, is the unloaded latency; targets are 2, 5 and 10 times
-its median. All requests at once give a rate near that at which the pair saturates (its last answers come alone, so
-that it is somewhat more); the load's rates are 0.3 to 1.2 times that.
-Every rate, class and contestant gets the same requests in the same order (`bench/real_load.py`; how many, the time says
-that a run may take), after some that teach the router what a prompt costs there. Goodput is where attainment crosses
-90 %, between two rates by a straight line.
+A run in which the sender itself was late says nothing of the engines: it is tried once more, then void, and with it
+its repeat's ratio.
 """
 
 from __future__ import annotations
@@ -34,61 +30,47 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from bench import inputs
 from bench.connectors_models import FAT, TINY, Model
 from bench.processes import ROOT, page
 from bench.published import DOCS, machine, note_of, publish, result, say, show
-from bench.real_cluster import up
+from bench.real_contestants import ADMITTED, CALIBRATES, CONTESTANTS, SERVED, USUAL, Serving, serving
 from bench.real_figures import draw
-from bench.real_load import CONTEXT, FROM_S, SHORTER, TRACE, Shape, shaped, write
+from bench.real_load import FROM_S, SHORTER, TRACE, Shape, shaped, write
 from bench.real_tables import note, tables, targets
-from cluster.instance import Role
+from bench.rivals import NotInstalled
+from loadgen.record import Record
+from loadgen.report import Targets, met
 
 FACTORS: Final = (2, 5, 10)
 """Targets over unloaded latency."""
-LEASE_S: Final = 30
-"""vLLM's own default, and not the 120 s of Baton's launcher on CPU: both connectors get the same."""
-WARM: Final = 40
-"""Requests before those that count: the router uses its predicted times after twenty timed prompts."""
-SERVED: Final = "bench"
-"""The model's name to clients."""
+LATE_PART: Final = 0.05
+"""Of the strictest target of the first token: a sender that was later than this at p99 voids the run."""
+WARM: Final = 60
+"""Requests to each contestant before those that count: the router uses predicted times after twenty timed prompts."""
+WARM_PART: Final = 0.4
+"""Of the saturated rate."""
 TIMEOUT_S: Final = 120
 """A request that takes longer is given up, and counts as missed."""
 ALONE: Final = 12
 """Requests of the unloaded latency."""
+SATURATES: Final = 200
+"""Requests that come all at once."""
 LETTERS: Final = "97-123"
 """Token ids of prompts: lower-case letters to the model that ships, which reads bytes."""
+PRIORITY: Final = -10
+"""The sender's niceness, where the machine permits: the engines have all cores."""
+TRIES: Final = 2
+"""Of a run in which the sender was late."""
 MODELS: Final = {model.name: model for model in (TINY, FAT)}
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """Two engines."""
-
-    told: str
-    pools: Mapping[Role, int]
-    connector: str = "nixl"
-    budget: int | None = None
-    """Tokens of a step; None: vLLM's default."""
-    policy: str = "least_load"
-
-
-_APART = {Role.PREFILL: 1, Role.DECODE: 1}
-CONTESTANTS: Final = {
-    "apart-vllm": Contestant("1 P + 1 D, vLLM's connector", _APART),
-    "apart-baton": Contestant("1 P + 1 D, Baton's connector", _APART, "baton"),
-    **{
-        f"both-{budget}": Contestant(f"2 that do both, {budget} tokens a step", {Role.DECODE: 2}, budget=budget)
-        for budget in (256, 512, 2048)
-    },
-    "free": Contestant("2 of role both, Baton's choice", {Role.BOTH: 2}, "baton", policy="workload"),
-}
-CALIBRATES: Final = "both-512"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,66 +78,50 @@ class Scale:
     """The size of a run."""
 
     contestants: tuple[str, ...]
-    requests_min: int
-    requests_max: int
-    """Of each run."""
+    repeats: int
     seconds: float
-    """Seconds of sending, for one contestant under one class: on slow engines a run has fewer requests before it gets
-    longer."""
+    """Of sending, in one run."""
     parts: tuple[float, ...]
-    """Rates, as parts of the rate at which the pair that does both saturates."""
+    """Rates, as parts of the rate at which the two that serve whole saturate."""
 
     def rates(self, capacity: float) -> list[float]:
         """Requests a second."""
         return [round(part * capacity, 3) for part in self.parts]
 
     def requests(self, rates: Sequence[float]) -> int:
-        """Requests of each run: every rate sends the same ones."""
-        in_time = int(self.seconds / sum(1 / rate for rate in rates))
-        return max(self.requests_min, min(self.requests_max, in_time))
+        """Requests of a repeat's longest run; at a lower rate its first ones are sent."""
+        return max(2, round(max(rates) * self.seconds))
 
 
-FULL: Final = Scale(tuple(CONTESTANTS), 40, 200, 55.0, (0.3, 0.6, 0.9, 1.2))
-QUICK: Final = Scale(("apart-baton", CALIBRATES, "free"), 10, 60, 10.0, (0.4, 1.0))
-WARM_FILE: Final = "warm.jsonl"
-WARM_PART: Final = 0.5
-"""Of that rate, for the requests that warm up."""
-
-
-def cluster_file(
-    contestant: Contestant, model: Model, path: str, classes: Mapping[int, Mapping[str, float]] | None = None
-) -> dict[str, Any]:
-    """What `baton up` is given (JSON is YAML): classes are named `x2`, `x5`, `x10`; None: nothing is promised."""
-    args: dict[str, Any] = {"enable-prefix-caching": True}
-    if contestant.budget is not None:
-        args["max-num-batched-tokens"] = contestant.budget
-    if model.shape is not None:
-        args |= {"load-format": "dummy", "dtype": model.dtype, "max-model-len": CONTEXT}
-    pools = {
-        role.value: {"start": count, "engine_args": args, "env": {"VLLM_CPU_KVCACHE_SPACE": f"{model.kv_gib}"}}
-        for role, count in contestant.pools.items()
-    }
-    name = "baton-tiny" if model.shape is None else path
-    promised = {
-        f"x{factor}": {**each, "attainment": 0.9, "when_missed": "queue"} for factor, each in (classes or {}).items()
-    }
-    return {
-        "models": [{"name": name, "served_name": SERVED, "pools": pools}],
-        "transfer": {"connector": contestant.connector, "lease_s": LEASE_S},
-        "router": {"policy": contestant.policy},
-        **({"slo": promised} if promised else {}),
-    }
+DEFAULT: Final = Scale(USUAL, 10, 110.0, (0.4, 0.7))
+"""With the last answers a run takes two minutes."""
+FULL: Final = Scale(tuple(CONTESTANTS), 10, 110.0, (0.4, 0.7, 0.9))
+QUICK: Final = Scale(USUAL, 3, 20.0, (0.4, 0.7))
 
 
 def load(url: str, *words: str) -> dict[str, Any]:
     """One `baton load`: its report."""
     fixed = ["--json", "--model", SERVED, "--token-ids", LETTERS, "--timeout-s", f"{TIMEOUT_S}"]
-    argv = [sys.executable, "-m", "baton", "load", url, *fixed, *words]
+    argv = ["nice", "-n", f"{PRIORITY}", sys.executable, "-m", "baton", "load", url, *fixed, *words]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if not done.stdout.strip():  # a load of which nothing was answered has a report, too
         raise SystemExit(f"bench-real: {' '.join(argv)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     told: dict[str, Any] = json.loads(done.stdout)
     return told
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run that is to be measured."""
+
+    repeat: int
+    rate: float
+    contestant: str
+
+    @property
+    def key(self) -> tuple[int, float, str]:
+        """What tells it from others."""
+        return self.repeat, self.rate, self.contestant
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,160 +133,193 @@ class Bench:
     scale: Scale
     folder: Path
 
-    @property
-    def trace(self) -> str:
-        """The file of the load."""
-        return str(self.folder / "load.jsonl")
-
-    def write(self) -> None:
-        """Write the load, and the warm-up load: the first time, when the load is still at its longest."""
-        write(self.shape.arrivals, Path(self.trace))
-        warm = self.folder / WARM_FILE
-        if not warm.exists():
-            write(self.shape.arrivals[:WARM], warm)
-
-    def file(self, contestant: Contestant, classes: Mapping[int, Mapping[str, float]] | None = None) -> str:
-        """A cluster file, written."""
-        path = self.folder / "baton.yaml"
-        path.write_text(json.dumps(cluster_file(contestant, self.model, self.model.path(self.folder), classes)))
-        return str(path)
+    def sent(self, shape: Shape, rate: float) -> list[str]:
+        """The words of a load of these requests."""
+        path = self.folder / "load.jsonl"
+        write(shape.arrivals, path)
+        return ["--trace", str(path), "--speed", f"{shape.speed(rate)}"]
 
     def calibrate(self) -> tuple[float, dict[int, dict[str, float]], dict[str, float]]:
-        """Requests a second of the saturated pair, targets of each class, and the unloaded latency they come from."""
-        self.write()
-        with up([self.file(CONTESTANTS[CALIBRATES])], "bench-real") as said:
-            url = said["endpoint"]
-            lengths = ["--input-tokens", f"{self.shape.long_prompt}", "--output-tokens", f"{self.shape.answer}"]
+        """Requests a second of the saturated pair, targets of each factor, and the unloaded latency they come from."""
+        with serving(CALIBRATES, self.model, self.folder / "calibrate", None) as there:
+            url, shape = there.endpoint, self.shape.part(0, min(SATURATES, len(self.shape.arrivals)))
+            lengths = ["--input-tokens", f"{shape.long_prompt}", "--output-tokens", f"{shape.answer}"]
             one = ["--max-concurrency", "1", "--rate", "1000", "--arrivals", "constant", *lengths]
             load(url, *one, "--requests", "4")  # first shapes
             alone = load(url, *one, "--requests", f"{ALONE}")
-            full = load(url, "--trace", self.trace, "--speed", "1e6")
+            full = load(url, *self.sent(shape, 1e6 * shape.rate))
         unloaded = {"ttft_ms": alone["ttft_sent_ms"]["p50"], "tpot_ms": alone["tpot_ms"]["p50"]}
-        classes = {factor: {what: round(factor * ms, 1) for what, ms in unloaded.items()} for factor in FACTORS}
-        return full["completed_rate"], classes, unloaded
+        promised = {factor: {what: round(factor * ms, 1) for what, ms in unloaded.items()} for factor in FACTORS}
+        return full["completed_rate"], promised, unloaded
 
-    def run(self, name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """All rates and classes of one contestant, as fixed by `begun`."""
-        cells = []
-        classes = {factor: found["targets"][str(factor)] for factor in found["factors"]}
-        with up([self.file(CONTESTANTS[name], classes)], "bench-real") as said:
-            speed = self.shape.speed(found["capacity"] * WARM_PART)
-            warm = ["--trace", f"{self.folder / WARM_FILE}", "--speed", f"{speed}"]
-            load(said["endpoint"], *warm, "--header", f"x-slo-class:x{max(classes)}")
-            for factor, promised in classes.items():
-                for rate in found["rates"]:
-                    cells.append(self._cell(said, name, factor, rate, promised))
-                    seen = f"{cells[-1]['attainment']:.1%}, {cells[-1]['handed_over']} handed over"
-                    say(f"  {name}, {factor} ×, {rate:.2f}/s: {seen}")
-        return cells
+    def stretch(self, run: Run, requests: int) -> Shape:
+        """The requests of a run: the first ones of its repeat's stretch of the trace."""
+        return self.shape.part(run.repeat * requests, max(2, round(run.rate * self.scale.seconds)))
 
-    def _cell(
-        self, said: Mapping[str, Any], name: str, factor: int, rate: float, promised: Mapping[str, float]
-    ) -> dict[str, Any]:
-        before = _handed_over(said["admin"])
-        words = [f"--trace={self.trace}", f"--speed={self.shape.speed(rate)}", f"--header=x-slo-class:x{factor}"]
-        report = load(said["endpoint"], *words, *(f"--{_flag(what)}={ms}" for what, ms in promised.items()))
-        kept = ("attainment", "failed", "completed_rate", "ttft_ms", "tt2t_ms", "tpot_ms", "late_ms", "notes")
+    def warm(self, there: Serving, capacity: float) -> None:
+        """What the router learns from before anything counts."""
+        shape = self.shape.part(0, min(WARM, len(self.shape.arrivals)))
+        load(there.endpoint, *self.sent(shape, capacity * WARM_PART), *_asks(there))
+
+    def measure(self, there: Serving, run: Run, found: Mapping[str, Any]) -> dict[str, Any]:
+        """One run, tried again where the sender was late."""
+        strictest = min(each["ttft_ms"] for each in found["targets"].values())
+        cell = self._once(there, run, found)
+        for _ in range(TRIES - 1):
+            if not _late(cell, strictest):
+                break
+            cell = self._once(there, run, found)
+        late = _late(cell, strictest)
+        return {**cell, "void": late} if late else cell
+
+    def _once(self, there: Serving, run: Run, found: Mapping[str, Any]) -> dict[str, Any]:
+        before, out = _handed_over(there), self.folder / "run.jsonl"
+        shape = self.stretch(run, found["load"]["requests"])
+        report = load(there.endpoint, *self.sent(shape, run.rate), *_asks(there), "--out", str(out))
+        records = [msgspec.json.decode(line, type=Record) for line in out.read_bytes().splitlines()]
+        kept = ("failed", "completed_rate", "ttft_ms", "tt2t_ms", "tpot_ms", "late_ms")
         return {
-            "contestant": name,
-            "factor": factor,
-            "rate": rate,
-            "requests": report["sent"],
-            "handed_over": _handed_over(said["admin"]) - before,
+            **asdict(run),
+            "requests": len(records),
+            "seconds": round(len(records) / run.rate, 3),
+            "in_time": {factor: _in_time(records, each) for factor, each in found["targets"].items()},
+            "handed_over": _handed_over(there) - before,
             **{what: report[what] for what in kept},
         }
 
 
-def _flag(name: str) -> str:
-    return name.replace("_", "-")
+def _late(cell: Mapping[str, Any], ttft_ms: float) -> str:
+    """Why a run is void; empty: it counts."""
+    late_ms = cell["late_ms"]["p99"] or 0.0
+    return f"the sender was {late_ms:.0f} ms late at p99" if late_ms > LATE_PART * ttft_ms else ""
 
 
-def _handed_over(admin: str) -> int:
+def _asks(there: Serving) -> list[str]:
+    return [] if there.slo_class is None else ["--header", f"x-slo-class:{there.slo_class}"]
+
+
+def _in_time(records: Sequence[Record], promised: Mapping[str, float]) -> int:
+    wanted = Targets(ttft_ms=promised["ttft_ms"], tpot_ms=promised["tpot_ms"])
+    return sum(met(record, wanted) for record in records)
+
+
+def _handed_over(there: Serving) -> int:
     """Requests whose decode leg pulled, since the router's start."""
-    found = re.search(r'^baton_handoffs_total\{result="ok"\} (\S+)$', page(f"{admin}/metrics"), re.MULTILINE)
+    if there.admin is None:
+        return 0
+    found = re.search(r'^baton_handoffs_total\{result="ok"\} (\S+)$', page(f"{there.admin}/metrics"), re.MULTILINE)
     return int(float(found[1])) if found else 0
 
 
 def begun(bench: Bench) -> dict[str, Any]:
     """The facts that are fixed before the first run that counts, without any runs."""
     say(f"{bench.model.name}: unloaded, and saturated")
-    capacity, classes, unloaded = bench.calibrate()
+    capacity, promised, unloaded = bench.calibrate()
     say(f"  {unloaded['ttft_ms']:.0f} ms and {unloaded['tpot_ms']:.1f} ms a token; {capacity:.2f} requests a second")
     rates = bench.scale.rates(capacity)
-    shape = bench.shape.first(bench.scale.requests(rates))
-    told = shape.summary
+    requests = bench.scale.requests(rates)
+    told = bench.shape.part(0, requests * bench.scale.repeats).summary
     return {
         "capacity": capacity,
         "unloaded": unloaded,
-        "targets": {str(factor): each for factor, each in classes.items()},
-        "factors": list(classes),
+        "targets": {str(factor): each for factor, each in promised.items()},
+        "admitted": ADMITTED,
         "rates": rates,
-        "contestants": {},
+        "repeats": bench.scale.repeats,
+        "seconds": bench.scale.seconds,
+        "contestants": {name: CONTESTANTS[name].told for name in bench.scale.contestants},
         "load": {
-            "requests": told.requests,
+            "requests": requests,
             "from_s": FROM_S,
             "shorter": SHORTER,
             "prompt_mean": told.input_mean,
             "answer_mean": told.output_mean,
             "gap_cv": told.gap_cv,
-            "cut": shape.cut,
-            "speeds": [round(shape.speed(rate), 3) for rate in rates],
+            "cut": bench.shape.cut,
         },
-        "scale": asdict(bench.scale),
         "cells": [],
     }
 
 
-def of_model(
-    bench: Bench, only: Sequence[str], found: dict[str, Any] | None, keep: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
+def runs(found: Mapping[str, Any]) -> Iterator[Run]:
+    """All runs in their order: contestants take turns, and each repeat begins with the next of them."""
+    names = list(found["contestants"])
+    for repeat in range(found["repeats"]):
+        turn = repeat % len(names)
+        for rate in found["rates"]:
+            for name in (*names[turn:], *names[:turn]):
+                yield Run(repeat, rate, name)
+
+
+def of_model(bench: Bench, found: dict[str, Any] | None, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Everything about one model.
 
     Args:
-        bench: the model and the longest load.
-        only: contestants.
+        bench: the model and all of its load.
         found: a kept result to continue: its load, rates, targets and contestants. None: none.
-        keep: gets the result after each contestant.
+        keep: gets the result after each run.
     """
     found = found or begun(bench)
-    bench.write()
-    bench = replace(bench, shape=bench.shape.first(found["load"]["requests"]))
-    bench.write()
-    for name in only:
-        if name not in found["contestants"]:
-            say(f"{bench.model.name}: {CONTESTANTS[name].told}")
-            found["cells"] += bench.run(name, found)
-            found["contestants"][name] = CONTESTANTS[name].told
+    done = {Run(each["repeat"], each["rate"], each["contestant"]).key for each in found["cells"]}
+    wanted = [run for run in runs(found) if run.key not in done]
+    if not wanted:
+        return found
+    say(f"{bench.model.name}: {len(wanted)} runs of {found['seconds']:g} s, {len(done)} are there")
+    with ExitStack() as stack:
+        up = {}
+        for name in found["contestants"]:
+            say(f"  starting {name}: {found['contestants'][name]}")
+            promised = found["targets"][str(ADMITTED)]
+            up[name] = stack.enter_context(serving(name, bench.model, bench.folder / name, promised))
+            bench.warm(up[name], found["capacity"])
+        for number, run in enumerate(wanted, len(done) + 1):
+            cell = bench.measure(up[run.contestant], run, found)
+            found["cells"].append(cell)
             keep(found)
+            share = cell["in_time"][str(ADMITTED)] / cell["requests"]
+            void = f", void: {cell['void']}" if "void" in cell else ""
+            say(f"  {number}: {run.contestant}, {run.rate:.2f}/s, repeat {run.repeat + 1}: {share:.1%} in time{void}")
     return found
+
+
+def kept_at(model: str) -> Path:
+    """Where a model's runs are kept."""
+    return ROOT / ".bench" / f"real-{model}.json"
 
 
 def main() -> int:
     """Measure, print, publish."""
-    parser = argparse.ArgumentParser(prog="make bench-real", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer contestants, rates and requests")
+    parser = argparse.ArgumentParser(
+        prog="make bench-real", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="short runs, kept apart from the others")
+    size.add_argument("--full", action="store_true", help="all contestants and rates")
     parser.add_argument(
         "--models", type=_of(MODELS), default=(TINY.name,), metavar="A,B", help=f"of {', '.join(MODELS)}"
     )
-    parser.add_argument("--only", type=_of(CONTESTANTS), metavar="A,B", help=f"of {', '.join(CONTESTANTS)}")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="keep figures there, and go on with those it has")
+    parser.add_argument("--fresh", action="store_true", help="forget kept runs")
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md, its JSON and figure")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster ends with it
-    facts, scale = machine(), QUICK if args.quick else FULL
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the clusters end with it
+    facts, scale = machine(), QUICK if args.quick else FULL if args.full else DEFAULT
+    size_name = "-quick" if args.quick else "-full" if args.full else ""
     with (inputs.required("bench-real", (TRACE,)) / TRACE).open() as lines:
-        shape = shaped(lines, scale.requests_max)
-    figures: dict[str, Any] = json.loads(args.into.read_text()) if args.into and args.into.exists() else {}
-
-    def keep(found: dict[str, Any]) -> None:
-        figures[name] = found
-        if args.into:
-            args.into.write_text(json.dumps(figures, indent=1))
-
+        shape = shaped(lines, None)
+    figures: dict[str, Any] = {}
     for name in args.models:
+        path = kept_at(name + size_name)
+        path.parent.mkdir(exist_ok=True)
+        before = json.loads(path.read_text()) if path.exists() and not args.fresh else None
+
+        def keep(found: dict[str, Any], path: Path = path) -> None:
+            path.write_text(json.dumps(found, indent=1))
+
         with tempfile.TemporaryDirectory(prefix="bench", ignore_cleanup_errors=True) as folder:
-            bench = Bench(MODELS[name], shape, scale, Path(folder))
-            of_model(bench, args.only or scale.contestants, figures.get(name), keep)
+            try:
+                figures[name] = of_model(Bench(MODELS[name], shape, scale, Path(folder)), before, keep)
+            except NotInstalled as error:
+                raise SystemExit(f"bench-real: vllm-router cannot be installed here: {error}") from error
     made = [table for name, found in figures.items() for table in tables(found, name)]
     show(made)
     told = result("real", figures, targets(figures))
@@ -328,7 +327,7 @@ def main() -> int:
         missing = draw(figures, DOCS / "figures", facts["date"])
         if missing:
             say(missing)
-        pictures = [] if missing else [f"![attainment by rate, {name}](figures/real-{name}.svg)" for name in figures]
+        pictures = [] if missing else [f"![in time by rate, {name}](figures/real-{name}.svg)" for name in figures]
         publish(told, made, facts, "\n\n".join([note_of(facts, note(figures)), *pictures]))
     return 0
 

@@ -1,4 +1,4 @@
-"""The figure of `bench.real`: attainment by rate, one panel for each class of targets, one file for each model."""
+"""The figure of `bench.real`: the share in time of every repeat, one panel for each rate, one file for each model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.compare_figures import MISSING
-from bench.real_tables import GOAL, WHOLE
+from bench.real_tables import counted, middle, share
 
 
 def draw(figures: dict[str, Any], folder: Path, date: str) -> str | None:
@@ -20,33 +20,28 @@ def draw(figures: dict[str, Any], folder: Path, date: str) -> str | None:
     mpl.rcParams.update({"svg.hashsalt": "baton", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     folder.mkdir(exist_ok=True)
     for model, found in figures.items():
-        _attainment(found, folder / f"real-{model}.svg", f"{model}, real engines, make bench-real, {date}")
+        _shares(found, folder / f"real-{model}.svg", f"{model}, real engines, make bench-real, {date}")
     return None
 
 
-def _attainment(found: dict[str, Any], path: Path, title: str) -> None:
+def _shares(found: dict[str, Any], path: Path, title: str) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    factors = found["factors"]
-    figure = Figure(figsize=(3 * len(factors) + 1, 3.4), layout="constrained")
-    panels = figure.subplots(1, len(factors), sharey=True, squeeze=False)[0]
-    for axes, factor in zip(panels, factors, strict=True):
-        for name, told in found["contestants"].items():
-            mine = sorted(
-                (cell["rate"], cell["attainment"])
-                for cell in found["cells"]
-                if cell["contestant"] == name and cell["factor"] == factor
-            )
-            if mine:
-                style = "--" if name.startswith(WHOLE) else "-"
-                axes.plot(*zip(*mine, strict=True), style, marker="o", markersize=3, linewidth=1.2, label=told)
-        axes.axhline(GOAL, color="gray", linewidth=0.6, linestyle=":")
-        axes.set_title(f"targets {factor} × the unloaded latency", fontsize=9)
-        axes.set_xlabel("requests a second")
-        axes.set_ylim(0, 1.02)
-    panels[0].set_ylabel("within both targets")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8
-    )
+    rates, names, factor = found["rates"], found["contestants"], str(found["admitted"])
+    figure = Figure(figsize=(7, 0.35 * len(names) * len(rates) + 1.6), layout="constrained")
+    panels = figure.subplots(len(rates), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, rate in zip(panels, rates, strict=True):
+        for at, name in enumerate(names):
+            values = [share(cell, factor) for cell in counted(found, name, rate)]
+            axes.plot(values, [at] * len(values), "o", color="gray", markersize=3, alpha=0.6)
+            told = middle(values)
+            if told is not None:
+                axes.plot([told["median"]], [at], "|", color="black", markersize=14)
+            if told is not None and told["low"] is not None:
+                axes.plot([told["low"], told["high"]], [at, at], color="black", linewidth=1.2)
+        axes.set_yticks(range(len(names)), list(names.values()))
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_title(f"{rate:.2f} requests a second", fontsize=9, loc="left")
+    panels[-1].set_xlabel(f"share of arrivals within both targets ({factor} × unloaded): repeats, median, interval")
     figure.suptitle(title, fontsize=8, x=0.99, ha="right")
     figure.savefig(path, metadata={"Date": None})

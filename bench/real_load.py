@@ -44,9 +44,17 @@ class Shape:
         """How many of them."""
         return sum(self.cuts)
 
-    def first(self, count: int) -> Shape:
-        """Only so many of them."""
-        return Shape(self.arrivals[:count], self.cuts[:count])
+    def part(self, begin: int, count: int) -> Shape:
+        """Only so many of them, from this one on; the first is due at once.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        if begin + count > len(self.arrivals):
+            raise ValueError(f"{len(self.arrivals)} requests are there, and {begin + count} are wanted")
+        chosen, cuts = self.arrivals[begin : begin + count], self.cuts[begin : begin + count]
+        from_s = chosen[0].at_s
+        return Shape(tuple(msgspec.structs.replace(each, at_s=each.at_s - from_s) for each in chosen), cuts)
 
     @property
     def rate(self) -> float:
@@ -73,16 +81,18 @@ class Shape:
         return rate / self.rate
 
 
-def shaped(lines: Iterable[str], count: int, *, shorter: float = SHORTER, from_s: float = FROM_S) -> Shape:
-    """`count` requests of a trace from `from_s` on.
+def shaped(lines: Iterable[str], count: int | None, *, shorter: float = SHORTER, from_s: float = FROM_S) -> Shape:
+    """`count` requests of a trace from `from_s` on; None: all of them.
 
     Raises:
         ValueError: the trace has bad rows there, or too few requests.
     """
     rows = azure.read(lines, np.random.default_rng(0))
     found = list(islice(window((_good(row) for row in rows), from_s), count))
-    if len(found) < max(2, count):
-        raise ValueError(f"the trace has {len(found)} requests from second {from_s:g} on, and {count} are wanted")
+    if len(found) < max(2, count or 0):
+        raise ValueError(
+            f"the trace has {len(found)} requests from second {from_s:g} on, and {max(2, count or 0)} are wanted"
+        )
     made = [_shorter(each, shorter) for each in found]
     return Shape(tuple(each for each, _ in made), tuple(cut for _, cut in made))
 

@@ -1,136 +1,174 @@
-"""Tables and goodput of `bench.real`, made from its JSON alone. Pure."""
+"""Tables, ratios and targets of `bench.real`, made from its JSON alone. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from bench.published import Table, target
+from bench.real_contestants import OURS
+from loadgen.search import interval
 
-GOAL: Final = 0.9
-"""Share of all arrivals within both targets at which a rate counts as served (DistServe's)."""
-SHOWN_FACTOR: Final = 5
-"""Latencies are shown for the runs under these targets; all others are in the JSON."""
-WHOLE: Final = "both-"
-"""Beginning of the names of contestants that hand nothing over."""
+Cell = dict[str, Any]
 
 
-def goodput(runs: Sequence[tuple[float, float]], goal: float = GOAL) -> tuple[float, str]:
-    """The rate at which attainment falls below `goal`, between two rates by a straight line.
-
-    Args:
-        runs: (requests a second, attainment), by rising rate.
-        goal: share of arrivals.
-
-    Returns:
-        The rate, and ``""``, ``"≥"`` where even the highest rate attains, ``"<"`` where the lowest does not.
-    """
-    before: tuple[float, float] | None = None
-    for rate, attained in runs:
-        if attained < goal:
-            if before is None:
-                return rate, "<"
-            low, above = before
-            return low + (rate - low) * (above - goal) / (above - attained), ""
-        before = rate, attained
-    assert before is not None
-    return before[0], "≥"
+def counted(found: dict[str, Any], name: str, rate: float) -> list[Cell]:
+    """The runs of a contestant at a rate that say something, by repeat."""
+    mine = (
+        cell for cell in found["cells"] if cell["contestant"] == name and cell["rate"] == rate and "void" not in cell
+    )
+    return sorted(mine, key=lambda cell: cell["repeat"])
 
 
-def served(cells: Sequence[dict[str, Any]], name: str, factor: int) -> tuple[float, str]:
-    """Goodput of a contestant under one class's targets."""
-    mine = sorted((cell["rate"], cell["attainment"]) for cell in _of(cells, name, factor))
-    return goodput(mine)
+def share(cell: Cell, factor: str) -> float:
+    """Of all arrivals of a run, those within both targets."""
+    return float(cell["in_time"][factor] / cell["requests"])
 
 
-def _of(cells: Sequence[dict[str, Any]], name: str, factor: int) -> list[dict[str, Any]]:
-    return [cell for cell in cells if cell["contestant"] == name and cell["factor"] == factor]
+def middle(values: Sequence[float]) -> dict[str, Any] | None:
+    """Median of repeats, and its interval by order statistics (None with fewer than six); None without values."""
+    if not values:
+        return None
+    low, high, confidence = interval(tuple((each, each) for each in values))
+    return {
+        "median": round(statistics.median(values), 4),
+        "low": None if low is None else round(low, 4),
+        "high": None if high is None else round(high, 4),
+        "confidence": confidence,
+        "repeats": len(values),
+    }
+
+
+def ratio(found: dict[str, Any], name: str, rate: float, factor: str) -> dict[str, Any] | None:
+    """Requests in time of Baton's choice over a contestant's, repeat by repeat: both got the same requests."""
+    ours = {cell["repeat"]: cell for cell in counted(found, OURS, rate)}
+    each = [
+        share(ours[cell["repeat"]], factor) / share(cell, factor)
+        for cell in counted(found, name, rate)
+        if cell["repeat"] in ours and share(cell, factor) > 0
+    ]
+    return middle(each)
+
+
+def figures(found: dict[str, Any]) -> dict[str, Any]:
+    """The result with medians and ratios beside its runs."""
+    rows = [
+        {
+            "contestant": name,
+            "rate": rate,
+            "in_time": {
+                factor: middle([share(cell, factor) for cell in counted(found, name, rate)])
+                for factor in found["targets"]
+            },
+            "completed_rate": middle([cell["completed_rate"] for cell in counted(found, name, rate)]),
+            "ours_over": None
+            if name == OURS
+            else {factor: ratio(found, name, rate, factor) for factor in found["targets"]},
+        }
+        for rate in found["rates"]
+        for name in found["contestants"]
+    ]
+    return {**found, "rows": rows}
 
 
 def tables(found: dict[str, Any], model: str) -> list[Table]:
-    """Goodput and attainment, then latencies, of one model."""
-    return [_goodputs(found, model), _attained(found, model), _latencies(found, model)]
+    """Requests in time with ratios, then latencies, of one model."""
+    return [_in_time(found, model), _latencies(found, model)]
 
 
-def _names(found: dict[str, Any]) -> dict[str, str]:
-    names: dict[str, str] = found["contestants"]
-    return {name: told for name, told in names.items() if any(cell["contestant"] == name for cell in found["cells"])}
-
-
-def _goodputs(found: dict[str, Any], model: str) -> Table:
+def _in_time(found: dict[str, Any], model: str) -> Table:
     rows = []
-    for name, told in _names(found).items():
-        mine = [served(found["cells"], name, factor) for factor in found["factors"]]
-        rows.append([told, *(f"{sign} {rate:.2f}".strip() for rate, sign in mine)])
-    promised = {factor: found["targets"][str(factor)] for factor in found["factors"]}
-    titles = [f"{factor} × ({each['ttft_ms']:.0f} and {each['tpot_ms']:.0f} ms)" for factor, each in promised.items()]
-    goal = f"{GOAL:.0%} of arrivals within both targets"
-    return Table(f"{model}, goodput: requests a second with {goal}", ["two engines", *titles], rows)
+    for row in figures(found)["rows"]:
+        name, rate = row["contestant"], row["rate"]
+        ratios = row["ours_over"] or dict.fromkeys(found["targets"])
+        rows.append(
+            [
+                f"{rate:.2f}/s",
+                found["contestants"][name],
+                *(_percent(row["in_time"][factor]) for factor in found["targets"]),
+                "–" if name == OURS else _times(ratios[str(found["admitted"])]),
+                _of(counted(found, name, rate), lambda cell: cell["completed_rate"], "{:.2f}"),
+                _of(counted(found, name, rate), lambda cell: cell["handed_over"] / cell["requests"], "{:.0%}"),
+                f"{sum(cell['failed'] for cell in counted(found, name, rate))}",
+                f"{len(counted(found, name, rate))} of {sum(_is(cell, name, rate) for cell in found['cells'])}",
+            ]
+        )
+    promised = [
+        f"{factor} × ({each['ttft_ms']:.0f} and {each['tpot_ms']:.0f} ms)" for factor, each in found["targets"].items()
+    ]
+    columns = ["offered", "two engines", *promised, f"Baton's choice over it, {found['admitted']} ×",
+               "answered a second", "handed over", "failed or refused", "runs that count"]  # fmt: skip
+    return Table(f"{model}: share of all arrivals within both targets, median of repeats", columns, rows)
 
 
-def _attained(found: dict[str, Any], model: str) -> Table:
-    rows = []
-    for factor in found["factors"]:
-        for name, told in _names(found).items():
-            mine = sorted(_of(found["cells"], name, factor), key=lambda cell: cell["rate"])
-            cells = [f"{cell['attainment']:.1%}" for cell in mine]
-            rows.append([f"{factor} ×", told, *cells, f"{_handed(mine):.0%}", f"{sum(c['failed'] for c in mine)}"])
-    titles = [f"{rate:.2f}/s" for rate in found["rates"]]
-    return Table(f"{model}, attainment", ["targets", "two engines", *titles, "handed over", "failed or refused"], rows)
+def _is(cell: Cell, name: str, rate: float) -> bool:
+    return bool(cell["contestant"] == name and cell["rate"] == rate)
 
 
-def _handed(cells: Sequence[dict[str, Any]]) -> float:
-    return float(sum(cell["handed_over"] for cell in cells) / max(1, sum(cell["requests"] for cell in cells)))
+def _percent(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    width = "" if found["low"] is None else f" ({found['low']:.1%} to {found['high']:.1%})"
+    return f"{found['median']:.1%}{width}"
+
+
+def _times(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    width = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
+    return f"{found['median']:.2f}{width}"
+
+
+def _of(cells: Sequence[Cell], what: Callable[[Cell], float], form: str) -> str:
+    return form.format(statistics.median(map(what, cells))) if cells else "–"
 
 
 def _latencies(found: dict[str, Any], model: str) -> Table:
-    rows = []
-    for cell in sorted(found["cells"], key=lambda cell: cell["rate"]):
-        if cell["factor"] == SHOWN_FACTOR:
-            pairs = [
-                f"{cell[what]['p50']:.0f} / {cell[what]['p99']:.0f}" if cell[what]["p50"] is not None else "–"
-                for what in ("ttft_ms", "tt2t_ms")
-            ]
-            tpot = cell["tpot_ms"]
-            pairs.append(f"{tpot['p50']:.1f} / {tpot['p99']:.1f}" if tpot["p50"] is not None else "–")
-            rows.append([f"{cell['rate']:.2f}/s", found["contestants"][cell["contestant"]], *pairs])
-    return Table(
-        f"{model}, milliseconds p50 / p99 under {SHOWN_FACTOR} ×",
-        ["offered", "two engines", "TTFT", "TT2T", "TPOT"],
-        rows,
-    )
+    rows = [
+        [
+            f"{rate:.2f}/s",
+            told,
+            *(_both(counted(found, name, rate), what, form)
+              for what, form in (("ttft_ms", "{:.0f}"), ("tt2t_ms", "{:.0f}"), ("tpot_ms", "{:.1f}"))),
+        ]
+        for rate in found["rates"]
+        for name, told in found["contestants"].items()
+    ]  # fmt: skip
+    return Table(f"{model}: milliseconds p50 / p99, medians of repeats",
+                 ["offered", "two engines", "TTFT", "TT2T", "TPOT"], rows)  # fmt: skip
 
 
-def targets(figures: dict[str, Any]) -> dict[str, Any]:
-    """Goodput of each contestant over the best of those that hand nothing over, whichever budget that has.
+def _both(cells: Sequence[Cell], what: str, form: str) -> str:
+    answered = [cell for cell in cells if cell[what]["p50"] is not None]
+    return " / ".join(_of(answered, lambda cell, p=part: cell[what][p], form) for part in ("p50", "p99"))  # type: ignore[misc]
 
-    The design requires that `free` is no worse: handing over is a choice. The others' ratio depends on this machine,
-    load and model.
+
+def targets(figures_of: dict[str, Any]) -> dict[str, Any]:
+    """Requests in time of Baton's choice over each other contestant's, within the targets that admission keeps to.
+
+    Handing over is a choice (design 11): Baton's choice is to be no worse than the best that serves whole.
     """
     told: dict[str, Any] = {}
-    for model, found in figures.items():
-        names = _names(found)
-        whole = [name for name in names if name.startswith(WHOLE)]
-        for factor in found["factors"]:
-            best = max((served(found["cells"], name, factor)[0] for name in whole), default=None)
-            for name in names:
-                if name not in whole and best is not None:
-                    rate, sign = served(found["cells"], name, factor)
-                    ratio = 0.0 if sign == "<" else rate / best
-                    told[f"{model}_{factor}x_{name}_over_both"] = target(ratio, 1.0, at_most=False)
+    for model, found in figures_of.items():
+        for rate in found["rates"]:
+            for name in found["contestants"]:
+                if name != OURS:
+                    over = ratio(found, name, rate, str(found["admitted"]))
+                    value = None if over is None else over["median"]
+                    told[f"{model}_{rate:g}_over_{name}"] = target(value, 1.0, at_most=False)
     return told
 
 
-def note(figures: dict[str, Any]) -> str:
-    """Load and factors, for the line above the tables."""
+def note(figures_of: dict[str, Any]) -> str:
+    """Load and rates, for the line above the tables."""
     parts = []
-    for model, found in figures.items():
-        load = found["load"]
-        speeds = ", ".join(f"{each:.2f}" for each in load["speeds"])
+    for model, found in figures_of.items():
+        sent = found["load"]
         parts.append(
-            f"{model}: {load['requests']} requests of Azure's conversation trace from second {load['from_s']:g}, "
-            f"lengths × {load['shorter']:g} (mean {load['prompt_mean']:.0f} in, {load['answer_mean']:.0f} out; "
-            f"{load['cut']} cut), rate of the trace × {speeds}; saturated, two engines that do both answer "
+            f"{model}: {found['repeats']} repeats of {found['seconds']:g} s, each a stretch of Azure's conversation "
+            f"trace from second {sent['from_s']:g} on, lengths × {sent['shorter']:g} (mean {sent['prompt_mean']:.0f} "
+            f"in, {sent['answer_mean']:.0f} out; {sent['cut']} cut); saturated, the two that serve whole answer "
             f"{found['capacity']:.2f} a second"
         )
     return "; ".join(["vLLM 0.32 on CPU, one core an engine", *parts])

@@ -25,6 +25,8 @@ SOON_S: Final = 15.0
 """A flip takes a few seconds: what comes within them."""
 LASTS_S: Final = 1.0
 """Prompts that wait for shorter are what chance makes of arrivals."""
+AGAIN: Final = 1.5
+"""Start-up times ahead for which the capacity that a season asks for is kept."""
 KNOWN: Final = 300
 """Arrivals from which a level is known to some 6 %: what was needed is remembered from then on."""
 
@@ -131,10 +133,14 @@ class Needs:
         )
 
     def _kept_rate(self, history: History, horizon_s: float, rate: float) -> float:
+        """The most between now and the end of a start, of a season until half a start later: an instance that ends now
+        and is needed by then would have to be started again before its end had paid.
+        """
         found = [rate]
-        for part in (0.5, 1.0):
+        for part in (0.5, 1.0, AGAIN):
             forecast = self._keep.forecast(history, horizon_s * part)
-            found.append(0.0 if forecast is None else forecast.upper)
+            if forecast is not None and (part <= 1.0 or forecast.who == SEASONAL):
+                found.append(forecast.upper)
         return max(found)
 
     def _swings(self, history: History, ahead: Forecast, rate: float) -> float:

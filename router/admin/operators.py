@@ -101,7 +101,13 @@ class Operators:
         )
         meters = parts.meters
         self._overview: Final = Overview(
-            parts.scheduler, parts.telling.memory, meters.lately, meters.pairs, meters.recomputed, classes
+            parts.scheduler,
+            parts.telling.memory,
+            meters.lately,
+            meters.pairs,
+            meters.recomputed,
+            classes,
+            parts.predictor,
         )
         self._agents: aiohttp.ClientSession | None = None
         self._off: set[str] = set()

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from cluster.spec import SloClass
+from router.admin import basis
 from router.admin.bottleneck import PoolsSeen, bottleneck
 from router.admin.pools import Looks, together_pools
 from router.core.slo import COUNTED, MET
+from router.predict.predictors import RequestPredictor
 from router.scheduler.scheduler import Scheduler
 from router.telemetry.explain_store import ExplainStore
 from router.telemetry.pairs import PairCounts, Pairs
@@ -42,7 +44,10 @@ class Overview:
         pairs: Pairs,
         recomputed: Recomputed,
         classes: Mapping[str, SloClass],
+        predictor: RequestPredictor | None = None,
     ) -> None:
+        """`predictor`: None if the policy needs no predictions."""
+        self._predictor: Final = predictor
         self._scheduler: Final = scheduler
         self._memory: Final = memory
         self._lately: Final = lately
@@ -66,6 +71,7 @@ class Overview:
             "pools": self._looks.told(self._scheduler.view.all()),
             "waiting": self._looks.history(now),
             "instances": self._instances(now, reader),
+            "basis": self._basis(reader),
             "pairs": self._told_pairs(reader),
             "served_whole": [] if self._scheduler.guard is None else self._scheduler.guard.served_whole(),
             "line": len(self._scheduler.line),
@@ -85,13 +91,22 @@ class Overview:
             ],
         }
 
+    def _basis(self, reader: str | None) -> list[Json]:
+        """What the predictions rest on; empty if the policy needs none."""
+        if not self._scheduler.remembers:
+            return []
+        fleet = self._scheduler.view.all()
+        theirs = [seen for seen in fleet if seen.instance.serves(reader)]
+        return basis.of_fleet(fleet, theirs) + basis.of_requests(self._predictor)
+
     def _instances(self, now: float, reader: str | None) -> list[Json]:
-        told = []
+        told, foresees = [], self._scheduler.remembers
         for seen in self._scheduler.view.all():
             if not seen.instance.serves(reader):
                 continue
             prompts, generated = self._looks.rates(seen.id, now)
             load, again = seen.load, self._recomputed.of(seen.id)
+            rests_on = basis.of_instance(self._scheduler.view.all(), seen) if foresees else {}
             told.append(
                 {
                     "id": seen.id,
@@ -113,6 +128,7 @@ class Overview:
                     "generation_tokens_s": round(generated, 1),
                     "recomputed_tokens": None if again is None else again.recomputed,
                     "recomputed_lately": 0 if again is None else again.lately,
+                    "basis": {name: each.as_json() for name, each in rests_on.items()},
                 }
             )
         return told
@@ -177,6 +193,7 @@ def whole(own: Json, others: Mapping[str, Json | str], unproven: Mapping[str, st
         "line": own["line"] + sum(each["line"] for each in heard),
         "pools": {name: _pool(name, own, seen) for name, seen in pools.items()},
         "instances": _legs_added(own["instances"], heard),
+        "basis": own["basis"],
         "pairs": _pairs_added([own, *heard]),
         "served_whole": sorted({name for each in (own, *heard) for name in each["served_whole"]}),
         "classes": [_class(name, told, lately) for name, told in own["classes"].items()],

@@ -270,6 +270,8 @@ class Predictor:
         self._backlog: Final = Backlog()
         self._predicted: Final[dict[Hashable, AnswerLengths]] = {}
         """By what tells requests apart, until something is learned."""
+        self.learned = 0
+        """The number of answers learned from."""
 
     def __len__(self) -> int:
         self.settle()
@@ -315,6 +317,7 @@ class Predictor:
             self._sketches.add(_keys(features), tokens, at_least=cut_off)
             if not cut_off:
                 self._calibration(features).learn(predicted, tokens, self._rate)
+        self.learned += len(fresh)
         if fresh:
             self._predicted.clear()
 

@@ -19,13 +19,19 @@ LINE_RATE: Final = 0.01
 
 @dataclass(slots=True)
 class Fitted:
-    """observed = rest + slope · plain, by least squares with forgetting. Pulled towards slope 1 while sizes are
-    alike.
+    """observed = rest + slope · plain, by least squares with forgetting.
+
+    While sizes are alike, they do not show what grows with size: the slope is pulled towards 1 if `plain` is to be
+    trusted (`trusted`), so that what is more is the rest; else towards observed / plain, so that there is no rest.
     """
 
     rate: float = LINE_RATE
     """The weight of one observation, once there are as many as its inverse."""
+    trusted: bool = True
+    """`plain` comes from costs of this very work."""
     count: float = 0.0
+    """Of observations, ever; `recent`: of those that weigh, since `times`."""
+    recent: float = 0.0
     plain: float = 0.0
     observed: float = 0.0
     variance: float = 0.0
@@ -34,17 +40,27 @@ class Fitted:
     def add(self, plain: float, observed: float) -> None:
         """Take one observation."""
         self.count += 1
-        part = max(1.0 / self.count, self.rate)
+        self.recent += 1
+        part = max(1.0 / self.recent, self.rate)
         apart, other = plain - self.plain, observed - self.observed
         self.plain += part * apart
         self.observed += part * other
         self.variance += part * ((1 - part) * apart * apart - self.variance)
         self.both += part * ((1 - part) * apart * other - self.both)
 
+    def times(self, factor: float, weight: float) -> None:
+        """Work takes so many times longer than before: what was seen counts as if it had been so then, and no more than
+        `weight` observations do.
+        """
+        self.observed *= factor
+        self.both *= factor
+        self.recent = min(self.recent, weight)
+
     def fit(self) -> tuple[float, float]:
         """Slope and rest; the rest is not negative."""
-        drawn = (PRIOR_SPREAD * self.plain) ** 2 * PRIOR_COUNT / self.count
-        slope = (self.both + drawn) / (self.variance + drawn) if self.variance + drawn > 0 else 1.0
+        drawn = (PRIOR_SPREAD * self.plain) ** 2 * PRIOR_COUNT / self.recent
+        expected = 1.0 if self.trusted or self.plain <= 0 else self.observed / self.plain
+        slope = (self.both + expected * drawn) / (self.variance + drawn) if self.variance + drawn > 0 else expected
         slope = max(slope, 0.0)
         rest = self.observed - slope * self.plain
         if rest < 0 and self.plain > 0:

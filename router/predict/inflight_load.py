@@ -172,7 +172,7 @@ class RowLoad:
         self.kv_free: float = math.inf
         """What these leave of the cache, with `SPREAD` of room. Infinite without answers: one always fits."""
         self.strictest: float = math.inf
-        """The least TPOT target among them, ms; infinite where none has one."""
+        """The least TPOT target among them that an answer alone would keep there, ms; infinite where there is none."""
         self.recent: float = 0.0
         """Part of its time that prompts placed of late take, each told as what it would have been at
         `InflightLoad._base_s`: what is left of all of them now is one factor (`InflightLoad.faded`)."""
@@ -358,7 +358,7 @@ class InflightLoad:
             self.step_model.prompt_took(row, booking.plain_ms, prompt_ms)
         row = booking.decode_row
         if token_ms > 0 and row >= 0 and self.rows[row].life == booking.decode_life:
-            self.step_model.steps_took(row, self._tpot_ms(row, now), token_ms)
+            self.step_model.steps_took(row, self._tpot_ms(row, now), token_ms, booking.sent_s, now)
 
     def answer_placed(self, booking: InflightRequest, row: int, now: float) -> None:
         """The request's answer is promised a place there."""
@@ -371,7 +371,7 @@ class InflightLoad:
         self._count(booking, row, 1)
         if math.isfinite(booking.tpot_ms):
             at.targets[booking.tpot_ms] = at.targets.get(booking.tpot_ms, 0) + 1
-            at.strictest = min(at.targets)
+            self._strictest(row)
         # Also of prompts that come while its own is computed: their order is not known.
         self._limit(booking, row, now)
 
@@ -387,6 +387,11 @@ class InflightLoad:
             booking.first_s = now
         booking.began_tpot_ms = self._tpot_ms(row, now)
         self._limit(booking, row, now)
+
+    def _strictest(self, row: int) -> None:
+        """Targets that are missed there whatever else comes keep nothing out."""
+        at, least_ms = self.rows[row], self.step_model.least_ms(row)
+        at.strictest = min([target for target in at.targets if target >= least_ms], default=math.inf)
 
     def _limit(self, booking: InflightRequest, row: int, now: float) -> None:
         """Set how much longer its instance's prompts may make it wait, from now on."""
@@ -470,13 +475,14 @@ class InflightLoad:
             at.targets[booking.tpot_ms] -= 1
             if not at.targets[booking.tpot_ms]:
                 del at.targets[booking.tpot_ms]
-            at.strictest = min(at.targets, default=math.inf)
+            self._strictest(row)
         self._unlimit(booking)
 
     def _learn(self, booking: InflightRequest, row: int, now: float, tokens: int) -> None:
         """Learn from its mean time per token, compared with the predictions made when it began and now."""
         predicted = (booking.began_tpot_ms + self._tpot_ms(row, now)) / 2
-        self.step_model.steps_took(row, predicted, (now - booking.opened_s) * 1000.0 / (tokens - 1))
+        token_ms = (now - booking.opened_s) * 1000.0 / (tokens - 1)
+        self.step_model.steps_took(row, predicted, token_ms, booking.opened_s, now)
 
     def _tpot_ms(self, row: int, now: float) -> float:
         return self.rows[row].step / max(1.0 - self.rows[row].recent * self.faded(now), IDLE_MIN)

@@ -51,6 +51,11 @@ class RequestPredictor:
         self._hasher: Final = Hasher(key)
         self._ratios: Final = Ratios()
 
+    @property
+    def learned(self) -> tuple[int, int]:
+        """The numbers of answers and of prompts learned from; those of the last seconds may be missing."""
+        return self._lengths.learned, self._ratios.learned
+
     def take(self, wanted: Wanted, path: str, body: Mapping[str, Any], *, scope: str | None) -> PredictedRequest:
         """The same request with all predictions.
 

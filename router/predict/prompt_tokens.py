@@ -78,6 +78,8 @@ class Ratios:
         self._backlog: Final = Backlog()
         self._told: Final[dict[tuple[str, str, TextKind], tuple[float, float]]] = {}
         """Low and middle bytes per token, until something is learned."""
+        self.learned = 0
+        """The number of prompts learned from."""
 
     def __len__(self) -> int:
         self.settle()
@@ -120,6 +122,7 @@ class Ratios:
         fresh, self._fresh = self._fresh, []
         for tenant, model, kind, ratio in fresh:
             self._sketches.add(_keys(tenant, model, kind), ratio)
+        self.learned += len(fresh)
         if fresh:
             self._told.clear()
 

@@ -5,6 +5,10 @@ The formula is that of `costs.step`. Instances of one make (model, GPU, shape, s
 a prompt is priced once for each make and spread over the rows. Two factors for each instance follow the real times of
 its legs: wrong costs, or missing ones, become right within a few dozen legs. Predictions are compared with each other
 (which instance?) and with targets (in time?); the first needs only ratios, the second needs the factors.
+
+Without costs, an instance whose own legs have not been timed has the factors of another one: engines of one fleet are
+rarely apart by as much as all of them are from what is assumed, and an instance that nothing is known of would look
+like the fastest, or the slowest.
 """
 
 from __future__ import annotations
@@ -23,13 +27,60 @@ from router.predict.fitted import Fitted
 OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0
 """How far legs may move a prediction either way: with known costs, and without (from a tiny model on a fast GPU to a
 large one on a CPU)."""
+OFF_LEARNED, ENOUGH = 8.0, 50
+"""The same for known costs once so many legs were timed: then the costs are of another engine. With costs 0.4 times
+the real ones the bound of 2 kept predictions a fifth too short for ever, and admission let in what it could not keep.
+"""
 FACTOR_RATE = 0.05
 """The weight of one observation in the logarithm of the factor, once there are more than twenty."""
 CLIP = math.log(3.0)
 """After the first few, one observation counts as at most three times longer or shorter than predicted."""
 FEW = 4
+CHANGED = math.log(2.0)
+"""An observation so far from its prediction may tell of a change."""
+RUN = 4
+"""After so many in a row on one side, the instance has become faster or slower, and what was learned before is of
+another time. At `FACTOR_RATE` an instance that was four times slower for half a minute took another half minute to be
+trusted again, with one answer at a time."""
 SURE = 20
 """After so many prompts, speeds without a cost profile are trusted."""
+
+TOLD: Final = "told"
+LEARNED: Final = "learned"
+ASSUMED: Final = "assumed"
+"""The sources of a prediction: a cost profile, legs that were timed, default numbers (`router.admin.basis`)."""
+
+
+class Run:
+    """Observations in a row that are all far longer than predicted, or all far shorter: a change, not chance.
+
+    Answers that were open at one moment tell of one pause together, however many they are. So only those count that
+    began after the first of the row had ended.
+    """
+
+    __slots__ = ("count", "from_s", "side", "total")
+
+    def __init__(self) -> None:
+        self.side = 0
+        self.count = 0
+        self.total = 0.0
+        """Of their logarithms."""
+        self.from_s = 0.0
+
+    def add(self, off: float, began_s: float, ended_s: float) -> bool:
+        """Whether this observation shows a change. `off`: the logarithm of observed over predicted."""
+        side = 1 if off > CHANGED else -1 if off < -CHANGED else 0
+        if not side or side != self.side:
+            self.side, self.count, self.total, self.from_s = side, 0, 0.0, ended_s
+            return False
+        if began_s < self.from_s:
+            return False
+        self.count += 1
+        self.total += off
+        if self.count < RUN:
+            return False
+        self.side = 0
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +155,15 @@ def make_of(costs: Costs, *, capacity_tokens: int = 0, budget_tokens: int = 0) -
     )
 
 
-_MIRRORED: Final = ("kind", "prefill_factor", "request", "context", "lead")
+_MIRRORED: Final = ("kind", "prefill_factor", "request", "context", "floor", "lead")
 
 
 class Speed:
     """One row's. Of a large fleet choices read columns of it (`StepModel.column`)."""
 
     __slots__ = (
-        "capacity", "context", "decode_factor", "first", "kind", "lead", "make", "overhead", "prefill_factor",
-        "prompts", "request", "steps_seen",
+        "capacity", "context", "decode_factor", "first", "floor", "kind", "lead", "make", "overhead", "prefill_factor",
+        "prompts", "prompts_run", "request", "steps_run", "steps_seen", "steps_since",
     )  # fmt: skip
 
     def __init__(self, make: Make, kind: int) -> None:
@@ -125,6 +176,9 @@ class Speed:
         """Milliseconds that one more answer adds to a decode step, its context apart; factor included."""
         self.context: float = make.decode.context_ms
         """The same of one token of context."""
+        self.floor: float = make.decode.requests_ms(0)
+        """Milliseconds of a decode step without answers; factor included. With one answer's part: the least that an
+        answer's token takes there."""
         self.first: float = make.first_ms
         self.overhead: float = 0.0
         """Milliseconds that a prompt has been seen to take beside its work: the step under way when it came, the like.
@@ -133,7 +187,11 @@ class Speed:
         """Both."""
         self.capacity: float = float(make.capacity_tokens)
         self.steps_seen = 0
-        self.prompts: Final = Fitted()
+        self.steps_since = 0
+        """The same since the instance became faster or slower."""
+        self.steps_run: Final = Run()
+        self.prompts_run: Final = Run()
+        self.prompts: Final = Fitted(trusted=make.off_max < OFF_UNKNOWN)
 
 
 class StepModel:
@@ -147,13 +205,41 @@ class StepModel:
         """Some row may have none that is known."""
         self.rows: Final[list[Speed]] = []
         self._mirror: Final = Mirror(_MIRRORED)
+        self._untimed_prompts: Final[set[int]] = set()
+        self._untimed_steps: Final[set[int]] = set()
+        """Rows without costs and without legs of their own that were timed."""
+        self._prompts_lately, self._steps_lately = (1.0, 0.0), 1.0
+        """What was learned last of a row without costs: its prompts' factor and overhead, its steps' factor."""
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""
         while len(self.rows) < rows:
-            self._mirror.changed(len(self.rows))
             self.rows.append(Speed(UNKNOWN, 0))
+            self._begin(len(self.rows) - 1)
             self._alike, self._unknown = None, True
+
+    def _begin(self, row: int) -> None:
+        """The row has another instance."""
+        self._untimed_prompts.discard(row)
+        self._untimed_steps.discard(row)
+        if self.rows[row].make is UNKNOWN:
+            self._untimed_prompts.add(row)
+            self._untimed_steps.add(row)
+            self._take_prompts(row, *self._prompts_lately)
+            self._take_steps(row, self._steps_lately)
+        self._mirror.changed(row)
+
+    def _take_prompts(self, row: int, factor: float, overhead: float) -> None:
+        at = self.rows[row]
+        at.prefill_factor, at.overhead, at.lead = factor, overhead, overhead + at.first
+        self._mirror.changed(row)
+
+    def _take_steps(self, row: int, factor: float) -> None:
+        at = self.rows[row]
+        cost = at.make.decode
+        at.decode_factor, at.request, at.context = factor, cost.request_ms * factor, cost.context_ms * factor
+        at.floor = cost.requests_ms(0) * factor
+        self._mirror.changed(row)
 
     def know(self, row: int, make: Make) -> None:
         """This make is the row's; what was learned of a former instance of the row is dropped."""
@@ -162,7 +248,7 @@ class StepModel:
             self.makes.append(make)
         self._alike, self._unknown = None, True  # until they are looked at
         self.rows[row] = Speed(make, self.makes.index(make))
-        self._mirror.changed(row)
+        self._begin(row)
 
     def column(self, name: str) -> Floats:
         """One number of every row."""
@@ -200,15 +286,22 @@ class StepModel:
             return True
         return all(self.make(row) is not UNKNOWN or self.rows[row].prompts.count >= SURE for row in rows.tolist())
 
+    def prompts_from(self, row: int) -> str:
+        """The source of a prompt's time there."""
+        if self.make(row) is not UNKNOWN:
+            return TOLD
+        return LEARNED if self.rows[row].prompts.count >= SURE else ASSUMED
+
+    def steps_from(self, row: int) -> str:
+        """The source of a decode step's time there."""
+        if self.make(row) is not UNKNOWN:
+            return TOLD
+        return LEARNED if self.rows[row].steps_seen >= FEW else ASSUMED
+
     def known(self, prompt_row: int, answer_row: int) -> str:
-        """The source of the times of a prompt on one row and an answer on the other: told, learned from legs, or
-        assumed.
-        """
-        told = self.make(prompt_row) is not UNKNOWN and self.make(answer_row) is not UNKNOWN
-        if told:
-            return "told"
-        timed = self.rows[prompt_row].prompts.count >= SURE and self.rows[answer_row].steps_seen >= FEW
-        return "learned" if timed else "assumed"
+        """The source of the times of a prompt on one row and an answer on the other: the less certain of the two."""
+        both = (self.prompts_from(prompt_row), self.steps_from(answer_row))
+        return ASSUMED if ASSUMED in both else LEARNED if LEARNED in both else TOLD
 
     # --- times in ms --------------------------------------------------------------------------------------------------
 
@@ -238,6 +331,11 @@ class StepModel:
         cost = at.make.decode
         return (cost.requests_ms(batch) + cost.context_ms * context_tokens) * at.decode_factor
 
+    def least_ms(self, row: int) -> float:
+        """A step with nothing but one answer, its context apart."""
+        at = self.rows[row]
+        return at.floor + at.request
+
     def beside_ms(self, row: int, batch: int, context_tokens: float) -> float:
         """What answers that decode there add to each step of a prompt."""
         at = self.rows[row]
@@ -265,30 +363,59 @@ class StepModel:
     def prompt_took(self, row: int, plain_ms: float, observed_ms: float) -> None:
         """A prompt that was to take `plain_ms` by the costs alone was there so long after the one before it."""
         at = self.rows[row]
-        at.prompts.add(plain_ms, max(observed_ms, 0.0))
+        observed_ms = max(observed_ms, 0.0)
+        expected_ms = at.prefill_factor * plain_ms + at.overhead
+        if expected_ms > 0 and observed_ms > 0:
+            off = math.log(observed_ms / expected_ms)
+            if at.prompts_run.add(off, 0.0, 0.0):
+                at.prompts.times(math.exp(at.prompts_run.total / RUN), RUN)
+        at.prompts.add(plain_ms, observed_ms)
         slope, rest = at.prompts.fit()
-        bound = at.make.off_max
-        at.prefill_factor = min(bound, max(1 / bound, slope))
-        at.overhead, at.lead = rest, rest + at.first
-        self._mirror.changed(row)
+        bound = _off_max(at.make, at.prompts.count)
+        self._take_prompts(row, min(bound, max(1 / bound, slope)), rest)
+        if at.make is UNKNOWN and at.prompts.count <= SURE:
+            self._untimed_prompts.discard(row)
+            self._prompts_lately = at.prefill_factor, rest
+            for other in sorted(self._untimed_prompts):
+                self._take_prompts(other, *self._prompts_lately)
 
-    def steps_took(self, row: int, predicted_ms: float, observed_ms: float) -> None:
-        """An answer's mean time per token, with the prediction by the current factor."""
+    def steps_took(
+        self, row: int, predicted_ms: float, observed_ms: float, began_s: float = 0.0, ended_s: float = 0.0
+    ) -> None:
+        """An answer's mean time per token, with the prediction by the current factor.
+
+        Args:
+            row: where it was decoded.
+            predicted_ms: what its tokens were to take.
+            observed_ms: what they took.
+            began_s: when its first token came, and
+            ended_s: its last one.
+        """
         if not (predicted_ms > 0 and observed_ms > 0):
             return
         at = self.rows[row]
         seen = at.steps_seen
         at.steps_seen = seen + 1
         off = math.log(observed_ms / predicted_ms)
-        if seen >= FEW:
+        rate = max(FACTOR_RATE, 1.0 / (at.steps_since + 2))
+        if at.steps_run.add(off, began_s, ended_s):
+            off, rate, at.steps_since = at.steps_run.total / RUN, 1.0, RUN
+        elif at.steps_since >= FEW:
             off = min(CLIP, max(-CLIP, off))
-        rate = max(FACTOR_RATE, 1.0 / (seen + 2))
+        at.steps_since += 1
         factor = at.decode_factor * math.exp(rate * off)
-        bound = at.make.off_max
-        factor = at.decode_factor = min(bound, max(1 / bound, factor))
-        cost = at.make.decode
-        at.request, at.context = cost.request_ms * factor, cost.context_ms * factor
-        self._mirror.changed(row)
+        bound = _off_max(at.make, seen)
+        self._take_steps(row, min(bound, max(1 / bound, factor)))
+        if at.make is UNKNOWN and seen < SURE:
+            self._untimed_steps.discard(row)
+            self._steps_lately = at.decode_factor
+            for other in sorted(self._untimed_steps):
+                self._take_steps(other, self._steps_lately)
+
+
+def _off_max(make: Make, legs: float) -> float:
+    """How far so many timed legs may move the costs of this make."""
+    return max(make.off_max, OFF_LEARNED) if legs >= ENOUGH else make.off_max
 
 
 def _of_prompt(make: Make, tokens: int, cached_tokens: int) -> tuple[float, float, float]:

@@ -66,6 +66,11 @@ class TransferModel:
         """Sums over the pulls that ended together last."""
         self._was_near = False
 
+    @property
+    def seen(self) -> int:
+        """The number of pulls learned from; pulls that ended together count as one."""
+        return int(self._near.seen + self._far.seen)
+
     def expects_ms(self, told_ms: float, now: float, *, near: bool) -> float:
         """The predicted time of a move that takes `told_ms` by the cost profile."""
         return (self._near if near else self._far).expects_ms(told_ms, now)
@@ -126,6 +131,11 @@ class _Network:
     def __init__(self) -> None:
         self._line: Final = Fitted(RATE)
         self._slope, self._rest_ms, self._last_s = 1.0, 0.0, 0.0
+
+    @property
+    def seen(self) -> float:
+        """The number of observations."""
+        return self._line.count
 
     def took(self, told_ms: float, observed_ms: float, now: float) -> None:
         """Take one observation."""

@@ -291,6 +291,7 @@ class Scheduler:
         self.line.took(prompt_ms, wanted.now)
         if wanted.ttft_ms and not context.late:
             self.line.given_up.add(wanted.prompt_tokens, gone=False)
+            self.saturation.took_in_time(prompt_ms, wanted.now)
         if context.late:
             context.lane = row
             self.saturation.took(row)

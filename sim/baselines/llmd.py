@@ -21,6 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from cluster.instance import Role
 from router.core.arrays import Ints
 from router.core.journey import Chosen
@@ -82,7 +84,7 @@ class Llmd:
     def _has_it_already(self, fleet: FleetSnapshot, wanted: Wanted) -> int | None:
         """The decode instance that would be chosen, where so little is missing that it does all of it."""
         found = ready(fleet, wanted)
-        decodes = with_place(fleet, of_role(found, Role.DECODE), wanted)
+        decodes = with_place(fleet, np.concatenate([of_role(found, each) for each in (Role.DECODE, Role.BOTH)]), wanted)
         if not wanted.hand_over or not len(decodes) or not len(of_role(found, Role.PREFILL)):
             return None
         row = self.best(fleet, decodes, wanted, self.pair)

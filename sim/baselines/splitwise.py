@@ -11,14 +11,16 @@ role both can leave home: an engine of one role cannot do the other's work. Wher
 split: a request stays on one machine, the one with the least pending tokens, which is the paper's baseline
 (``TokenJSQScheduler``).
 
-Different here: theirs knows each answer's length beforehand, here `answer_tokens` is booked for each unless `known`
-says more; its queue counts tokens of batches, ours of requests whose first token is not there yet.
+Different here: theirs knows each answer's length beforehand, which no server does. Here `answer_tokens` is booked for
+each, the mean that an operator has seen (Azure's, unless told otherwise), or `known` gives the true ones. On unequal
+GPUs (`speeds`) loads are divided by the machine's speed; its queue counts tokens of batches, ours of requests whose
+first token is not there yet.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,7 +59,9 @@ class Splitwise:
         capacity_tokens: int | None = None,
         answer_tokens: int = ANSWER_TOKENS,
         known: Sequence[int] = (),
+        speeds: Mapping[InstanceId, float] | None = None,
     ) -> None:
+        self.speeds: Final = speeds or {}
         self.homes: Final[dict[InstanceId, Role]] = {
             **dict.fromkeys(prompts, Role.PREFILL),
             **dict.fromkeys(tokens, Role.DECODE),
@@ -122,7 +126,7 @@ class Splitwise:
         """The least of the home pool, if it fits, else the least of the mixed pool, if that fits."""
         for pool in (home, Role.BOTH):
             among = [view for view in free if self.pool_of(view) is pool]
-            if among and fits(best := min(among, key=lambda view: (by[view.id], view.sent, view.id))):
+            if among and fits(best := min(among, key=lambda view: self._rank(view, by))):
                 return best
         return None
 
@@ -131,7 +135,7 @@ class Splitwise:
         among = [view for view in free if self.pool_of(view) is pool and view.role is Role.BOTH]
         if not among:
             return None
-        best = min(among, key=lambda view: (by[view.id], view.sent, view.id))
+        best = min(among, key=lambda view: self._rank(view, by))
         self.mixed.add(best.id)
         return best
 
@@ -139,8 +143,11 @@ class Splitwise:
         """Mixed batching on one machine: the least pending one."""
         if best is None:
             able = [view for view in free if view.role is Role.BOTH] or free
-            best = min(able, key=lambda view: (self.pending[view.id], view.sent, view.id))
+            best = min(able, key=lambda view: self._rank(view, self.pending))
         return Chosen(None, best.id, f"shortest queue (Splitwise): whole on {self._say(best)}")
+
+    def _rank(self, view: InstanceView, by: Counter[InstanceId]) -> tuple[float, int, str]:
+        return by[view.id] / self.speeds.get(view.id, 1.0), view.sent, view.id
 
     def _say(self, view: InstanceView) -> str:
         return f"{view.id} ({self.pending[view.id]} tokens pending)"

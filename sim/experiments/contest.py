@@ -12,13 +12,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from cluster.ids import InstanceId
 from cluster.instance import Role
 from router.scheduler.scoring.policies import Policy
-from sim.baselines.splitwise import Splitwise
-from sim.experiments.estimate import decode_rate, prefill_rate, tpot_of
+from sim.baselines.dynamo import Dynamo, DynamoConditional
+from sim.baselines.llmd_latency import LlmdLatency
+from sim.baselines.plain import WeightedRequests
+from sim.baselines.splitwise import ANSWER_TOKENS, Splitwise
+from sim.experiments.estimate import decode_rate, prefill_rate, tpot_of, whole_rate
 from sim.experiments.systems import EqualInstances, Shelf, System
 from sim.experiments.tuning import CEILING, Best, Case, guess
-from sim.fleet import SimulatedMember
+from sim.fleet import SimulatedMember, make_of_member
 
 STEP: Final = 1.08
 """Factor of the first step away from a start that is taken to be near; each further one is the square of it. Halved
@@ -162,6 +166,41 @@ def whole(pools: Sequence[EqualInstances], budgets: Sequence[int], policy: str, 
     )
 
 
+def whole_by_gpu(
+    pools: Sequence[EqualInstances], budgets: Sequence[Sequence[int]], policy: str, *, admission: bool
+) -> Family:
+    """Every instance does both, each pool with a token budget of its own; `budgets`: one for each pool."""
+    systems = tuple(
+        System(
+            name="whole",
+            pools=tuple(
+                replace(pool, role=Role.BOTH, batched_tokens=budget) for pool, budget in zip(pools, each, strict=True)
+            ),
+            policy=policy,
+            admission=admission,
+        )
+        for each in budgets
+    )
+    return Family("whole, budgets by GPU", systems, len(budgets) // 2)
+
+
+def crossed(pools: Sequence[EqualInstances], policy: str, *, admission: bool) -> Family:
+    """The first half of the GPUs computes prompts, the other answers, one of the two sides with twice the TP."""
+    half = sum(pool.gpus for pool in pools) // 2
+    first, second = _cut(pools, half)
+    systems = [
+        _split((one, other), policy, (Role.PREFILL, Role.DECODE), None, admission=admission)
+        for one, other in ((first, doubled(second)), (doubled(first), second))
+    ]
+    return Family(f"crossed {'+'.join(pool.gpu for pool in pools)}", tuple(systems), 0)
+
+
+def doubled(pools: Sequence[EqualInstances]) -> list[EqualInstances]:
+    """The same GPUs as half as many instances of twice the TP."""
+    assert all(pool.count % 2 == 0 for pool in pools)
+    return [replace(pool, count=pool.count // 2, tp=pool.tp * 2) for pool in pools]
+
+
 def splits(
     case: Case,
     shelf: Shelf,
@@ -178,7 +217,7 @@ def splits(
     """
     count = sum(pool.count for pool in pools)
     systems = tuple(_split(_cut(pools, at), policy, roles, budget, admission=admission) for at in range(1, count))
-    name = f"{roles[0].value}+{roles[1].value} {'+'.join(pool.gpu for pool in pools)}"
+    name = f"{roles[0].value}+{roles[1].value} {'+'.join(f'{pool.gpu} tp{pool.tp}' for pool in pools)}"
     balance = [_balance(case, shelf, pools, at) for at in range(1, count)]
     return Family(name, systems, balance.index(max(balance)))
 
@@ -196,12 +235,13 @@ def _split(
         for role, side in zip(roles, cut, strict=True)
     ]
     system = System(name="apart", pools=(*sides[0], *sides[1]), policy=policy, admission=admission)
-    if policy != "splitwise":
+    if policy not in SPLITWISE:
         return system
+    homes = tuple(pool.role for pool in system.pools)
     return replace(
         system,
         pools=tuple(replace(pool, role=Role.BOTH) for pool in system.pools),
-        make_policy=partial(_splitwise, len(sides[0])),
+        make_policy=partial(_splitwise, homes, ANSWER_TOKENS, None),
     )
 
 
@@ -230,10 +270,85 @@ def _balance(case: Case, shelf: Shelf, pools: Sequence[EqualInstances], at: int)
     return min(prefills, decodes)
 
 
-def _splitwise(prompt_pools: int, members: Sequence[SimulatedMember]) -> Policy:
-    """Its instances are at home in one of two pools and can do both. Names tell the pool (`Shelf.members`)."""
-    at_home = [int(each.name.split("-")[1]) < prompt_pools for each in members]
-    prompts = [each.name for each, first in zip(members, at_home, strict=True) if first]
-    tokens = [each.name for each, first in zip(members, at_home, strict=True) if not first]
+def _splitwise(
+    homes: tuple[Role, ...], answer_tokens: int, speeds: Sequence[float] | None, members: Sequence[SimulatedMember]
+) -> Policy:
+    """Its instances are at home in one of two pools, or in the mixed one, and can do both."""
+    found = {role: [each.name for each in members if homes and homes[_pool_of(each)] is role] for role in Role}
     capacity = min(each.config.num_blocks * each.config.block_size for each in members)
-    return Splitwise(prompts, tokens, capacity_tokens=capacity)
+    return Splitwise(
+        found[Role.PREFILL],
+        found[Role.DECODE],
+        capacity_tokens=capacity,
+        answer_tokens=answer_tokens,
+        speeds=_by_name(speeds, members),
+    )
+
+
+# --- what rivals are told ---------------------------------------------------------------------------------------------
+
+SPLITWISE: Final = ("splitwise", "splitwise, weighted")
+
+
+def homes_of(system: System) -> tuple[Role, ...]:
+    """The role of each pool; Splitwise's machines can all do both, and have homes."""
+    maker = system.make_policy
+    if system.policy in SPLITWISE and isinstance(maker, partial) and maker.args[0]:
+        return tuple(maker.args[0])
+    return tuple(pool.role for pool in system.pools)
+
+
+def equipped(case: Case, shelf: Shelf, system: System) -> System:
+    """The same with what its operator would tell its policy: targets, token budgets, the mean answer that was seen, and
+    for the weighted ones the speeds of unequal GPUs at what their role does.
+    """
+    homes = homes_of(system)
+    speeds = tuple(_speed(case, shelf, pool, role) for pool, role in zip(system.pools, homes, strict=True))
+    answer = round(case.load.mean_output())
+    makers: dict[str, Callable[[Sequence[SimulatedMember]], Policy]] = {
+        "llm_d_latency": partial(_llmd_latency, case.targets.ttft_ms or 0.0, case.targets.tpot_ms or 0.0),
+        "dynamo_conditional": _dynamo_conditional,
+        "dynamo, weighted": partial(_dynamo_weighted, speeds),
+        "weighted_requests": partial(_weighted_requests, speeds),
+        "splitwise": partial(_splitwise, homes, answer, None),
+        "splitwise, weighted": partial(_splitwise, homes, answer, speeds),
+    }
+    return replace(system, make_policy=makers[system.policy]) if system.policy in makers else system
+
+
+def _speed(case: Case, shelf: Shelf, pool: EqualInstances, role: Role) -> float:
+    """Requests a second of one instance, by its costs."""
+    costs, inputs, outputs = shelf.costs(case.model, pool), case.load.mean_input(), case.load.mean_output()
+    if role is Role.PREFILL:
+        return prefill_rate(costs, inputs)
+    rate = decode_rate if role is Role.DECODE else whole_rate
+    return rate(costs, inputs, outputs, tpot_of(case.targets, costs))
+
+
+def _pool_of(member: SimulatedMember) -> int:
+    """Names tell the pool (`Shelf.members`)."""
+    return int(member.name.split("-")[1])
+
+
+def _by_name(speeds: Sequence[float] | None, members: Sequence[SimulatedMember]) -> dict[InstanceId, float] | None:
+    """Speeds of pools, as the members'; the fastest has 1."""
+    if speeds is None:
+        return None
+    return {each.name: speeds[_pool_of(each)] / max(speeds) for each in members}
+
+
+def _llmd_latency(ttft_ms: float, tpot_ms: float, members: Sequence[SimulatedMember]) -> Policy:
+    makes = {each.name: make for each in members if (make := make_of_member(each)) is not None}
+    return LlmdLatency(makes, ttft_ms, tpot_ms)
+
+
+def _dynamo_conditional(members: Sequence[SimulatedMember]) -> Policy:
+    return DynamoConditional({each.name: each.config.max_num_batched_tokens for each in members})
+
+
+def _dynamo_weighted(speeds: Sequence[float], members: Sequence[SimulatedMember]) -> Policy:
+    return Dynamo(speeds=_by_name(speeds, members))
+
+
+def _weighted_requests(speeds: Sequence[float], members: Sequence[SimulatedMember]) -> Policy:
+    return WeightedRequests(_by_name(speeds, members) or {})

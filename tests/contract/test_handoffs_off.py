@@ -73,6 +73,10 @@ async def test_a_class_that_loses_by_handing_over_is_served_whole(caplog: pytest
         assert len(whole) == TRIES - 1, "one is tried"
         assert all(event.get("prefill") is None for story in whole for event in story["turns"])
         async with router.client.get(f"{router.admin}/ui/data") as answer:
-            assert (await answer.json())["served_whole"] == ["chat"]
+            data = await answer.json()
+        assert data["served_whole"] == ["chat"]
+        prompts = next(each for each in data["basis"] if each["name"] == "prompts")
+        assert (prompts["told"], prompts["learned"], prompts["assumed"]) == (3, 0, 0)
+        assert {each["basis"]["memory"]["from"] for each in data["instances"]} == {"told"}
     assert "requests of class 'chat' are served whole from now on" in caplog.text
     assert replay([entry_of(line) for line in b"".join(lines).splitlines()]).differences == ()

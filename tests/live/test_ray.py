@@ -59,9 +59,9 @@ ALL = tuple(f"{role}-{number}" for role in ("prefill", "decode") for number in r
 async def test_from_two_engines_to_six_and_back_on_three_nodes_of_two_types(nodes: RayNodes, fleet: RayFleet) -> None:
     load = Streams(fleet.endpoint, MODEL, tokens=60, every_s=0.25)
     running = asyncio.ensure_future(load.run())
-    await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *ALL), 40)
+    await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *ALL), 90)
     assert nodes.ask("free")["GPU"] == 0, "six engines on six GPUs, three of each type"
-    await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *FIRST), 60)
+    await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *FIRST), 90)
     load.over.set()
     await running
     assert load.faults == []
@@ -73,7 +73,7 @@ async def with_another(nodes: RayNodes, fleet: RayFleet) -> tuple[Streams, async
     """Six instances under load: whatever ends, another one can take its place."""
     load = Streams(fleet.endpoint, MODEL, tokens=60, every_s=0.25)
     running = asyncio.ensure_future(load.run())
-    await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *ALL), 40)
+    await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *ALL), 90)
     return load, running
 
 

@@ -134,6 +134,15 @@ def test_a_burst_costs_those_with_most_work_and_not_everybody() -> None:
     assert tokens[late].mean() > 1.2 * tokens[~late].mean()
 
 
+def test_late_prompts_are_served_by_the_whole_fleet_once_nothing_else_comes() -> None:
+    """Far more at once than can be in time: what is late is not kept waiting for requests that do not come."""
+    arrivals = load(5, 400, 0.0002)
+    work_s = sum(0.001 + each.input_tokens * 10e-6 for each in arrivals)
+    _, result = run((B,) * 8, arrivals, POLICIES["workload"])
+    assert (result.columns["outcome"] == 1).all()
+    assert float(result.columns["first_ns"].max()) / 1e9 < 0.4 * work_s, "a quarter of the fleet takes 0.5 of it"
+
+
 def test_only_classes_that_want_it_are_refused() -> None:
     arrivals = load(3, 300, 0.002, ("sheds", None, "best effort"))
     _, result = run((B, B), arrivals, POLICIES["workload"])

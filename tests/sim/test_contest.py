@@ -10,7 +10,19 @@ from cluster.instance import Role
 from costs import shipped
 from loadgen.lengths import parse
 from loadgen.report import Targets
-from sim.experiments.contest import Champion, Family, around, climb, splits, whole
+from sim.experiments.contest import (
+    Champion,
+    Family,
+    around,
+    climb,
+    crossed,
+    doubled,
+    equipped,
+    homes_of,
+    splits,
+    whole,
+    whole_by_gpu,
+)
 from sim.experiments.early import AttainmentCertain, Watch
 from sim.experiments.goodput import attainment
 from sim.experiments.loads import Size, UnitLoad, made_up
@@ -204,6 +216,32 @@ def test_splitwise_knows_its_homes(shelf: Shelf, load: UnitLoad) -> None:
     homes = system.make_policy(members).homes  # type: ignore[attr-defined]
     assert [homes[each.name] for each in members] == [Role.PREFILL] * 3 + [Role.DECODE]
     assert {each.role for each in members} == {Role.BOTH}
+
+
+def test_tensor_parallel_pools_have_the_same_gpus(shelf: Shelf, load: UnitLoad) -> None:
+    pools = (pool(2), pool(2, "A100-80G-SXM"))
+    assert [(each.count, each.tp) for each in doubled(pools)] == [(1, 2), (1, 2)]
+    shapes = [
+        [(each.role, each.count, each.tp) for each in one.pools] for one in crossed(pools, "x", admission=True).systems
+    ]
+    assert shapes == [[(Role.PREFILL, 2, 1), (Role.DECODE, 1, 2)], [(Role.PREFILL, 1, 2), (Role.DECODE, 2, 1)]]
+    budgets = whole_by_gpu(pools, ((1024, 512),), "x", admission=True).systems[0]
+    assert [(each.batched_tokens, each.role) for each in budgets.pools] == [(1024, Role.BOTH), (512, Role.BOTH)]
+
+
+@pytest.mark.parametrize("policy", ["dynamo, weighted", "splitwise, weighted", "weighted_requests"])
+@pytest.mark.parametrize("roles", [(Role.PREFILL, Role.DECODE), (Role.PREFILL, Role.BOTH)])
+def test_rivals_are_told_the_speeds(policy: str, roles: tuple[Role, Role], shelf: Shelf, load: UnitLoad) -> None:
+    pools, one = (pool(2), pool(2, "A100-80G-SXM")), case(load)
+    made = splits(one, shelf, pools, policy, admission=False, roles=roles, budget=512).systems[1]
+    system = equipped(one, shelf, made)
+    assert homes_of(system) == roles
+    assert system.make_policy is not None
+    speeds = system.make_policy(shelf.members(MODEL, system.pools)).speeds  # type: ignore[attr-defined]
+    assert max(speeds.values()) == 1
+    assert len(set(speeds.values())) == 2
+    result = simulate(system, MODEL, shelf, load.at_rate(10.0, 100), 2.0, TARGETS)
+    assert attainment(result, TARGETS) > 0.9
 
 
 def test_a_misled_router_sees_the_costs_times_the_factor(shelf: Shelf) -> None:

@@ -11,44 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.simulated import MODEL
+from support.simulated import of_roles
 
-from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.mock.settings import SimpleCosts
-from engine.twin.config import TwinConfig
 from loadgen.arrival import Arrival
 from router.fleet.view import FleetView
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults
-from sim.fleet import SimulatedMember
 from sim.settings import SimSettings
 from sim.world import World
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 BLOCK = 16
 MS = 1_000_000
-
-
-def fleet(*roles: Role) -> list[SimulatedMember]:
-    """A step takes 10 ms, and a prompt of 2,000 tokens 100 ms."""
-    return [
-        SimulatedMember(
-            name=InstanceId(f"{role.value}-{number}"),
-            role=role,
-            model=MODEL,
-            config=TwinConfig(
-                role=role, num_blocks=25_000, max_model_len=32_768, max_num_seqs=256, prefix_caching=True
-            ),
-            costs=SimpleCosts(step_ms=10.0, prefill_ms_per_1k=45.0),
-            prompt_front_ns=MS,
-            block_bytes=2_000_000,
-            nic_gb_s=50.0,
-            latency_ns=20_000,
-            start_up_ns=2_000 * MS,
-        )
-        for number, role in enumerate(roles)
-    ]
 
 
 def chats(
@@ -77,10 +53,22 @@ def chats(
     return sorted(made, key=lambda each: each.at_s)
 
 
-def run(arrivals: list[Arrival], *roles: Role, policy: str | None = None, faults: tuple[Fault, ...] = ()) -> Any:
+GPUS = SimpleCosts(step_ms=10.0, prefill_ms_per_1k=45.0)
+"""A prompt of 2,000 tokens takes 100 ms."""
+CPUS = SimpleCosts(step_ms=60.0, prefill_ms_per_1k=1500.0)
+"""A prompt of 240 tokens takes 420 ms: the router assumes 15."""
+
+
+def run(
+    arrivals: list[Arrival],
+    *roles: Role,
+    policy: str | None = None,
+    faults: tuple[Fault, ...] = (),
+    costs: SimpleCosts = GPUS,
+) -> Any:
     """Its columns. `policy`: another than the default."""
     more = {} if policy is None else {"policy": POLICIES[policy]}
-    world = World(fleet(*roles), SimSettings(seeding=False), view=FleetView(lambda _: None), **more)
+    world = World(of_roles(*roles, costs=costs), SimSettings(seeding=False), view=FleetView(lambda _: None), **more)
     Faults(world, faults, 0)
     return world.run(arrivals).columns
 
@@ -125,6 +113,22 @@ def test_it_is_no_worse_than_who_compares_load_alone(
 ) -> None:
     ours, plain = (run(load, *roles, policy=policy, faults=faults) for policy in (None, "least_load"))
     assert ttft_ms(ours) <= 1.02 * ttft_ms(plain)
+
+
+@pytest.mark.parametrize(
+    "load", [chats(40, 2.5, turns=1, systems=0, tokens=208, user=32), chats(12, 0.5, turns=4, tokens=304, user=48)]
+)
+def test_engines_as_slow_as_cpus_are_no_worse_either(load: list[Arrival]) -> None:
+    """Prompts of one size on engines far from what is assumed: what a prompt takes more is work, and others wait."""
+    roles = (P, P, D, D)
+    ours, plain = (run(load, *roles, policy=policy, costs=CPUS) for policy in (None, "least_load"))
+    assert ttft_ms(ours) <= 1.02 * ttft_ms(plain)
+
+
+def test_chats_on_slow_engines_find_their_prefix_from_the_start() -> None:
+    """An instance that nothing is known of would look thirty times as fast as one whose prompts were timed."""
+    load, roles = chats(20, 1.5, turns=4, tokens=304, user=48), (P, P, D, D)
+    assert ttft_ms(run(load, *roles, costs=CPUS)) < 0.9 * ttft_ms(run(load, *roles, policy="least_load", costs=CPUS))
 
 
 def test_a_burst_of_equal_prompts_spreads_over_the_fleet() -> None:

@@ -21,10 +21,14 @@ def shelf() -> Shelf:
 
 def test_what_is_let_in_is_kept_and_nobody_pays_for_it(shelf: Shelf) -> None:
     """Before margins were learned, one in ten that were let in missed their time per token."""
-    learned, before = run(TWO_CLASSES, shelf, 4), run(TWO_CLASSES, shelf, 4, learns=False)
-    mine, theirs = (kept(each, of_class(each, URGENT)) for each in (learned, before))
-    assert theirs.kept < 0.95 < mine.kept
-    assert kept(learned).attained >= kept(before).attained
+    attained = {True: 0.0, False: 0.0}
+    for seed in (4, 5):  # of one alone, attainment by chance decides: 20 s are a thousand requests
+        found = {learns: run(TWO_CLASSES, shelf, seed, learns=learns) for learns in attained}
+        mine, theirs = (kept(found[learns], of_class(found[learns], URGENT)) for learns in (True, False))
+        assert theirs.kept < 0.95 < mine.kept
+        for learns, each in found.items():
+            attained[learns] += kept(each).attained
+    assert attained[True] >= attained[False]
 
 
 def test_after_an_instance_has_slowed_down_what_is_let_in_is_kept_again(shelf: Shelf) -> None:

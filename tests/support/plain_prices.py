@@ -16,7 +16,7 @@ from router.predict.answer_lengths import OUTPUT_UNKNOWN, SHARES
 from router.predict.inflight_load import SPREAD
 from router.predict.step_model import Make
 from router.predict.transfer_model import FADES_S, LEAST_MS
-from router.scheduler.flow_control.saturation import AHEAD_MS, LATE_LANES
+from router.scheduler.flow_control.saturation import AHEAD_MS
 from router.scheduler.scoring.budget import BARRIER_MAX, MISS, RAMP
 from router.scheduler.scoring.figures import LOOSE
 from router.scheduler.scoring.filters import ready, saturation_of
@@ -140,9 +140,13 @@ class Plain:
                 left = inflight.rows[row].ends - wanted.now * 1000.0
                 found.open &= bool(left <= step_model.rows[row].first + AHEAD_MS or inflight.rows[row].prompts < 2)
                 taken = [at for at, count in saturation._late.items() if count]
-                if wanted.late and len(taken) >= max(1, len(self.fleet) // LATE_LANES):
+                prefills = len(self.fleet.ready_for(wanted).prefills)
+                if wanted.late and len(taken) >= saturation._lanes(wanted.now, len(self.fleet), prefills):
                     found.open &= row in taken
             own_ms = wanted.tpot_ms or math.inf
+            alone_ms = make.decode.requests_ms(0) * step_model.rows[row].decode_factor + longer
+            if not wanted.sheds and alone_ms > own_ms:
+                own_ms = math.inf
             limit_ms = min(inflight.margins.limit_ms(inflight.rows[row].strictest), inflight.margins.limit_ms(own_ms))
             found.answers &= bool(empty or found.tpot <= limit_ms)
         self._price(found, row, longer, idle)

@@ -87,7 +87,7 @@ class RayFleet:
             told = json.loads(error.read())
         return {each["id"]: each["state"] for each in told["instances"]}
 
-    def wait_for(self, count: int, seconds: float = 60) -> dict[str, str]:
+    def wait_for(self, count: int, seconds: float = 150) -> dict[str, str]:
         """Until the router takes so many instances for up, and knows of no others."""
 
         def up() -> bool:

@@ -9,6 +9,7 @@ from support.twin import Linear
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
+from engine.mock.settings import SimpleCosts
 from engine.twin.config import TwinConfig
 from loadgen.arrival import Arrival
 from router.scheduler.scoring.policies import POLICIES, Policy
@@ -45,6 +46,27 @@ def one(name: str, role: Role, *, config: dict[str, Any] | None = None, **rest: 
     return SimulatedMember(
         name=InstanceId(name), role=role, model=MODEL, config=TwinConfig(role=role, **settings), costs=COSTS, **fields
     )
+
+
+def of_roles(*roles: Role, costs: SimpleCosts) -> list[SimulatedMember]:
+    """One instance for each role, with a GPU's memory and network."""
+    return [
+        SimulatedMember(
+            name=InstanceId(f"{role.value}-{number}"),
+            role=role,
+            model=MODEL,
+            config=TwinConfig(
+                role=role, num_blocks=25_000, max_model_len=32_768, max_num_seqs=256, prefix_caching=True
+            ),
+            costs=costs,
+            prompt_front_ns=1_000_000,
+            block_bytes=2_000_000,
+            nic_gb_s=50.0,
+            latency_ns=20_000,
+            start_up_ns=2_000_000_000,
+        )
+        for number, role in enumerate(roles)
+    ]
 
 
 def every(gap_s: float, count: int, tokens: int = 100, answer: int = 20, **rest: Any) -> list[Arrival]:

@@ -10,7 +10,7 @@ from cluster.instance import Instance, Load, Role
 from router.core.values import Wanted
 from router.fleet.view import FleetView
 from router.scheduler.flow_control.queue import AGING_S_MIN, FAIR_MS, FlowControlQueue
-from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
+from router.scheduler.flow_control.saturation import AHEAD_MS, IN_TIME_S, IN_TIME_SPARE, SaturationDetector
 
 ANY = Wanted(model="m", hand_over=True, prompt_tokens=1000, ttft_ms=500.0)
 
@@ -204,3 +204,35 @@ def test_nobody_is_asked_because_somebody_elses_instance_opens() -> None:
     enter(line, "ann", tenant="ann", whose="ann")
     assert saturation.opens_at(view.all(), 1.0) == 1.0
     assert saturation.opens_at(FleetView().all(), 1.0) == math.inf
+
+
+def lanes(saturation: SaturationDetector, now: float, servers: int = 8) -> int:
+    """How many instances of this fleet late prompts are let into, one after the other."""
+    late = Wanted(model="m", hand_over=True, ttft_ms=500.0, late=True, now=now)
+    for row in range(servers):
+        if saturation.lanes(late, servers, servers) is not None:
+            return row
+        saturation.took(row)
+    return servers
+
+
+def test_late_prompts_have_every_instance_that_nothing_in_time_needs() -> None:
+    assert lanes(SaturationDetector(FlowControlQueue()), 0.0) == 8
+    busy = SaturationDetector(FlowControlQueue())
+    for at in range(200):  # two instances' worth of prompts, for ten times the memory
+        busy.took_in_time(2000.0 * IN_TIME_S / 20, at * IN_TIME_S / 20)
+    assert lanes(busy, 10 * IN_TIME_S) == 8 - math.ceil(2 * IN_TIME_SPARE)
+
+
+def test_a_fourth_is_left_to_late_prompts_and_more_as_those_in_time_stay_away() -> None:
+    for after_s, free in ((0.0, 2), (30 * IN_TIME_S, 8)):
+        saturation = SaturationDetector(FlowControlQueue())
+        saturation.took_in_time(1e6, 100.0)
+        assert lanes(saturation, 100.0 + after_s) == free
+
+
+def test_requests_in_time_may_go_anywhere() -> None:
+    saturation = SaturationDetector(FlowControlQueue())
+    saturation.took_in_time(1e6, 0.0)
+    saturation.took(0)
+    assert saturation.lanes(Wanted(model="m", hand_over=True, ttft_ms=500.0), 4, 4) is None

@@ -14,9 +14,10 @@ from router.core.values import Reported, Wanted
 from router.fleet.view import FleetView
 from router.scheduler.scoring.policies import Policy
 from sim.baselines import BASELINES, Following
-from sim.baselines.dynamo import Dynamo
+from sim.baselines.dynamo import QUEUE_THRESHOLD, Dynamo, DynamoConditional
 from sim.baselines.llmd import Llmd
-from sim.baselines.plain import PowerOfTwo
+from sim.baselines.llmd_latency import LlmdLatency
+from sim.baselines.plain import PowerOfTwo, WeightedRequests
 from sim.baselines.sent import SentRequests
 from sim.baselines.sglang import CacheAware
 from sim.baselines.splitwise import Splitwise
@@ -107,6 +108,16 @@ def test_whole_requests_go_to_role_both(policy: Policy) -> None:
     assert (decode or "")[0] in "bd"
     prefill, decode = ask(policy, fleet(B3), wanted())
     assert prefill is None or policy.__class__ is Splitwise
+
+
+def test_instances_of_role_both_beside_others_are_candidates_for_either_leg(policy: Policy) -> None:
+    for roles in ({"p0": Role.PREFILL, "b0": Role.BOTH}, {"b0": Role.BOTH, "d0": Role.DECODE}):
+        view, found = fleet(roles, credits=1), set()
+        for _ in range(3):
+            found.add(ask(policy, view))
+        assert found <= {(None, "b0"), ("p0", "b0"), ("b0", "d0")}
+        busy(view, b0=1)
+        assert "b0" not in ask(policy, view)
 
 
 def test_each_maker_makes_a_new_one() -> None:
@@ -339,5 +350,77 @@ def test_splitwise_books_an_answer_that_is_known() -> None:
     assert knowing.memory["b1"] == 0
 
 
+# --- told about the fleet ---------------------------------------------------------------------------------------------
+
+
+def test_fewest_requests_for_its_speed() -> None:
+    names = [InstanceId(each) for each in B3]
+    policy, view = WeightedRequests(dict(zip(names, (1.0, 0.5, 0.25), strict=True))), fleet(B3)
+    chosen = []
+    for _ in range(7):
+        chosen.append(ask(policy, view)[1] or "")
+        busy(view, **{chosen[-1]: 1})
+    assert Counter(chosen) == {"b0": 4, "b1": 2, "b2": 1}
+
+
+def test_dynamo_divides_its_costs_by_the_speed() -> None:
+    policy = Dynamo(speeds={InstanceId("b0"): 1.0, InstanceId("b1"): 0.25})
+    view = fleet({"b0": Role.BOTH, "b1": Role.BOTH})
+    for number in range(4):
+        chosen = policy(view.all(), wanted())
+        assert chosen.decode == "b0"
+        policy.placed(number, wanted(), chosen)
+    assert ask(policy, view) == (None, "b1")  # five requests' blocks there, four times one's here
+    assert policy.prefill_cost(InstanceId("b1"), wanted()) == 4 * 62.5
+
+
+def test_dynamo_bypasses_prefill_for_a_short_rest_on_a_decode_instance() -> None:
+    policy, view = DynamoConditional(), fleet(P2D2)
+    first = wanted(3000, tuple(range(30)))
+    policy.placed(0, first, pair("p0", "d0"))
+    assert ask(policy, view, first)[0] is not None  # D's own cache is not known to have it
+    policy.placed(1, first, pair(None, "d1"))
+    policy.prefilled(1)
+    policy.ended(1)
+    assert ask(policy, view, wanted(3100, (*range(30), 99))) == (None, "d1")
+    assert ask(policy, view, wanted(6000, tuple(range(60))))[0] is not None, "3,000 are missing"
+
+
+def test_dynamo_queues_while_every_prompt_instance_has_enough() -> None:
+    policy, view = DynamoConditional({InstanceId("p0"): 512, InstanceId("p1"): 512}), fleet(P2D2)
+    many = wanted(int(QUEUE_THRESHOLD * 512) + 1)
+    policy.placed(0, many, pair("p0", "d0"))
+    assert ask(policy, view)[0] == "p1"
+    policy.placed(1, many, pair("p1", "d0"))
+    assert policy(view.all(), wanted()).wait
+    policy.prefilled(0)
+    assert ask(policy, view)[0] == "p0"
+
+
+def test_llmd_latency_packs_where_the_headroom_is_enough_and_else_misses_by_the_least() -> None:
+    view = fleet({"b0": Role.BOTH, "b1": Role.BOTH})
+    policy = LlmdLatency(ttft_ms=500, tpot_ms=50)
+    policy.placed(0, wanted(5000), pair(None, "b0"))
+    assert ask(policy, view) == (None, "b0")  # 180 ms of 500: enough, and the least
+    policy.placed(1, wanted(12_000), pair(None, "b0"))
+    assert ask(policy, view) == (None, "b1")  # none left there
+    policy.placed(2, wanted(40_000), pair(None, "b1"))
+    assert ask(policy, view) == (None, "b0")  # neither has any
+    for number in range(3):
+        policy.ended(number)
+    assert not +policy.pending and not +policy.answers and not +policy.contexts
+
+
+def test_llmd_latency_without_targets_takes_the_least_latency() -> None:
+    view, policy = fleet(P2D2), LlmdLatency()
+    policy.placed(0, wanted(), pair("p0", "d1"))
+    assert ask(policy, view) == ("p1", "d0")
+
+
 def test_who_keeps_a_book_is_known_by_its_methods() -> None:
-    assert {name for name, make in BASELINES.items() if isinstance(make(), Following)} == {"dynamo", "splitwise"}
+    assert {name for name, make in BASELINES.items() if isinstance(make(), Following)} == {
+        "dynamo",
+        "dynamo_conditional",
+        "llm_d_latency",
+        "splitwise",
+    }

@@ -36,7 +36,11 @@ def test_the_grid_has_24_cells_of_four_traces_three_targets_and_two_fleets() -> 
 
 
 def test_every_rival_takes_part() -> None:
-    assert {*grid.RIVALS, *grid.SAME} == set(BASELINES)
+    assert {*grid.RIVALS, *grid.SAME} == {*BASELINES, *grid.WEIGHTED}
+    for cell in grid.cells():
+        taking = {each for each in grid.RIVALS if grid.differs(each, cell)}
+        assert ("weighted_requests" in taking) == (cell.fleet.name == "B")
+        assert ("dynamo_conditional" in taking) == cell.trace.prefix_caching
     for name, same in grid.SAME.items():
         assert BASELINES[name]() is BASELINES[same](), "not the same rule any more: it has to run, too"
 
@@ -44,6 +48,12 @@ def test_every_rival_takes_part() -> None:
 def test_nothing_is_tuned_on_what_is_reported() -> None:
     assert grid.TUNING_WINDOW not in grid.WINDOWS
     assert len(grid.WINDOWS) >= 5
+    for cell in grid.cells():
+        windows = cell.windows(grid.FULL)
+        assert len(windows) >= 3
+        assert grid.TUNING_WINDOW not in windows
+        assert not cell.trace.rows or (max(windows) + 1) * cell.requests <= cell.trace.rows
+    assert {*grid.QUICK.cells} < {cell.name for cell in grid.cells()}
 
 
 def test_targets_are_multiples_of_the_slower_gpu_s_latency() -> None:
@@ -113,16 +123,34 @@ def test_an_arrangement_says_who_does_what_on_which_gpu() -> None:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def row(cell: str, ours: float, rival: float, admitted: float) -> dict[str, Any]:
-    def found(rate: float) -> dict[str, Any]:
-        return {"policy": "p", "arrangement": "8× H100", "rates": [rate * each for each in (1.0, 1.1, 0.9, 1.2, 0.8)]}
+def run(attained: float, lives: float) -> dict[str, Any]:
+    return {
+        "attained": attained,
+        "by_length": [1.0] * 9 + [0.5],
+        "ttft_ms": {"50": 100.0, "99": 900.0},
+        "dropped": 0.05,
+        "lives": lives,
+    }
 
+
+def row(cell: str, ours: float, rival: float, admitted: float, bound: float = 20.0) -> dict[str, Any]:
+    def found(rate: float, at: float) -> dict[str, Any]:
+        return {
+            "rates": {"0.9": rate * at, "0.95": rate * at * 0.9, "0.99": 0.0},
+            "curve": [[rate * at, 0.9]],
+            "there": run(0.9, 4.5),
+        }
+
+    system = {"policy": "p", "arrangement": "8× H100"}
+    classes = {"ours": ours, "rival": rival, "rival_admitted": admitted, "ours_like_rival": admitted}
     return {
         "cell": cell,
         "gpus": 8,
         "targets": {"ttft_ms": 100.0, "tpot_ms": 10.0},
-        "classes": {"ours": found(ours), "rival": found(rival), "rival_admitted": found(admitted)},
-        "costs_off": {},
+        "classes": dict.fromkeys(classes, system),
+        "windows": [
+            {name: found(rate, at) for name, rate in {**classes, "bound": bound}.items()} for at in (1.0, 1.1, 0.9)
+        ],
         "cpu_s": 1.0,
     }
 
@@ -133,35 +161,61 @@ def test_an_interval_is_student_s() -> None:
     assert half == pytest.approx(2.776 * math.sqrt(2.5 / 5))
 
 
-def test_cells_won_lost_and_not_counted() -> None:
-    rows = [row("a", 14, 10, 12), row("b", 9, 10, 10), row("c", 0, 0, 0), row("d", 5, 0, 6)]
-    told = policy_tables.figures(rows)
+def test_the_gap_to_the_bound_and_who_is_lost_to() -> None:
+    rows = [row("a", 16, 8, 12), row("b", 9, 10, 10), row("c", 0, 0, 0), row("d", 5, 0, 6)]
+    told = {**policy_tables.figures(rows, "full"), "sources": "x", "missing": []}
     assert told["counted"] == 3
-    assert told["share_at_goal"] == pytest.approx(2 / 3)
-    assert told["least_ratio"] == 0.9
-    assert (told["lost"], told["below_gate"], told["lost_to_admitted"]) == (["b"], ["b"], ["b", "d"])
+    assert [cell["gap_closed"] for cell in told["cells"]] == [0.5, -0.1, 0.0, pytest.approx(-1 / 14, abs=1e-3)]
+    assert told["share_half_closed"] == pytest.approx(1 / 3, abs=1e-3)
+    assert told["least_ratio"] == pytest.approx(5 / 6, abs=1e-3)
+    assert told["below_gate"] == told["lost_to_admitted"] == ["b", "d"]
+    assert told["geometric_mean_over_admitted"] == pytest.approx((16 / 12 * 0.9 * 5 / 6) ** (1 / 3), abs=1e-3)
     targets = policy_tables.targets(told)
-    assert targets["share_of_cells_at_1.3"]["met"]
-    assert not targets["least_ratio"]["met"]
-    assert [len(table.rows) for table in policy_tables.tables(told)] == [4, 4]
-    assert policy_tables.line(rows[0]).startswith("a: 1.40 ± 0.00 over p, 8× H100; 1.17 ± 0.00 with our admission")
+    assert not targets["share_of_cells_with_half_the_gap_closed"]["met"]
+    assert not targets["least_ratio_over_any_rival"]["met"]
+    assert [len(table.rows) for table in policy_tables.tables(told)] == [4, 6, 4, 4, 8]
+    assert policy_tables.line(rows[0]).startswith("a: 1.33 ± 0.00 over p with our admission, 8× H100; ours")
+    assert "4.5 mean answers" in policy_tables.how(told)
     json.dumps(told, allow_nan=False)
 
 
-def test_costs_that_are_off_are_compared_on_the_same_windows() -> None:
+def test_the_first_table_is_the_comparison_with_admission_and_the_bound() -> None:
+    first = policy_tables.tables({**policy_tables.figures([row("a", 16, 8, 12)], "full"), "sources": "x"})[0]
+    assert first.rows == [
+        ["a", "100 / 10", "1.50 (p, 8× H100)", "2.00 (8× H100)", "2.50", "1.33 ± 0.00", "50%", "2.00 ± 0.00"]
+    ]
+
+
+def test_costs_that_are_off_are_shown_beside_the_true_ones() -> None:
     one = row("a", 10, 8, 9)
-    one["costs_off"] = {"0.8": [9.0, 9.9, 8.1], "1.2": [5.0, 5.5, 4.5]}
-    table = policy_tables.tables(policy_tables.figures([one]))[2]
-    assert table.rows == [["a", "0.90 ± 0.00", "0.50 ± 0.00"]]
+    for window, attained in zip(one["windows"], (0.9, 0.8, 0.7), strict=True):
+        window["costs_off"] = {"1": 0.9, **dict.fromkeys(("0.4", "0.8", "1.2", "2.5"), attained)}
+    table = policy_tables.tables(policy_tables.figures([one], "full"))[5]
+    assert table.rows == [["a", "0.900", *["0.800"] * 4]]
 
 
 def test_finished_cells_are_kept_by_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "KEPT", tmp_path / "work" / "policy.jsonl")
     for sources in ("old", "new"):
-        policy.keep({"cell": f"{sources} cell", "sources": sources})
+        for plan in ("full", "quick"):
+            policy.keep({"cell": f"{sources} {plan} cell", "sources": sources, "plan": plan})
     with policy.KEPT.open("a") as out:
         out.write('{"cell": "cut off')
-    assert list(policy.kept("new")) == ["new cell"]
+    assert list(policy.kept("new", "quick")) == ["new quick cell"]
+
+
+def test_no_cell_begins_after_the_time_is_up() -> None:
+    assert list(policy.rows_of(["a", "b"], lambda _name: {}, 1, -math.inf)) == []
+
+
+def test_prose_says_what_the_published_figures_say() -> None:
+    docs = policy.ROOT / "docs"
+    told = json.loads((docs / "benchmarks" / "policy.json").read_text())["figures"]
+    for page in (policy.ROOT / "README.md", docs / "benchmarks.md"):
+        text = " ".join(page.read_text().split())
+        assert policy_tables.said(told) in text, f"{page.name}: {policy_tables.said(told)}"
+    for name in [*told["lost_to_admitted"], *told["below_gate"], *told["missing"]]:
+        assert name in (docs / "benchmarks.md").read_text()
 
 
 # --- handing off or not -----------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import pytest
 
 from bench import real, real_figures, real_load
 from bench.connectors_models import FAT, TINY
-from bench.real_tables import goodput, note, tables, targets
+from bench.real_contestants import CONTESTANTS, OURS, PLAIN, USUAL, Serving, cluster_file
+from bench.real_tables import figures, note, tables, targets
 from cluster.spec import parse
 from loadgen.traces import own
 
@@ -23,21 +24,6 @@ TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
 )
 
 
-@pytest.mark.parametrize(
-    ("runs", "rate", "sign"),
-    [
-        ([(1.0, 1.0), (2.0, 0.95), (3.0, 0.85)], 2.5, ""),
-        ([(1.0, 0.99), (2.0, 0.9)], 2.0, "≥"),
-        ([(1.0, 0.89), (2.0, 0.95)], 1.0, "<"),
-        ([(1.0, 1.0), (2.0, 0.0), (3.0, 1.0)], 1.1, ""),
-    ],
-)
-def test_goodput_is_where_attainment_first_crosses_nine_in_ten(
-    runs: list[tuple[float, float]], rate: float, sign: str
-) -> None:
-    assert goodput(runs) == (pytest.approx(rate), sign)
-
-
 def test_load_is_the_trace_shorter_and_the_same_at_every_rate(tmp_path: Path) -> None:
     shape = real_load.shaped(TRACE.splitlines(), 10, shorter=0.5, from_s=60)
     assert [each.at_s for each in shape.arrivals] == [2.0 * at for at in range(10)]
@@ -45,7 +31,12 @@ def test_load_is_the_trace_shorter_and_the_same_at_every_rate(tmp_path: Path) ->
     assert shape.rate == 0.5
     assert shape.speed(4.0) == 8.0
     assert shape.cut == 0
-    assert shape.first(3).arrivals == shape.arrivals[:3]
+    later = shape.part(4, 3)
+    assert [each.at_s for each in later.arrivals] == [0.0, 2.0, 4.0]
+    assert [each.input_tokens for each in later.arrivals] == [each.input_tokens for each in shape.arrivals[4:7]]
+    with pytest.raises(ValueError, match="10 requests are there, and 11 are wanted"):
+        shape.part(8, 3)
+    assert len(real_load.shaped(TRACE.splitlines(), None, from_s=0).arrivals) == 60
     real_load.write(shape.arrivals, tmp_path / "load.jsonl")
     assert list(own.read((tmp_path / "load.jsonl").read_text().splitlines(), None)) == list(shape.arrivals)  # type: ignore[arg-type]
 
@@ -60,118 +51,175 @@ def test_what_is_too_long_is_cut_and_counted_and_what_is_missing_is_said() -> No
         real_load.shaped([*TRACE.splitlines()[:3], "2023-11-16 18:00:03.0000000,x,1"], 3, from_s=0)
 
 
-@pytest.mark.parametrize("name", real.CONTESTANTS)
+@pytest.mark.parametrize("name", [name for name in CONTESTANTS if name != PLAIN])
 @pytest.mark.parametrize("model", [TINY, FAT])
 def test_cluster_files_have_no_errors_and_say_what_the_contestant_is(name: str, model: Any) -> None:
-    contestant = real.CONTESTANTS[name]
-    made = real.cluster_file(contestant, model, "/models/fat", {2: {"ttft_ms": 100.0, "tpot_ms": 8.0}})
+    contestant = CONTESTANTS[name]
+    made = cluster_file(contestant, model, "/models/fat", {"ttft_ms": 100.0, "tpot_ms": 8.0})
     assert not (parsed := parse(json.dumps(made), "baton.yaml")).errors, parsed.errors
     assert sum(pool["start"] for pool in made["models"][0]["pools"].values()) == 2
     budgets = {pool["engine_args"].get("max-num-batched-tokens") for pool in made["models"][0]["pools"].values()}
     assert budgets == {contestant.budget}
-    assert made["router"]["policy"] == ("workload" if name == "free" else "least_load")
-    assert made["slo"] == {"x2": {"ttft_ms": 100.0, "tpot_ms": 8.0, "attainment": 0.9, "when_missed": "queue"}}
-    assert "slo" not in real.cluster_file(contestant, model, "/models/fat")
+    assert made["router"]["policy"] == ("workload" if name == OURS else "least_load")
+    assert made["slo"] == {"x5": {"ttft_ms": 100.0, "tpot_ms": 8.0, "attainment": 0.9, "when_missed": "queue"}}
+    assert "slo" not in cluster_file(contestant, model, "/models/fat")
 
 
-def spread(p50: float) -> dict[str, float]:
-    return {"p50": p50, "p99": 2 * p50}
+def spread(p50: float | None) -> dict[str, float | None]:
+    return {"p50": p50, "p99": None if p50 is None else 2 * p50}
 
 
-def found(attained: dict[str, list[float]]) -> dict[str, Any]:
-    """A result with one class and two rates, 2 and 4."""
-    cells = [
-        {"contestant": name, "factor": 5, "rate": rate, "attainment": share, "requests": 10, "failed": 1,
-         "handed_over": 5 if name.startswith("apart") else 0, "ttft_ms": spread(30), "tt2t_ms": spread(20),
-         "tpot_ms": spread(4)}
-        for name, shares in attained.items() for rate, share in zip((2.0, 4.0), shares, strict=True)
-    ]  # fmt: skip
+def cell(name: str, repeat: int, in_time: int, **more: Any) -> dict[str, Any]:
+    """A run of twenty requests, of which so many are in time by the targets of 5, and half of them by those of 2."""
     return {
-        "capacity": 5.0, "factors": [5], "rates": [2.0, 4.0], "targets": {"5": {"ttft_ms": 150, "tpot_ms": 20}},
-        "contestants": {name: real.CONTESTANTS[name].told for name in attained}, "cells": cells,
-        "load": {"requests": 10, "from_s": 600.0, "shorter": 0.4, "prompt_mean": 500.0, "answer_mean": 90.0, "cut": 1,
-                 "speeds": [0.4, 0.8]},
+        "contestant": name, "repeat": repeat, "rate": 2.0, "requests": 20, "seconds": 10.0, "failed": 1,
+        "in_time": {"2": in_time // 2, "5": in_time}, "handed_over": 5 if name == OURS else 0, "completed_rate": 1.9,
+        "ttft_ms": spread(30), "tt2t_ms": spread(20), "tpot_ms": spread(4), "late_ms": spread(1), **more,
     }  # fmt: skip
 
 
-def test_tables_show_what_was_found_and_targets_compare_with_the_best_that_does_both() -> None:
-    result = found(
-        {"apart-vllm": [1.0, 0.8], "apart-baton": [0.5, 0.4], "both-256": [1.0, 0.4], "both-512": [1.0, 0.9]}
-    )
-    first, second, third = tables(result, "tiny")
-    assert [row[1] for row in first.rows] == ["3.00", "< 2.00", "2.33", "≥ 4.00"]
-    assert first.columns[1] == "5 × (150 and 20 ms)"
-    assert second.rows[0] == ["5 ×", "1 P + 1 D, vLLM's connector", "100.0%", "80.0%", "50%", "2"]
-    assert second.rows[2][-2:] == ["0%", "2"]
-    assert third.rows[0] == ["2.00/s", "1 P + 1 D, vLLM's connector", "30 / 60", "20 / 40", "4.0 / 8.0"]
-    told = targets({"tiny": result})
-    assert told["tiny_5x_apart-vllm_over_both"] == {"value": 0.75, "target": 1.0, "met": False}
-    assert told["tiny_5x_apart-baton_over_both"]["value"] == 0.0, "what serves nowhere is not worth its lowest rate"
-    assert "rate of the trace × 0.40, 0.80" in note({"tiny": result})
+def found(*cells: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "capacity": 5.0, "admitted": 5, "rates": [2.0], "repeats": 10, "seconds": 10.0,
+        "targets": {"2": {"ttft_ms": 60, "tpot_ms": 8}, "5": {"ttft_ms": 150, "tpot_ms": 20}},
+        "contestants": {name: CONTESTANTS[name].told for name in (OURS, PLAIN)}, "cells": list(cells),
+        "load": {"requests": 20, "from_s": 600.0, "shorter": 0.4, "prompt_mean": 500.0, "answer_mean": 90.0, "cut": 1},
+    }  # fmt: skip
+
+
+def ten(ours: int, theirs: int) -> dict[str, Any]:
+    made = [cell(name, at, count) for at in range(10) for name, count in ((OURS, ours), (PLAIN, theirs))]
+    return found(*made)
+
+
+def test_the_ratio_is_the_median_of_repeats_with_an_interval() -> None:
+    result = ten(18, 12)
+    result["cells"][1]["in_time"] = {"2": 3, "5": 6}  # one repeat in which the other did badly moves no median
+    (row,) = (row for row in figures(result)["rows"] if row["contestant"] == PLAIN)
+    assert row["ours_over"]["5"] == {
+        "median": 1.5, "low": 1.5, "high": 1.5, "confidence": pytest.approx(0.9785, abs=1e-4), "repeats": 10,
+    }  # fmt: skip
+    first, second = tables(result, "tiny")
+    assert first.columns[2:4] == ["2 × (60 and 8 ms)", "5 × (150 and 20 ms)"]
+    assert first.rows[0][2:] == [
+        "45.0% (45.0% to 45.0%)", "90.0% (90.0% to 90.0%)", "–", "1.90", "25%", "10", "10 of 10",
+    ]  # fmt: skip
+    assert first.rows[1][4] == "1.50 (1.50 to 1.50)"
+    assert second.rows[0][2:] == ["30 / 60", "20 / 40", "4.0 / 8.0"]
+    assert targets({"tiny": result}) == {"tiny_2_over_plain": {"value": 1.5, "target": 1.0, "met": True}}
+    assert "10 repeats of 10 s" in note({"tiny": result})
+
+
+def test_void_runs_take_their_repeat_s_ratio_along_and_too_few_have_no_interval() -> None:
+    result = ten(18, 18)
+    for each in result["cells"][:12]:
+        each["void"] = "the sender was 30 ms late at p99"
+    row = figures(result)["rows"][1]
+    assert (row["ours_over"]["5"]["repeats"], row["ours_over"]["5"]["low"]) == (4, None)
+    assert tables(result, "tiny")[0].rows[0][-1] == "4 of 10"
+    for each in result["cells"]:
+        each["void"] = "late"
+    assert targets({"tiny": result})["tiny_2_over_plain"] == {"value": None, "target": 1.0, "met": False}
+    assert tables(result, "tiny")[0].rows[0][2:] == ["–", "–", "–", "–", "–", "0", "0 of 10"]
+
+
+def test_nothing_answered_is_a_row_too() -> None:
+    result = ten(18, 0)
+    for each in result["cells"]:
+        if each["contestant"] == PLAIN:
+            each |= {"ttft_ms": spread(None), "tt2t_ms": spread(None), "tpot_ms": spread(None), "completed_rate": 0.0}
+    first, second = tables(result, "tiny")
+    assert first.rows[1][3:5] == ["0.0% (0.0% to 0.0%)", "–"]
+    assert second.rows[1][2:] == ["– / –", "– / –", "– / –"]
 
 
 def test_figure_is_drawn_from_the_result_alone(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result = found({"apart-vllm": [1.0, 0.8], "both-256": [1.0, 0.4]})
-    assert real_figures.draw({"tiny": result}, tmp_path, "2026-01-01") is None
+    assert real_figures.draw({"tiny": ten(18, 12)}, tmp_path, "2026-01-01") is None
     assert "make bench-real" in (tmp_path / "real-tiny.svg").read_text()
 
 
-def test_a_slow_machine_gets_fewer_requests_and_every_rate_the_same() -> None:
-    scale = real.Scale(("both-512",), requests_min=40, requests_max=100, seconds=60.0, parts=(0.5, 1.0))
-    assert scale.rates(4.0) == [2.0, 4.0]
-    assert scale.requests([2.0, 4.0]) == 80  # 40 s and 20 s
-    assert scale.requests([20.0, 40.0]) == 100
-    assert scale.requests([0.5, 1.0]) == 40
-    assert set(real.QUICK.contestants) <= set(real.CONTESTANTS)
-    assert real.CALIBRATES in real.FULL.contestants
+def test_sizes_keep_to_the_rules() -> None:
+    """Ten repeats of two minutes, rates below saturation, at most two hours by default."""
+    for size in (real.DEFAULT, real.FULL):
+        assert size.repeats >= 10 and max(size.parts) < 1 and size.seconds >= 110
+        assert set(size.contestants) <= set(CONTESTANTS)
+    usual = real.DEFAULT
+    assert usual.contestants == USUAL
+    assert usual.repeats * len(usual.parts) * len(usual.contestants) * 120 <= 7200
+    assert usual.rates(10.0) == [4.0, 7.0]
+    assert usual.requests([4.0, 7.0]) == 770
 
 
-def test_every_contestant_gets_the_same_load_and_targets_fixed_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[dict[str, Any]] = []
-    sent: list[tuple[int, tuple[str, ...], int]] = []
+class Fakes:
+    """Contestants that answer nothing, and loads that only have reports."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.started: list[tuple[str, Any]] = []
+        self.sent: list[tuple[str, tuple[str, ...], str]] = []
+        self.late_ms = 1.0
+        for name in ("serving", "load", "page"):
+            monkeypatch.setattr(real, name, getattr(self, name))
 
     @contextmanager
-    def up(words: list[str], bench: str) -> Iterator[dict[str, Any]]:
-        started.append(json.loads(Path(words[0]).read_text()))
-        yield {"endpoint": "http://e", "admin": "http://a"}
+    def serving(self, name: str, model: Any, folder: Path, promised: Any) -> Iterator[Serving]:
+        self.started.append((name, promised))
+        yield Serving(name, None if name == PLAIN else "http://a", "x5" if promised and name != PLAIN else None)
 
-    def load(url: str, *words: str) -> dict[str, Any]:
-        sent.append((len(started), words, len((tmp_path / "load.jsonl").read_text().splitlines())))
-        times = {"ttft_ms": spread(40), "tt2t_ms": spread(9), "tpot_ms": spread(4), "late_ms": spread(1)}
-        return {"sent": 6, "failed": 0, "attainment": 0.95, "completed_rate": 4.0, "ttft_sent_ms": spread(30.06),
-                "notes": [], **times}  # fmt: skip
+    def load(self, url: str, *words: str) -> dict[str, Any]:
+        lines = (self.folder / "load.jsonl").read_text() if "--trace" in words else ""
+        self.sent.append((url, words, lines))
+        if "--out" in words:
+            record = {"request": 0, "at_s": 0.0, "input_tokens": 9, "output_tokens": 3, "sent_s": 0.0, "end_s": 0.09}
+            times = {"first_token_s": 0.07, "second_token_s": 0.08, "last_token_s": 0.09, "status": 200}
+            Path(words[words.index("--out") + 1]).write_text(json.dumps({**record, **times}) + "\n")
+        spreads = {"ttft_ms": spread(40), "tt2t_ms": spread(9), "tpot_ms": spread(4), "late_ms": spread(self.late_ms)}
+        return {"failed": 0, "completed_rate": 4.0, "ttft_sent_ms": spread(30.06), **spreads}
 
-    def metrics(url: str) -> str:
+    def page(self, url: str) -> str:
         assert url == "http://a/metrics"
-        return f'baton_handoffs_total{{result="ok"}} {3.0 * len(sent)}\n'
+        return f'baton_handoffs_total{{result="ok"}} {3.0 * len(self.sent)}\n'
 
-    monkeypatch.setattr(real, "up", up)
-    monkeypatch.setattr(real, "load", load)
-    monkeypatch.setattr(real, "page", metrics)
-    shape = real_load.shaped(TRACE.splitlines(), 30, shorter=0.5, from_s=0)
-    scale = real.Scale(("apart-baton", "both-256"), requests_min=1, requests_max=30, seconds=6.0, parts=(0.25, 0.5))
-    kept: list[str] = []
 
-    def keep(found: dict[str, Any]) -> None:
-        kept.append(json.dumps(found))
+def bench(tmp_path: Path, repeats: int) -> real.Bench:
+    shape = real_load.shaped(TRACE.splitlines(), None, shorter=0.5, from_s=0)
+    return real.Bench(TINY, shape, real.Scale(USUAL, repeats, 6.0, (0.25, 0.5)), tmp_path)
 
-    bench = real.Bench(TINY, shape, scale, tmp_path)
-    result = real.of_model(bench, scale.contestants, None, keep)
 
-    assert "slo" not in started[0], "nothing is promised while targets are found"
-    assert [each["slo"]["x5"]["ttft_ms"] for each in started[1:]] == [150.3] * 2
-    assert {count for number, _, count in sent if number > 1} == {4}, "6 s of 1 and 2 requests a second"
-    first, second = ([words for number, words, _ in sent if number == at] for at in (2, 3))
-    assert first == second
-    assert len(first) == 1 + len(real.FACTORS) * len(scale.parts)
-    assert len({word for words in first[1:] for word in words if word.startswith("--speed")}) == len(scale.parts)
-    assert [cell["handed_over"] for cell in result["cells"]] == [3] * 12
-    assert (result["rates"], result["load"]["requests"], result["capacity"]) == ([1.0, 2.0], 4, 4.0)
-    assert tables(result, "tiny")[1].rows[0][:3] == ["2 ×", "1 P + 1 D, Baton's connector", "95.0%"]
+def test_every_contestant_gets_the_same_load_in_turns_and_targets_are_fixed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes, kept = Fakes(tmp_path, monkeypatch), list[str]()
+    result = real.of_model(bench(tmp_path, 3), None, lambda found: kept.append(json.dumps(found)))
 
-    again = real.of_model(bench, scale.contestants, json.loads(kept[0]), keep)
-    assert again["cells"] == result["cells"], "what was kept is gone on with"
-    assert (len(kept), len(started)) == (3, 4), "nothing is measured twice"
+    assert fakes.started[0][1] is None, "nothing is promised while targets are found"
+    assert [(name, promised["ttft_ms"]) for name, promised in fakes.started[1:]] == [(name, 150.3) for name in USUAL]
+    measured = [(url, lines) for url, words, lines in fakes.sent if "--out" in words]
+    assert len(measured) == 3 * 2 * 3
+    for at in range(0, len(measured), 3):
+        assert {url for url, _ in measured[at : at + 3]} == set(USUAL)
+        assert len({lines for _, lines in measured[at : at + 3]}) == 1, "all contestants get the same requests"
+    assert [measured[at][0] for at in (0, 6, 12)] == list(USUAL), "each repeat begins with the next"
+    assert [len(measured[at][1].splitlines()) for at in (0, 3)] == [6, 12], "6 s of 1 and 2 requests a second"
+    assert measured[0][1] != measured[6][1], "another stretch of the trace in each repeat"
+    asked = {url: words for url, words, _ in fakes.sent if "--out" in words}
+    assert "x-slo-class:x5" in asked[OURS] and "x-slo-class:x5" not in asked[PLAIN]
+    assert {each["handed_over"] for each in result["cells"] if each["contestant"] == OURS} == {3}
+    assert result["cells"][0]["in_time"] == {"2": 0, "5": 1, "10": 1}, "70 ms of 60 and of 150"
+
+    fakes.started.clear()
+    again = real.of_model(bench(tmp_path, 3), json.loads(kept[4]), lambda _: kept.append(""))
+    assert [each["repeat"] for each in again["cells"]] == [each["repeat"] for each in result["cells"]]
+    assert (len(kept), len(fakes.started)) == (18 + 13, 3), "what was kept is gone on with, nothing is measured twice"
+    fakes.started.clear()
+    assert real.of_model(bench(tmp_path, 3), json.loads(kept[17]), lambda _: None)["cells"] == result["cells"]
+    assert fakes.started == [], "a whole result starts nothing"
+
+
+def test_a_run_with_a_late_sender_is_tried_again_and_then_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = Fakes(tmp_path, monkeypatch)
+    fakes.late_ms = 2.0  # 4 ms at p99; a twentieth of 60 ms are 3
+    result = real.of_model(bench(tmp_path, 1), None, lambda _: None)
+    assert {each["void"] for each in result["cells"]} == {"the sender was 4 ms late at p99"}
+    assert len([words for _, words, _ in fakes.sent if "--out" in words]) == 2 * len(result["cells"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +15,14 @@ from goodput import actions as do
 from goodput.budget import Budget
 from goodput.control_rules import ControlRules
 from goodput.controller import CHECK_S, Controller
+from goodput.counters import Between
 from goodput.decision import Check, Checked, Pause, Resize, What
 from goodput.decisionlog import BadLine, replay
-from goodput.observation import InstanceSeen, Phase
+from goodput.forecasters import SEASONAL
+from goodput.needs import Needs
+from goodput.observation import ClassCounts, InstanceSeen, Phase
+from goodput.pools import Kinds
+from goodput.sketch import sketch_of
 
 P, D = Role.PREFILL, Role.DECODE
 
@@ -320,6 +326,23 @@ def test_an_order_is_carried_out_without_any_traffic() -> None:
         at.look()
     assert (at.fleet.of_role(P), at.fleet.of_role(D)) == (3, 1)
     assert "ada wants" in at.fleet.actions[0][1].because
+
+
+def test_what_a_season_brings_half_a_start_after_the_next_one_is_kept() -> None:
+    """Two periods without chance. One start ahead the third rise is at 68 % of what it is one and a half ahead."""
+    needs, period_s, start_s = Needs(Kinds.of(pools()), {"": PROMISE}, ControlRules()), 2400.0, 240.0
+    rate = lambda at_s: 20.0 - 16.0 * math.cos(2 * math.pi * at_s / period_s)  # noqa: E731
+    kept, now = [], 0.0
+    while now < 2.3 * period_s:
+        now += 5.0
+        prompts, answers = sketch_of([8000] * 100), sketch_of([1000] * 100)
+        counts = ClassCounts(arrivals=round(5 * rate(now)), prompts=prompts, answers=answers, computed_tokens=800_000)
+        needs.add(Between(seconds=5.0, classes={"": counts}, waiting=0, oldest_wait_s=0.0), now)
+        outlook = needs.look(now, start_s, {P: 4.0, D: 4.0})
+        if outlook is not None and now > 2.1 * period_s and outlook.ahead.who == SEASONAL:
+            kept.append(outlook.keep_rate / rate(now + 1.5 * start_s))
+    assert kept
+    assert min(kept) > 0.8
 
 
 def test_what_an_operator_drains_below_the_fewest_stays_away() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from goodput.counters import Between, Counters
-from goodput.forecast import Forecasting
-from goodput.forecasters import FADES_S, History, last_value, period_of, short_trend
+from goodput.forecast import UNSCORED, WIDEST, Forecast, Forecasting
+from goodput.forecasters import FADES_S, Forecaster, History, last_value, period_of, short_trend
 from goodput.observation import ClassCounts, RouterCounts
 from goodput.sketch import Counting, sketch_of
 from goodput.stretches import Stretch, steady_lengths, steady_rate
@@ -94,6 +94,64 @@ def test_after_one_cycle_the_season_is_known() -> None:
     used, ratios = run(lambda at: 6 - 5 * math.cos(2 * math.pi * at / 1800), 5400, 240.0)
     assert used[len(used) // 2 :].count("seasonal") > 0.3 * len(used) / 2
     assert float(np.quantile(ratios[len(ratios) // 2 :], 0.1)) > 0.7
+
+
+def rising(forecasters: dict[str, Forecaster]) -> Forecast:
+    """What is said of a load that has risen for half an hour."""
+    traffic, forecasting = Traffic(), Forecasting(forecasters=forecasters)
+    found = None
+    for look in range(1, 361):
+        counts = ClassCounts(arrivals=10 + look)
+        traffic.add(Between(seconds=5.0, classes={"": counts}, waiting=0, oldest_wait_s=0.0), 5.0 * look)
+        found = forecasting.forecast(forecasting.look(traffic, 5.0 * look, 120.0), 120.0)
+    assert found is not None
+    return found
+
+
+def off_by(factor: float) -> Forecaster:
+    """Knows the rise, and errs by a factor."""
+    return lambda history, horizon_s: factor * (history.counts[-1] / history.bin_s + horizon_s / 25)
+
+
+def test_of_several_that_beat_the_last_value_the_median_is_used_and_a_season_alone() -> None:
+    known = {"last value": last_value, "low": off_by(0.97), "right": off_by(1.0), "high": off_by(1.004)}
+    told = rising(known)
+    assert told.mean == pytest.approx(370 / 5 + 120 / 25)
+    assert told.who in ("low", "right", "high")
+    assert "median with" in told.because
+    season = rising({**known, "low": off_by(1.002), "seasonal": off_by(0.97)})
+    assert (season.who, season.mean) == ("seasonal", pytest.approx(0.97 * (370 / 5 + 120 / 25)))
+
+
+def widened(at_s: float) -> float:
+    """The quantile over the forecast, so long after a load has tripled at once; a start takes two minutes."""
+    traffic, forecasting, found = Traffic(), Forecasting(), None
+    for look in range(1, round((1800 + at_s) / 5) + 1):
+        counts = ClassCounts(arrivals=10 if look <= 360 else 30)
+        traffic.add(Between(seconds=5.0, classes={"": counts}, waiting=0, oldest_wait_s=0.0), 5.0 * look)
+        found = forecasting.forecast(forecasting.look(traffic, 5.0 * look, 120.0), 120.0)
+    assert found is not None
+    return found.upper / found.mean
+
+
+def test_a_step_widens_what_is_said_after_it_only_until_that_is_scored() -> None:
+    assert widened(0.0) < 1.02
+    assert widened(150.0) == pytest.approx(1 + WIDEST)
+    assert widened(300.0) < 1.02
+
+
+def test_a_forecaster_without_scores_errs_widely_only_where_the_level_has_changed() -> None:
+    def told(change: bool) -> float:
+        traffic, forecasting, found = Traffic(), Forecasting(), None
+        for look in range(1, 37):
+            counts = ClassCounts(arrivals=30 if change and look > 24 else 10)
+            traffic.add(Between(seconds=5.0, classes={"": counts}, waiting=0, oldest_wait_s=0.0), 5.0 * look)
+            found = forecasting.forecast(forecasting.look(traffic, 5.0 * look, 300.0), 300.0)
+        assert found is not None
+        return found.upper / found.mean
+
+    assert told(change=False) == pytest.approx(1 + UNSCORED)
+    assert told(change=True) == pytest.approx(1 + WIDEST)
 
 
 def test_a_late_look_is_spread_over_its_bins() -> None:

@@ -35,7 +35,7 @@ class Shut(SaturationDetector):
     def opens_until_ms(self, wanted: Wanted) -> float:
         return 0.0
 
-    def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
+    def lanes(self, wanted: Wanted, servers: int, prefills: int) -> list[int] | None:
         return []
 
 

@@ -9,7 +9,7 @@ from costs import shipped
 from costs.cost import Costs, costs_of
 from costs.hardware import gpu_named
 from costs.step import prompt
-from router.predict.step_model import OFF_KNOWN, SURE, UNKNOWN, StepModel, make_of
+from router.predict.step_model import ENOUGH, OFF_KNOWN, OFF_LEARNED, SURE, UNKNOWN, StepModel, make_of
 
 ROW = np.array([0])
 
@@ -97,10 +97,22 @@ def test_prompts_of_one_size_say_nothing_about_the_slope() -> None:
 
 def test_costs_that_are_known_are_not_given_up_for_strange_legs() -> None:
     made = step_model("H100")
-    for at in range(200):
-        made.prompt_took(0, 10.0 + at % 7, 40.0 * (10.0 + at % 7))
-        made.steps_took(0, 10.0 * made.rows[0].decode_factor, 1e5)
-    assert made.rows[0].prefill_factor == OFF_KNOWN and made.rows[0].decode_factor == OFF_KNOWN
+    for legs, off in ((ENOUGH - 1, OFF_KNOWN), (200, OFF_LEARNED)):
+        for at in range(legs):
+            made.prompt_took(0, 10.0 + at % 7, 40.0 * (10.0 + at % 7))
+            made.steps_took(0, 10.0 * made.rows[0].decode_factor, 1e5)
+        assert made.rows[0].prefill_factor == off and made.rows[0].decode_factor == off
+
+
+@pytest.mark.parametrize("times", [0.4, 2.5])
+def test_costs_of_another_engine_are_learned(times: float) -> None:
+    """The bound of few legs would keep predictions a fifth off for ever."""
+    made = step_model("H100")
+    for at in range(4 * ENOUGH):
+        made.prompt_took(0, 10.0 + at % 7, times * (10.0 + at % 7))
+        made.steps_took(0, 10.0 * made.rows[0].decode_factor, times * 10.0)
+    assert made.rows[0].prefill_factor * 13.0 + made.rows[0].overhead == pytest.approx(times * 13.0, rel=0.02)
+    assert made.rows[0].decode_factor == pytest.approx(times, rel=0.02)
 
 
 def test_an_engine_that_nobody_knows_is_learned() -> None:
@@ -142,3 +154,85 @@ def test_a_row_that_is_given_to_another_starts_anew() -> None:
     made.know(0, make_of(costs("A100")))
     assert made.rows[0].decode_factor == 1.0
     assert made.rows[0].capacity == costs("A100").kv_capacity_tokens
+
+
+def test_prompts_of_one_size_on_an_engine_without_costs_are_work_and_no_overhead() -> None:
+    """Prompts that wait behind them wait for all of it. With known costs it is what comes on top of them."""
+    unknown, known = StepModel(), step_model("H100")
+    unknown.reach(1)
+    plain_ms = UNKNOWN.prompt_ms(240)
+    for _ in range(SURE):
+        unknown.prompt_took(0, plain_ms, 420.0)
+        known.prompt_took(0, 15.0, 20.0)
+    assert unknown.rows[0].prefill_factor == pytest.approx(420.0 / plain_ms)
+    assert unknown.rows[0].overhead == pytest.approx(0.0, abs=1e-6)
+    assert known.rows[0].prefill_factor == pytest.approx(1.0)
+    assert known.rows[0].overhead == pytest.approx(5.0)
+
+
+def test_without_costs_an_instance_has_the_factors_of_others_until_its_own_legs_are_timed() -> None:
+    made = StepModel()
+    made.know(2, make_of(costs()))
+    plain_ms = UNKNOWN.prompt_ms(240)
+    made.prompt_took(0, plain_ms, 10 * plain_ms)
+    made.steps_took(0, 8.0, 24.0)
+    first, other, known = made.rows
+    assert other.prefill_factor == first.prefill_factor > 5 and other.decode_factor == first.decode_factor > 1
+    assert not other.prompts.count and made.prompts_from(1) == "assumed", "it is trusted no more for that"
+    assert (known.prefill_factor, known.decode_factor) == (1.0, 1.0), "its costs are its own"
+    made.prompt_took(1, plain_ms, 2 * plain_ms)
+    learned = other.prefill_factor
+    made.prompt_took(0, plain_ms, 10 * plain_ms)
+    assert other.prefill_factor == learned < first.prefill_factor, "its own legs count alone"
+    made.reach(4)
+    assert made.rows[3].prefill_factor == first.prefill_factor, "one that joins later, too"
+    assert made.column("request")[3] == made.rows[3].request
+
+
+def learned(times: float = 1.0, count: int = 100) -> StepModel:
+    """An engine without costs of which many legs were timed: ten times slower than assumed, and `times` that."""
+    made = StepModel()
+    made.reach(1)
+    for number in range(count):
+        made.steps_took(0, made.decode_ms(0, 1, 0), times * 80.0, number, number + 1.0)
+        made.prompt_took(0, 10.0 + number % 3, times * (100.0 + 10 * (number % 3)))
+    return made
+
+
+@pytest.mark.parametrize("times", [0.1, 0.3, 3.0, 20.0])
+def test_an_engine_that_becomes_faster_or_slower_is_believed_after_a_few_legs(times: float) -> None:
+    made = learned()
+    for number in range(10):
+        made.steps_took(0, made.decode_ms(0, 1, 0), times * 80.0, 200.0 + number, 201.0 + number)
+        made.prompt_took(0, 11.0, times * 110.0)
+    assert made.decode_ms(0, 1, 0) == pytest.approx(times * 80.0, rel=0.25)
+    row = made.rows[0]
+    assert row.prefill_factor * 11.0 + row.overhead == pytest.approx(times * 110.0, rel=0.25)
+
+
+def test_after_a_change_longer_prompts_still_take_longer() -> None:
+    """What was seen of sizes stays: all of it is so many times longer."""
+    made = learned()
+    before = made.rows[0].prefill_factor
+    for _ in range(6):
+        made.prompt_took(0, 10.0, 500.0)
+    assert made.rows[0].prefill_factor == pytest.approx(5 * before, rel=0.2)
+
+
+def test_answers_of_one_moment_tell_of_one_pause() -> None:
+    """Twenty answers were open when the engine stood still for two seconds: it is no slower than before."""
+    paused, other = learned(), learned()
+    for number in range(20):
+        paused.steps_took(0, paused.decode_ms(0, 1, 0), 320.0, 200.0 + number / 100, 205.0 + number / 100)
+    assert paused.decode_ms(0, 1, 0) < 3.0 * other.decode_ms(0, 1, 0)
+    for number in range(20):
+        one_by_one = 200.0 + 5 * number
+        other.steps_took(0, other.decode_ms(0, 1, 0), 320.0, one_by_one, one_by_one + 4.0)
+    assert other.decode_ms(0, 1, 0) == pytest.approx(320.0, rel=0.1)
+
+
+def test_one_strange_leg_in_three_is_no_change() -> None:
+    made = learned()
+    for number in range(60):
+        made.prompt_took(0, 11.0, 1100.0 if number % 3 == 0 else 110.0)
+        assert made.rows[0].prompts.recent >= 100

@@ -245,7 +245,7 @@ function instances(data) {
   $("instances-more").textContent = more > 0 ? `${more} others are not shown: they are ready, or have less waiting.` : "";
   table(
     "instances",
-    [["instance"], ["role"], ["state"], ["running", true], ["waiting", true], ["legs of credits", true], ["KV memory", true], ["prompt tokens/s", true], ["tokens made/s", true], ["computed again", true], ["model"]],
+    [["instance"], ["role"], ["state"], ["running", true], ["waiting", true], ["legs of credits", true], ["KV memory", true], ["prompt tokens/s", true], ["tokens made/s", true], ["computed again", true], ["speed"], ["model"]],
     shown(data.instances).map((each) => {
       const [state, look] = STATES[each.state] || [each.state, "warn"];
       const kept = each.tenants?.length ? ` · only for ${each.tenants.join(", ")}` : "";
@@ -253,11 +253,37 @@ function instances(data) {
         each.id, each.role, make("td", each.detail ? `${state}: ${each.detail}` : state, look),
         number(each.running), number(each.waiting),
         each.credits === null ? number(each.legs) : `${each.legs} of ${each.credits}`,
-        kv(each.kv_usage), number(each.prompt_tokens_s), number(each.generation_tokens_s), again(each), make("td", each.models.join(", ") + kept, "dim"),
+        kv(each.kv_usage), number(each.prompt_tokens_s), number(each.generation_tokens_s), again(each), speed(each), make("td", each.models.join(", ") + kept, "dim"),
       ];
     }),
     "No instance is known.",
   );
+}
+
+// On how many instances a kind of prediction was told, is learned, is assumed; or, of all requests, on what.
+function basis(data) {
+  $("basis-part").hidden = !data.basis.length;
+  const count = (value, look) => make("td", value ? number(value) : "", look);
+  table(
+    "basis",
+    [["predicted"], ["told", true], ["learned", true], ["assumed", true], ["what is assumed, or how much was measured"]],
+    data.basis.map((each) => [
+      each.title, count(each.told, "good"), count(each.learned, "good"), count(each.assumed, "warn"),
+      make("td", each.assumes || (each.seen ? `learned from ${number(each.seen)}` : ""), "dim"),
+    ]),
+    "",
+  );
+}
+
+const ORIGINS = { told: "good", learned: "good", assumed: "warn" };
+
+// The source of an instance's speed: "learned, 31 prompts, 5.4 ×".
+function speed(each) {
+  const told = each.basis?.prompts || each.basis?.steps;
+  if (!told) return make("td", "", "dim");
+  const things = each.basis.prompts ? "prompts" : "answers";
+  const measured = told.seen ? `, ${number(told.seen)} ${things}, ${number(told.factor, 2)} ×` : "";
+  return make("td", told.from + measured, ORIGINS[told.from]);
 }
 
 function pairs(data) {
@@ -326,7 +352,7 @@ function show(data) {
   const count = data.routers.filter((each) => each.state !== "silent").length;
   $("whose").textContent = count > 1 ? `${data.router}, and ${count - 1} other router${count > 2 ? "s" : ""}` : data.router;
   document.title = { prefill: "Prefill is the bottleneck", decode: "Decode is the bottleneck", handoff: "The hand-over is the bottleneck", router: "The routers are the bottleneck", both: "Both pools are short" }[data.bottleneck.where] || "Baton";
-  for (const part of [verdict, flow, figures, charts, classes, instances, pairs, requests, routers]) part(data);
+  for (const part of [verdict, flow, figures, charts, classes, instances, basis, pairs, requests, routers]) part(data);
 }
 
 function status(text, look) {

@@ -21,7 +21,17 @@ AHEAD_MS: Final = 10.0
 never run dry; more work could no longer be reordered here."""
 
 LATE_LANES: Final = 4
-"""One in so many instances may compute late prompts at a time: they are long, and no engine stops one for another."""
+"""One in so many instances may always compute a late prompt: late prompts are long, and no engine stops one for
+another. More may, where prompts that can be in time leave them idle."""
+
+IN_TIME_SPARE: Final = 1.5
+"""Instances kept for prompts that can be in time, over those that such prompts have kept busy: they come in bursts."""
+
+IN_TIME_S: Final = 5.0
+"""The time over which that is averaged."""
+
+IN_TIME_LEAST: Final = 0.05
+"""So small a part of an instance's time keeps no instance."""
 
 
 class SaturationDetector(Saturation):
@@ -31,6 +41,9 @@ class SaturationDetector(Saturation):
         self._line: Final = line
         self._late: Final[dict[int, int]] = {}
         """Late prompts by row."""
+        self._in_time_ms = 0.0
+        """Milliseconds of prompts placed in time, of the last `IN_TIME_S`: older ones fade."""
+        self._in_time_at = 0.0
 
     def opens_until_ms(self, wanted: Wanted) -> float:
         """A prompt would be computed at once, or nearly so, at rows where `InflightLoad.opens` is no later than
@@ -38,12 +51,21 @@ class SaturationDetector(Saturation):
         """
         return wanted.now * 1000.0 + AHEAD_MS if wanted.ttft_ms else math.inf
 
-    def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
+    def lanes(self, wanted: Wanted, servers: int, prefills: int) -> list[int] | None:
         """The only rows that may take a late prompt; None: all rows may."""
         if not wanted.late:
             return None
         taken = [row for row, count in self._late.items() if count]
-        return taken if len(taken) >= max(1, servers // LATE_LANES) else None
+        return taken if len(taken) >= self._lanes(wanted.now, servers, prefills) else None
+
+    def _lanes(self, now: float, servers: int, prefills: int) -> int:
+        """The number of instances that may compute late prompts at a time."""
+        busy = self._in_time_ms * self._faded(now) / (1000.0 * IN_TIME_S)
+        kept = math.ceil(IN_TIME_SPARE * busy - IN_TIME_LEAST)
+        return max(1, servers // LATE_LANES, prefills - kept)
+
+    def _faded(self, now: float) -> float:
+        return math.exp(min(0.0, self._in_time_at - now) / IN_TIME_S)
 
     @property
     def queue(self) -> int:
@@ -61,6 +83,11 @@ class SaturationDetector(Saturation):
         able = [fleet.ready(None, whose).prefills for whose in self._line.whose()]
         opens_ms = min([fleet.inflight.opens_ms(rows) for rows in able], default=math.inf)
         return max(now, (opens_ms - AHEAD_MS) / 1000.0)
+
+    def took_in_time(self, prompt_ms: float, now: float) -> None:
+        """A prompt that can be in time is placed; an instance computes it for so long."""
+        self._in_time_ms = self._in_time_ms * self._faded(now) + prompt_ms
+        self._in_time_at = now
 
     def took(self, row: int) -> None:
         """A late prompt goes to this row."""

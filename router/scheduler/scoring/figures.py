@@ -34,8 +34,10 @@ class Saturation(ABC):
         """
 
     @abstractmethod
-    def lanes(self, wanted: Wanted, servers: int) -> list[int] | None:
-        """The only rows that may take a late prompt; None: all rows may."""
+    def lanes(self, wanted: Wanted, servers: int, prefills: int) -> list[int] | None:
+        """The only rows that may take a late prompt; None: all rows may. `servers`, `prefills`: instances in all, and
+        those that are ready to compute its prompt.
+        """
 
 
 class Figures:
@@ -69,8 +71,17 @@ class Figures:
         return min(make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes)
 
     def tpot_limit_ms(self) -> float:
-        """Up to which its predicted time per token has room; infinite where it has no target."""
+        """Up to which its predicted time per token has room; infinite where it has no target. At instances where it
+        would miss its target alone (`hopeless_ms`) nothing is gained by waiting: there it has no limit.
+        """
         return self.fleet.inflight.margins.limit_ms(self.tpot_ms or math.inf)
+
+    @property
+    def hopeless_ms(self) -> float:
+        """A target that a step with its answer alone exceeds is missed in any case; infinite for a class that refuses:
+        what it lets in is to be kept.
+        """
+        return math.inf if self.wanted.sheds or not self.tpot_ms else self.tpot_ms
 
     def held(self, chunks: int) -> int:
         """The prompt's tokens in `chunks` chunks. Its last token is always computed."""

@@ -136,7 +136,8 @@ class RowPrices(Figures):
             return self._places
         loads = self.fleet.inflight.rows
         found = [self._places[row] and loads[row].opens <= until for row in rows]
-        lanes = self.saturation.lanes(self.wanted, len(self.fleet))
+        prefills = len(self.fleet.ready_for(self.wanted).prefills)
+        lanes = self.saturation.lanes(self.wanted, len(self.fleet), prefills)
         return found if lanes is None else [found[row] and row in lanes for row in rows]
 
     def _time_firsts(self, rows: Sequence[int]) -> None:
@@ -221,11 +222,13 @@ class RowPrices(Figures):
         loads, own = self.fleet.inflight.rows, self.own_tokens()
         self._answers.extend([self._places[row] and loads[row].kv_free >= own for row in rows])
         if self.saturation is not None:
-            margins, limit_ms = self.fleet.inflight.margins, self.tpot_limit_ms()
+            margins, limit_ms, hopeless_ms = self.fleet.inflight.margins, self.tpot_limit_ms(), self.hopeless_ms
+            speeds = self.fleet.inflight.step_model.rows
             for row in rows:
                 load = loads[row]
                 if load.decoding:
-                    until_ms = min(margins.limit_ms(load.strictest), limit_ms)
+                    own_ms = limit_ms if speeds[row].floor + self._longer[row] <= hopeless_ms else math.inf
+                    until_ms = min(margins.limit_ms(load.strictest), own_ms)
                     if self._used[row] * self.tpot_unit > until_ms:
                         self._answers[row] = False
 

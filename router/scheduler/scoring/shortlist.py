@@ -43,6 +43,7 @@ class Shortlist:
             of.ttft_unit = LOOSE * (float(self.alone[rows].min()) if len(rows) else math.inf)
         longer: Floats = step_model.column("context") * of.context
         longer += step_model.column("request")
+        self._alone_ms: Final[Floats] = longer + step_model.column("floor")
         per_ms = inflight.idle(wanted.now)
         np.divide(1.0 / of.tpot_unit, per_ms, out=per_ms)
         self._used: Final[Floats] = (inflight.column("step") + longer) * per_ms
@@ -66,7 +67,7 @@ class Shortlist:
         if of.saturation is None or until == math.inf:
             return self.places
         found: Bools = self.places & (of.fleet.inflight.column("opens") <= until)
-        lanes = of.saturation.lanes(of.wanted, len(of.fleet))
+        lanes = of.saturation.lanes(of.wanted, len(of.fleet), len(of.fleet.ready_for(of.wanted).prefills))
         if lanes is not None:
             taken = np.zeros(len(found), dtype=np.bool_)
             taken[lanes] = True
@@ -80,7 +81,10 @@ class Shortlist:
             of, inflight = self._of, self._of.fleet.inflight
             found = self.places & (inflight.column("kv_free") >= of.own_tokens())
             if of.saturation is not None:
-                limits = np.minimum(inflight.margins.limits_ms(inflight.column("strictest")), of.tpot_limit_ms())
+                own: float | Floats = of.tpot_limit_ms()
+                if of.hopeless_ms < math.inf:
+                    own = np.where(self._alone_ms <= of.hopeless_ms, own, math.inf)
+                limits = np.minimum(inflight.margins.limits_ms(inflight.column("strictest")), own)
                 limits *= 1.0 / of.tpot_unit
                 kept: Bools = self._used <= limits
                 kept |= inflight.column("decoding") == 0

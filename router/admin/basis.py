@@ -1,0 +1,92 @@
+"""What a router's predictions rest on: what it was told, what it has measured, and what it assumes. Pure.
+
+*told*: by the cluster file, a cost profile, or an engine's own report. *learned*: measured here, often enough to be
+trusted. *assumed*: default numbers, until there is something better. What was told or assumed is corrected by
+measurements all the while; the factor says by how much.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.predict.predictors import RequestPredictor
+from router.predict.step_model import ASSUMED, LEARNED, TOLD, UNKNOWN
+
+ORIGINS: Final = (TOLD, LEARNED, ASSUMED)
+
+
+class Basis(NamedTuple):
+    """Of one kind of prediction at one instance."""
+
+    origin: str
+    seen: int
+    """Measurements of it."""
+    factor: float = 1.0
+    """Measured over what was told, or over what was assumed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For `/ui/data`."""
+        return {"from": self.origin, "seen": self.seen, "factor": round(self.factor, 3)}
+
+
+class _Kind(NamedTuple):
+    """One kind of prediction, in words for operators."""
+
+    name: str
+    title: str
+    assumed: str
+    """The default numbers."""
+
+
+KINDS: Final = (
+    _Kind("prompts", "time of a prompt", "an 8B model on an H100"),
+    _Kind("steps", "time of a decode step", "an 8B model on an H100"),
+    _Kind("transfers", "time of a hand-over's transfer", "none: three decode steps and 3 ms are all that it waits"),
+    _Kind("memory", "size of the KV cache", f"{UNKNOWN.capacity_tokens:,} tokens"),
+)
+_LENGTHS: Final = _Kind("lengths", "length of an answer", "a prior of chats and completions, up to `max_tokens`")
+_TOKENS: Final = _Kind("tokens", "tokens of a prompt", "bytes per token of common kinds of text")
+
+
+def of_instance(fleet: FleetSnapshot, seen: InstanceView) -> dict[str, Basis]:
+    """What predictions at this instance rest on, by names of `KINDS`: prompts only where it computes prompts, steps
+    and transfers only where it answers.
+    """
+    model, row, role = fleet.inflight.step_model, seen.row, seen.role
+    speed, told = model.rows[row], model.make(row) is not UNKNOWN
+    found = {}
+    if role.prefills or speed.prompts.count:
+        factor = speed.prefill_factor
+        found["prompts"] = Basis(model.prompts_from(row), int(speed.prompts.count), factor)
+    if role.decodes or speed.steps_seen:
+        found["steps"] = Basis(model.steps_from(row), speed.steps_seen, speed.decode_factor)
+    if role.decodes:
+        pulled = fleet.inflight.pulls(row).seen
+        found["transfers"] = Basis(TOLD if told else LEARNED if pulled else ASSUMED, pulled)
+    found["memory"] = Basis(TOLD if told or seen.load.kv_tokens else ASSUMED, 0)
+    return found
+
+
+def of_fleet(fleet: FleetSnapshot, instances: Sequence[InstanceView]) -> list[dict[str, Any]]:
+    """By kind of prediction: on how many of these instances it rests on what, and what is assumed on the others."""
+    each = [of_instance(fleet, seen) for seen in instances]
+    return [_told(kind, Counter(bases[kind.name].origin for bases in each if kind.name in bases)) for kind in KINDS]
+
+
+def of_requests(predictor: RequestPredictor | None) -> list[dict[str, Any]]:
+    """The same of predictions that no instance changes: learned from answers that ended."""
+    if predictor is None:
+        return []
+    lengths, tokens = predictor.learned
+    return [
+        _told(kind, Counter({LEARNED if seen else ASSUMED: 1})) | {"seen": seen}
+        for kind, seen in ((_LENGTHS, lengths), (_TOKENS, tokens))
+    ]
+
+
+def _told(kind: _Kind, counts: Counter[str]) -> dict[str, Any]:
+    origins = {origin: counts[origin] for origin in ORIGINS}
+    return {"name": kind.name, "title": kind.title, **origins, "assumes": kind.assumed if counts[ASSUMED] else ""}

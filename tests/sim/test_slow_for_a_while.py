@@ -1,0 +1,91 @@
+"""Engines that are slow for a while, and targets that no engine can keep: what the router has learned then must not
+keep requests waiting afterwards. No costs are known: the router learns all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from support.simulated import of_roles
+
+from cluster.instance import Role
+from engine.mock.settings import SimpleCosts
+from loadgen.arrival import Arrival
+from router.core.values import Promise
+from router.fleet.view import FleetView
+from sim.faults import Fault, Faults
+from sim.settings import SimSettings
+from sim.world import World
+
+SLOW_FROM_S, SLOW_S, SETTLES_S, END_S = 20.0, 25.0, 12.0, 75.0
+STEP_MS = 30.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Times of each request."""
+
+    at_s: Any
+    ttft_ms: Any
+    tpot_ms: Any
+
+    def attained(self, promise: Promise, from_s: float) -> float:
+        kept = (self.ttft_ms <= promise.ttft_ms) & (self.tpot_ms <= promise.tpot_ms)
+        return float(kept[self.at_s >= from_s].mean())
+
+
+def chats() -> list[Arrival]:
+    rng, made, at_s = Random(3), list[Arrival](), 0.0
+    while (at_s := at_s + rng.expovariate(4.5)) < END_S:
+        made.append(
+            Arrival(
+                at_s=round(at_s, 9),
+                input_tokens=min(1500, int(rng.lognormvariate(5.9, 0.6))),
+                output_tokens=min(400, max(4, int(rng.lognormvariate(4.4, 0.7)))),
+                slo_class="chat",
+            )
+        )
+    return made
+
+
+def run(promise: Promise, *, times: int = 1) -> Run:
+    """Two engines that serve all; `times` slower for `SLOW_S`."""
+    costs = SimpleCosts(step_ms=STEP_MS, prefill_ms_per_1k=150.0)
+    settings = SimSettings(seeding=False, checks=False)
+    world = World(
+        of_roles(Role.BOTH, Role.BOTH, costs=costs),
+        settings,
+        view=FleetView(lambda _: None),
+        promises={"chat": promise},
+    )
+    if times > 1:
+        names = [each.name for each in world.instances]
+        slow = [Fault(at_s=SLOW_FROM_S, kind="slow", instance=n, factor=times, duration_s=SLOW_S) for n in names]
+        Faults(world, slow, 0)
+    columns = world.run(chats()).columns
+    assert (columns["outcome"] == 1).all()
+    tokens = np.maximum(columns["output_tokens"] - 1, 1)
+    return Run(
+        at_s=columns["at_ns"] / 1e9,
+        ttft_ms=(columns["first_ns"] - columns["at_ns"]) / 1e6,
+        tpot_ms=(columns["end_ns"] - columns["first_ns"]) / 1e6 / tokens,
+    )
+
+
+@pytest.mark.parametrize("times", [4, 10])
+def test_what_was_learned_of_slow_engines_is_forgotten_when_they_are_well(times: int) -> None:
+    """Before, the router believed them slow for another forty seconds, and let in one answer at a time."""
+    promise = Promise(ttft_ms=1500.0, tpot_ms=60.0)
+    found = run(promise, times=times)
+    assert found.attained(promise, SLOW_FROM_S + SLOW_S + SETTLES_S) >= 0.95
+
+
+def test_a_target_that_no_engine_keeps_keeps_no_request_waiting() -> None:
+    """Half of what a step takes: before, each engine decoded one answer at a time, for the sake of a lost promise."""
+    promise = Promise(ttft_ms=1500.0, tpot_ms=STEP_MS / 2)
+    found = run(promise)
+    assert np.mean(found.ttft_ms <= promise.ttft_ms) >= 0.99
