@@ -28,6 +28,7 @@ from sim.experiments.contest import (
 from sim.experiments.loads import Size
 from sim.experiments.systems import EqualInstances, Shelf, System, simulate
 from sim.experiments.tuning import Best, Case
+from sim.roughness import ROUGH
 
 CLASSES: Final = ("rival", "rival_admitted", "ours")
 """Rivals as they are, rivals with Baton's admission in front, and Baton. All in the same arrangements."""
@@ -207,6 +208,7 @@ def _window(
     _compare(told, found, bound)
     if (cell.factor, cell.fleet.name) == grid.SENSITIVITY_CELL and "ours" in found:
         told["costs_off"] = _costs_off(found["ours"])
+        told["rough"] = _rough(found)
     return told
 
 
@@ -262,6 +264,17 @@ def _costs_off(ours: Contender) -> dict[str, float]:
         misled = replace(ours, system=replace(ours.system, costs_off=each), runs={})
         found[f"{each:g}"] = float(misled.run(step)["attained"])
     return found
+
+
+def _rough(found: dict[str, Contender]) -> dict[str, float]:
+    """Goodput of both classes with admission where the world is less obliging (`sim.roughness`)."""
+    rates: dict[str, float] = {}
+    for name in CLASSES[1:]:
+        if name in found and (reached := found[name].goodput(grid.SHARES[0])):
+            rough = replace(found[name], system=replace(found[name].system, rough=ROUGH), runs={})
+            rough.trace(reached, grid.SHARES[:1])
+            rates[name] = round(rough.goodput(grid.SHARES[0]), 4)
+    return rates
 
 
 def told(best: Best, tried: Sequence[str]) -> dict[str, Any]:

@@ -162,7 +162,8 @@ def tables(told: dict[str, Any]) -> list[Table]:
     cells = told["cells"]
     made = [_cells(cells), _summary(told), _ablation(cells), _shares(cells), _lengths(cells)]
     off = [cell for cell in cells if any(window.get("costs_off") for window in cell["windows"])]
-    return [*made, _sensitivity(off)] if off else made
+    rough = [cell for cell in cells if any(len(window.get("rough", ())) > 1 for window in cell["windows"])]
+    return [*made, *([_sensitivity(off)] if off else []), *([_roughness(rough)] if rough else [])]
 
 
 def _cells(cells: Sequence[dict[str, Any]]) -> Table:
@@ -296,6 +297,26 @@ def _there(cell: dict[str, Any], name: str) -> list[str]:
         f"{ttft[0]:.0f} / {ttft[1]:.0f}",
         f"{mean([run['dropped'] for run in runs]):.1%}",
     ]
+
+
+def _roughness(cells: Sequence[dict[str, Any]]) -> Table:
+    def row(cell: dict[str, Any]) -> list[str]:
+        windows = [each for each in cell["windows"] if len(each.get("rough", ())) > 1]
+        share = str(grid.SHARES[0])
+        smooth, rough = (
+            [[rates(each, name) for each in windows] for name in ("rival_admitted", "ours")]
+            for rates in (lambda each, name: each[name]["rates"][share], lambda each, name: each["rough"][name])
+        )
+        kept = [float(np.mean(there)) / float(np.mean(here)) for there, here in zip(rough, smooth, strict=True)]
+        over = [float(np.mean(np.divide(ours, rival))) for rival, ours in (smooth, rough)]
+        return [cell["cell"], *(f"{each:.2f}" for each in (*kept, *over))]
+
+    return Table(
+        "A less obliging world (docs/simulator.md): engines waver and stall, front ends are busy, transfers wait, "
+        "tokens are estimated from bytes. Goodput there over goodput without, and ours over the best admitted rival's",
+        ("cell", "rival keeps", "ours keeps", "ours / rival without", "ours / rival with"),
+        [row(cell) for cell in cells],
+    )
 
 
 def _sensitivity(cells: Sequence[dict[str, Any]]) -> Table:

@@ -6,6 +6,7 @@ all other times in this module are the world's. If the engine dies, its agent re
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from cluster.ids import InstanceId, RequestId
@@ -115,6 +116,8 @@ class SimInstance:
         self.armed_ns = -1
         """The next wake-up of the twin; -1: none."""
         self.clock: Slowness | None = None
+        self.rates: Final[dict[str, tuple[int, int]]] = {}
+        """Why its clock is slower or faster, and how much."""
         self.legs: Final[dict[RequestId, SimulatedLeg]] = {}
         """The legs that its engine has, or that were sent to it."""
         self.awaited: Final[dict[RequestId, SimulatedLeg]] = {}
@@ -155,10 +158,12 @@ class SimInstance:
         """A time of the twin's in the world's time."""
         return local_ns if self.clock is None else self.clock.world(local_ns)
 
-    def slow(self, now_ns: int, rate: tuple[int, int]) -> None:
-        """The twin's clock runs at another rate from now on."""
+    def slow(self, now_ns: int, rate: tuple[int, int], cause: str) -> None:
+        """The twin's clock runs at another rate from now on: at the product of all causes' rates."""
+        self.rates[cause] = rate
         local_ns = now_ns if self.clock is None else self.clock.local(now_ns)
-        self.clock = Slowness(now_ns, local_ns, rate)
+        over, under = (math.prod(each[side] for each in self.rates.values()) for side in (0, 1))
+        self.clock = Slowness(now_ns, local_ns, (over, under))
 
     def load_read(self, load: Load, now_s: float) -> tuple[Effect, ...]:
         """The agent has read the engine's load; returns the agent's effects."""

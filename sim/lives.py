@@ -42,6 +42,7 @@ class Lives:
         self._read(None)
         self._kernel.at(self._read_ns, self._read_again)
         for at in self._world.instances:
+            self._world.rough.begin(at)
             self._kernel.at(at.index * self._beat_ns // len(self._world.instances), self._beat, at)
 
     # --- engines and agents -------------------------------------------------------------------------------------------
@@ -53,6 +54,7 @@ class Lives:
     def join(self, at: SimInstance) -> None:
         """The same during the run: the instance announces itself from now on."""
         self.start(at)
+        self._world.rough.begin(at)
         self._beat(at)
 
     def ask(self, at: SimInstance, event: agents.Event) -> None:
@@ -167,10 +169,10 @@ class Lives:
         del self._world.living[at]
         self._world.provisioning.left(at, code)
 
-    def slow(self, at: SimInstance, rate: tuple[int, int]) -> None:
-        """The process runs at another rate from now on."""
-        at.slow(self._kernel.now_ns, rate)
-        self._world.counts["slowed"] += rate[0] < rate[1]
+    def slow(self, at: SimInstance, rate: tuple[int, int], cause: str = "fault") -> None:
+        """The process runs at another rate from now on, as far as this cause goes: the rates of all causes multiply."""
+        at.slow(self._kernel.now_ns, rate, cause)
+        self._world.counts["slowed"] += cause == "fault" and rate[0] < rate[1]
         for leg in at.young:
             if leg.first_ns > self._kernel.now_ns:
                 self._world.announce(at, leg)

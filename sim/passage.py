@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, assert_never
 
+import msgspec
+
 from cluster.errors import ApiError
 from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.wire import TransferFields
@@ -86,6 +88,7 @@ class Passage(SchedulingContext):
         "second_ns",
         "slo_class",
         "status",
+        "text_bytes",
         "verdict",
         "watched_s",
     )
@@ -95,13 +98,15 @@ class Passage(SchedulingContext):
         self.verdict = VERDICTS[one, front.settings.greedy]
         hand_over = self.verdict.way is not Way.AGGREGATED
         promise = front.promises.get(arrival.slo_class or "", NO_PROMISE)
+        self.text_bytes = front.world.rough.text_bytes(arrival.input_tokens)
+        tokens = front.world.rough.estimated(model, self.text_bytes) if self.text_bytes else arrival.input_tokens
         wanted = Wanted(
             model=model,
             hand_over=hand_over,
             prefill_only=one,
-            prompt_tokens=arrival.input_tokens,
+            prompt_tokens=tokens,
             prefix=arrival.prefix,
-            prefix_block_tokens=arrival.block_tokens,
+            prefix_block_tokens=arrival.block_tokens * (tokens / arrival.input_tokens if self.text_bytes else 1),
             slo_class=arrival.slo_class or "",
             arrived=front.kernel.now_s,
             unseeded=not (self.verdict.way is Way.SEEDED and front.settings.seeding),
@@ -292,6 +297,7 @@ class Passage(SchedulingContext):
         """A leg has come to its end, and its last word is here."""
         if leg.detached:
             return
+        self._counted()
         if not leg.prefill:
             self.cached_tokens = max(self.cached_tokens, finished.local_tokens)
             self.feed(j.Ended())
@@ -306,6 +312,17 @@ class Passage(SchedulingContext):
         seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.first_ns < 0
         first = _FIRST_TOKEN if seeds and self.front.scheduler.pins(self) else None
         self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first, by=leg.at.name))
+
+    def _counted(self) -> None:
+        """The engine has told how many tokens its prompt has."""
+        if not self.text_bytes:
+            return
+        arrival, size = self.arrival, self.text_bytes
+        self.text_bytes = 0
+        self.front.world.rough.counted(self.front.model, size, arrival.input_tokens)
+        self.wanted = msgspec.structs.replace(
+            self.wanted, prompt_tokens=arrival.input_tokens, prefix_block_tokens=arrival.block_tokens
+        )
 
     def opened(self, leg: SimulatedLeg) -> None:
         """The first token of the answer is here."""

@@ -69,7 +69,7 @@ class SimulatedPulls:
         if pull.producer.cut_off or by.cut_off:
             self._kernel.at(now_ns + self._timeout_ns, self._fail, pull)
             return
-        wait_ns = pull.producer.member.latency_ns
+        wait_ns = pull.producer.member.latency_ns + self._world.rough.pull_wait_ns()
         if self._handshake_ns:
             pair = (by.index, by.epoch, pull.producer.index, pull.producer.epoch)
             if pair not in self._met:

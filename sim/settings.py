@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.registry.membership import BEAT_EVERY_S, TTL_S
+from sim.roughness import SMOOTH, Roughness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +13,9 @@ class SimSettings:
     """All parameters of a run that are not the fleet's or the load's."""
 
     seed: int = 0
-    """Of everything random in the world itself: faults. Arrivals have their own."""
+    """Of everything random in the world itself: faults and roughness. Arrivals have their own."""
+    rough: Roughness = SMOOTH
+    """How far engines, network and the router's estimates are from what predictions say."""
     client_us: float = 0.0
     """Client to router, one way. 0: latencies count at the router's door, a user's network is not ours to guess."""
     router_us: float = 300.0

@@ -33,6 +33,7 @@ from sim.lives import Lives
 from sim.provisioning import Provisioning, Site
 from sim.pulls import SimulatedPulls
 from sim.result import Result
+from sim.roughness import Rough
 from sim.settings import SimSettings
 
 _TICK: Final = ev.Tick()
@@ -90,6 +91,7 @@ class World:
         )
         self.front: Final = SimulatedRouter(self, scheduler, scheduling, model or members[0].model)
         self.front.promises = promises or {}
+        self.rough: Final = Rough(self, self.settings.rough)
         self.pulls: Final = SimulatedPulls(self)
         self.lives: Final = Lives(self)
         self.provisioning: Final = Provisioning(self, site or Site())
@@ -338,7 +340,7 @@ class World:
             self.kernel.at(self.kernel.now_ns + round(self.settings.connect_s * NS), self._no_connection, leg)
             return
         front_ns = self._pull_front_ns if leg.request.pull is not None else at.member.prompt_front_ns
-        self.kernel.at(self.kernel.now_ns + self.hop_ns + front_ns, self._submit, leg)
+        self.kernel.at(self.rough.front_ns(at, self.kernel.now_ns + self.hop_ns, front_ns), self._submit, leg)
 
     def _submit(self, leg: SimulatedLeg) -> None:
         at = leg.at

@@ -51,6 +51,7 @@ from sim.faults import PRESETS, Fault, Faults, preset, read_faults
 from sim.faults import as_json as faults_json
 from sim.provisioning import Site, Timed
 from sim.result import Result
+from sim.roughness import ROUGH, SMOOTH
 from sim.settings import SimSettings
 from sim.trace_view import TraceView
 from sim.world import World
@@ -97,6 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wrong.add_argument("--fault-every-s", type=finite, metavar="S", help="a preset's mean gap, for each kind of fault")
     wrong.add_argument(
         "--digests", action="store_true", help="pulled blocks are compared with what was held, as ours can"
+    )
+    wrong.add_argument(
+        "--rough", action="store_true", help="engines waver and stall, front ends are busy, tokens are estimated"
     )
     wrong.add_argument("--no-checks", action="store_true", help="do not look after each event whether all laws hold")
     told = parser.add_argument_group("what to report")
@@ -219,7 +223,13 @@ def again(words: Sequence[str], seed: int) -> str:
 
 
 def _settings(args: argparse.Namespace, fleet: PlannedSimulation) -> SimSettings:
-    found = SimSettings(seed=args.seed, cold_start=args.cold_start, checks=not args.no_checks, digests=args.digests)
+    found = SimSettings(
+        seed=args.seed,
+        cold_start=args.cold_start,
+        checks=not args.no_checks,
+        digests=args.digests,
+        rough=ROUGH if args.rough else SMOOTH,
+    )
     of_file = {name: getattr(fleet, name) for name in ("first_token_s", "stall_s") if getattr(fleet, name) is not None}
     of_flags = {name: getattr(args, name) for name in _SHOWN if getattr(args, name) is not None}
     for name, value in of_flags.items():

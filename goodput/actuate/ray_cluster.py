@@ -34,6 +34,11 @@ from goodput.actuate.ray_actor import EngineActor, Launch
 logger = logging.getLogger("baton.controller")
 
 INSTALL: Final = "pip install 'baton-serve[ray]'"
+CONNECT_TRIES: Final = 6
+CONNECT_AGAIN_S: Final = 1.0
+"""A head's server for clients (`ray://`) forks a process for each, which died before its first line in two of four
+starts seen with Ray 2.60 on two cores ("Initialization failure from server"): the next one lives."""
+
 CALL_S: Final = 2.0
 """Longest wait for what one look asks of all actors; Ray's own tables answer in milliseconds."""
 
@@ -158,6 +163,18 @@ class RayActuator:
             ) from None
 
     def _init(self) -> None:
+        for left in reversed(range(CONNECT_TRIES)):
+            try:
+                return self._join()
+            except ConnectionAbortedError as error:
+                if not left:
+                    raise
+                logger.warning("ray: %s; trying again", str(error).strip().partition("\n")[0].rstrip(":"))
+                self._shutdown()
+                time.sleep(CONNECT_AGAIN_S)
+        raise AssertionError("unreachable")
+
+    def _join(self) -> None:
         import ray
 
         ray.init(

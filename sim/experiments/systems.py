@@ -25,6 +25,7 @@ from sim.baselines import BASELINES, follow
 from sim.engine_args import engine_of, read_words
 from sim.fleet import SimulatedMember, make_of_member, member
 from sim.result import Result
+from sim.roughness import SMOOTH, Roughness
 from sim.settings import SimSettings
 from sim.world import World
 
@@ -105,6 +106,8 @@ class System:
     """Baton's own, in front of the policy."""
     costs_off: float = 1.0
     """The router takes every step to last so many times what its engines' costs say."""
+    rough: Roughness = SMOOTH
+    """How far the world is from what predictions say."""
 
     @property
     def gpus(self) -> int:
@@ -242,7 +245,7 @@ def simulate(
     members = shelf.members(model, system.pools)
     policy = policy_of(system, members)
     age_s = LOAD_AGE_S.get(system.policy)
-    settings = SimSettings(checks=False, first_token_s=first_token_s)
+    settings = SimSettings(checks=False, first_token_s=first_token_s, rough=system.rough)
     if age_s is not None:
         settings = replace(settings, beat_every_s=age_s, read_every_s=age_s)
     promise = Promise(ttft_ms=targets.ttft_ms or 0.0, tpot_ms=targets.tpot_ms or 0.0) if targets else NO_PROMISE

@@ -1,0 +1,58 @@
+"""A Ray cluster's server for clients that fails to start a process for us, and does at the next try."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.errors import UsageError
+from goodput.actuate import ray_cluster
+from goodput.actuate.ray_cluster import CONNECT_TRIES, RayActuator
+
+
+class FakeRay(SimpleNamespace):
+    """Refuses so many times."""
+
+    def __init__(self, refusals: int, error: type[Exception] = ConnectionAbortedError) -> None:
+        super().__init__(refusals=refusals, error=error, tries=0, left=0)
+
+    def init(self, **_: Any) -> None:
+        self.tries += 1
+        if self.tries <= self.refusals:
+            raise self.error("Initialization failure from server:\nTraceback")
+
+    def shutdown(self) -> None:
+        self.left += 1
+
+
+async def connect(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_cluster, "CONNECT_AGAIN_S", 0.0)
+    nothing: Any = None
+    actuator = RayActuator("ray://head:10001", "c", {}, nothing, dict, nothing)
+    try:
+        await actuator.connect()
+    finally:
+        actuator.close()
+
+
+async def test_a_client_process_that_dies_at_its_start_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ray = FakeRay(2)
+    await connect(ray, monkeypatch)
+    assert ray.tries == 3
+    assert [each.message for each in caplog.records] == ["ray: Initialization failure from server; trying again"] * 2
+
+
+@pytest.mark.parametrize(("error", "tries"), [(ConnectionAbortedError, CONNECT_TRIES), (ConnectionError, 1)])
+async def test_a_cluster_that_is_not_there_is_named(
+    error: type[Exception], tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = FakeRay(99, error)
+    with pytest.raises(UsageError, match="no Ray cluster at ray://head:10001"):
+        await connect(ray, monkeypatch)
+    assert ray.tries == tries
