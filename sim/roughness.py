@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from random import Random
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from router.predict.prompt_tokens import START_BYTES_PER_TOKEN, Ratios, TextKind
 from sim.kernel import NS
@@ -64,6 +65,9 @@ STALLED: Final = 1000
 _RATE: Final = 1000
 """Speeds are whole thousandths."""
 
+_PULLS, _RATIOS, _SPEEDS, _STALLS = range(4)
+"""Purposes of random numbers."""
+
 
 class Rough:
     """The roughness of one world."""
@@ -72,46 +76,46 @@ class Rough:
         self._world: Final = world
         self._rough: Final = rough
         self._seed: Final = world.settings.seed
-        self._pulls: Final = self._random("pulls")
-        self._ratios_off: Final = self._random("ratios")
+        self._pulls: Final = self._random(_PULLS)
+        self._ratios_off: Final = self._random(_RATIOS)
         self._ratios: Final = Ratios()
         self._fronts: Final[dict[int, list[int]]] = {}
         """By instance, when each core of its front end is free."""
 
-    def _random(self, name: str) -> Random:
+    def _random(self, purpose: int, number: int = 0) -> np.random.Generator:
         """A stream of its own for each purpose: more draws of one change nothing of the others."""
-        return Random(f"{self._seed} {name}")
+        return np.random.default_rng([self._seed, purpose, number])
 
     # --- engines ------------------------------------------------------------------------------------------------------
 
     def begin(self, at: SimInstance) -> None:
         """An instance has joined: its speed wavers, and it stalls, from now on."""
         if self._rough.speed_cv:
-            self._waver((at, self._random(f"speed {at.index}")))
+            self._waver((at, self._random(_SPEEDS, at.index)))
         if self._rough.stall_every_s:
-            self._calm((at, self._random(f"stalls {at.index}")))
+            self._calm((at, self._random(_STALLS, at.index)))
 
-    def _waver(self, word: tuple[SimInstance, Random]) -> None:
-        at, random = word
+    def _waver(self, word: tuple[SimInstance, np.random.Generator]) -> None:
+        at, rng = word
         if at.gone or not self._world.busy:
             return
-        speed = math.exp(random.gauss(0.0, self._rough.speed_cv))
+        speed = math.exp(rng.normal(0.0, self._rough.speed_cv))
         self._world.lives.slow(at, (max(1, round(speed * _RATE)), _RATE), "speed")
-        self._after(random.expovariate(1 / self._rough.speed_s), self._waver, word)
+        self._after(float(rng.exponential(self._rough.speed_s)), self._waver, word)
 
-    def _calm(self, word: tuple[SimInstance, Random]) -> None:
+    def _calm(self, word: tuple[SimInstance, np.random.Generator]) -> None:
         """No stall for a while."""
-        at, random = word
+        at, rng = word
         self._world.lives.slow(at, (1, 1), "stall")
         if not at.gone and self._world.busy:
-            self._after(random.expovariate(1 / self._rough.stall_every_s), self._stall, word)
+            self._after(float(rng.exponential(self._rough.stall_every_s)), self._stall, word)
 
-    def _stall(self, word: tuple[SimInstance, Random]) -> None:
-        at, random = word
+    def _stall(self, word: tuple[SimInstance, np.random.Generator]) -> None:
+        at, rng = word
         if not at.gone and self._world.busy:
             self._world.counts["stalls"] += 1
             self._world.lives.slow(at, (1, STALLED), "stall")
-            self._after(random.expovariate(1 / self._rough.stall_s), self._calm, word)
+            self._after(float(rng.exponential(self._rough.stall_s)), self._calm, word)
 
     def _after(self, seconds: float, call: Any, word: Any) -> None:
         kernel = self._world.kernel
@@ -130,7 +134,7 @@ class Rough:
     def pull_wait_ns(self) -> int:
         """What the next transfer waits."""
         mean_ms = self._rough.pull_wait_ms
-        return round(self._pulls.expovariate(1 / mean_ms) * 1e6) if mean_ms else 0
+        return round(float(self._pulls.exponential(mean_ms)) * 1e6) if mean_ms else 0
 
     # --- the router's estimates ---------------------------------------------------------------------------------------
 
@@ -138,7 +142,7 @@ class Rough:
         """The size of a prompt's text; 0: the router is told the tokens."""
         if not self._rough.ratio_cv:
             return 0
-        scatter = math.exp(self._ratios_off.gauss(0.0, self._rough.ratio_cv))
+        scatter = math.exp(self._ratios_off.normal(0.0, self._rough.ratio_cv))
         return max(1, round(tokens * START_BYTES_PER_TOKEN[TextKind.TEXT] * scatter))
 
     def estimated(self, model: str, text_bytes: int) -> int:

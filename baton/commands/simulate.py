@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -341,7 +341,7 @@ def _tell(
             {"at_s": each.at_ns / 1e9, "instance": each.instance, "what": each.what, "because": each.because}
             for each in (result.fleet_events if args.changes is not None else ())
         ],
-        "settings": {each.name: getattr(settings, each.name) for each in fields(settings)},
+        "settings": asdict(settings),
         "faults": faults_json(faults),
         "notes": list(notes),
     }

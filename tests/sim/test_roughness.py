@@ -53,7 +53,7 @@ def test_nothing_is_rough_unless_asked_for() -> None:
 @pytest.mark.parametrize(
     ("rough", "roles"),
     [
-        (Roughness(stall_every_s=1.0), (B,)),
+        (Roughness(stall_every_s=0.3), (B,)),
         (Roughness(front_cores=1), (B,)),
         (Roughness(pull_wait_ms=20.0), (P, D)),
     ],
