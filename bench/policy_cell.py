@@ -35,6 +35,9 @@ CLASSES: Final = ("rival", "rival_admitted", "ours")
 LIKE_RIVAL: Final = "ours_like_rival"
 """Baton in the arrangement of the best admitted rival: what the policy alone brings."""
 
+HARDER: Final[dict[str, dict[str, Any]]] = {"rough": {"rough": ROUGH}, "three routers": {"routers": 3}}
+"""Less obliging worlds: see docs/simulator.md."""
+
 Say = Callable[[str], None]
 
 
@@ -208,7 +211,7 @@ def _window(
     _compare(told, found, bound)
     if (cell.factor, cell.fleet.name) == grid.SENSITIVITY_CELL and "ours" in found:
         told["costs_off"] = _costs_off(found["ours"])
-        told["rough"] = _rough(found)
+        told["harder"] = {name: _harder(found, **changes) for name, changes in HARDER.items()}
     return told
 
 
@@ -266,14 +269,14 @@ def _costs_off(ours: Contender) -> dict[str, float]:
     return found
 
 
-def _rough(found: dict[str, Contender]) -> dict[str, float]:
-    """Goodput of both classes with admission where the world is less obliging (`sim.roughness`)."""
+def _harder(found: dict[str, Contender], **changes: Any) -> dict[str, float]:
+    """Goodput of both classes with admission in a less obliging world."""
     rates: dict[str, float] = {}
     for name in CLASSES[1:]:
         if name in found and (reached := found[name].goodput(grid.SHARES[0])):
-            rough = replace(found[name], system=replace(found[name].system, rough=ROUGH), runs={})
-            rough.trace(reached, grid.SHARES[:1])
-            rates[name] = round(rough.goodput(grid.SHARES[0]), 4)
+            hard = replace(found[name], system=replace(found[name].system, **changes), runs={})
+            hard.trace(reached, grid.SHARES[:1])
+            rates[name] = round(hard.goodput(grid.SHARES[0]), 4)
     return rates
 
 

@@ -162,8 +162,8 @@ def tables(told: dict[str, Any]) -> list[Table]:
     cells = told["cells"]
     made = [_cells(cells), _summary(told), _ablation(cells), _shares(cells), _lengths(cells)]
     off = [cell for cell in cells if any(window.get("costs_off") for window in cell["windows"])]
-    rough = [cell for cell in cells if any(len(window.get("rough", ())) > 1 for window in cell["windows"])]
-    return [*made, *([_sensitivity(off)] if off else []), *([_roughness(rough)] if rough else [])]
+    harder = [cell for cell in cells if any(window.get("harder") for window in cell["windows"])]
+    return [*made, *([_sensitivity(off)] if off else []), *([_harder(harder)] if harder else [])]
 
 
 def _cells(cells: Sequence[dict[str, Any]]) -> Table:
@@ -299,23 +299,26 @@ def _there(cell: dict[str, Any], name: str) -> list[str]:
     ]
 
 
-def _roughness(cells: Sequence[dict[str, Any]]) -> Table:
-    def row(cell: dict[str, Any]) -> list[str]:
-        windows = [each for each in cell["windows"] if len(each.get("rough", ())) > 1]
-        share = str(grid.SHARES[0])
-        smooth, rough = (
-            [[rates(each, name) for each in windows] for name in ("rival_admitted", "ours")]
-            for rates in (lambda each, name: each[name]["rates"][share], lambda each, name: each["rough"][name])
-        )
-        kept = [float(np.mean(there)) / float(np.mean(here)) for there, here in zip(rough, smooth, strict=True)]
-        over = [float(np.mean(np.divide(ours, rival))) for rival, ours in (smooth, rough)]
-        return [cell["cell"], *(f"{each:.2f}" for each in (*kept, *over))]
+_BOTH: Final = ("rival_admitted", "ours")
 
+
+def _harder(cells: Sequence[dict[str, Any]]) -> Table:
+    share, rows = str(grid.SHARES[0]), list[list[str]]()
+    for cell in cells:
+        windows = [each for each in cell["windows"] if each.get("harder")]
+        for world in windows[0]["harder"]:
+            both = [each for each in windows if len(each["harder"][world]) > 1]
+            easy = {name: [each[name]["rates"][share] for each in both] for name in _BOTH}
+            hard = {name: [each["harder"][world][name] for each in both] for name in _BOTH}
+            if both:
+                kept = [float(np.mean(hard[name]) / np.mean(easy[name])) for name in _BOTH]
+                over = [float(np.mean(np.divide(each["ours"], each["rival_admitted"]))) for each in (easy, hard)]
+                rows.append([cell["cell"], world, *(f"{each:.2f}" for each in (*kept, *over))])
     return Table(
-        "A less obliging world (docs/simulator.md): engines waver and stall, front ends are busy, transfers wait, "
+        "Less obliging worlds (docs/simulator.md). Rough: engines waver, stall, have busy front ends; transfers wait; "
         "tokens are estimated from bytes. Goodput there over goodput without, and ours over the best admitted rival's",
-        ("cell", "rival keeps", "ours keeps", "ours / rival without", "ours / rival with"),
-        [row(cell) for cell in cells],
+        ("cell", "world", "rival keeps", "ours keeps", "ours / rival without", "ours / rival there"),
+        rows,
     )
 
 

@@ -62,14 +62,14 @@ class Checks:
         world = self._world
         self.places()
         law(not world.front.open, f"{len(world.front.open)} requests never ended")
-        law(len(world.front.scheduler.line) == 0, "a request is still queued")
+        law(all(len(each.scheduler.line) == 0 for each in world.fronts), "a request is still queued")
         for at in world.instances:
             law(not at.legs and not at.awaited and not at.pulling, f"{at.name} still has legs")
             law(not at.nic.sending and not at.nic.receiving, f"{at.name} still has flows")
             if at.ready:
                 held = world.kv_usage(at)
                 law(held == 0.0, f"{at.name} still holds {held:.1%} of its blocks")
-        for view in world.view.all():
+        for view in (view for each in world.fronts for view in each.scheduler.view.all()):
             law(view.inflight == 0, f"{view.id} still has {view.inflight} places taken")
 
     def _moves(self, passage: Passage) -> bool:
@@ -83,18 +83,19 @@ class Checks:
         return world.kernel.now_ns <= leg.last_ns + NS
 
     def places(self) -> None:
-        """The router's places are those of its open requests, no more and no fewer."""
+        """Each router's places are those of its open requests, no more and no fewer."""
         world = self._world
-        taken = dict.fromkeys((view.id for view in world.view.all()), 0)
+        taken = {each: dict.fromkeys((view.id for view in each.scheduler.view.all()), 0) for each in world.fronts}
         for passage in world.front.open.values():
             law(passage.journey.state is not j.JourneyState.DONE, f"request {passage.number} is over and still open")
             if passage.decode is not None:
-                taken[passage.decode] += 1
+                taken[passage.front][passage.decode] += 1
             law(self._moves(passage), f"request {passage.number} waits for nothing, {passage.journey.state}")
         for leg in world.front.prefilling:
-            taken[leg.at.name] += 1
-        for view in world.view.all():
-            law(view.inflight == taken[view.id], f"{view.id}: {view.inflight} places taken by {taken[view.id]} legs")
+            taken[leg.passage.front][leg.at.name] += 1
+        for front, legs in taken.items():
+            for view in front.scheduler.view.all():
+                law(view.inflight == legs[view.id], f"{view.id}: {view.inflight} places taken by {legs[view.id]} legs")
 
 
 def _blocks(at: SimInstance) -> None:

@@ -14,7 +14,7 @@ from loadgen.arrival import Arrival
 from router.core import journey as j
 from router.core.values import Promise
 from router.fleet import events as d
-from router.scheduler.decision_log import Scheduling
+from router.scheduler.decision_log import Fleet, Scheduling
 from router.scheduler.scheduler import HANDSHAKE_S, Scheduler
 from sim import result as rows
 from sim.instance import SimInstance, SimulatedLeg
@@ -25,11 +25,29 @@ if TYPE_CHECKING:
     from sim.world import World
 
 
-class SimulatedRouter:
-    """One simulated router."""
+class Ledger:
+    """The requests of all simulated routers together."""
 
-    def __init__(self, world: World, scheduler: Scheduler, scheduling: Scheduling, model: str) -> None:
+    def __init__(self) -> None:
+        self.open: Final[dict[int, Passage]] = {}
+        """Requests that are not over."""
+        self.prefilling: Final[dict[SimulatedLeg, None]] = {}
+        """Prefill legs that have a place, in the order in which they were sent."""
+        self.rows: Final = rows.Rows()
+        self.details: Final[dict[int, str]] = {}
+        self.classes: Final[dict[str | None, int]] = {None: 0}
+        self.ended_ns = 0
+
+
+class SimulatedRouter:
+    """One simulated router. What a run reports is kept for all of them together (`Ledger`)."""
+
+    def __init__(
+        self, world: World, fleet: Fleet, scheduler: Scheduler, scheduling: Scheduling, model: str, ledger: Ledger
+    ) -> None:
         self.world: Final = world
+        self.fleet: Final = fleet
+        """Its view of the fleet, as a machine."""
         self.kernel: Final = world.kernel
         self.settings: Final = world.settings
         self.scheduler: Final = scheduler
@@ -38,13 +56,12 @@ class SimulatedRouter:
         self.model: Final = model
         self.promises: Mapping[str, Promise] = {}
         """Promises of SLO classes by name; the empty name has the promise of requests without a class."""
-        self.open: Final[dict[int, Passage]] = {}
-        """Requests that are not over."""
-        self.prefilling: Final[dict[SimulatedLeg, None]] = {}
-        """Prefill legs that have a place, in the order in which they were sent."""
-        self.rows: Final = rows.Rows()
-        self.details: Final[dict[int, str]] = {}
-        self.classes: Final[dict[str | None, int]] = {None: 0}
+        self.ledger: Final = ledger
+        self.open: Final = ledger.open
+        self.prefilling: Final = ledger.prefilling
+        self.rows: Final = ledger.rows
+        self.details: Final = ledger.details
+        self.classes: Final = ledger.classes
         self.on_choice: Any = None
         """Called with (passage, chosen) at every choice: a decision log, a test."""
         self.client_ns: Final = round(self.settings.client_us * 1000)
@@ -53,7 +70,6 @@ class SimulatedRouter:
         self._armed_ns = -1
         self._looks_s = -1.0
         """When the scheduler is to be asked for room next."""
-        self.ended_ns = 0
 
     def class_number(self, name: str | None) -> int:
         """SLO classes as small numbers, by first appearance."""
@@ -141,7 +157,7 @@ class SimulatedRouter:
 
     def announce_lost(self, instance: InstanceId, legs: list[SimulatedLeg]) -> None:
         """An instance is gone, down, or restarted: tell the requests that wait for a first answer from it."""
-        for leg in legs:
+        for leg in [each for each in legs if each.passage.front is self]:
             state = leg.passage.journey.state
             waits = leg.prefill or state is j.JourneyState.OPENING
             if waits and not leg.detached:
@@ -152,7 +168,7 @@ class SimulatedRouter:
         """A leg could not connect. Returns whether the instance went down by it."""
         if not self.scheduler.view.knows(instance):
             return False
-        return bool(self.world.fleet.handle(d.Unreachable(instance), self.kernel.now_s))
+        return bool(self.fleet.handle(d.Unreachable(instance), self.kernel.now_s))
 
     def finish(self, passage: Passage, outcome: str) -> None:
         """A journey is over: write its row, forget the rest."""
@@ -165,7 +181,7 @@ class SimulatedRouter:
             last_ns = self._seen(leg.last_ns)
         del self.open[passage.number]
         passage.answer, passage.prefill_legs = None, ()  # legs refer to their passage: leave no cycle
-        self.ended_ns = self.kernel.now_ns
+        self.ledger.ended_ns = self.kernel.now_ns
         self.rows.write(
             passage.number,
             round(arrival.at_s * NS),

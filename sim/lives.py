@@ -19,6 +19,7 @@ from sim.instance import SimInstance, SimulatedLeg
 from sim.kernel import NS, Kernel
 
 if TYPE_CHECKING:
+    from sim.front import SimulatedRouter
     from sim.world import World
 
 KILLED: Final = 137
@@ -216,20 +217,22 @@ class Lives:
         if self._world.busy:
             self._kernel.at(self._kernel.now_ns + self._beat_ns, self._beat, at)
 
-    def _tell(self, event: d.FleetEvent) -> tuple[d.InstanceLost, ...]:
-        """Tell the router's view."""
-        return self._world.fleet.handle(event, self._kernel.now_ns / NS)
+    def _tell(self, front: SimulatedRouter, event: d.FleetEvent) -> tuple[d.InstanceLost, ...]:
+        """Tell a router's view."""
+        return front.fleet.handle(event, self._kernel.now_ns / NS)
 
     def _probe(self, at: SimInstance) -> None:
-        if not self._world.view.knows(at.name):
-            return
-        seen = self._world.view.get(at.name)
-        if at.ready and not at.cut_off:
-            if not seen.up or seen.failures:
-                self._tell(d.ProbeSucceeded(at.name, None, None))
-                self._world.front.tell(d.FleetMoved())
-        elif self._tell(d.ProbeFailed(at.name)):
-            self._world.front.announce_lost(at.name, list(at.legs.values()))
+        for front in self._world.fronts:
+            view = front.scheduler.view
+            if not view.knows(at.name):
+                continue
+            seen = view.get(at.name)
+            if at.ready and not at.cut_off:
+                if not seen.up or seen.failures:
+                    self._tell(front, d.ProbeSucceeded(at.name, None, None))
+                    front.tell(d.FleetMoved())
+            elif self._tell(front, d.ProbeFailed(at.name)):
+                front.announce_lost(at.name, list(at.legs.values()))
 
     def _publish(self, at: SimInstance) -> None:
         """Publish a report that does not wait for the next heartbeat; the registry wakes the router."""
@@ -241,12 +244,13 @@ class Lives:
             self._kernel.at(self._kernel.now_ns + round(self._world.settings.registry_ms * 1e6), self._read)
 
     def _read(self, _: object) -> None:
-        """The router reads the registry, as `router.fleet.discovery` does."""
+        """The routers read the registry, as `router.fleet.discovery` does."""
         now_ns, ttl_ns = self._kernel.now_ns, self._ttl_ns
         heard = tuple(at.reported for at in self._world.living if now_ns - at.heard_ns <= ttl_ns)
-        for lost in self._tell(d.Folded(heard)):
-            self._world.front.announce_lost(lost.instance, list(self._world.by_name[lost.instance].legs.values()))
-        self._world.front.tell(d.FleetMoved())
+        for front in self._world.fronts:
+            for lost in self._tell(front, d.Folded(heard)):
+                front.announce_lost(lost.instance, list(self._world.by_name[lost.instance].legs.values()))
+            front.tell(d.FleetMoved())
 
     def _read_again(self, _: object) -> None:
         self._read(None)

@@ -228,7 +228,7 @@ class Passage(SchedulingContext):
 
     def _send_prefill(self, instance: InstanceId) -> None:
         front = self.front
-        front.world.fleet.handle(d.LegStarted(instance), front.kernel.now_s)
+        front.fleet.handle(d.LegStarted(instance), front.kernel.now_s)
         at = front.world.by_name[instance]
         name = RequestId(str(self.number))
         hold = TransferId(name, self.journey.attempt, at.epoch)

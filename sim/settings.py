@@ -58,7 +58,8 @@ class SimSettings:
     """From an agent's word to the router's reading, where the registry wakes it: two hops and Redis."""
     ttl_s: float = TTL_S
     routers: int = 1
-    """Routers that share the fleet's credits; one of them is simulated."""
+    """Routers that share the fleet's credits. One of them is simulated, with its share of the load, unless
+    `World(others=…)` brings more."""
     cold_start: bool = False
     """Whether engines start with the run instead of being ready before it."""
     checks: bool = True

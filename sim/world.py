@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from cluster.ids import InstanceId
@@ -26,7 +27,7 @@ from sim import result as rows
 from sim.checks import Checks
 from sim.energy import Energy
 from sim.fleet import SimulatedMember, check_members, make_of_member
-from sim.front import SimulatedRouter
+from sim.front import Ledger, SimulatedRouter
 from sim.instance import SimInstance, SimulatedLeg
 from sim.kernel import NS, Kernel
 from sim.lives import Lives
@@ -57,6 +58,7 @@ class World:
         promises: Mapping[str, Promise] | None = None,
         log: DecisionLog | None = None,
         site: Site | None = None,
+        others: Sequence[Policy] = (),
     ) -> None:
         """One cluster.
 
@@ -70,6 +72,8 @@ class World:
             log: takes what choices depend on, as a live router's decision log does. A given `view` must be logged
                 there, too.
             site: the instances that may be started during the run, and the budget; None: the fleet stays as it is.
+            others: the policies of further routers. Requests are dealt to all routers in turns; each knows its own and
+                what heartbeats say, and may use an equal share of the instances' credits.
         """
         check_members(everybody := [*members, *_one_more(site)])
         self.settings: Final = settings or SimSettings()
@@ -82,15 +86,14 @@ class World:
         self.keeps_contents: Final = all(map(_keeps_contents, members))
         self.counts: Final[Counter[str]] = Counter()
         self.view: Final = view or FleetView(lambda instance: make_of_member(self.by_name[instance.id].member))
-        self.fleet: Final = fleet_of(log, self.view)
-        if any(map(_caches, everybody)) and (promises or policy in FORESEEING):
-            self.fleet.handle(events.Indexed(), 0.0)
-        self.view.routers = self.settings.routers
-        scheduler, scheduling = scheduler_of(
-            log, self.view, policy, admission=bool(promises), foresees=policy in FORESEEING
-        )
-        self.front: Final = SimulatedRouter(self, scheduler, scheduling, model or members[0].model)
-        self.front.promises = promises or {}
+        ledger, caches, name = Ledger(), any(map(_caches, everybody)), model or members[0].model
+        alone = partial(self._router, ledger=ledger, model=name, caches=caches, promises=promises or {})
+        self.fronts: Final = [alone(self.view, policy, log), *(alone(FleetView(self.view.makes), p) for p in others)]
+        """The routers."""
+        for front in self.fronts:
+            front.scheduler.view.routers = max(self.settings.routers, len(self.fronts))
+        self.front: Final = self.fronts[0]
+        self.fleet: Final = self.front.fleet
         self.rough: Final = Rough(self, self.settings.rough)
         self.pulls: Final = SimulatedPulls(self)
         self.lives: Final = Lives(self)
@@ -109,6 +112,25 @@ class World:
         for each in self.instances:
             self.provisioning.already(each)
             self.lives.start(each)
+
+    def _router(
+        self,
+        view: FleetView,
+        policy: Policy,
+        log: DecisionLog | None = None,
+        *,
+        ledger: Ledger,
+        model: str,
+        caches: bool,
+        promises: Mapping[str, Promise],
+    ) -> SimulatedRouter:
+        fleet = fleet_of(log, view)
+        if caches and (promises or policy in FORESEEING):
+            fleet.handle(events.Indexed(), 0.0)
+        scheduler, scheduling = scheduler_of(log, view, policy, admission=bool(promises), foresees=policy in FORESEEING)
+        made = SimulatedRouter(self, fleet, scheduler, scheduling, model, ledger)
+        made.promises = promises
+        return made
 
     def _carriers(self) -> dict[type, Callable[[SimInstance, Any], None]]:
         """The method that carries out each kind of a twin's effects."""
@@ -164,12 +186,13 @@ class World:
             classes=tuple(name or "" for name in front.classes),
             details=front.details,
             events=self.kernel.events,
-            end_ns=front.ended_ns,
+            end_ns=front.ledger.ended_ns,
             counts=counts,
             gpus=self.provisioning.peak_gpus,
-            gpu_seconds=self.provisioning.gpu_seconds(front.ended_ns),
+            gpu_seconds=self.provisioning.gpu_seconds(front.ledger.ended_ns),
             energy_j=sum(
-                self.energy.joules(each, self.provisioning.there_s(each, front.ended_ns)) for each in self.instances
+                self.energy.joules(each, self.provisioning.there_s(each, front.ledger.ended_ns))
+                for each in self.instances
             ),
             busy_s={each.name: self.energy.busy_s(each) for each in self.instances},
             fleet_events=tuple(self.provisioning.events),
@@ -182,7 +205,7 @@ class World:
 
     def _arrive(self, arrival: Arrival | None) -> None:
         if arrival is not None:
-            self.front.arrive(arrival)
+            self.fronts[self.front.rows.count % len(self.fronts)].arrive(arrival)
         following = next(self._arrivals, None)
         if following is None:
             self._arriving = False
@@ -364,8 +387,9 @@ class World:
     def _no_connection(self, leg: SimulatedLeg) -> None:
         """The instance accepts no connection, so all other legs to it will fail, too."""
         self._forget(leg.at, leg.request.id)
-        if self.front.unreachable(leg.at.name):
-            self.front.announce_lost(leg.at.name, list(leg.at.legs.values()))
+        front = leg.passage.front
+        if front.unreachable(leg.at.name):
+            front.announce_lost(leg.at.name, list(leg.at.legs.values()))
         because = "connecting took too long" if leg.at.cut_off else "connection refused"
         leg.passage.lost(leg, because, untouched=True)
 

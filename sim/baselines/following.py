@@ -32,11 +32,12 @@ class Following(Protocol):
         """Nothing of it is left anywhere."""
 
 
-def follow(world: World, policy: object) -> None:
-    """Let this policy hear of the requests of this world, if it wants to."""
+def follow(world: World, policy: object, router: int = 0) -> None:
+    """Let this policy hear of the requests of one router of this world, if it wants to."""
     if not isinstance(policy, Following):
         return
-    chose_before, effect_before = world.front.on_choice, world.on_effect
+    front = world.fronts[router]
+    chose_before, effect_before = front.on_choice, world.on_effect
 
     def on_choice(passage: Any, chosen: Chosen) -> None:
         if chose_before is not None:
@@ -58,7 +59,7 @@ def follow(world: World, policy: object) -> None:
         for request in requests:
             policy.prefilled(request)
 
-    world.front.on_choice, world.on_effect = on_choice, on_effect
+    front.on_choice, world.on_effect = on_choice, on_effect
 
 
 def _first_end_ns(at: SimInstance, run: ev.StepRun) -> int:

@@ -108,6 +108,8 @@ class System:
     """The router takes every step to last so many times what its engines' costs say."""
     rough: Roughness = SMOOTH
     """How far the world is from what predictions say."""
+    routers: int = 1
+    """Routers in front, to which requests are dealt in turns."""
 
     @property
     def gpus(self) -> int:
@@ -251,7 +253,9 @@ def simulate(
     promise = Promise(ttft_ms=targets.ttft_ms or 0.0, tpot_ms=targets.tpot_ms or 0.0) if targets else NO_PROMISE
     promises = {"": promise} if system.admission else None
     view = None if system.costs_off == 1.0 else misled(members, system.costs_off)
-    world = World(members, settings, policy=policy, model=model, promises=promises, view=view)
-    follow(world, policy)
+    others = [policy_of(system, members) for _ in range(system.routers - 1)]
+    world = World(members, settings, policy=policy, model=model, promises=promises, view=view, others=others)
+    for number, each in enumerate((policy, *others)):
+        follow(world, each, number)
     world.on_progress = watch
     return world.run(arrivals)

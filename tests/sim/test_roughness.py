@@ -97,3 +97,16 @@ def test_rates_of_a_fault_and_of_a_waver_multiply() -> None:
 def test_values_out_of_bounds_are_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} is {value}"):
         Roughness(**{name: value})
+
+
+def test_three_routers_share_the_fleet_and_each_knows_its_own_requests() -> None:
+    promise, policy = {"": Promise(ttft_ms=500.0, tpot_ms=20.0)}, POLICIES["workload"]
+    world = World(members(P, D, B), SimSettings(), policy=policy, promises=promise, others=(policy, policy))
+    Faults(world, [Fault(at_s=1.0, kind="kill", instance=InstanceId("both-2"))], 0)
+    chose: dict[int, set[int]] = {}
+    for number, front in enumerate(world.fronts):
+        front.on_choice = lambda passage, _, of=number: chose.setdefault(of, set()).add(passage.number % 3)
+    result = world.run(every(0.01, 300, tokens=100, answer=20))
+    assert chose == {0: {0}, 1: {1}, 2: {2}}
+    assert (result.columns["outcome"] == 1).mean() > 0.95
+    assert len({id(each.scheduler.view) for each in world.fronts}) == 3

@@ -194,6 +194,15 @@ def test_costs_that_are_off_are_shown_beside_the_true_ones() -> None:
     assert table.rows == [["a", "0.900", *["0.800"] * 4]]
 
 
+def test_less_obliging_worlds_say_what_each_keeps() -> None:
+    one = row("a", 10, 8, 10)
+    for window in one["windows"]:
+        rates = {name: window[name]["rates"]["0.9"] for name in ("rival_admitted", "ours")}
+        window["harder"] = {"rough": {name: rate / 2 for name, rate in rates.items()}, "three routers": {}}
+    table = policy_tables.tables(policy_tables.figures([one], "full"))[5]
+    assert table.rows == [["a", "rough", "0.50", "0.50", "1.00", "1.00"]]
+
+
 def test_finished_cells_are_kept_by_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "KEPT", tmp_path / "work" / "policy.jsonl")
     for sources in ("old", "new"):
