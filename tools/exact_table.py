@@ -31,6 +31,8 @@ KINDS: Final = {
     "vision": "pictures (LLaVA)",
     "adapter": "a LoRA adapter of which both agents tell one digest",
     "adapter unknown": "a LoRA adapter of which they tell two, or none",
+    "tp 1 to 2": "tensor parallel: P on one rank, D on two (grouped queries, float32)",
+    "tp 2 to 1": "tensor parallel: P on two ranks, D on one",
     "speculation": "speculation by n-grams",
     "parsers": "reasoning and tool parsers, chats with and without tools",
 }

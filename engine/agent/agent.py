@@ -312,7 +312,9 @@ class Agent:
             f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n{name}{label} {value:.17g}\n"
             for name, value in samples.items()
         )
-        for tier, tokens in self._evictions.kept.items():
+        kept = self._evictions.kept
+        text += "# TYPE baton_agent_kv_kept_tokens gauge\n" if kept else ""
+        for tier, tokens in kept.items():
             text += f'baton_agent_kv_kept_tokens{label[:-1]},tier="{tier}"}} {tokens}\n'
         return text if self._moves is None else text + exposition(self.spec.instance, self._moves.handoffs)
 

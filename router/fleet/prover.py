@@ -229,6 +229,8 @@ class _Proof:
         self._request = RequestId(f"proof-{secrets.token_hex(8)}")
         self._held = ""
         """Why P's token cannot be the first, by P's own answer."""
+        self._tied = False
+        """Whether the last two answers have differed."""
 
     async def made(self) -> tuple[str, str]:
         """What is wrong with the pair, and why P's token may not stand for D's first; empty: nothing."""
@@ -236,6 +238,8 @@ class _Proof:
         if found is None or (found == "" and inexact and not self._held):  # the difference may be a tie
             with contextlib.suppress(_Refused):  # without logprobs a tie cannot be told: the difference stands
                 found, inexact = await self._compared(logprobs=True)
+                if found == "" and self._tied:  # by chance a difference can look like one, and hardly twice
+                    found, inexact = await self._compared(logprobs=True)
         if found is None:
             found = "with the other's blocks the decode instance answers otherwise than alone"
         if found or not self._chats_too:
@@ -254,6 +258,7 @@ class _Proof:
             return told, ""
         first, handed = told
         alone = await self._answer(self._pair.decode, asked(secrets.token_hex(16)))
+        self._tied = handed.text != alone.text
         return pair_proofs.fault(handed, alone), pair_proofs.inexact(first, self._held, handed, alone)
 
     async def _chats(self) -> tuple[str, str]:

@@ -242,6 +242,17 @@ def test_an_answer_is_one_engines_alone(
         table.saw(kind, here.way(), 2 * len(lengths))
 
 
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
+def test_tensor_parallel_sizes_may_differ(prefill: int, decode: int, tmp_path: Path, table: Table) -> None:
+    """In float32: each size adds up in another order, and answers are compared between the two."""
+    model = write_model("gqa", tmp_path / "model")
+    words = {name: ("--tensor-parallel-size", str(size)) for name, size in (("p", prefill), ("d", decode))}
+    with routed(tmp_path, model, "--dtype", "float32", **words) as here:
+        compared(here, (3, 40, 129, 700))
+        assert here.counted('baton_handoffs_total{result="ok"}') in {0, 8}
+        table.saw(f"tp {prefill} to {decode}", here.way(), 8)
+
+
 def test_drafts_are_handed_over_and_never_seeded(tmp_path: Path, table: Table) -> None:
     """vLLM takes no logits processor beside speculation, so that nothing would pin a first token."""
     model = write_model("gqa", tmp_path / "model")

@@ -190,6 +190,8 @@ RULES = {
         "slo": {"a": {"ttft_ms": 10, "when_missed": "degrade", "degrade_to": "b"}},
     },
     "digests": {"models": [{"name": "m"}], "transfer": {"digests": True}},
+    "disk_alone": {"models": [{"name": "m"}], "kv": {"disk_gib": 4}},
+    "folder_alone": {"models": [{"name": "m"}], "kv": {"host_gib": 4, "disk_folder": "/kv"}},
     "password": {"models": [{"name": "m"}], "registry": {"password_file": "keys/r"}},
     "ca": {"models": [{"name": "m"}], "registry": {"ca_file": "keys/r"}},
     "tls": {"models": [{"name": "m"}], "router": {"tls_key_file": "keys/r"}},

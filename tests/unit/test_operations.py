@@ -47,6 +47,8 @@ def existing() -> dict[str, set[str]]:
     one = HandoffReport({"held": 1}, (PullState("e", InstanceId("prefill-0"), "met", 1, 0, aside=False),))
     for name, labels in re.findall(r"^(baton_\w+)\{(.*)\}", exposition(InstanceId("decode-0"), one), re.MULTILINE):
         found[name] = set(re.findall(r"(\w+)=", labels))
+    for name in re.findall(r"# TYPE (baton_agent_\w+) ", agent):
+        found[name] = {"instance", "role", "tier"}
     operator = {f"baton_operator_{name}_total": set[str]() for name in asdict(OperatorCounters())}
     operator["baton_operator_leading"] = set()
     return found | operator | {name: {"instance", "role"} for name in re.findall(r'"(baton_agent_[a-z_]+)":', agent)}
