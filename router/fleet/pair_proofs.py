@@ -9,10 +9,11 @@ prove nothing.)
 
 *The hand-over* is proven if both answers have the same greedy tokens, if D reports tokens from an external cache, and
 if both instances tokenize a prompt and a chat alike. Where answers differ once, both are repeated with logprobs: a tie
-that another batch decides differently is no fault (`TIE`), if a third prompt has none, or another tie. *P's token* is proven if P reports that it has computed the
-whole prompt, if the token with which P ends its leg is D's first one, in both answers, and if both sample the same
-tokens of a chat with one seed (a request without a temperature gets the engine's default). Only then may P's token be
-sent to a client before D answers, or stand for an answer. What cannot be determined counts as not proven.
+that another batch decides differently is no fault (`TIE`), if a third prompt shows no fault either. *P's token* is
+proven if P reports that it has computed the whole prompt, if the token with which P ends its leg is D's first one, in
+both answers, and if both sample the same tokens of a chat with one seed (a request without a temperature gets the
+engine's default). Only then may P's token be sent to a client before D answers, or stand for an answer. What cannot be
+determined counts as not proven.
 
 Equality is transitive: instances linked by proven pairs form a *circle* (`ProofStanding`) and hand over among
 themselves. So a large fleet need not try every pair. A pair that fails hands nothing over until it has passed, whatever
