@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sim.world import World
 
 
-class Ledger:
+class RequestBook:
     """The requests of all simulated routers together."""
 
     def __init__(self) -> None:
@@ -40,10 +40,10 @@ class Ledger:
 
 
 class SimulatedRouter:
-    """One simulated router. What a run reports is kept for all of them together (`Ledger`)."""
+    """One simulated router. What a run reports is kept for all of them together (`RequestBook`)."""
 
     def __init__(
-        self, world: World, fleet: Fleet, scheduler: Scheduler, scheduling: Scheduling, model: str, ledger: Ledger
+        self, world: World, fleet: Fleet, scheduler: Scheduler, scheduling: Scheduling, model: str, book: RequestBook
     ) -> None:
         self.world: Final = world
         self.fleet: Final = fleet
@@ -56,12 +56,12 @@ class SimulatedRouter:
         self.model: Final = model
         self.promises: Mapping[str, Promise] = {}
         """Promises of SLO classes by name; the empty name has the promise of requests without a class."""
-        self.ledger: Final = ledger
-        self.open: Final = ledger.open
-        self.prefilling: Final = ledger.prefilling
-        self.rows: Final = ledger.rows
-        self.details: Final = ledger.details
-        self.classes: Final = ledger.classes
+        self.book: Final = book
+        self.open: Final = book.open
+        self.prefilling: Final = book.prefilling
+        self.rows: Final = book.rows
+        self.details: Final = book.details
+        self.classes: Final = book.classes
         self.on_choice: Any = None
         """Called with (passage, chosen) at every choice: a decision log, a test."""
         self.client_ns: Final = round(self.settings.client_us * 1000)
@@ -181,7 +181,7 @@ class SimulatedRouter:
             last_ns = self._seen(leg.last_ns)
         del self.open[passage.number]
         passage.answer, passage.prefill_legs = None, ()  # legs refer to their passage: leave no cycle
-        self.ledger.ended_ns = self.kernel.now_ns
+        self.book.ended_ns = self.kernel.now_ns
         self.rows.write(
             passage.number,
             round(arrival.at_s * NS),

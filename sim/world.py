@@ -27,7 +27,7 @@ from sim import result as rows
 from sim.checks import Checks
 from sim.energy import Energy
 from sim.fleet import SimulatedMember, check_members, make_of_member
-from sim.front import Ledger, SimulatedRouter
+from sim.front import RequestBook, SimulatedRouter
 from sim.instance import SimInstance, SimulatedLeg
 from sim.kernel import NS, Kernel
 from sim.lives import Lives
@@ -86,8 +86,8 @@ class World:
         self.keeps_contents: Final = all(map(_keeps_contents, members))
         self.counts: Final[Counter[str]] = Counter()
         self.view: Final = view or FleetView(lambda instance: make_of_member(self.by_name[instance.id].member))
-        ledger, caches, name = Ledger(), any(map(_caches, everybody)), model or members[0].model
-        alone = partial(self._router, ledger=ledger, model=name, caches=caches, promises=promises or {})
+        book, caches, name = RequestBook(), any(map(_caches, everybody)), model or members[0].model
+        alone = partial(self._router, book=book, model=name, caches=caches, promises=promises or {})
         self.fronts: Final = [alone(self.view, policy, log), *(alone(FleetView(self.view.makes), p) for p in others)]
         """The routers."""
         for front in self.fronts:
@@ -119,7 +119,7 @@ class World:
         policy: Policy,
         log: DecisionLog | None = None,
         *,
-        ledger: Ledger,
+        book: RequestBook,
         model: str,
         caches: bool,
         promises: Mapping[str, Promise],
@@ -128,7 +128,7 @@ class World:
         if caches and (promises or policy in FORESEEING):
             fleet.handle(events.Indexed(), 0.0)
         scheduler, scheduling = scheduler_of(log, view, policy, admission=bool(promises), foresees=policy in FORESEEING)
-        made = SimulatedRouter(self, fleet, scheduler, scheduling, model, ledger)
+        made = SimulatedRouter(self, fleet, scheduler, scheduling, model, book)
         made.promises = promises
         return made
 
@@ -186,12 +186,12 @@ class World:
             classes=tuple(name or "" for name in front.classes),
             details=front.details,
             events=self.kernel.events,
-            end_ns=front.ledger.ended_ns,
+            end_ns=front.book.ended_ns,
             counts=counts,
             gpus=self.provisioning.peak_gpus,
-            gpu_seconds=self.provisioning.gpu_seconds(front.ledger.ended_ns),
+            gpu_seconds=self.provisioning.gpu_seconds(front.book.ended_ns),
             energy_j=sum(
-                self.energy.joules(each, self.provisioning.there_s(each, front.ledger.ended_ns))
+                self.energy.joules(each, self.provisioning.there_s(each, front.book.ended_ns))
                 for each in self.instances
             ),
             busy_s={each.name: self.energy.busy_s(each) for each in self.instances},

@@ -21,7 +21,7 @@ from router.scheduler.scoring.budget import BARRIER_MAX, MISS, RAMP
 from router.scheduler.scoring.figures import LOOSE
 from router.scheduler.scoring.filters import ready, saturation_of
 from router.scheduler.scoring.prices import HOLDS_FREE, PULL_MS, PULL_STEPS
-from router.scheduler.scoring.workload import ALIKE, HYSTERESIS, ON_DECODE, WAITING, K
+from router.scheduler.scoring.workload import ALIKE, HYSTERESIS, WAITING, K
 
 _POINTS = np.concatenate([np.linspace(0.0, 1.2, 121), [1e6]])
 
@@ -55,7 +55,6 @@ class Row:
     prefill: float = 0.0
     decode: float = 0.0
     harm: float = 0.0
-    delays: float = 0.0
 
 
 class Plain:
@@ -160,7 +159,6 @@ class Plain:
         table = _OWN_MISSED if wanted.ttft_ms and not wanted.late else _OWN
         near = looked_up(inflight.rows[row].step / idle / self.tpot_unit, _NEAR)
         others = inflight.rows[row].decoding * found.stall * near / (self.tpot_unit * self.middle)
-        found.delays = others
         found.prefill = looked_up(found.ttft / self.ttft_unit, table) + others
         used = found.tpot / self.tpot_unit
         others = inflight.rows[row].decoding * longer / idle / self.tpot_unit * looked_up(used, _NEAR)
@@ -248,13 +246,6 @@ class Plain:
         part = min(1.0, self.tokens / self.step_model.rows[first].capacity)
         return float((1 + columns.waiting[first]) * over * part * self.pause(first, second) / self.ttft_unit)
 
-    def on_decode(self, row: int) -> float:
-        wanted, columns = self.wanted, self.fleet.columns
-        kept = (wanted.ttft_ms or wanted.tpot_ms) and wanted.hand_over and not wanted.prefill_only
-        return (
-            (ON_DECODE - 1) * (self.rows[row].harm + self.rows[row].delays) if kept and not columns.prefills[row] else 0
-        )
-
     def dearer(self, first: int, second: int) -> float:
         columns = self.fleet.columns
         either = columns.decodes[first] and columns.prefills[second]
@@ -312,13 +303,10 @@ def _aggregated(plain: Plain, rows: list[int]) -> list[_Option]:
             at = plain.rows[row]
             if at.open == begins:
                 priced.append((at.prefill + (0.0 if plain.wanted.prefill_only else at.decode), row))
-        some = []
-        for price, row in sorted(priced)[:K]:
-            whole = price + plain.rows[row].harm
-            some.append((whole + plain.on_decode(row), row, whole))
+        some = [(price + plain.rows[row].harm, row) for price, row in sorted(priced)[:K]]
         if some:
-            ranked, row, whole = min(some)
-            found.append((ranked, whole, None, row, begins))
+            price, row = min(some)
+            found.append((price, price, None, row, begins))
     return found
 
 

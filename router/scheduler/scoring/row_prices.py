@@ -279,15 +279,6 @@ class RowPrices(Figures):
         at = self._position(row)
         return self._prices()[1][at]
 
-    def delays(self, row: int) -> float:
-        """The part of `prefill_at` that answers there pay: they wait for the prompt."""
-        load = self.fleet.inflight.rows[row]
-        if not load.decoding:
-            return 0.0
-        at = self._position(row)
-        stalled = load.decoding * self._stall[at] / (self.tpot_unit * self.middle)
-        return NEAR.of(self._before[at]) * stalled
-
     # --- of some rows -------------------------------------------------------------------------------------------------
 
     def best_aggregated(self, rows: Ints, count: int) -> tuple[Priced, Priced]:

@@ -45,12 +45,6 @@ ALIKE: Final = 5.0
 with some answers left is held to their TPOT, and the other's steps are full of all answers: half-made pools serve less
 than none, and the price of one request does not show it (docs/policy.md)."""
 
-ON_DECODE: Final = 8.0
-"""With targets, what a prompt does to the answers of an instance that only decodes counts so many times where a pair is
-compared: answers that come later wait for it, too, and the price of one request does not show them. Chosen among 3 to
-20 on windows for tuning and looking (docs/policy.md): with four H100 as 2 P and 2 D, 0.92 of Azure's conversations at
-85 a second are in time, and 0.85 without it."""
-
 
 _A_PAIR: Final = "; a pair "
 _NO_PAIR: Final = "; no pair costs less"
@@ -247,17 +241,12 @@ def _aggregated(prices: Prices, rows: Ints) -> list[_Option]:
 
 
 def _least(prices: Prices, priced: Priced, *, now: bool) -> list[_Option]:
-    """The cheapest of these, harm included, and `ON_DECODE`."""
-    best, price, at = math.inf, math.inf, -1
-    kept = prices.promised and prices.wanted.hand_over and not prices.wanted.prefill_only
-    prefills = prices.fleet.columns.prefills
+    """The cheapest of these, harm included."""
+    best, at = math.inf, -1
     for least, row in priced:
         if least > best:
             break
-        harm = prices.harm(row)
-        ranked = whole = least + harm
-        if kept and not prefills.item(row):
-            ranked += (ON_DECODE - 1.0) * (harm + prices.delays(row))
-        if ranked < best or (ranked == best and row < at):
-            best, price, at = ranked, whole, row
-    return [_Option(price, best, at, at, now)] if at >= 0 else []
+        whole = least + prices.harm(row)
+        if whole < best or (whole == best and row < at):
+            best, at = whole, row
+    return [_Option(best, best, at, at, now)] if at >= 0 else []
