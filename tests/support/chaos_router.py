@@ -115,6 +115,17 @@ async def _all_up(client: aiohttp.ClientSession, endpoint: str, count: int) -> N
             await asyncio.sleep(0.005)
 
 
+async def _proven(client: aiohttp.ClientSession, endpoint: str) -> None:
+    """It hands over: each pair of the fleet has passed its proof."""
+    async with asyncio.timeout(10):
+        while True:
+            async with client.get(f"{endpoint}/metrics") as answer:
+                text = await answer.text()
+            if 'baton_pair_proofs_total{result="passed"}' in text:
+                return
+            await asyncio.sleep(0.005)
+
+
 async def _no_place_taken(client: aiohttp.ClientSession, endpoint: str, seed: int) -> None:
     """Every journey is over: places given back, nothing in the background."""
     taken: object = None
@@ -147,6 +158,7 @@ async def as_process(fleet: ChaosFleet, killed: list[subprocess.Popen[bytes]]) -
         endpoint = line.decode().split()[-1]
         async with aiohttp.ClientSession() as client:
             await _all_up(client, endpoint, len(fleet.mocks.instances))
+            await _proven(client, endpoint)
         yield endpoint
     finally:
         process.kill()
