@@ -159,7 +159,7 @@ class OnMocks:
     sender_late_ms: float
     """p99."""
     engines_late_ms: float
-    """Of the mock whose clock woke latest, mean."""
+    """The mean lateness of one mock's clock, of the latest mock."""
 
     def void(self) -> str:
         """Why it says nothing of admission; empty where it does."""

@@ -30,7 +30,7 @@ from sim.experiments.systems import EqualInstances, Shelf, System, simulate
 from sim.experiments.tuning import Best, Case
 from sim.roughness import ROUGH
 
-CLASSES: Final = ("rival", "rival_admitted", "ours")
+CLASSES: Final = ("rival", *grid.WITH_ADMISSION)
 """Rivals as they are, rivals with Baton's admission in front, and Baton. All in the same arrangements."""
 LIKE_RIVAL: Final = "ours_like_rival"
 """Baton in the arrangement of the best admitted rival: what the policy alone brings."""
@@ -85,19 +85,6 @@ def families(
     admission: bool,
 ) -> Iterator[Family]:
     """The arrangements that every system is tried in, one after the other: later ones use budgets that were best."""
-    for family in _arrangements(case, shelf, pools, policy, champion, admission=admission):
-        yield replace(family, systems=tuple(equipped(case, shelf, each) for each in family.systems))
-
-
-def _arrangements(
-    case: Case,
-    shelf: Shelf,
-    pools: Sequence[EqualInstances],
-    policy: str,
-    champion: Champion,
-    *,
-    admission: bool,
-) -> Iterator[Family]:
     yield whole(pools, grid.BUDGETS, policy, admission=admission)
     if len(pools) > 1:
         yield whole_by_gpu(pools, grid.BUDGETS_BY_GPU, policy, admission=admission)
@@ -121,7 +108,10 @@ def contest(case: Case, shelf: Shelf, cell: grid.Cell, rivals: Sequence[str]) ->
         champion = found[name]
         champion.starts = dict(starts)
         for policy in policies if name != "ours" else (grid.OURS,):
-            made = families(case, shelf, pools, policy, champion, admission=name != "rival")
+            made = (
+                replace(family, systems=tuple(equipped(case, shelf, each) for each in family.systems))
+                for family in families(case, shelf, pools, policy, champion, admission=name != "rival")
+            )
             champion.meet(case, shelf, made, start)
         start, starts = champion.best.per_gpu, champion.starts
         if champion.best.system is not None:  # the likeliest winner first, so that others are dropped soon
@@ -224,7 +214,7 @@ def _contenders(case: Case, shelf: Shelf, tuned: dict[str, Best], shares: Sequen
         if best.system is None or not best.rate:
             continue
         mine = found[name] = Contender(best.system, case, shelf, base)
-        mine.trace(best.rate * shift, shares if name in CLASSES[1:] else shares[:1])
+        mine.trace(best.rate * shift, shares if name in grid.WITH_ADMISSION else shares[:1])
         if reached := mine.goodput(shares[0]):  # windows are easier or harder for all: the next begins nearer
             shift = reached / best.rate
     return found
@@ -250,7 +240,7 @@ def _compare(told: dict[str, Any], found: dict[str, Contender], bound: Ceiling) 
     if rival is None or not (reached := rival.goodput(grid.SHARES[0])):
         return
     step = rival.nearest(reached)
-    for name in CLASSES[1:]:
+    for name in grid.WITH_ADMISSION:
         if name in found:
             told[name]["there"] = found[name].run(step)
     told["bound"]["there"] = round(bound.least(rival.rate(step)), 4)
@@ -272,7 +262,7 @@ def _costs_off(ours: Contender) -> dict[str, float]:
 def _harder(found: dict[str, Contender], **changes: Any) -> dict[str, float]:
     """Goodput of both classes with admission in a less obliging world."""
     rates: dict[str, float] = {}
-    for name in CLASSES[1:]:
+    for name in grid.WITH_ADMISSION:
         if name in found and (reached := found[name].goodput(grid.SHARES[0])):
             hard = replace(found[name], system=replace(found[name].system, **changes), runs={})
             hard.trace(reached, grid.SHARES[:1])

@@ -80,6 +80,8 @@ SAME: Final = {"distserve": "least_requests"}
 WEIGHTED: Final = ("dynamo, weighted", "splitwise, weighted", "weighted_requests")
 """For fleets of unequal GPUs only."""
 OURS: Final = "workload"
+WITH_ADMISSION: Final = ("rival_admitted", "ours")
+"""The classes of systems that are compared at all attainments."""
 
 TUNING_WINDOW: Final = 0
 WINDOWS: Final = (1, 2, 3, 4, 5)

@@ -244,7 +244,7 @@ def _names(names: Sequence[str]) -> str:
 def _ablation(cells: Sequence[dict[str, Any]]) -> Table:
     steps = ("by_admission", "by_policy", "by_arrangement")
     return Table(
-        "What the gain over the best rival as it is comes from: factors whose product it is about",
+        "Parts of the gain over the best rival without admission: factors; their product is about the gain",
         ("cell", "admission", "policy", "arrangement", "best rival as it is"),
         [
             [
@@ -299,19 +299,16 @@ def _there(cell: dict[str, Any], name: str) -> list[str]:
     ]
 
 
-_BOTH: Final = ("rival_admitted", "ours")
-
-
 def _harder(cells: Sequence[dict[str, Any]]) -> Table:
     share, rows = str(grid.SHARES[0]), list[list[str]]()
     for cell in cells:
         windows = [each for each in cell["windows"] if each.get("harder")]
         for world in windows[0]["harder"]:
             both = [each for each in windows if len(each["harder"][world]) > 1]
-            easy = {name: [each[name]["rates"][share] for each in both] for name in _BOTH}
-            hard = {name: [each["harder"][world][name] for each in both] for name in _BOTH}
+            easy = {name: [each[name]["rates"][share] for each in both] for name in grid.WITH_ADMISSION}
+            hard = {name: [each["harder"][world][name] for each in both] for name in grid.WITH_ADMISSION}
             if both:
-                kept = [float(np.mean(hard[name]) / np.mean(easy[name])) for name in _BOTH]
+                kept = [float(np.mean(hard[name]) / np.mean(easy[name])) for name in grid.WITH_ADMISSION]
                 over = [float(np.mean(np.divide(each["ours"], each["rival_admitted"]))) for each in (easy, hard)]
                 rows.append([cell["cell"], world, *(f"{each:.2f}" for each in (*kept, *over))])
     return Table(

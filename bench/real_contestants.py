@@ -67,7 +67,7 @@ CONTESTANTS: Final = {
     "apart-baton": Contestant("1 P + 1 D, Baton's connector", _APART, "baton"),
 }
 CALIBRATES: Final = "whole-512"
-"""The arrangement whose latency and rate targets and load are made of."""
+"""Targets and load are made of this arrangement's latency and rate."""
 USUAL: Final = (OURS, CALIBRATES, PLAIN)
 
 

@@ -51,8 +51,8 @@ class Checks:
                 self._touches[at] = at.member.config.num_blocks // _BLOCKS_AT_ONCE
                 _blocks(at)
         world.touched.clear()
-        rows, front = world.front.rows, world.front
-        law(rows.count == rows.ended + len(front.open), "a request was lost, or ended twice")
+        rows = world.book.rows
+        law(rows.count == rows.ended + len(world.book.open), "a request was lost, or ended twice")
         self._events += 1
         if self._events % _EVERYTHING_EVERY == 0:
             self.places()
@@ -61,7 +61,7 @@ class Checks:
         """Nothing is left to do."""
         world = self._world
         self.places()
-        law(not world.front.open, f"{len(world.front.open)} requests never ended")
+        law(not world.book.open, f"{len(world.book.open)} requests never ended")
         law(all(len(each.scheduler.line) == 0 for each in world.fronts), "a request is still queued")
         for at in world.instances:
             law(not at.legs and not at.awaited and not at.pulling, f"{at.name} still has legs")
@@ -86,12 +86,12 @@ class Checks:
         """Each router's places are those of its open requests, no more and no fewer."""
         world = self._world
         taken = {each: dict.fromkeys((view.id for view in each.scheduler.view.all()), 0) for each in world.fronts}
-        for passage in world.front.open.values():
+        for passage in world.book.open.values():
             law(passage.journey.state is not j.JourneyState.DONE, f"request {passage.number} is over and still open")
             if passage.decode is not None:
                 taken[passage.front][passage.decode] += 1
             law(self._moves(passage), f"request {passage.number} waits for nothing, {passage.journey.state}")
-        for leg in world.front.prefilling:
+        for leg in world.book.prefilling:
             taken[leg.passage.front][leg.at.name] += 1
         for front, legs in taken.items():
             for view in front.scheduler.view.all():

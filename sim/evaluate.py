@@ -152,7 +152,7 @@ def tried(
     try:
         seen = _evaluation(world.run(named), goals)
     except Certain as certain:
-        return Tried(holds=False, spent=world.front.rows.count, attained_at_most=certain.share)
+        return Tried(holds=False, spent=world.book.rows.count, attained_at_most=certain.share)
     share = min((each.share for each in seen.classes.values()), default=0.0)
     return Tried(holds=seen.holds, spent=len(named), attained_at_most=share, seen=seen)
 
@@ -190,10 +190,10 @@ class _Watch:
         self._looks += 1
         if self._looks % LOOK_EVERY:
             return
-        front = world.front
-        columns = front.rows.columns()
+        book = world.book
+        columns = book.rows.columns()
         over = columns[columns["outcome"] != 0]
-        names = tuple(name or "" for name in front.classes)
+        names = tuple(name or "" for name in book.classes)
         seen = Result(columns=over, members=(), classes=names, details={}, events=0, end_ns=0)
         late = self._late(world)
         for name, goal in self._goals.items():
@@ -207,7 +207,7 @@ class _Watch:
     def _late(self, world: World) -> dict[str, int]:
         """The number of requests without a first token that cannot have one in time any more."""
         found: dict[str, int] = {}
-        for passage in world.front.open.values():
+        for passage in world.book.open.values():
             name = passage.arrival.slo_class or ""
             target_ms = self._goals[name].targets.ttft_ms if name in self._goals else None
             if target_ms is not None and passage.first_ns < 0:

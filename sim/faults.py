@@ -197,7 +197,7 @@ class Faults:
 
     def _leave(self, fault: Fault) -> None:
         """Clients leave all at once, as when a front end restarts."""
-        listed: list[Passage] = list(self._world.front.open.values())
+        listed: list[Passage] = list(self._world.book.open.values())
         for passage in listed:
             if mix(self._seed, passage.number, 3) % 1_000_000 < fault.share * 1_000_000:
                 self._world.counts["clients_left"] += 1

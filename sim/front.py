@@ -38,13 +38,18 @@ class RequestBook:
         self.classes: Final[dict[str | None, int]] = {None: 0}
         self.ended_ns = 0
 
+    def class_number(self, name: str | None) -> int:
+        """SLO classes as small numbers, by first appearance."""
+        found = self.classes.get(name)
+        if found is None:
+            found = self.classes[name] = len(self.classes)
+        return found
+
 
 class SimulatedRouter:
-    """One simulated router. What a run reports is kept for all of them together (`RequestBook`)."""
+    """One simulated router. What a run reports is kept for all of them together (`World.book`)."""
 
-    def __init__(
-        self, world: World, fleet: Fleet, scheduler: Scheduler, scheduling: Scheduling, model: str, book: RequestBook
-    ) -> None:
+    def __init__(self, world: World, fleet: Fleet, scheduler: Scheduler, scheduling: Scheduling, model: str) -> None:
         self.world: Final = world
         self.fleet: Final = fleet
         """Its view of the fleet, as a machine."""
@@ -56,12 +61,7 @@ class SimulatedRouter:
         self.model: Final = model
         self.promises: Mapping[str, Promise] = {}
         """Promises of SLO classes by name; the empty name has the promise of requests without a class."""
-        self.book: Final = book
-        self.open: Final = book.open
-        self.prefilling: Final = book.prefilling
-        self.rows: Final = book.rows
-        self.details: Final = book.details
-        self.classes: Final = book.classes
+        self.book: Final = world.book
         self.on_choice: Any = None
         """Called with (passage, chosen) at every choice: a decision log, a test."""
         self.client_ns: Final = round(self.settings.client_us * 1000)
@@ -71,17 +71,10 @@ class SimulatedRouter:
         self._looks_s = -1.0
         """When the scheduler is to be asked for room next."""
 
-    def class_number(self, name: str | None) -> int:
-        """SLO classes as small numbers, by first appearance."""
-        found = self.classes.get(name)
-        if found is None:
-            found = self.classes[name] = len(self.classes)
-        return found
-
     def arrive(self, arrival: Arrival) -> None:
         """A client sends now. The router chooses once it has read the request."""
-        number = self.rows.add()
-        passage = self.open[number] = Passage(self, number, arrival, self.model)
+        number = self.book.rows.add()
+        passage = self.book.open[number] = Passage(self, number, arrival, self.model)
         self.kernel.at(self.kernel.now_ns + self.lead_ns, passage.begin)
         self.arm(passage.journey.deadline, number)
 
@@ -108,7 +101,7 @@ class SimulatedRouter:
         """The router is done with a prefill leg: its place is free."""
         if not leg.detached:
             leg.detached = True
-            del self.prefilling[leg]
+            del self.book.prefilling[leg]
             self.tell(d.LegEnded(leg.at.name))
 
     def outlast(self, leg: SimulatedLeg) -> None:
@@ -179,10 +172,10 @@ class SimulatedRouter:
         if leg is not None and first_ns >= 0:
             passage.keep_second(leg)
             last_ns = self._seen(leg.last_ns)
-        del self.open[passage.number]
+        del self.book.open[passage.number]
         passage.answer, passage.prefill_legs = None, ()  # legs refer to their passage: leave no cycle
         self.book.ended_ns = self.kernel.now_ns
-        self.rows.write(
+        self.book.rows.write(
             passage.number,
             round(arrival.at_s * NS),
             first_ns,
@@ -215,7 +208,7 @@ class SimulatedRouter:
     def _wind(self) -> None:
         """Wake up for the first deadline of a request that is still open."""
         deadlines = self._deadlines
-        while deadlines and deadlines[0][1] not in self.open:
+        while deadlines and deadlines[0][1] not in self.book.open:
             heappop(deadlines)
         if deadlines and (self._armed_ns < 0 or deadlines[0][0] < self._armed_ns):
             self._armed_ns = deadlines[0][0]
@@ -228,7 +221,7 @@ class SimulatedRouter:
         while deadlines and deadlines[0][0] <= now_ns:
             due.append(heappop(deadlines)[1])
         for number in due:
-            passage = self.open.get(number)
+            passage = self.book.open.get(number)
             if passage is not None:
                 passage.feed(j.Tick())
         self._wind()

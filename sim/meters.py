@@ -101,15 +101,15 @@ class Meters:
 
     def _end(self) -> None:
         """Requests that have ended since the last look, from their rows."""
-        front = self._world.front
-        self._open.extend(range(self._rows, front.rows.count))
-        self._rows = front.rows.count
-        over = [number for number in self._open if number not in front.open]
+        book = self._world.book
+        self._open.extend(range(self._rows, book.rows.count))
+        self._rows = book.rows.count
+        over = [number for number in self._open if number not in book.open]
         if not over:
             return
-        self._open = [number for number in self._open if number in front.open]
-        names = {number: name for name, number in front.classes.items()}
-        ended = front.rows.columns()[over]
+        self._open = [number for number in self._open if number in book.open]
+        names = {number: name for name, number in book.classes.items()}
+        ended = book.rows.columns()[over]
         for row in ended[ended["end_ns"].argsort(kind="stable")]:
             self._finished(row, names.get(int(row["slo_class"])))
 
@@ -135,7 +135,7 @@ class Meters:
         """The router's current figures."""
         now_s = self._world.kernel.now_s
         self._pass(now_s)
-        waits = [each.arrival.at_s for each in self._world.front.open.values() if each.first_ns < 0]
+        waits = [each.arrival.at_s for each in self._world.book.open.values() if each.first_ns < 0]
         return RouterCounts(
             router="router-0",
             life="1",

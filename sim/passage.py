@@ -133,7 +133,7 @@ class Passage(SchedulingContext):
         )
         self.watched_s = self.journey.deadline
         """The wakeup that the front knows of: no later than the journey's, which may have moved on since."""
-        self.slo_class = front.class_number(arrival.slo_class)
+        self.slo_class = front.book.class_number(arrival.slo_class)
         self.legs = 0
         self.prefill_legs: tuple[SimulatedLeg, ...] = ()
         """All that were sent."""
@@ -209,7 +209,7 @@ class Passage(SchedulingContext):
                 self._failed(error)
             case j.FailStream(error):
                 self.flags |= rows.BROKE_OFF
-                front.details[self.number] = error.message
+                front.book.details[self.number] = error.message
             case j.ForwardRefusal() | j.AnswerFromPrefill():
                 pass  # the status is noted where the leg ended
             case _:
@@ -239,7 +239,7 @@ class Passage(SchedulingContext):
         leg = SimulatedLeg(self, at, request, self.legs, prefill=True)
         self.prefilled_on = at.index
         self.prefill_legs += (leg,)
-        front.prefilling[leg] = None
+        front.book.prefilling[leg] = None
         front.world.send(leg)
 
     def _leg_at(self, instance: InstanceId) -> SimulatedLeg:
@@ -289,7 +289,7 @@ class Passage(SchedulingContext):
 
     def _failed(self, error: ApiError) -> None:
         self.status = error.status
-        self.front.details[self.number] = error.message
+        self.front.book.details[self.number] = error.message
 
     # --- what legs are answered with ----------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class Passage(SchedulingContext):
         if leg.outlasted:
             return
         self.status = status
-        self.front.details[self.number] = because
+        self.front.book.details[self.number] = because
         self.feed(j.Refused(status, by=leg.at.name if leg.prefill else None))
 
     def lost(self, leg: SimulatedLeg, because: str, *, untouched: bool = False) -> None:

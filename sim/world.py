@@ -86,8 +86,9 @@ class World:
         self.keeps_contents: Final = all(map(_keeps_contents, members))
         self.counts: Final[Counter[str]] = Counter()
         self.view: Final = view or FleetView(lambda instance: make_of_member(self.by_name[instance.id].member))
-        book, caches, name = RequestBook(), any(map(_caches, everybody)), model or members[0].model
-        alone = partial(self._router, book=book, model=name, caches=caches, promises=promises or {})
+        self.book: Final = RequestBook()
+        caches, name = any(map(_caches, everybody)), model or members[0].model
+        alone = partial(self._router, model=name, caches=caches, promises=promises or {})
         self.fronts: Final = [alone(self.view, policy, log), *(alone(FleetView(self.view.makes), p) for p in others)]
         """The routers."""
         for front in self.fronts:
@@ -119,7 +120,6 @@ class World:
         policy: Policy,
         log: DecisionLog | None = None,
         *,
-        book: RequestBook,
         model: str,
         caches: bool,
         promises: Mapping[str, Promise],
@@ -128,7 +128,7 @@ class World:
         if caches and (promises or policy in FORESEEING):
             fleet.handle(events.Indexed(), 0.0)
         scheduler, scheduling = scheduler_of(log, view, policy, admission=bool(promises), foresees=policy in FORESEEING)
-        made = SimulatedRouter(self, fleet, scheduler, scheduling, model, book)
+        made = SimulatedRouter(self, fleet, scheduler, scheduling, model)
         made.promises = promises
         return made
 
@@ -173,7 +173,6 @@ class World:
 
     def result(self) -> Result:
         """The result so far."""
-        front = self.front
         counts = {
             "pulls": self.pulls.ended,
             "pulls_failed": self.pulls.failed,
@@ -181,18 +180,17 @@ class World:
             **self.counts,
         }
         return Result(
-            columns=front.rows.columns(),
+            columns=self.book.rows.columns(),
             members=tuple(each.name for each in self.instances),
-            classes=tuple(name or "" for name in front.classes),
-            details=front.details,
+            classes=tuple(name or "" for name in self.book.classes),
+            details=self.book.details,
             events=self.kernel.events,
-            end_ns=front.book.ended_ns,
+            end_ns=self.book.ended_ns,
             counts=counts,
             gpus=self.provisioning.peak_gpus,
-            gpu_seconds=self.provisioning.gpu_seconds(front.book.ended_ns),
+            gpu_seconds=self.provisioning.gpu_seconds(self.book.ended_ns),
             energy_j=sum(
-                self.energy.joules(each, self.provisioning.there_s(each, front.book.ended_ns))
-                for each in self.instances
+                self.energy.joules(each, self.provisioning.there_s(each, self.book.ended_ns)) for each in self.instances
             ),
             busy_s={each.name: self.energy.busy_s(each) for each in self.instances},
             fleet_events=tuple(self.provisioning.events),
@@ -201,11 +199,11 @@ class World:
     @property
     def busy(self) -> bool:
         """Whether requests are left to serve."""
-        return self._arriving or bool(self.front.open) or self.provisioning.busy
+        return self._arriving or bool(self.book.open) or self.provisioning.busy
 
     def _arrive(self, arrival: Arrival | None) -> None:
         if arrival is not None:
-            self.fronts[self.front.rows.count % len(self.fronts)].arrive(arrival)
+            self.fronts[self.book.rows.count % len(self.fronts)].arrive(arrival)
         following = next(self._arrivals, None)
         if following is None:
             self._arriving = False

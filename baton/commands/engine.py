@@ -373,7 +373,7 @@ def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, 
 
 
 def _tiers(args: argparse.Namespace, instance: InstanceId, port: int) -> Tiers | None:
-    """The tiers that the flags ask for, with a folder that nobody else has."""
+    """The tiers that the flags ask for, with a folder of this instance's own."""
     host, disk = ((size or 0.0) for size in (args.kv_host_gib, args.kv_disk_gib))
     if min(host, disk) < 0:
         raise UsageError("--kv-host-gib and --kv-disk-gib must be above 0")

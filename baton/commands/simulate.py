@@ -371,11 +371,11 @@ class _Progress:
             self._status.stop()
 
     def _tick(self, world: World) -> None:
-        rows, now_s = world.front.rows, time.monotonic()
+        rows, now_s = world.book.rows, time.monotonic()
         if self._status is None and now_s - self._said_s < self.EVERY_S:
             return
         self._said_s = now_s
-        done = f"{rows.ended:,} of {self._planned:,} done, {len(world.front.open):,} open"
+        done = f"{rows.ended:,} of {self._planned:,} done, {len(world.book.open):,} open"
         line = f"{world.kernel.now_s:,.0f} s simulated: {done}"
         self._status.update(line) if self._status is not None else say(line)
 

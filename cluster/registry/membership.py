@@ -157,8 +157,8 @@ class Heartbeat:
     shuns: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
     """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`decode.peers`)."""
     evicted: tuple[_Count, _Count] = (0, 0)
-    """Since the engine's start: tokens whose KV was evicted block by block (from the last tier that had it), and how
-    often the whole cache was dropped."""
+    """Since the engine's start: tokens of KV that left the last tier block by block, and how often the whole
+    cache was dropped."""
     kept: dict[Tier, _Count] = field(default_factory=dict)
     """Tokens in the tiers below its KV cache now, by tier (``host``, ``disk``); none: it has no tiers."""
     revision: _Text = ""

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -203,6 +203,19 @@ class Prover:
         self._fold(told, time.monotonic())
 
 
+class _Comparison(NamedTuple):
+    """What one prompt has shown."""
+
+    fault: str | None
+    """`pair_proofs.fault`."""
+    inexact: str = ""
+    """`pair_proofs.inexact`."""
+    held: str = ""
+    """Why P's token cannot be the first, by P's own answer."""
+    differs: bool = False
+    """D's answers with P's blocks and without are not the same."""
+
+
 class _Proof:
     """One proof of one pair."""
 
@@ -227,19 +240,16 @@ class _Proof:
         self._joining = joining
         self._chats_too = chats
         self._request = RequestId(f"proof-{secrets.token_hex(8)}")
-        self._held = ""
-        """Why P's token cannot be the first, by P's own answer."""
-        self._tied = False
-        """Whether the last two answers have differed."""
 
     async def made(self) -> tuple[str, str]:
         """What is wrong with the pair, and why P's token may not stand for D's first; empty: nothing."""
-        found, inexact = await self._compared(logprobs=False)
-        if found is None or (found == "" and inexact and not self._held):  # the difference may be a tie
+        seen = await self._compared(logprobs=False)
+        if seen.fault is None or (seen.fault == "" and seen.inexact and not seen.held):  # the difference may be a tie
             with contextlib.suppress(_Refused):  # without logprobs a tie cannot be told: the difference stands
-                found, inexact = await self._compared(logprobs=True)
-                if found == "" and self._tied:  # by chance a difference can look like one, and hardly twice
-                    found, inexact = await self._compared(logprobs=True)
+                seen = await self._compared(logprobs=True)
+                if seen.fault == "" and seen.differs:  # by chance a difference can look like a tie, and hardly twice
+                    seen = await self._compared(logprobs=True)
+        found, inexact = seen.fault, seen.inexact
         if found is None:
             found = "with the other's blocks the decode instance answers otherwise than alone"
         if found or not self._chats_too:
@@ -249,17 +259,16 @@ class _Proof:
             found, drawn = await self._chats()
         return found, inexact or drawn
 
-    async def _compared(self, *, logprobs: bool) -> tuple[str | None, str]:
+    async def _compared(self, *, logprobs: bool) -> _Comparison:
         prompt = pair_proofs.told_by(secrets.token_hex(SECRET_BYTES))
-        self._held = ""
         asked = partial(pair_proofs.question, self._model, prompt, logprobs=logprobs)
         told = await self._handed_over(asked(secrets.token_hex(16)))
         if isinstance(told, str):
-            return told, ""
-        first, handed = told
+            return _Comparison(told)
+        first, handed, held = told
         alone = await self._answer(self._pair.decode, asked(secrets.token_hex(16)))
-        self._tied = handed.text != alone.text
-        return pair_proofs.fault(handed, alone), pair_proofs.inexact(first, self._held, handed, alone)
+        inexact = pair_proofs.inexact(first, held, handed, alone)
+        return _Comparison(pair_proofs.fault(handed, alone), inexact, held, handed.text != alone.text)
 
     async def _chats(self) -> tuple[str, str]:
         """What is wrong with how the two tokenize a chat, and with how they answer it. Engines without a chat template
@@ -275,8 +284,10 @@ class _Proof:
                 heard.append(pair_proofs.NO_CHATS)
         return pair_proofs.other_chat(*heard), pair_proofs.other_draw(*heard)
 
-    async def _handed_over(self, asked: dict[str, Any]) -> tuple[ProofAnswer, ProofAnswer] | str:
-        """P's answer, and D's answer with P's blocks; or why there are none."""
+    async def _handed_over(self, asked: dict[str, Any]) -> tuple[ProofAnswer, ProofAnswer, str] | str:
+        """P's answer, D's answer with P's blocks, and why P's token cannot be the first by P's own answer; or why there
+        are none.
+        """
         pair, request = self._pair, self._request
         view = self._view
         if not view.knows(pair.prefill):
@@ -293,7 +304,7 @@ class _Proof:
             raise _NoWord("the prefill leg's answer cannot be read") from None
         if transfer is None:
             return "the prefill instance holds nothing for others"
-        self._held = transfer.stops_short_of(fields)
+        held = transfer.stops_short_of(fields)
         first, pulled = pair_proofs.read(told), False
         try:
             said = await self._answer(pair.decode, stamp(wire.decode_body(asked, transfer.untold()), pair.decode))
@@ -303,7 +314,7 @@ class _Proof:
                 await self._release(transfer, stamp)
         if first is None:
             raise _NoWord("the prefill leg's answer cannot be read")
-        return first, said
+        return first, said, held
 
     async def _release(self, transfer: wire.TransferFields, stamp: _Stamp) -> None:
         """Release a hold that no instance has pulled: tell P its name, if it has one, else make D tell P; or leave it

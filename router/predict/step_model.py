@@ -23,6 +23,7 @@ from costs.cost import Costs
 from costs.step import StepCost
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import Fitted
+from router.predict.level_shift import CONFIRMED, LevelShift
 
 OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0
 """How far legs may move a prediction either way: with known costs, and without (from a tiny model on a fast GPU to a
@@ -36,12 +37,6 @@ FACTOR_RATE = 0.05
 CLIP = math.log(3.0)
 """After the first few, one observation counts as at most three times longer or shorter than predicted."""
 FEW = 4
-CHANGED = math.log(2.0)
-"""An observation so far from its prediction may tell of a change."""
-RUN = 4
-"""After so many in a row on one side, the instance has become faster or slower, and what was learned before is of
-another time. At `FACTOR_RATE` an instance that was four times slower for half a minute took another half minute to be
-trusted again, with one answer at a time."""
 SURE = 20
 """After so many prompts, speeds without a cost profile are trusted."""
 
@@ -49,38 +44,6 @@ TOLD: Final = "told"
 LEARNED: Final = "learned"
 ASSUMED: Final = "assumed"
 """The sources of a prediction: a cost profile, legs that were timed, default numbers (`router.admin.basis`)."""
-
-
-class Run:
-    """Observations in a row that are all far longer than predicted, or all far shorter: a change, not chance.
-
-    Answers that were open at one moment tell of one pause together, however many they are. So only those count that
-    began after the first of the row had ended.
-    """
-
-    __slots__ = ("count", "from_s", "side", "total")
-
-    def __init__(self) -> None:
-        self.side = 0
-        self.count = 0
-        self.total = 0.0
-        """Of their logarithms."""
-        self.from_s = 0.0
-
-    def add(self, off: float, began_s: float, ended_s: float) -> bool:
-        """Whether this observation shows a change. `off`: the logarithm of observed over predicted."""
-        side = 1 if off > CHANGED else -1 if off < -CHANGED else 0
-        if not side or side != self.side:
-            self.side, self.count, self.total, self.from_s = side, 0, 0.0, ended_s
-            return False
-        if began_s < self.from_s:
-            return False
-        self.count += 1
-        self.total += off
-        if self.count < RUN:
-            return False
-        self.side = 0
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +126,7 @@ class Speed:
 
     __slots__ = (
         "capacity", "context", "decode_factor", "first", "floor", "kind", "lead", "make", "overhead", "prefill_factor",
-        "prompts", "prompts_run", "request", "steps_run", "steps_seen", "steps_since",
+        "prompts", "prompts_shift", "request", "steps_seen", "steps_shift", "steps_since",
     )  # fmt: skip
 
     def __init__(self, make: Make, kind: int) -> None:
@@ -189,8 +152,8 @@ class Speed:
         self.steps_seen = 0
         self.steps_since = 0
         """The same since the instance became faster or slower."""
-        self.steps_run: Final = Run()
-        self.prompts_run: Final = Run()
+        self.steps_shift: Final = LevelShift()
+        self.prompts_shift: Final = LevelShift()
         self.prompts: Final = Fitted(trusted=make.off_max < OFF_UNKNOWN)
 
 
@@ -365,10 +328,9 @@ class StepModel:
         at = self.rows[row]
         observed_ms = max(observed_ms, 0.0)
         expected_ms = at.prefill_factor * plain_ms + at.overhead
-        if expected_ms > 0 and observed_ms > 0:
-            off = math.log(observed_ms / expected_ms)
-            if at.prompts_run.add(off, 0.0, 0.0):
-                at.prompts.times(math.exp(at.prompts_run.total / RUN), RUN)
+        off = math.log(observed_ms / expected_ms) if expected_ms > 0 and observed_ms > 0 else 0.0
+        if at.prompts_shift.seen(off):
+            at.prompts.times(at.prompts_shift.times, CONFIRMED)
         at.prompts.add(plain_ms, observed_ms)
         slope, rest = at.prompts.fit()
         bound = _off_max(at.make, at.prompts.count)
@@ -389,7 +351,7 @@ class StepModel:
             predicted_ms: what its tokens were to take.
             observed_ms: what they took.
             began_s: when its first token came, and
-            ended_s: its last one.
+            ended_s: its last one; both left out: answers came one after the other.
         """
         if not (predicted_ms > 0 and observed_ms > 0):
             return
@@ -398,8 +360,8 @@ class StepModel:
         at.steps_seen = seen + 1
         off = math.log(observed_ms / predicted_ms)
         rate = max(FACTOR_RATE, 1.0 / (at.steps_since + 2))
-        if at.steps_run.add(off, began_s, ended_s):
-            off, rate, at.steps_since = at.steps_run.total / RUN, 1.0, RUN
+        if at.steps_shift.seen(off, began_s, ended_s):
+            off, rate, at.steps_since = math.log(at.steps_shift.times), 1.0, CONFIRMED
         elif at.steps_since >= FEW:
             off = min(CLIP, max(-CLIP, off))
         at.steps_since += 1

@@ -72,7 +72,7 @@ def _first_end_ns(at: SimInstance, run: ev.StepRun) -> int:
 def _finished(world: World, policy: Following, effect: ev.RequestFinished) -> None:
     """A leg is over; the request with it, unless it was a prefill leg that made its token."""
     number = _number(effect.request)
-    passage = world.front.open.get(number)
+    passage = world.book.open.get(number)
     prefills = () if passage is None else passage.prefill_legs
     if effect.outputs and any(leg.request.id == effect.request for leg in prefills):
         policy.prefilled(number)

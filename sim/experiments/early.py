@@ -49,18 +49,18 @@ class Watch:
         if world.kernel.now_ns < self._next_ns:
             return
         self._next_ns = world.kernel.now_ns + self._every_ns
-        front = world.front
-        if front.rows.count <= self.low:
+        book = world.book
+        if book.rows.count <= self.low:
             return
-        window = front.rows.columns()[self.low : self.high]
+        window = book.rows.columns()[self.low : self.high]
         over = window[window["outcome"] != 0]
-        met = int(_result(over, tuple(name or "" for name in front.classes)).met(self.targets).sum())
+        met = int(_result(over, tuple(name or "" for name in book.classes)).met(self.targets).sum())
         missed = len(over) - met + self._waited_too_long(world)
         whole = self.high - self.low
         if met / whole >= self.share:
-            raise AttainmentCertain(holds=True, arrived=front.rows.count / self.count)
+            raise AttainmentCertain(holds=True, arrived=book.rows.count / self.count)
         if (whole - missed) / whole < self.share:
-            raise AttainmentCertain(holds=False, arrived=front.rows.count / self.count)
+            raise AttainmentCertain(holds=False, arrived=book.rows.count / self.count)
 
     def _waited_too_long(self, world: World) -> int:
         """Requests of the window that have no first token yet, and can have none in time."""
@@ -69,7 +69,7 @@ class Watch:
         since_s = (world.kernel.now_ns - world.front.client_ns) / NS - self.targets.ttft_ms / 1000
         return sum(
             self.low <= number < self.high and passage.first_ns < 0 and passage.arrival.at_s < since_s
-            for number, passage in world.front.open.items()
+            for number, passage in world.book.open.items()
         )
 
 

@@ -57,11 +57,11 @@ class BatonTiers(TieringOffloadingSpec):  # type: ignore[misc]
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
         )
-        try:
-            return HostCopies(kv_caches, region)
-        except Exception:
-            region.cleanup()
-            raise
+        with contextlib.ExitStack() as unless_made:
+            unless_made.callback(region.cleanup)
+            made = HostCopies(kv_caches, region)
+            unless_made.pop_all()
+        return made
 
 
 class HostCopies(OffloadingWorker):  # type: ignore[misc]
@@ -82,22 +82,21 @@ class HostCopies(OffloadingWorker):  # type: ignore[misc]
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """From the KV cache to the tier."""
-        moved = 0
-        for tensors, cache, tier in self._moves(src_spec, dst_spec):
-            for index in tensors:
-                cached, kept = self._pages[index]
-                kept[tier] = cached[cache]
-                moved += len(cache) * cached.shape[1]
-        self._done.append(TransferResult(job_id=job_id, success=True, transfer_size=moved, transfer_time=0.0))
-        return True
+        return self._copy(job_id, src_spec, dst_spec, load=False)
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """From the tier to the KV cache."""
+        return self._copy(job_id, dst_spec, src_spec, load=True)
+
+    def _copy(self, job_id: int, cache_spec: Any, tier_spec: Any, *, load: bool) -> bool:
         moved = 0
-        for tensors, cache, tier in self._moves(dst_spec, src_spec):
+        for tensors, cache, tier in self._moves(cache_spec, tier_spec):
             for index in tensors:
                 cached, kept = self._pages[index]
-                cached[cache] = kept[tier]
+                if load:
+                    cached[cache] = kept[tier]
+                else:
+                    kept[tier] = cached[cache]
                 moved += len(cache) * cached.shape[1]
         self._done.append(TransferResult(job_id=job_id, success=True, transfer_size=moved, transfer_time=0.0))
         return True
