@@ -74,7 +74,7 @@ HEADLINES: Sequence[Headline] = (
     Headline("plans that keep their promise on the trace they are made for", "plan", r"ours keeps its promise.*",
              "bench-plan", "{:.0%}", at_least=True),
     Headline("a plan for 64 GPUs of three types", "plan", r"64 GPUs of three types, seconds", "bench-plan", "{:.0f} s"),
-    Headline("loads whose targets the goodput controller keeps, of those that a clairvoyant can keep", "scaling",
+    Headline("loads, seed 1, whose targets the controller keeps, of those that a clairvoyant can keep", "scaling",
              "attains_where_the_clairvoyant_does", "bench-scaling", "{:.0%}", at_least=True),
     Headline("GPU-hours over the clairvoyant's, worst load", "scaling", "gpu_hours_over_clairvoyant", "bench-scaling",
              "{:.2f} ×"),
