@@ -177,11 +177,11 @@ def _weights(named: str | None, spec: EngineSpec) -> str:
     if named is not None:
         return named
     found = weights_of(spec.model, value_of(spec.extra_args, "--revision"), {**os.environ, **spec.extra_env})
-    more = [(flag, value) for flag in _CHANGES_ANSWERS if (value := value_of(spec.extra_args, flag)) is not None]
+    more = [(flag, value) for flag in CHANGES_ANSWERS if (value := value_of(spec.extra_args, flag)) is not None]
     return f"{found}+{blake2b(repr(more).encode(), digest_size=6).hexdigest()}" if found and more else found
 
 
-_CHANGES_ANSWERS = (
+CHANGES_ANSWERS = (
     "--chat-template", "--chat-template-content-format", "--default-chat-template-kwargs", "--generation-config",
     "--hf-overrides", "--override-generation-config", "--quantization", "--tokenizer", "--tokenizer-mode",
     "--tokenizer-revision",

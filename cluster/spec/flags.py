@@ -64,6 +64,20 @@ SAME_ON_BOTH_SIDES = ("attention-backend", "disable-hybrid-kv-cache-manager", "d
 """Flags that must be equal on prefill and decode: they decide the bytes of a KV block, and vLLM's NixlConnector
 refuses a peer whose digest of them differs (`compute_nixl_compatibility_hash`)."""
 
+SAME_ANSWERS = (
+    "chat-template", "chat-template-content-format", "default-chat-template-kwargs", "generation-config",
+    "hf-overrides", "override-generation-config", "quantization", "revision", "tokenizer", "tokenizer-mode",
+    "tokenizer-revision",
+)  # fmt: skip
+"""Flags that make of the same files another model: agents count them with the weights (`baton/commands/engine.py`;
+tests/unit/test_spec_flags.py compares)."""
+
+SAME_WORDS = ("enable-auto-tool-choice", "reasoning-parser", "tool-call-parser")
+"""Flags that change what is read of a request and what its answer says, and that no pair proof compares."""
+
+LEFT_OUT = {"kv-cache-dtype": "auto", "dtype": "auto", "generation-config": "auto", "tokenizer-mode": "auto"}
+"""vLLM's defaults: written out they say nothing."""
+
 _SECRET_WORDS = frozenset("auth credential credentials key keys passwd password secret token".split())
 
 

@@ -106,7 +106,7 @@ class Shape:
     pp: int = field(
         default=1,
         metadata=about(
-            text="Pipeline parallelism: stages of layers. vLLM's NixlConnector refuses more than 1 on decode.",
+            text="Pipeline parallelism: stages of layers. vLLM's NixlConnector hands nothing over with more than 1.",
             why="stages add latency to every token",
             at_least=1,
             at_most=1024,
