@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cluster.spec.settings import KvTiers, Shape
@@ -84,6 +84,21 @@ _SECRET_WORDS = frozenset("auth credential credentials key keys passwd password 
 def normal(flag: str) -> str:
     """``--max_model_len`` -> ``max-model-len``, as vLLM's parser reads it."""
     return flag.lstrip("-").replace("_", "-")
+
+
+def given(engine_args: Mapping[str, Any], flag: str) -> tuple[str, Any]:
+    """A flag as `engine_args` spell it, and its value; ("", None) where they do not give it."""
+    return next(((name, value) for name, value in engine_args.items() if normal(name) == flag), ("", None))
+
+
+def shared(pools: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Flags of these pools' `engine_args` that every pool of a model must have with one value; of several the first."""
+    found: dict[str, Any] = {}
+    for engine_args in pools:
+        for name, value in engine_args.items():
+            if normal(name) in {*SAME_ON_BOTH_SIDES, *SAME_ANSWERS, *SAME_WORDS}:
+                found.setdefault(normal(name), value)
+    return found
 
 
 def is_secret_name(name: str) -> bool:

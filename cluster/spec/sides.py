@@ -43,8 +43,7 @@ class Side:
     def given(self, flag: str) -> tuple[FieldPath, Any]:
         """Where the pool gives this flag of vLLM, and its value; the path of its flags and None where it does not."""
         at = (*self.path, "engine_args")
-        found = ((name, value) for name, value in self.pool.engine_args.items() if flags.normal(name) == flag)
-        name, value = next(found, ("", None))
+        name, value = flags.given(self.pool.engine_args, flag)
         return ((*at, name), value) if name else (at, None)
 
     def number(self, flag: str) -> int | None:

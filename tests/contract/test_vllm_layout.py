@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from cluster.spec.pairing import refused_pair  # noqa: E402
-from kvtransfer.layout import HeadShard  # noqa: E402
+from cluster.spec.pairing import refused_pair
+from kvtransfer.layout import HeadShard
 
 pytestmark = pytest.mark.long
 

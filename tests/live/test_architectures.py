@@ -253,6 +253,15 @@ def test_tensor_parallel_sizes_may_differ(prefill: int, decode: int, tmp_path: P
         table.saw(f"tp {prefill} to {decode}", here.way(), 8)
 
 
+def test_a_cache_of_eight_bits_is_handed_over_as_it_is(tmp_path: Path, table: Table) -> None:
+    """Both engines keep keys and values in fp8: answers are those of one such engine, to the token."""
+    model = write_model("gqa", tmp_path / "model")
+    with routed(tmp_path, model, "--kv-cache-dtype", "fp8_e5m2") as here:
+        compared(here, (3, 40, 128, 129, 700))
+        assert here.counted('baton_handoffs_total{result="ok"}') in {0, 10}
+        table.saw("fp8", here.way(), 10)
+
+
 def test_drafts_are_handed_over_and_never_seeded(tmp_path: Path, table: Table) -> None:
     """vLLM takes no logits processor beside speculation, so that nothing would pin a first token."""
     model = write_model("gqa", tmp_path / "model")
