@@ -50,6 +50,9 @@ SET_BY_BATON = {
 }
 """Flags that Baton sets itself. The user's values win, so a cluster file that sets them gets a warning only."""
 
+DEFAULTED = frozenset({"allowed-media-domains"})
+"""Flags to which Baton gives a default of its own that users may well replace: nothing is said of them."""
+
 SECRET = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
 """Flags whose value is a secret, and the environment variable that keeps it out of the process list."""
 

@@ -40,6 +40,9 @@ CONV_STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
 """vLLM's variable for the layout of a Mamba layer's state. Its connector reads one layout only. vLLM chooses that
 layout by itself on CPU only, and if `kv_connector` is one of its own names; otherwise such an engine does not start."""
 
+NO_DOMAIN = "none.invalid"
+"""A domain that no machine has (RFC 6761). vLLM takes an empty list to mean that all are allowed."""
+
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
@@ -81,6 +84,7 @@ def _flags(spec: EngineSpec) -> Iterator[tuple[str, str | None]]:
     yield "--enable-scale-out", None  # POST /inference/v1/abort_requests: the router ends a leg and reads its answer
     yield "--enable-prompt-tokens-details", None  # usage says how many tokens came from a cache
     yield "--enable-per-request-metrics", None  # queue and prefill times per leg
+    yield "--allowed-media-domains", NO_DOMAIN  # clients' pictures come in the body: no engine asks strangers for them
     yield "--disable-uvicorn-access-log", None  # a line per probe and request would bury what the log is kept for
 
 

@@ -9,7 +9,17 @@ import pytest
 from baton.commands.engine import CHANGES_ANSWERS
 from cluster.instance import Role
 from cluster.spec import instances, parse
-from cluster.spec.flags import BY_SHAPE, REFUSED, SAME_ANSWERS, SECRET, SET_BY_BATON, is_secret_name, shape_flags, words
+from cluster.spec.flags import (
+    BY_SHAPE,
+    DEFAULTED,
+    REFUSED,
+    SAME_ANSWERS,
+    SECRET,
+    SET_BY_BATON,
+    is_secret_name,
+    shape_flags,
+    words,
+)
 from cluster.spec.settings import Shape
 from engine.vllm.command import SECRET_FLAGS, command
 from engine.vllm.spec import OURS, EngineSpec
@@ -117,7 +127,7 @@ def test_flags_that_the_launcher_sets_are_known() -> None:
         "side_channel_port": 5600,
     }
     set_by_us = {word.removeprefix("--") for word in command(EngineSpec(**spec)) if word.startswith("--")}
-    assert set_by_us <= set(REFUSED) | set(SET_BY_BATON)
+    assert set_by_us <= set(REFUSED) | set(SET_BY_BATON) | DEFAULTED
     assert not set(BY_SHAPE) & set(SET_BY_BATON)
 
 
