@@ -15,6 +15,7 @@ import base64
 import importlib.util
 import io
 import json
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -304,6 +305,17 @@ def test_pictures_go_both_ways(tmp_path: Path, table: Table) -> None:
             assert here.said(here.endpoint, asked) == alone
             said.add(alone)
         assert len(said) == 4, "a model that says one thing only shows nothing"
+        assert here.counted('baton_handoffs_total{result="ok"}') in {0, 4}
+        with socket.create_server(("127.0.0.1", 0)) as stranger:
+            asked = here.chat("look", pictures=1)
+            asked["messages"][0]["content"][0]["image_url"]["url"] = (
+                f"http://127.0.0.1:{stranger.getsockname()[1]}/a.png"
+            )
+            status, told = ask(here.endpoint, CHAT, asked)
+            assert (status, "allowed domains" in json.dumps(told)) == (400, True), told
+            stranger.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                stranger.accept()
         table.saw("vision", here.way(), 4)
 
 
