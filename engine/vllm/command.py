@@ -43,6 +43,9 @@ layout by itself on CPU only, and if `kv_connector` is one of its own names; oth
 NO_DOMAIN = "none.invalid"
 """A domain that no machine has (RFC 6761). vLLM takes an empty list to mean that all are allowed."""
 
+REDIRECTS = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+"""vLLM's variable: whether a host that may be asked for a picture may send the engine on to another host."""
+
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
@@ -118,6 +121,7 @@ def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) ->
     env = dict(base_env)
     env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.side_channel_host
     env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(spec.side_channel_port)
+    env.setdefault(REDIRECTS, "0")
     if not given(spec.extra_args, "--kv-transfer-config"):
         env.setdefault(CONV_STATE_LAYOUT, "DS")
     if spec.ticket_keys_file is not None:
