@@ -282,7 +282,9 @@ def _parts_apart(raw: memoryview, media: MediaReader) -> list[str]:
             found.append(bytes(part[:room]).decode(errors="replace"))
         else:
             _content([msgspec.json.decode(part)], found, media)
-        room = max(0, room - sum(map(len, found[have:])))
+        room -= sum(map(len, found[have:]))
+        if room <= 0:
+            break  # more pictures than any engine takes would cost as many hashes
     return found
 
 

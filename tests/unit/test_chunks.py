@@ -163,6 +163,12 @@ def test_pictures_of_a_large_body_are_not_parsed_and_count_the_same() -> None:
     assert abs(raw.size - parsed.size) < 1000, "a body of 4 MB is no prompt of a million tokens"
 
 
+def test_more_pictures_than_any_engine_takes_are_not_looked_at() -> None:
+    read = read_prompt(unread(seen(*[picture("A" * 5000)] * 400)))
+    assert read.media == CHUNKS_MAX * CHUNK_BYTES // MEDIA_BYTES
+    assert read.size > 400 * MEDIA_BYTES
+
+
 def test_more_media_than_is_hashed_are_told_apart_by_their_ends() -> None:
     def read(data: str) -> bytes:
         return read_prompt(unread(seen(picture(data), words("x")))).text
