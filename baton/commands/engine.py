@@ -183,8 +183,8 @@ def _weights(named: str | None, spec: EngineSpec) -> str:
 
 CHANGES_ANSWERS = (
     "--chat-template", "--chat-template-content-format", "--default-chat-template-kwargs", "--generation-config",
-    "--hf-overrides", "--override-generation-config", "--quantization", "--tokenizer", "--tokenizer-mode",
-    "--tokenizer-revision",
+    "--hf-config-path", "--hf-overrides", "--override-generation-config", "--quantization", "--tokenizer",
+    "--tokenizer-mode", "--tokenizer-revision",
 )  # fmt: skip
 """Flags of vLLM that change how it reads prompts or answers with the same files: they count as other weights."""
 

@@ -69,8 +69,8 @@ refuses a peer whose digest of them differs (`compute_nixl_compatibility_hash`).
 
 SAME_ANSWERS = (
     "chat-template", "chat-template-content-format", "default-chat-template-kwargs", "generation-config",
-    "hf-overrides", "override-generation-config", "quantization", "revision", "tokenizer", "tokenizer-mode",
-    "tokenizer-revision",
+    "hf-config-path", "hf-overrides", "override-generation-config", "quantization", "revision", "tokenizer",
+    "tokenizer-mode", "tokenizer-revision",
 )  # fmt: skip
 """Flags that make of the same files another model: agents count them with the weights (`baton/commands/engine.py`;
 tests/unit/test_spec_flags.py compares)."""
