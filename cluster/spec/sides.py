@@ -19,7 +19,12 @@ from cluster.spec.pairing import refused_pair
 from cluster.spec.problems import FieldPath, Severity
 from cluster.spec.settings import Connector, Model, Pool, Spec
 
-GIVE_AND_TAKE: Final = ((Role.PREFILL, Role.DECODE), (Role.PREFILL, Role.BOTH), (Role.BOTH, Role.DECODE))
+GIVE_AND_TAKE: Final = (
+    (Role.PREFILL, Role.DECODE),
+    (Role.PREFILL, Role.BOTH),
+    (Role.BOTH, Role.DECODE),
+    (Role.BOTH, Role.BOTH),
+)
 """Roles of the two sides of a hand-over."""
 
 _BLOCK, _PREFILL_RANKS, _DECODE_RANKS = "block-size", "prefill-context-parallel-size", "decode-context-parallel-size"

@@ -82,7 +82,7 @@ _POOLS = (
         f"{_or('self.prefill.shape.pp', 1)} == 1 || !(has(self.decode) || has(self.both))",
         "vLLM's NixlConnector hands no KV cache over from an instance with pipeline stages: `pp` of prefill must be 1",
     ),
-    *(_same_tp(giver.value, taker.value) for giver, taker in GIVE_AND_TAKE),
+    *(_same_tp(giver.value, taker.value) for giver, taker in GIVE_AND_TAKE if giver is not taker),
 )
 
 _CLASS = (
