@@ -122,7 +122,8 @@ class Routed:
         """Why the last request was served as it was: of its turns' reasons, that of the choice."""
         (last, *_) = self.get("/explain?n=1")["requests"]
         turns = self.get(f"/explain/{last['id']}")["turns"]
-        return next(str(each["because"]) for each in turns if each["turn"] == "choice")
+        because = next(str(each["because"]) for each in turns if each["turn"] == "choice")
+        return because.partition(": whole on ")[0]
 
     def alone(self, body: dict[str, Any], name: str = "d") -> str:
         """What one engine says of it, with nothing that was ever pulled."""
