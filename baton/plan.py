@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.local import free_port
-from baton.mock_command import mock_args
+from baton.mock_command import mock_args, mock_ranks
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import Spec, flags, instances
@@ -13,7 +13,7 @@ from cluster.spec.plan import PlannedInstance, one_of_each
 from cluster.spec.settings import NO_TIERS, KvTiers
 from engine.vllm.hardware import EngineHardware
 from engine.vllm.placement import MachineShare, share
-from engine.vllm.spec import value_of
+from engine.vllm.spec import ranks_in, value_of
 
 ENGINE_PORT = 8100
 AGENT_PORT = 8200
@@ -63,6 +63,11 @@ class WantedEngine:
     """Type of its GPUs; None: whatever the machine has."""
     drain_s: float | None = None
     """How long it may take to leave; None: `baton engine`'s default."""
+
+    @property
+    def ranks(self) -> int:
+        """Data parallel ranks behind its port, each an instance of its own."""
+        return mock_ranks(self.vllm_args) if self.engine == "mock" else ranks_in(self.vllm_args)
 
     @property
     def gpus(self) -> int:

@@ -47,7 +47,9 @@ class Outgoing:
     def lines(self, stage: str, target: Instance) -> bytes:
         """A leg is sent: returns its headers, as lines."""
         self._trace.sends(stage, target)
-        return lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
+        head = lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
+        rank = target.rank
+        return head if rank is None else b"%b%b: %d\r\n" % (head, _RANK, rank)
 
     def body(self, fields: Mapping[str, Any]) -> tuple[bytes | memoryview, ...]:
         """The client's body with these fields of the router's."""
@@ -88,6 +90,7 @@ class Outgoing:
         return tickets.stamp(body, to, self.transfer_id(producer, attempt), producer=producer)
 
 
+_RANK: Final = wire.RANK_HEADER.encode()
 _ANY_TRANSFER: Final = TransferId(RequestId("any"), 0, 0)
 
 

@@ -1,0 +1,104 @@
+"""Data parallel ranks of real engines, each an instance of its own: hand-overs, caches, and a rank that dies."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster import Cluster, within
+
+from engine.vllm.metrics import parse_loads
+
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
+
+FILE = """
+models:
+  - name: baton-tiny
+    pools:
+      prefill: {start: PS, shape: {dp: P}}
+      decode: {start: DS, shape: {dp: D}}
+transfer: {connector: auto}
+router: {policy: least_load}
+"""
+TOKENS = 12
+
+
+def of(prefill: int, decode: int, *, starts: tuple[int, int] = (1, 1)) -> str:
+    text = FILE.replace("PS", str(starts[0])).replace("DS", str(starts[1]))
+    return text.replace("dp: P", f"dp: {prefill}").replace("dp: D", f"dp: {decode}")
+
+
+def ask(url: str, prompt: str, **headers: str) -> dict[str, Any]:
+    body = {"model": "baton-tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    if headers:
+        body["cache_salt"] = "alone"
+    told = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), told)
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return dict(json.loads(answer.read()))
+
+
+def text(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["text"])
+
+
+def prompts(count: int, seed: int = 3) -> list[str]:
+    chance = random.Random(seed)
+    words = "fox hill river sun tree stone child bird rain moon".split()
+    return [" ".join(chance.choice(words) for _ in range(chance.randrange(30, 130))) for _ in range(count)]
+
+
+@pytest.fixture(params=[(2, 1), (1, 2), (2, 2)], ids=["P", "D", "both"])
+def ranked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cluster, int, int]]:
+    prefill, decode = request.param
+    with Cluster.of(tmp_path, of(prefill, decode)) as cluster:
+        yield cluster, prefill, decode
+
+
+def test_tokens_are_those_of_a_lone_engine_and_all_are_pulled(ranked: tuple[Cluster, int, int]) -> None:
+    cluster, prefill, decode = ranked
+
+    def loads(name: str, ranks: int) -> list[Any]:
+        return list(parse_loads(cluster.metrics(name), ranks))
+
+    asked = prompts(24)
+    expected = [text(ask(cluster.urls["decode-0"], each, X_data_parallel_rank="0")) for each in asked]
+    within(60, lambda: _all_proven(cluster, prefill * decode))
+    before = loads("prefill-0", prefill), loads("decode-0", decode)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda each: ask(cluster.endpoint, each), asked))
+    assert [text(each) for each in answers] == expected
+    sent = sum(each["usage"]["prompt_tokens"] for each in answers)
+    within(10, lambda: sum(each.running + each.waiting for each in loads("decode-0", decode)) == 0)
+    after = loads("prefill-0", prefill), loads("decode-0", decode)
+    by_p = [now.prompt_tokens - then.prompt_tokens for now, then in zip(after[0], before[0], strict=True)]
+    pulled = [now.external_kv_tokens - then.external_kv_tokens for now, then in zip(after[1], before[1], strict=True)]
+    print(f"prompt tokens {sent}, at each rank of P {by_p}, pulled by each rank of D {pulled}")
+    assert sum(by_p) == sent and all(each > sent / 10 for each in (*by_p, *pulled)), (by_p, pulled)
+    assert sum(pulled) >= 0.99 * sent
+    assert all(each.recomputed_tokens == 0 for each in after[1])
+    within(20, lambda: _free_of_holds(cluster))
+
+
+def _all_proven(cluster: Cluster, pairs: int) -> bool:
+    with urllib.request.urlopen(cluster.admin + "/metrics", timeout=30) as answer:
+        page = answer.read().decode()
+    return (
+        sum(float(each) for each in re.findall(r"^baton_pair_proofs_total\{[^}]*passed[^}]*\} (\S+)", page, re.M))
+        >= pairs
+    )
+
+
+def _free_of_holds(cluster: Cluster) -> bool:
+    held = Counter[str]()
+    for name, of_one in cluster.status().items():
+        held[name] = round(of_one["load"]["kv_usage"] * 1e6)
+    return not +held
