@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -89,12 +88,7 @@ def test_tokens_are_those_of_a_lone_engine_and_all_are_pulled(ranked: tuple[Clus
 
 
 def _all_proven(cluster: Cluster, pairs: int) -> bool:
-    with urllib.request.urlopen(cluster.admin + "/metrics", timeout=30) as answer:
-        page = answer.read().decode()
-    return (
-        sum(float(each) for each in re.findall(r"^baton_pair_proofs_total\{[^}]*passed[^}]*\} (\S+)", page, re.M))
-        >= pairs
-    )
+    return cluster.router_metric('baton_pair_proofs_total{result="passed"}', 0.0) >= pairs
 
 
 def _free_of_holds(cluster: Cluster) -> bool:
