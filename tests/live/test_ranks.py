@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
+import signal
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.cluster import Cluster, within
 
@@ -96,3 +100,63 @@ def _free_of_holds(cluster: Cluster) -> bool:
     for name, of_one in cluster.status().items():
         held[name] = round(of_one["load"]["kv_usage"] * 1e6)
     return not +held
+
+
+MIXED = """
+models:
+  - name: baton-tiny
+    pools:
+      prefill: {start: 1}
+      decode: {start: 1, shape: {dp: 2}}
+      extra: {decode-b: {role: decode, start: 1}}
+transfer: {connector: auto}
+router: {policy: least_load}
+"""
+"""A D of two ranks, and one without."""
+
+
+def _ready(cluster: Cluster, instances: int) -> bool:
+    states = [each["state"] for each in cluster.status().values()]
+    return states == ["ready"] * instances
+
+
+def _cores(cluster: Cluster) -> dict[str, int]:
+    """Processes of engine cores of the D with ranks, by vLLM's titles for them."""
+    found = {}
+    for process in psutil.Process(cluster.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            title = " ".join(process.cmdline())
+            if "EngineCore_DP" in title:
+                found[title.split()[0].removeprefix("VLLM::")] = process.pid
+    return found
+
+
+def test_a_killed_rank_costs_no_request_and_comes_back(tmp_path: Path) -> None:
+    """vLLM ends a server with one of its engine cores: both ranks leave, and come back under new epochs."""
+    with Cluster.of(tmp_path, MIXED) as cluster:
+        within(120, lambda: _all_proven(cluster, 3))
+        asked = prompts(40, seed=9)
+        expected = [text(ask(cluster.urls["prefill-0"], each, X_data_parallel_rank="0")) for each in asked[:10]]
+        before = {name: each["epoch"] for name, each in cluster.status().items()}
+        cores = _cores(cluster)
+        assert sorted(cores) == ["EngineCore_DP0", "EngineCore_DP1"]
+        with ThreadPoolExecutor(3) as pool:
+            answers = [pool.submit(ask, cluster.endpoint, each) for each in asked]
+            within(60, lambda: sum(each.done() for each in answers) >= 6)
+            os.kill(cores["EngineCore_DP1"], signal.SIGKILL)
+            said = [text(each.result()) for each in answers]  # raises for any status but 200
+        assert said[:10] == expected
+        within(240, lambda: _ready(cluster, 4))
+        after = {name: each["epoch"] for name, each in cluster.status().items()}
+        assert after["prefill-0"] == before["prefill-0"] and after["decode-b-0"] == before["decode-b-0"]
+        assert all(after[name] > before[name] for name in ("decode-0@0", "decode-0@1"))
+        loads = [each.external_kv_tokens for each in parse_loads(cluster.metrics("decode-0"), 2)]
+        asked = prompts(24, seed=10)
+
+        def pulled() -> bool:
+            for each in asked:
+                ask(cluster.endpoint, each)
+            now = [each.external_kv_tokens for each in parse_loads(cluster.metrics("decode-0"), 2)]
+            return all(after > before for after, before in zip(now, loads, strict=True))
+
+        within(60, pulled)
