@@ -102,7 +102,7 @@ def _transfer_config(spec: EngineSpec) -> dict[str, object]:
         more |= {"digests": True} if spec.digests else {}
     if more:
         config["kv_connector_extra_config"] = more
-    return config if spec.tiers is None else beside(config, spec.tiers)
+    return config if spec.tiers is None else beside(config, spec.tiers, spec.ranks)
 
 
 def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) -> dict[str, str]:

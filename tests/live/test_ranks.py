@@ -160,3 +160,84 @@ def test_a_killed_rank_costs_no_request_and_comes_back(tmp_path: Path) -> None:
             return all(after > before for after, before in zip(now, loads, strict=True))
 
         within(60, pulled)
+
+
+BOTH = """
+models:
+  - name: baton-tiny
+    pools:
+      both: {start: STARTS, shape: {dp: DP}, engine_args: {num-gpu-blocks-override: 96}}
+transfer: {connector: auto}
+router: {policy: workload}
+"""
+TALKS, TURNS = 6, 5
+
+
+def _hit_rate(cluster: Cluster) -> float:
+    """Of conversations that take turns, the part of all prompt tokens that was in a cache."""
+    talks = prompts(TALKS, seed=21)
+    counts = Counter[str]()
+    for turn in range(TURNS):
+        for number, said in enumerate(talks):
+            answer = ask(cluster.endpoint, said)
+            usage = answer["usage"]
+            counts["prompt"] += usage["prompt_tokens"]
+            counts["cached"] += (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+            talks[number] = (
+                said + text(answer) + f" and on day {turn} of talk {number} the fox went up the hill again. " * 2
+            )
+    return counts["cached"] / counts["prompt"]
+
+
+def test_prefixes_are_found_as_on_two_instances(tmp_path: Path) -> None:
+    rates = []
+    for name, starts, ranks in (("ranks", 1, 2), ("instances", 2, 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = BOTH.replace("STARTS", str(starts)).replace("DP", str(ranks))
+        with Cluster.of(folder, file) as cluster:
+            rates.append(_hit_rate(cluster))
+            used = [each.prompt_tokens for name in cluster.urls for each in parse_loads(cluster.metrics(name), ranks)]
+            print(f"{name}: {rates[-1]:.4f} of all prompt tokens were cached; prompt tokens {used}")
+            assert len(used) == 2 and min(used) > sum(used) / 5
+    assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.02, rates
+
+
+TIERED = """
+models:
+  - name: baton-tiny
+    pools:
+      prefill: {start: 1, shape: {dp: 2}, engine_args: {num-gpu-blocks-override: 24}}
+      decode: {start: 1}
+transfer: {connector: auto}
+router: {policy: least_load}
+"""
+
+
+def _counted(cluster: Cluster, name: str) -> dict[str, float]:
+    """A metric of the agents', by instance."""
+    found = {}
+    for agent in {each["agent"] for each in cluster.status().values()}:
+        with urllib.request.urlopen(f"{agent}/metrics", timeout=30) as answer:
+            for line in answer.read().decode().splitlines():
+                if line.startswith(name + "{"):
+                    found[line.split('instance="')[1].split('"')[0]] = float(line.rsplit(" ", 1)[1])
+    return found
+
+
+def test_each_rank_tells_what_its_cache_drops_and_what_its_tiers_keep(tmp_path: Path) -> None:
+    long = [f"{number} " + "a fox ran over the hill. " * 60 for number in range(16)]
+    for name, tiers in (
+        ("without", ""),
+        ("with", f"kv: {{host_gib: 0.04, disk_gib: 1, disk_folder: {tmp_path}/kv}}\n"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        with Cluster.of(folder, TIERED + tiers) as cluster:
+            for each in long:
+                ask(cluster.endpoint, each)
+            metric = "baton_agent_kv_kept_tokens" if tiers else "baton_agent_kv_evicted_tokens_total"
+            within(20, lambda: all(_counted(cluster, metric)[f"prefill-0@{rank}"] >= 4 * 1400 for rank in (0, 1)))  # noqa: B023
+            print(name, _counted(cluster, metric))
+            if not tiers:
+                assert _counted(cluster, metric)["decode-0"] == 0
