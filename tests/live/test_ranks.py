@@ -183,9 +183,8 @@ def _hit_rate(cluster: Cluster) -> float:
             usage = answer["usage"]
             counts["prompt"] += usage["prompt_tokens"]
             counts["cached"] += (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-            talks[number] = (
-                said + text(answer) + f" and on day {turn} of talk {number} the fox went up the hill again. " * 2
-            )
+            more = f" and on day {turn} of talk {number} the fox went up the hill again. " * 2
+            talks[number] = said + text(answer) + more
     return counts["cached"] / counts["prompt"]
 
 
