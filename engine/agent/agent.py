@@ -439,7 +439,7 @@ class Agent:
         looks = 0
         async with self._probe() as probe:
             while not self._over:
-                if self.machine.state in {AgentState.READY, AgentState.DRAINING}:
+                if any(rank.machine.state in {AgentState.READY, AgentState.DRAINING} for rank in self.ranks):
                     with contextlib.suppress(Unwell):
                         for rank, load in zip(self.ranks, await probe.loads(len(self.ranks)), strict=True):
                             self._feed_rank(rank, LoadRead(rank.read(load)))
