@@ -16,11 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
+from support import cluster as clusters
 from support.cluster import Cluster, within
 
 from engine.vllm.metrics import parse_loads
 
-pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1500)]
 
 FILE = """
 models:
@@ -32,6 +33,12 @@ transfer: {connector: auto}
 router: {policy: least_load}
 """
 TOKENS = 12
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to four engine cores start on two cores."""
+    monkeypatch.setattr(clusters, "START_S", 600.0)
 
 
 def of(prefill: int, decode: int, *, starts: tuple[int, int] = (1, 1)) -> str:
