@@ -18,6 +18,7 @@ import psutil
 import pytest
 from support import cluster as clusters
 from support.cluster import Cluster, within
+from support.random_models import write_model
 
 from engine.vllm.metrics import parse_loads
 
@@ -247,3 +248,39 @@ def test_each_rank_tells_what_its_cache_drops_and_what_its_tiers_keep(tmp_path: 
             print(name, _counted(cluster, metric))
             if not tiers:
                 assert _counted(cluster, metric)["decode-0"] == 0
+
+
+EXPERTS = """
+models:
+  - name: MODEL
+    served_name: baton-tiny
+    pools:
+      prefill:
+        start: 1
+        shape: {dp: 2, ep: 2}
+        engine_args: &args {dtype: float32, max-model-len: 512}
+        env: {PYTHONPATH: SITE}
+      decode: {start: 1, engine_args: *args}
+transfer: {connector: auto}
+router: {policy: least_load}
+"""
+SITE = Path(clusters.__file__).parent / "expert_site"
+
+
+def test_experts_spread_over_ranks_are_handed_over(tmp_path: Path) -> None:
+    """A mixture's ranks compute each step together; on CPU vLLM needs the start-up patch of this test for it."""
+    (tmp_path / "model").mkdir()
+    model = write_model("experts", tmp_path / "model")
+    with Cluster.of(tmp_path, EXPERTS.replace("MODEL", str(model)).replace("SITE", str(SITE))) as cluster:
+        within(120, lambda: _all_proven(cluster, 2))
+        asked = [each[:400] for each in prompts(12, seed=4)]
+        expected = [text(ask(cluster.urls["decode-0"], each, X_data_parallel_rank="0")) for each in asked]
+        before = parse_loads(cluster.metrics("prefill-0"), 2), parse_loads(cluster.metrics("decode-0"), 1)
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(lambda each: ask(cluster.endpoint, each), asked))
+        assert [text(each) for each in answers] == expected
+        after = parse_loads(cluster.metrics("prefill-0"), 2), parse_loads(cluster.metrics("decode-0"), 1)
+        by_p = [now.prompt_tokens - then.prompt_tokens for now, then in zip(after[0], before[0], strict=True)]
+        pulled = after[1][0].external_kv_tokens - before[1][0].external_kv_tokens
+        print(f"experts: prompt tokens at each rank of P {by_p}, pulled {pulled}")
+        assert min(by_p) > 0 and pulled == sum(by_p)
