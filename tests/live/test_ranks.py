@@ -178,7 +178,7 @@ models:
 transfer: {connector: auto}
 router: {policy: workload}
 """
-TALKS, TURNS = 6, 5
+TALKS, TURNS = 8, 5
 
 
 def _hit_rate(cluster: Cluster) -> float:
@@ -186,8 +186,9 @@ def _hit_rate(cluster: Cluster) -> float:
     talks = prompts(TALKS, seed=21)
     counts = Counter[str]()
     for turn in range(TURNS):
-        for number, said in enumerate(talks):
-            answer = ask(cluster.endpoint, said)
+        with ThreadPoolExecutor(4) as pool:  # at once, so that the first turns go to both
+            answers = list(pool.map(lambda said: ask(cluster.endpoint, said), talks))
+        for number, (said, answer) in enumerate(zip(talks, answers, strict=True)):
             usage = answer["usage"]
             counts["prompt"] += usage["prompt_tokens"]
             counts["cached"] += (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
