@@ -11,6 +11,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,17 @@ import psutil
 import pytest
 from support import cluster as clusters
 from support.cluster import Cluster, within
+from support.engine_pair import ask as post
+from support.engine_pair import load
 from support.random_models import write_model
 
+from bench import pair
+from bench.pair import Engines, Running
+from cluster import wire
+from cluster.instance import Role
+from engine.tiny import model_path
 from engine.vllm.metrics import parse_loads
+from kvtransfer.door import ask as knock
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1500)]
 
@@ -285,3 +294,37 @@ def test_experts_spread_over_ranks_are_handed_over(tmp_path: Path) -> None:
         pulled = after[1][0].external_kv_tokens - before[1][0].external_kv_tokens
         print(f"experts: prompt tokens at each rank of P {by_p}, pulled {pulled}")
         assert min(by_p) > 0 and pulled == sum(by_p)
+
+
+@dataclass
+class Outside(Engines):
+    """Servers with one rank each of a P that others balance, and a D."""
+
+    rpc_port: int = field(default_factory=pair._free_port)
+
+    def _start(self, name: str, role: Role, number: int) -> Running:
+        rank = ("--data-parallel-size", "2", "--data-parallel-rank", name[1:], "--data-parallel-address", "127.0.0.1",
+                "--data-parallel-rpc-port", str(self.rpc_port))  # fmt: skip
+        self.flags = rank if role is Role.PREFILL else ()
+        return super()._start(name, role, number)
+
+
+def test_ranks_that_are_balanced_from_outside_are_engines_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair, "START_S", 600.0)
+    roles = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d": Role.DECODE}
+    with Outside(tmp_path, str(model_path()), roles) as engines:
+        within(20, lambda: len(knock(engines.door("d"), {"ask": "state"})["peers"]) == 2)
+        for number, said in enumerate(prompts(8, seed=33)):
+            body = {"model": "tiny", "prompt": said, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+            status, answer = post(engines.url(f"p{number % 2}"), "/v1/completions", wire.prefill_body(body))
+            transfer = wire.read_transfer(answer)
+            assert status == 200 and transfer is not None and transfer.producer.endswith(f"_dp{number % 2}")
+            before = load(engines.url("d")).external_kv_tokens
+            status, answer = post(engines.url("d"), "/v1/completions", wire.decode_body(body, transfer))
+            assert status == 200
+            within(5, lambda: load(engines.url("d")).external_kv_tokens - before == transfer.tokens)  # noqa: B023
+            alone = post(engines.url("d"), "/v1/completions", {**body, "cache_salt": "alone"})[1]
+            assert text(answer) == text(alone)
+        within(10, lambda: all(knock(engines.door(name), {"ask": "state"})["holds"] == 0 for name in ("p0", "p1")))
