@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -32,11 +31,12 @@ TOKENS = 20
 RANKS = [f"{name}@{rank}" for name in ("decode-0", "decode-1", "prefill-0") for rank in "01"]
 
 
-@pytest.fixture
-def ranked(tmp_path: Path) -> Iterator[Cluster]:
-    path = tmp_path / "baton.yaml"
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("ranks")
+    path = folder / "baton.yaml"
     path.write_text(FILE)
-    cluster = Cluster.start(tmp_path, str(path), "--engine", "mock")
+    cluster = Cluster.start(folder, str(path), "--engine", "mock")
     try:
         cluster.wait_ready()
         yield cluster
@@ -44,9 +44,9 @@ def ranked(tmp_path: Path) -> Iterator[Cluster]:
         assert cluster.stop() == 0
 
 
-def post(url: str, body: dict[str, Any], **headers: str) -> tuple[int, dict[str, Any]]:
+def post(url: str, body: dict[str, Any] | None, *, method: str = "POST", **headers: str) -> tuple[int, dict[str, Any]]:
     told = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    request = urllib.request.Request(url, json.dumps(body).encode(), told)
+    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), told, method=method)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.loads(answer.read())
@@ -96,6 +96,21 @@ def test_every_rank_is_chosen_pulled_from_and_outlived(ranked: Cluster) -> None:
     after = {name: one["epoch"] for name, one in ranked.status().items()}
     assert {name.partition("@")[0] for name in after if after[name] == epochs[name]} == {"decode-1", "prefill-0"}
     assert all(after[name] > epochs[name] for name in RANKS[:2])
+
+
+def test_an_engine_is_drained_whole_and_quarantined_by_rank(ranked: Cluster) -> None:
+    def states() -> dict[str, str]:
+        with urllib.request.urlopen(ranked.admin + "/ready", timeout=30) as answer:
+            return {each["id"]: each["state"] for each in json.loads(answer.read())["instances"]}
+
+    assert post(f"{ranked.admin}/quarantine/decode-1@0", {"because": "a test"})[0] == 200
+    assert post(f"{ranked.admin}/drain/decode-0", {"deadline_s": 30})[0] == 202
+    aside = {"decode-1@0": "quarantined", "decode-0@0": "draining", "decode-0@1": "draining"}
+    within(10, lambda: states() == dict.fromkeys(RANKS, "up") | aside)
+    assert post(ranked.endpoint + COMPLETIONS, body(ranked, 1))[0] == 200
+    assert post(f"{ranked.admin}/resume/decode-0@1", {})[0] == 202
+    assert post(f"{ranked.admin}/quarantine/decode-1@0", None, method="DELETE")[0] == 200
+    within(10, lambda: states() == dict.fromkeys(RANKS, "up"))
 
 
 def _mock(cluster: Cluster, name: str) -> int:

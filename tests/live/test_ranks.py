@@ -195,7 +195,7 @@ def _hit_rate(cluster: Cluster) -> float:
     talks = prompts(TALKS, seed=21)
     counts = Counter[str]()
     for turn in range(TURNS):
-        with ThreadPoolExecutor(4) as pool:  # at once, so that the first turns go to both
+        with ThreadPoolExecutor(1 if turn else TALKS) as pool:  # the first turns at once, so that they go to both
             answers = list(pool.map(lambda said: ask(cluster.endpoint, said), talks))
         for number, (said, answer) in enumerate(zip(talks, answers, strict=True)):
             usage = answer["usage"]
