@@ -1,12 +1,16 @@
 """Start-up patch for tests: what vLLM 0.32's CPU build lacks to spread a mixture's experts over data parallel ranks.
 
-Its communicator has no `all_gatherv` and no `reduce_scatterv` (`base_device_communicator.py` raises
-NotImplementedError), so the first step of such an engine ends it. Both are made of what gloo has: parts are padded to
-one size, and sums are cut.
+- Its communicator has no `all_gatherv` and no `reduce_scatterv` (`base_device_communicator.py` raises
+  NotImplementedError), so the first step of such an engine ends it. Both are made of what gloo has: parts are padded to
+  one size, and sums are cut.
+- Its experts ignore which of them a rank has (`expert_map`), and read beyond their weights (a segmentation fault). An
+  expert that is elsewhere counts as the first one here, with weight 0.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -41,6 +45,25 @@ def lend_collectives(module: ModuleType) -> None:
     communicator.all_gatherv, communicator.reduce_scatterv = all_gatherv, reduce_scatterv
 
 
-sys.meta_path.insert(
-    0, AfterImport(frozenset({"vllm.distributed.device_communicators.cpu_communicator"}), lend_collectives)
-)
+def know_own_experts(module: ModuleType) -> None:
+    """Make the CPU's experts compute those that the rank has."""
+    experts: Any = module.CPUUnquantizedExperts
+    real = experts.apply
+
+    @functools.wraps(real)
+    def apply(self: Any, *args: Any, **named: Any) -> None:
+        given = inspect.signature(real).bind(self, *args, **named).arguments
+        if given["expert_map"] is not None:
+            local = given["expert_map"][given["topk_ids"].long()]
+            given["topk_weights"] = given["topk_weights"].masked_fill(local < 0, 0.0)
+            given["topk_ids"] = local.clamp(min=0).to(given["topk_ids"].dtype)
+        real(**given)
+
+    experts.apply = apply
+
+
+for name, act in (
+    ("vllm.distributed.device_communicators.cpu_communicator", lend_collectives),
+    ("vllm.model_executor.layers.fused_moe.experts.cpu_moe", know_own_experts),
+):
+    sys.meta_path.insert(0, AfterImport(frozenset({name}), act))
