@@ -76,10 +76,12 @@ def prompts(count: int, seed: int = 3) -> list[str]:
     return [" ".join(chance.choice(words) for _ in range(chance.randrange(30, 130))) for _ in range(count)]
 
 
-@pytest.fixture(params=[(2, 1), (1, 2), (2, 2)], ids=["P", "D", "both"])
+@pytest.fixture(
+    params=[(2, 1, "auto"), (1, 2, "auto"), (2, 2, "auto"), (2, 2, "nixl")], ids=["P", "D", "both", "both by vLLM's"]
+)
 def ranked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cluster, int, int]]:
-    prefill, decode = request.param
-    with Cluster.of(tmp_path, of(prefill, decode)) as cluster:
+    prefill, decode, connector = request.param
+    with Cluster.of(tmp_path, of(prefill, decode).replace("connector: auto", f"connector: {connector}")) as cluster:
         yield cluster, prefill, decode
 
 
