@@ -353,6 +353,7 @@ class Operators:
         self._set_aside()
         words = {name: list(word) for name, word in self.quarantine.words.items()}
         body = msgspec.json.encode({"words": words})
+        # As its receiver reads it: signatures cover paths, and aiohttp reads `%40` as the `@` of a rank's name.
         path = f"/quarantine/{quote(str(instance), safe='@')}"
         answers = await self.peers.ask(path, None, method=http.method, body=body)
         told = {name: "told" if not isinstance(_word(each), str) else _word(each) for name, each in answers.items()}
