@@ -62,8 +62,8 @@ class Replicas:
             engine.peers, self.engines[name] = self.engines, engine
         self.seq += 1
         beat = Heartbeat(
-            id=InstanceId(name), agent="agent-" + name.replace("@", "-"), epoch=1, seq=self.seq, role=role, state=MemberState.READY,
-            credits=8, url=self.engines[name].url, models=({"id": "fake"},), agent_url=agent_url,
+            id=InstanceId(name), agent="agent-" + name.replace("@", "-"), epoch=1, seq=self.seq, role=role,
+            state=MemberState.READY, credits=8, url=self.engines[name].url, models=({"id": "fake"},), agent_url=agent_url,
         )  # fmt: skip
         await self.registry.beat(beat)
 
