@@ -17,6 +17,7 @@ from engine.vllm.evictions import SOCKET, events_path
 from engine.vllm.metrics import parse_load, parse_loads
 from engine.vllm.spec import EngineSpec, ranks_in
 from goodput.actuate.engines import by_engine
+from k8s.operator.fleet import known_by
 from kvtransfer.asks import door_for, door_of, doors_of
 from kvtransfer.keys import InstanceKeys, instance_key
 from kvtransfer.proving import FleetProofs, InstanceProofs
@@ -155,6 +156,14 @@ def test_controllers_see_engines() -> None:
     assert list(seen) == ["p", "d"] and seen["d"] is listed[2]
     assert (seen["p"].id, seen["p"].state, seen["p"].credits, seen["p"].epoch) == (P, MemberState.DRAINING, 9, 3)
     assert seen["p"].load == Load(running=3, waiting=3, kv_usage=0.25, kv_tokens=20)
+
+
+def test_an_operator_sees_pods() -> None:
+    word = {"instances": [{"id": name} for name in ("p@0", "p@1", "d", "e")],
+            "pairs": [{"prefill": "p@1", "decode": "d", "apart": "not proven"}]}  # fmt: skip
+    known = known_by({"r": word}, frozenset({"r"}))
+    assert set(known.known_to) == {"p", "d", "e"}
+    assert known.proven == frozenset({frozenset({"p", "e"}), frozenset({"d", "e"})}), "every rank of p, or none"
 
 
 # -- in a router's view --
