@@ -194,7 +194,7 @@ TALKS, TURNS = 8, 5
 
 def _hit_rate(cluster: Cluster) -> float:
     """Of conversations that take turns, the part of all prompt tokens that was in a cache."""
-    talks = prompts(TALKS, seed=21)
+    talks = [(each * 12)[:1150] for each in prompts(TALKS, seed=21)]  # a chunk that routers know has some 1,000 bytes
     counts = Counter[str]()
     for turn in range(TURNS):
         with ThreadPoolExecutor(1 if turn else TALKS) as pool:  # the first turns at once, so that they go to both
@@ -203,8 +203,9 @@ def _hit_rate(cluster: Cluster) -> float:
             usage = answer["usage"]
             counts["prompt"] += usage["prompt_tokens"]
             counts["cached"] += (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-            more = f" and on day {turn} of talk {number} the fox went up the hill again. " * 2
-            talks[number] = said + text(answer) + more
+            talks[number] = (
+                said + text(answer) + f" and on day {turn} of talk {number} the fox went up the hill again. "
+            )
     return counts["cached"] / counts["prompt"]
 
 
@@ -218,7 +219,7 @@ def test_prefixes_are_found_as_on_two_instances(tmp_path: Path) -> None:
             rates.append(_hit_rate(cluster))
             used = [each.prompt_tokens for name in cluster.urls for each in parse_loads(cluster.metrics(name), ranks)]
             print(f"{name}: {rates[-1]:.4f} of all prompt tokens were cached; prompt tokens {used}")
-            assert len(used) == 2 and min(used) > sum(used) / 5
+            assert len(used) == 2 and min(used) > sum(used) / 10
     assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.02, rates
 
 
