@@ -63,7 +63,8 @@ class Replicas:
         self.seq += 1
         beat = Heartbeat(
             id=InstanceId(name), agent="agent-" + name.replace("@", "-"), epoch=1, seq=self.seq, role=role,
-            state=MemberState.READY, credits=8, url=self.engines[name].url, models=({"id": "fake"},), agent_url=agent_url,
+            state=MemberState.READY, credits=8, url=self.engines[name].url, models=({"id": "fake"},),
+            agent_url=agent_url,
         )  # fmt: skip
         await self.registry.beat(beat)
 
