@@ -107,6 +107,8 @@ def test_who_moves_it_where_nobody_has_said(changed: dict[str, Any], hardware: E
     ("args", "why"),
     [
         ("--data-parallel-size 2", None),
+        ("--data-parallel-size 4 -dpl 4", None),
+        ("--data-parallel-size 4 -dpl 2", "data parallelism"),
         ("--data-parallel-start-rank=2 -dp 4 -dpl 2", "data parallelism"),
         ("-dp 2 -dpl 1 --data-parallel-hybrid-lb", "data parallelism"),
         ("--data-parallel-size 2 --data-parallel-rank 1", None),
