@@ -208,7 +208,7 @@ def _tries(axes: Any, found: Goodput) -> None:
 
 
 def _legend_above(axes: Any, *entries: Any) -> None:
-    """A legend in one row above the axes, where it hides nothing. `entries`: lines and names; left out: the axes' own."""
+    """A legend in a row above the axes, where it hides no point. `entries`: lines and names, instead of all."""
     count = len(entries[1]) if entries else len(axes.get_legend_handles_labels()[1])
     axes.legend(*entries, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncol=max(1, count), fontsize=8, frameon=False)
 
