@@ -86,7 +86,7 @@ class Shape:
     dp: int = field(
         default=1,
         metadata=about(
-            text="Data parallelism: copies of the attention layers behind one address.",
+            text="Data parallelism: copies of the attention layers behind one address, each chosen as an instance.",
             why="more instances do the same and fail one by one",
             at_least=1,
             at_most=1024,
