@@ -64,6 +64,9 @@ class EngineSpec:
     credits for these."""
     flips: bool = False
     """Whether it is started for both kinds of leg whatever its role, so that its agent may take another role."""
+    peers: bool = True
+    """Whether it may pull prompts' beginnings from instances of any role, and hold them for such, with Baton's
+    connector."""
     pinning: bool = True
     """Whether to load `engine.vllm.pin`, so that a client can have the first token before the hand-over."""
     ticket_keys_file: str | None = None
@@ -101,6 +104,11 @@ class EngineSpec:
     def pins(self) -> bool:
         """Whether the engine loads Baton's logits processor. vLLM allows none beside speculative decoding."""
         return self.pinning and not any(given(self.extra_args, flag, *short) for flag, short in _NO_PINNING)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether its connector takes part in such pulls, as far as the flags say."""
+        return self.peers and self.connector == "baton"
 
     @property
     def evictions(self) -> str:
