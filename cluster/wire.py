@@ -182,6 +182,11 @@ class TransferFields:
         return "P has computed with another adapter than D's agent announces, or cannot tell which"
 
     @property
+    def is_from_cache(self) -> bool:
+        """Whether it is a source leg's hold (`FROM_CACHE`)."""
+        return self.fields.get(FROM_CACHE) is True
+
+    @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens that P had in its prefix cache, as D will tell the client (vLLM 0.32); None: P does not say."""
         count = self.fields.get(_CACHED)

@@ -75,8 +75,8 @@ class Pulls:
     def allocated(self, request: str, engine: str, tokens: int, now: float, *, handed_over: bool = True) -> None:
         """The engine has room for the request. `tokens` of its tokens are pulled from `engine` now; 0: none.
 
-        `handed_over`: they were computed for this request. False: they are a beginning that a peer had in its cache, and
-        computing them here is no loss but a gain not made.
+        `handed_over`: they were computed for this request. False: they are a beginning that a peer had in its cache,
+        and to compute them here is no loss.
         """
         want = self._wants.get(request)
         if not tokens:

@@ -228,6 +228,7 @@ class Agent:
             epoch=lambda: max(1, self.machine.epoch),
             role=lambda: self.machine.role,
             models=lambda: [str(entry["id"]) for entry in self._models if "id" in entry],
+            shares=self.spec.has_peers,
             on_change=self._nudge.set,
         )
 
@@ -465,6 +466,7 @@ class Agent:
             credits=machine.credits,
             grants=machine.grants((epoch, self._seq)),
             shuns=self._shuns(),
+            peers=self._moves is not None and self._moves.shares,
             evicted=(self._evictions.tokens, self._evictions.clears),
             kept=self._evictions.kept,
             revision=self.config.revision,

@@ -148,6 +148,7 @@ class FleetView:
             view.grant = each.grant
         if view.shuns != each.shuns:
             self._fleet.shuns(view, each.shuns)
+        self._fleet.peers(view, each.peers)
         view.load = each.load
         self._fleet.holds(view, each.load.kv_tokens)
         self._fleet.keeps(view, each.kept)

@@ -354,7 +354,7 @@ class InflightLoad:
         (`router.scheduler.flow_control.queue.Gate`).
         """
         row = booking.prefill_row
-        if prompt_ms > 0 and self.rows[row].life == booking.prefill_life:
+        if prompt_ms > 0 and booking.plain_ms > 0 and self.rows[row].life == booking.prefill_life:
             self.step_model.prompt_took(row, booking.plain_ms, prompt_ms)
         row = booking.decode_row
         if token_ms > 0 and row >= 0 and self.rows[row].life == booking.decode_life:

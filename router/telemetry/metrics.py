@@ -88,6 +88,7 @@ class RouterMetrics:
             ["result"],
             registry=self.registry,
         )
+        self.sources = PrefixSources(self.registry)
         told = "Entries of the decision log that could not be written; requests are served all the same."
         self.log_dropped = Counter("baton_decision_log_dropped", told, registry=self.registry)
         self.pairs = Pairs()
@@ -187,6 +188,21 @@ class _Arrivals(Collector):
             arrivals.add_metric((each.model, each.slo_class), each.arrivals)
             tokens.add_metric((each.model, each.slo_class), each.prompt_tokens)
         return arrivals, tokens
+
+
+class PrefixSources:
+    """Counters of prompts' beginnings from peers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        told = "Instances that were asked for a prompt's beginning: held, nothing, refused, lost, late, gone, unwanted."
+        self._asked = Counter("baton_prefix_sources", told, ["outcome"], registry=registry)
+        told = "Prompt tokens that such instances held for another to pull."
+        self._tokens = Counter("baton_prefix_source_tokens", told, registry=registry)
+
+    def asked(self, outcome: str, tokens: int) -> None:
+        """An instance was asked, and holds so many tokens."""
+        self._asked.labels(outcome).inc()
+        self._tokens.inc(tokens)
 
 
 class HandoffGuardMetrics(Protocol):

@@ -1,4 +1,4 @@
-"""A prompt's beginning from a peer's KV cache, on real engines with Baton's connector: what it gives, and what goes wrong.
+"""A prompt's beginning from a peer's KV cache, on real engines with Baton's connector: its gain, and what goes wrong.
 
 A *source leg* makes an engine hold what its cache has of a prompt; another engine pulls that with its own leg.
 """
@@ -101,7 +101,7 @@ def test_a_prompt_that_a_peer_has(engines: Peers, way: str) -> None:
         told.append(f"{cold * 1000:.0f} {source_s * 1000:.0f} {both_s * 1000:.0f}")
         whole = wire.read_transfer(leg)
         assert whole is not None and whole.tokens == TOKENS, "and it holds the whole prompt for a decode instance"
-        within(5, lambda before=before: engines.pulled(here) - before == held.tokens)
+        within(5, lambda until=before + held.tokens: engines.pulled(here) == until)
         assert engines.text(here, asked) == alone
         assert engines.text(there, wire.decode_body({**asked, "cache_salt": f"other {turn}"}, whole)) == alone
     print(f"{way}: {shares}; ms cold, source leg, both legs: {told}")
