@@ -477,8 +477,10 @@ class FleetSnapshot(Sequence[InstanceView]):
                 left &= left - 1
                 limit = columns.limits(wanted.routers).item(row)
                 if columns.inflight.item(row) < limit and self._rows[row].id not in wanted.excluded:
-                    found.append((chunks, row))
-        return found
+                    # A source leg looks into the KV cache alone: what is in a tier is not pulled by others.
+                    held = chunks if self.prefixes is None else self.prefixes.in_cache(row, wanted.prefix, chunks)
+                    found.append((held, row))
+        return sorted(found, reverse=True)
 
     def shares(self, source: int, row: int, wanted: Wanted) -> bool:
         """Whether a row can have a prompt's beginning from another row's KV cache now: both share, their weights and

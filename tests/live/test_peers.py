@@ -87,8 +87,9 @@ def test_a_prompt_that_a_peer_has(engines: Peers, way: str) -> None:
     for turn in range(5):
         asked = body(10 * turn + (1 if way == "dp" else 2))
         began = time.monotonic()
-        engines.answer(there, {**asked, "max_tokens": 1})
+        engines.answer(here, {**asked, "max_tokens": 1, "cache_salt": f"cold {turn}"})
         cold = time.monotonic() - began
+        engines.answer(there, {**asked, "max_tokens": 1})
         alone = engines.text(here, {**asked, "cache_salt": f"alone {turn}"})
         before, began = engines.pulled(here), time.monotonic()
         held = engines.source(there, asked)
