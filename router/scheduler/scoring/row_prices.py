@@ -32,10 +32,9 @@ length."""
 PULL_MS, PULL_STEPS = 3.0, 3.0
 """A pause for blocks from elsewhere, besides their bytes: the engine's front end and the messages, and steps of the
 pulling engine: the one under way when the leg comes, the one after which the blocks are there (steps are decided
-ahead), and the one that makes the seeded token once more (seen on the twin: 24.7 ms where a step takes 7.2). A source
-leg takes as much at its source."""
+ahead), and the one that makes the seeded token once more (seen on the twin: 24.7 ms where a step takes 7.2)."""
 
-CLEAR, LEAST_MS = 0.5, 10.0
+CLEAR, LEAST_MS = 0.3, 10.0
 """A prompt's beginning is pulled from a peer if that saves this share of its time, and so many milliseconds: a failed
 pull costs its time, and no model knows all that two more messages cost. Chosen, not measured."""
 
@@ -176,17 +175,16 @@ class RowPrices(Figures):
                     break
 
     def _source_ms(self, source: int, row: int, tokens: int) -> float:
-        """The time until so many tokens have come from there: the source's queue, its step, two legs, the move."""
-        inflight, near, now = self.fleet.inflight, self.fleet.near(source, row), self.wanted.now
-        wait = inflight.rows[source].ends - now * 1000.0
+        """The time until so many tokens have come from there: what the source has to do before, two messages, the move,
+        and steps. The source makes one for the leg, after the one under way; so does a puller that decodes, before and
+        after the move. An idle one looks at once.
+        """
+        inflight, now = self.fleet.inflight, self.wanted.now
+        there, here, near = inflight.rows[source], inflight.rows[row], self.fleet.near(source, row)
         told_ms = inflight.step_model.handoff_ms(tokens, source, row, near=near)
         moving_ms = inflight.pulls(row).expects_ms(told_ms, now, near=near)
-        return (
-            max(0.0, wait)
-            + 2 * PULL_MS
-            + PULL_STEPS * (inflight.rows[source].step + inflight.rows[row].step)
-            + moving_ms
-        )
+        steps_ms = there.step * (2 if there.decoding else 1) + (2 * here.step if here.decoding else 0.0)
+        return max(0.0, there.ends - now * 1000.0) + 2 * PULL_MS + steps_ms + moving_ms
 
     def source_at(self, row: int) -> PrefixSource | None:
         """Where this row would pull the prompt's beginning from; None: it computes what it lacks."""
