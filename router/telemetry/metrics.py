@@ -72,7 +72,7 @@ class RouterMetrics:
         )
         self.times = Times(self.registry, _SECONDS)
         self.finished = FinishedRequests(self.times, self.lately)
-        self.attainment = Attainment(self.registry)
+        self.attainment, self.sources = Attainment(self.registry), PrefixSources(self.registry)
         self.waiting = Gauge("baton_waiting_requests", "Requests in the flow-control queue.", registry=self.registry)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
         self.clients = _ClientGauges(self.registry)
@@ -88,7 +88,6 @@ class RouterMetrics:
             ["result"],
             registry=self.registry,
         )
-        self.sources = PrefixSources(self.registry)
         told = "Entries of the decision log that could not be written; requests are served all the same."
         self.log_dropped = Counter("baton_decision_log_dropped", told, registry=self.registry)
         self.pairs = Pairs()

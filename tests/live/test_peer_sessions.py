@@ -1,11 +1,13 @@
 """Conversations over a working set larger than a prefill engine's cache, with prompts' beginnings from the peer and
-without: `baton up` on real engines. The decode engine has all of them, and is kept busy with other answers.
+without: `baton up` on real engines, and a router that hands over wherever it can (`support.pairs_only`). The decode
+engine has all that was said.
 """
 
 from __future__ import annotations
 
 import json
-import threading
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from support.cluster import Cluster, within
+from support.cluster import Cluster, with_support, within
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -28,7 +30,7 @@ models:
       decode: {start: 1}
 transfer: {connector: baton, peers: PEERS}
 """
-TALKS, TURNS, BUSY = 5, 4, 4
+TALKS, TURNS = 5, 4
 SENTENCE = "On day {} the fox carried the baton to the mill and the owl carried it back. "
 
 
@@ -45,7 +47,7 @@ class Seen:
     tokens: float = 0.0
 
 
-def _stream(cluster: Cluster, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _stream(cluster: Front, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     raw = json.dumps({"model": "baton-tiny", "temperature": 0, "stream": True, **body}).encode()
     request = urllib.request.Request(
         f"{cluster.endpoint}/v1/chat/completions", raw, {"Content-Type": "application/json"}
@@ -56,30 +58,46 @@ def _stream(cluster: Cluster, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield json.loads(line[6:])
 
 
+@dataclass
+class Front:
+    """A router of ours, in front of a cluster's engines."""
+
+    endpoint: str
+    admin: str
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"{self.admin}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + " "))
+
+    def told(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(self.admin + path, timeout=30) as answer:
+            return dict(json.loads(answer.read()))
+
+    def proven(self) -> bool:
+        return self.metric('baton_pair_proofs_total{result="passed"}') >= 1
+
+
 @contextmanager
-def busy(cluster: Cluster) -> Iterator[None]:
-    """Answers that decode all the while."""
-    over = threading.Event()
-
-    def decode(number: int) -> None:
-        while not over.is_set():
-            body = {"messages": [{"role": "user", "content": f"{number}: go on"}], "max_tokens": 300}
-            for _ in _stream(cluster, {**body, "ignore_eos": True}):
-                if over.is_set():
-                    break
-
-    threads = [threading.Thread(target=decode, args=(number,)) for number in range(BUSY)]
-    for each in threads:
-        each.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for each in threads:
-            each.join()
+def pairs_only(cluster: Cluster) -> Iterator[Front]:
+    record = json.loads(next((cluster.state / "baton" / "clusters").glob("*.json")).read_text())
+    argv = [sys.executable, "-m", "support.pairs_only", "router", "--json", "--port", "0", "--admin-port", "0"]
+    argv += ["--policy", "workload", "--ticket-keys-file", record["ticket_keys_file"]]
+    argv += ["--registry", record["registry"], "--registry-password-file", record["registry_password_file"]]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=with_support())
+    assert process.stdout is not None
+    with process.stdout as said:
+        try:
+            told = json.loads(said.readline())
+            front = Front(told["endpoint"], told["admin"])
+            within(60, front.proven)
+            yield front
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
-def converse(cluster: Cluster) -> Seen:
+def converse(cluster: Front) -> Seen:
     """Turn by turn, one conversation after the other."""
     seen, talks = Seen(), [
         [{"role": "system", "content": "".join(SENTENCE.format(100 * talk + day) for day in range(16))}]
@@ -88,12 +106,18 @@ def converse(cluster: Cluster) -> Seen:
     for turn in range(TURNS):
         for number, messages in enumerate(talks):
             messages.append({"role": "user", "content": f"What happened on day {100 * number + turn}?"})
-            body = {"messages": messages, "max_tokens": 12, "stream_options": {"include_usage": True}}
-            began, first, text, usage = time.monotonic(), 0.0, "", {}
+            body = {
+                "messages": messages,
+                "max_tokens": 12,
+                "ignore_eos": True,
+                "stream_options": {"include_usage": True},
+            }
+            began, first, text = time.monotonic(), 0.0, ""
+            usage: dict[str, Any] = {}
             for event in _stream(cluster, body):
                 for choice in event["choices"]:
                     said = choice["delta"].get("content") or ""
-                    first = first or (time.monotonic() if said else 0.0)
+                    first = first or (time.monotonic() if said or choice["finish_reason"] else 0.0)
                     text += said
                 usage = event.get("usage") or usage
             messages.append({"role": "assistant", "content": text})
@@ -108,11 +132,10 @@ def converse(cluster: Cluster) -> Seen:
 def seen_with(folder: Path, peers: str) -> Seen:
     folder.mkdir()
     with Cluster.of(folder, FILE.replace("PEERS", peers)) as cluster:
-        within(60, cluster.proven)
-        with busy(cluster):
-            seen = converse(cluster)
-        seen.held = cluster.router_metric('baton_prefix_sources_total{outcome="held"}', 0.0)
-        seen.tokens = cluster.router_metric("baton_prefix_source_tokens_total", 0.0)
+        with pairs_only(cluster) as front:
+            seen = converse(front)
+            seen.held = front.metric('baton_prefix_sources_total{outcome="held"}')
+            seen.tokens = front.metric("baton_prefix_source_tokens_total")
         within(30, cluster.idle)
     return seen
 
