@@ -529,6 +529,19 @@ class FleetSnapshot(Sequence[InstanceView]):
             self.columns.gives[view.row] = self.columns.takes[view.row] = 0
             self.columns.changed()
 
+    def parted_pairs(self) -> set[tuple[InstanceId, InstanceId]]:
+        """Producers and consumers of which the one hands nothing over to the other for now. What instances shun as
+        sources of prompts' beginnings alone is not here.
+        """
+        found = set()
+        for row, shunned in self.shunning.items():
+            here = self._rows[row]
+            for producer in shunned if here.role.decodes else ():
+                there = self.by_id.get(producer)
+                if there is None or there.role.prefills:
+                    found.add((producer, here.id))
+        return found
+
     @property
     def parted(self) -> bool:
         """Whether there are pairs of one kind (`kinships`) that hand nothing over."""

@@ -306,9 +306,8 @@ class _FleetGauges:
         self._legs.labels("prefill").set(any(role.prefills for role in ready))
         self._legs.labels("decode").set(any(role.decodes for role in ready))
         self._apart.clear()
-        for seen in view.all():
-            for producer in view.all().shunning.get(seen.row, ()):
-                self._apart.labels(producer, seen.id).set(1)
+        for pair in view.all().parted_pairs():
+            self._apart.labels(*pair).set(1)
         shown = set()
         for seen in view.all():
             labels = (str(seen.id), seen.role.value)

@@ -160,3 +160,14 @@ def test_neither_speed_nor_cache_is_learned_from_such_a_prompt() -> None:
     placements.prompt_over(expected, wanted, 1.0, done=True, cached_tokens=3840)
     assert fleet.prefixes.capacity_tokens(0) == capacity
     assert fleet.prefixes.match(CHUNKS).chunks_of(0) == len(CHUNKS), "and it has the prompt from now on"
+
+
+def test_a_source_that_was_not_met_is_no_pair_apart() -> None:
+    """An operator is told of pairs that should hand over and do not."""
+    made = sharing(P, D, D)
+    fleet = made.all()
+    for name in ("p0", "d1", "d2"):
+        others = tuple(each.id for each in fleet if each.id != name)
+        fleet.shuns(made.get(InstanceId(name)), others)
+    assert fleet.parted_pairs() == {("p0", "d1"), ("p0", "d2")}
+    assert not any(fleet.shares(source, row, long()) for source in range(3) for row in range(3))
