@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.tickets import FLEET, PULL, signed
 
 from cluster import wire
-from cluster.ids import RequestId, TransferId
+from cluster.ids import InstanceId, RequestId, TransferId
+from cluster.scan import run
 from decode.peers import ProducerPeers
 from decode.pulls import Pulls
 from engine.vllm.connector.cached import cut_to_cached, only_whole_blocks
 from kvtransfer.fields import handed_over, held_in, pull_in, sane
+from kvtransfer.keys import InstanceKeys, instance_key
+from kvtransfer.screen import Screen
 
 BLOCK = 4
+NOW = 1_800_000_000.0
 
 
 class Asked:
@@ -99,3 +105,25 @@ def test_the_legs_fields() -> None:
     assert pulls["do_remote_prefill"] and pulls["do_remote_decode"], "it pulls, and holds"
     assert (pulls[wire.TRANSFER], pulls["remote_engine_id"], pulls[wire.FROM_CACHE]) == (str(name), "e", True)
     assert "remote_prefill_cached_tokens" not in pulls and wire.CACHED_ONLY not in pulls
+
+
+def judged(fields: dict[str, Any]) -> bool:
+    """Whether an engine's guard lets these fields pass."""
+    keys = InstanceKeys(InstanceId("p"), (instance_key(FLEET, InstanceId("p")),))
+    raw = json.dumps({"model": "m", "prompt": "x", "kv_transfer_params": fields}).encode()
+    return run(Screen(0.0).judge(raw, "application/json", keys, NOW)) is None
+
+
+def test_a_source_is_signed() -> None:
+    """Nobody who lacks the fleet's key can ask an engine as a source, or have another one pull from where he likes."""
+    name = TransferId(RequestId("mine"), 1, 3)
+    asked = wire.source_fields({}, transfer=name)["kv_transfer_params"]
+    held = wire.TransferFields({**PULL, wire.FROM_CACHE: True})
+    pulls = wire.prefill_fields({}, transfer=name, source=held)["kv_transfer_params"]
+    for fields in (asked, pulls):
+        assert judged(signed(fields, "p", at=NOW))
+        assert not judged(fields)
+    assert not judged({**signed(pulls, "p", at=NOW), "remote_host": "203.0.113.9"})
+    assert not judged({**signed(pulls, "p", at=NOW), "remote_block_ids": [[7]]})
+    plain = wire.prefill_fields({}, transfer=name)["kv_transfer_params"]
+    assert not judged({**signed(plain, "p", at=NOW), wire.CACHED_ONLY: True})
