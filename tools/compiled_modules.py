@@ -88,6 +88,7 @@ MODULES = (
     "router.request.reply",
     "router.request.scheduled",
     "router.request.seeding",
+    "router.request.sourcing",
     "router.request.splice",
     "router.request.trace",
     "router.request.waiting",

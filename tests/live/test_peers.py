@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.cluster import within
 from support.engine_pair import ask, load
-from support.random_models import LETTERS
+from support.random_models import LETTERS, write_model
 
 from bench import pair
 from bench.pair import Engines
@@ -27,13 +27,15 @@ from kvtransfer.door import ask as knock
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
 
 PATH, TOKENS, BLOCK = "/v1/completions", 1800, 128
-LEAST = 0.25
-"""Of its cold time to the first token, a prompt that a peer has may take this much."""
+LEAST = {"tiny": 0.4, "larger": 0.25}
+"""Of its cold time to the first token, a prompt that a peer has may take this much. 0.25 is aimed at. Two legs take
+some 30 ms of front ends and steps whatever the model, and the model that ships computes 1,800 tokens in 120."""
 
 
 @dataclass
 class Peers(Engines):
     made: int = 0
+    kind: str = "tiny"
 
     def answer(self, name: str, body: Any) -> dict[str, Any]:
         status, told = ask(self.url(name), PATH, body)
@@ -65,14 +67,16 @@ def body(number: int, tokens: int = TOKENS, **more: Any) -> dict[str, Any]:
             "allowed_token_ids": LETTERS, **more}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
+@pytest.fixture(scope="module", params=["tiny", "larger"])
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair, "START_S", 600.0)
         folder = tmp_path_factory.mktemp("peers")
-        with Peers(folder, str(model_path()), {"p": Role.PREFILL, "d": Role.DECODE}) as running:
+        model = model_path() if request.param == "tiny" else write_model(request.param, folder / "model")
+        roles = {"p": Role.PREFILL, "d": Role.DECODE}
+        with Peers(folder, str(model), roles, kind=request.param) as running:
             within(20, lambda: all(running.state(name)["peers"] for name in "pd"))
             yield running
 
@@ -105,7 +109,7 @@ def test_a_prompt_that_a_peer_has(engines: Peers, way: str) -> None:
         within(5, lambda until=before + held.tokens: engines.pulled(here) == until)
         assert engines.text(here, asked) == alone
         assert engines.text(there, wire.decode_body({**asked, "cache_salt": f"other {turn}"}, whole)) == alone
-    print(f"{way}: {shares}; ms cold, source leg, both legs: {told}")
-    assert sorted(shares)[2] <= LEAST, shares
+    print(f"{engines.kind}, {way}: {shares}; ms cold, source leg, both legs: {told}")
+    assert sorted(shares)[2] <= LEAST[engines.kind], shares
     within(10, engines.nothing_is_held)
     assert all(engines.state(name)["recomputed_tokens"] == 0 for name in "pd")
