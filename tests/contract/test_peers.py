@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -86,6 +86,12 @@ class Peers:
             lines = (await answer.text()).splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(
             f'baton_prefix_sources_total{{outcome="{outcome}"}}'))  # fmt: skip
+
+    async def inflight(self) -> float:
+        """The router's legs, as it counts them."""
+        async with self.client.get(f"{self.admin}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("baton_instance_inflight{"))
 
     async def turn(self, name: str, **more: Any) -> tuple[str, Any]:
         """A conversation's next turn: its answer, and the choice."""
@@ -228,3 +234,51 @@ async def test_clients_name_no_source() -> None:
     assert fields[wire.CACHED_ONLY] is True
     for body in ({"kv_transfer_params": fields}, {"vllm_xargs": {"kv_transfer_params": fields}}):
         assert wire.CACHED_ONLY not in str(wire.strip({"prompt": "x", **body}))
+
+
+def patient(instance: Instance) -> Make:
+    """Prompts are believed to take ten times as long, and sources are waited for as long."""
+    usual = make(instance)
+    return replace(usual, prefill=replace(usual.prefill, token_ms=10 * usual.prefill.token_ms))
+
+
+async def _waits_for_its_source(fleet: Peers) -> asyncio.Task[Any]:
+    """A second turn whose source hangs."""
+    _, first = await fleet.turn("one")
+    gone = str(first["prefill"])
+    other = {"p0": "p1", "p1": "p0"}[gone]
+    await fleet.beat(gone, state=MemberState.DRAINING)
+    await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
+    async with fleet.client.post(
+        f"{fleet.mocks.instances['d0'].url}/mock/faults", json={"fault": "hang", "leg": "prefill", "times": 1}
+    ) as answer:
+        assert answer.status == 200
+    turn = asyncio.create_task(fleet.turn("two"))
+    async with asyncio.timeout(5):
+        while await fleet.inflight() < 3:  # the source's place, the prefill leg's, and the answer's
+            await asyncio.sleep(0.01)
+    return turn
+
+
+async def test_a_client_that_leaves_while_a_source_is_waited_for() -> None:
+    async with peers("p0", "p1", "d0", makes=patient) as fleet:
+        turn = await _waits_for_its_source(fleet)
+        turn.cancel()
+        async with asyncio.timeout(5):
+            while await fleet.counted("unwanted") < 1 or await fleet.inflight():
+                await asyncio.sleep(0.01)
+        await fleet.nothing_is_held()
+
+
+async def test_an_instance_that_is_lost_while_its_source_is_waited_for() -> None:
+    """The leg was not sent: another instance computes the prompt, when there is one again."""
+    async with peers("p0", "p1", "d0", makes=patient) as fleet:
+        turn = await _waits_for_its_source(fleet)
+        for name in ("p0", "p1"):
+            await fleet.beat(name, epoch=2)
+        _, second = await turn
+        assert second["decode"] == "d0"
+        async with asyncio.timeout(5):
+            while await fleet.inflight():
+                await asyncio.sleep(0.01)
+        await fleet.nothing_is_held()
