@@ -476,7 +476,8 @@ class FleetSnapshot(Sequence[InstanceView]):
                 row = (left & -left).bit_length() - 1
                 left &= left - 1
                 limit = columns.limits(wanted.routers).item(row)
-                if columns.inflight.item(row) < limit and self._rows[row].id not in wanted.excluded:
+                # Two places: it may be the decode instance, too, whose place is taken first.
+                if columns.inflight.item(row) + 1 < limit and self._rows[row].id not in wanted.excluded:
                     # A source leg looks into the KV cache alone: what is in a tier is not pulled by others.
                     held = chunks if self.prefixes is None else self.prefixes.in_cache(row, wanted.prefix, chunks)
                     found.append((held, row))

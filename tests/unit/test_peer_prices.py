@@ -77,8 +77,10 @@ def test_the_choice_names_it() -> None:
     assert plain.source is None and "more from" not in plain.because
     both = sharing(B, B)
     has(both, "b1")
-    both.get(InstanceId("b1")).credits = 0
-    assert workload(both.all(), long()).source is None, "it has no place for the leg"
+    for credits_, asked in ((0, False), (1, False), (2, True)):
+        both.get(InstanceId("b1")).credits = credits_
+        found = prices_of(both.all(), long()).source_at(0)
+        assert (found is not None) == asked, "a place for the leg, and one for the answer"
     both.get(InstanceId("b1")).credits = 9
     prices = prices_of(both.all(), long())
     assert prices.source_at(0) is not None and prices.source_at(1) is None, "no one is its own source"
