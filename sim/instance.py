@@ -44,6 +44,7 @@ class SimulatedLeg:
     __slots__ = (
         "at",
         "detached",
+        "expected_ms",
         "first_ns",
         "last_ns",
         "local_ns",
@@ -55,6 +56,7 @@ class SimulatedLeg:
         "prefill",
         "request",
         "second_ns",
+        "sent_ns",
         "waiting",
     )
 
@@ -77,7 +79,10 @@ class SimulatedLeg:
         self.outlasted = False
         """Of a prefill leg: its request goes on without it; only its hold is still to be released."""
         self.waiting: SimulatedLeg | None = None
-        """Of a source leg: the leg that is sent once this one is answered, and pulls its hold."""
+        """Of a source leg: the leg that is sent once this one is answered, and pulls its hold..."""
+        self.sent_ns = -1
+        self.expected_ms = 0.0
+        """... when it was sent, and how long the router expects it to take."""
 
 
 class Slowness:

@@ -263,7 +263,7 @@ class Passage(SchedulingContext):
             cached_only=True,
         )
         asked = SimulatedLeg(self, at, request, self.legs, prefill=True)
-        asked.waiting = leg
+        asked.waiting, asked.sent_ns, asked.expected_ms = leg, front.kernel.now_ns, source.leg_ms
         front.book.prefilling[asked] = None
         front.world.send(asked)
         front.kernel.at(front.kernel.now_ns + round(source.wait_s * NS), self._source_late, asked)
@@ -276,6 +276,9 @@ class Passage(SchedulingContext):
         """A source leg has been answered; None: it is lost, or late."""
         held = None if finished is None else _transfer(asked, finished)
         leg, late = asked.waiting, asked.detached
+        if not late and asked.at.ready:
+            late_ms = (self.front.kernel.now_ns - asked.sent_ns) / 1e6 - asked.expected_ms
+            self.front.fleet.handle(d.Sourced(late_ms, self.front.kernel.now_s), self.front.kernel.now_s)
         self.front.leg_over(asked)
         if late or leg is None or leg.detached or self.journey.state is j.JourneyState.DONE:
             if held is not None:

@@ -37,6 +37,8 @@ class PrefixSource(msgspec.Struct, frozen=True):
     """The prompt's tokens that are expected there."""
     wait_s: float
     """The longest wait for the source's answer. Without one the prompt is computed as if there were no source."""
+    leg_ms: float = 0.0
+    """When the answer is expected, by the price."""
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------

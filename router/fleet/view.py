@@ -318,6 +318,11 @@ def _cached(view: FleetView, event: Any) -> Iterable[InstanceId]:
     return _NONE
 
 
+def _sourced(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.all().inflight.source_took(event.late_ms, event.now)
+    return _NONE
+
+
 _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = {
     d.Added: _add,
     d.Folded: _fold,
@@ -330,5 +335,6 @@ _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = 
     d.LegStarted: _leg_started,
     d.Indexed: _index,
     d.Cached: _cached,
+    d.Sourced: _sourced,
 }
 """The handler of each event; it returns the instances that are lost by the event."""

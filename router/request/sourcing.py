@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -15,6 +16,7 @@ from cluster import wire
 from cluster.request import Request
 from router.core import journey as j
 from router.core.engine_answers import object_in
+from router.fleet import events as d
 from router.http.legs import EngineLeg
 from router.http.upstream import EngineLost, too_long
 from router.request.legs import AwaitedSource
@@ -29,8 +31,8 @@ class Sourcing(AwaitedSource):
     """One source leg."""
 
     __slots__ = (
-        "_attempt", "_bytes", "_held", "_outgoing", "_over", "_parts", "_pieces", "_request", "_send", "_status",
-        "_timer", "http", "source",
+        "_attempt", "_began", "_bytes", "_held", "_outgoing", "_over", "_parts", "_pieces", "_request", "_send",
+        "_status", "_timer", "http", "source",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +56,7 @@ class Sourcing(AwaitedSource):
         self._status = 0
         self._pieces: list[bytes] = []
         self._bytes = 0
+        self._began = 0.0
         self._over = False
         self._held = False
         """The leg was sent with a hold that it is to pull."""
@@ -67,6 +70,7 @@ class Sourcing(AwaitedSource):
         target = parts.view.get(name).instance
         body = self._outgoing.source_body(name, self._attempt)
         parts.dispatch.leg_started(name)
+        self._began = time.monotonic()
         self._timer = parts.engines.loop.call_later(self.source.wait_s, self._late)
         self.http = parts.engines.legs.send(
             target.url, self._request.path, self._outgoing.untraced, body, self, once=True
@@ -74,6 +78,7 @@ class Sourcing(AwaitedSource):
 
     def _late(self) -> None:
         self._give_up()
+        self._tell_time()
         self._end(None, "late")
 
     # -- as a listener of its connection --
@@ -97,6 +102,8 @@ class Sourcing(AwaitedSource):
 
     def ended(self) -> None:
         answer = object_in(b"".join(self._pieces)) if self._status == 200 else None
+        if answer is not None:
+            self._tell_time()
         held = None if answer is None else wire.read_transfer(answer)
         if held is not None and not held.is_from_cache:
             self._give_up()  # an engine that does not know source legs has computed the prompt
@@ -108,6 +115,12 @@ class Sourcing(AwaitedSource):
             self._parts.dispatch.unreachable(self.source.instance)
         logger.info("%s: no source: %s: %s", self._request.label, self.source.instance, lost)
         self._end(None, "lost")
+
+    def _tell_time(self) -> None:
+        """It has answered, or is late: the next price of a source knows how late."""
+        now = time.monotonic()
+        late_ms = (now - self._began) * 1000.0 - self.source.leg_ms
+        self._parts.dispatch.fleet.handle(d.Sourced(late_ms, now), now)
 
     # -- its end --
 

@@ -17,9 +17,12 @@ from engine.mock.settings import SimpleCosts
 from loadgen.arrival import Arrival
 from router.core.events import Chosen, PrefixSource
 from router.core.values import Wanted
+from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
+from router.scheduler.decision_log import DecisionLog
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import KINDS, Fault, Faults
+from sim.replay import replay
 from sim.result import WRONG, Result
 from sim.settings import SimSettings
 from sim.world import World
@@ -100,13 +103,13 @@ def test_without_faults_all_is_served_and_beginnings_are_pulled() -> None:
 # --- what it gives ----------------------------------------------------------------------------------------------------
 
 
-def talk_on(*, peers: bool) -> tuple[Result, int]:
+def talk_on(*, peers: bool, log: DecisionLog | None = None) -> tuple[Result, int]:
     """Long new turns. Both prefill instances have lost what they had; decode instances have it, and other answers.
 
     Returns the run, and the number of choices with a source.
     """
     costs = SimpleCosts(step_ms=6.0, prefill_ms_per_1k=50.0)
-    world = World(of_roles(P, P, D, D, costs=costs), SimSettings(peers=peers), policy=POLICIES["workload"])
+    world = World(of_roles(P, P, D, D, costs=costs), SimSettings(peers=peers), policy=POLICIES["workload"], log=log)
     for name in ("prefill-0", "prefill-1"):
         Faults(world, [Fault(at_s=5.0, kind="kill", instance=InstanceId(name))], 0)
     asked = asked_of(world)
@@ -124,3 +127,12 @@ def test_the_next_turn_where_decode_has_its_beginning_and_other_answers() -> Non
     assert ttft_s[1] <= 0.75 * ttft_s[0], ttft_s
     tpot_s = [float(np.nanmean(each.latency_s("tpot")[each.columns["at_ns"] > 7.9e9])) for each in (plain, peers)]
     assert tpot_s[1] <= 1.02 * tpot_s[0], f"others' answers pay nothing for it: {tpot_s}"
+
+
+def test_the_choices_can_be_made_again_from_the_log() -> None:
+    lines: list[bytes] = []
+    _, asked = talk_on(peers=True, log=DecisionLog(lines.append, "workload"))
+    entries = [d.entry_of(line) for line in lines]
+    assert sum(isinstance(each, d.Sourced) for each in entries) >= 4 <= asked
+    assert sum(isinstance(each, d.Decided) and each.chosen.source is not None for each in entries) == asked
+    assert replay(entries).differences == ()

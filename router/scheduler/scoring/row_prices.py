@@ -167,24 +167,35 @@ class RowPrices(Figures):
                 ms *= speeds[row].prefill_factor
                 if ms > own_ms * (1.0 - CLEAR) or ms > own_ms - LEAST_MS or not fleet.shares(source, row, self.wanted):
                     continue
-                ms += self._source_ms(source, row, cached - self.held(own))
+                leg_ms = self._source_ms(source)
+                ms += (
+                    leg_ms
+                    + fleet.inflight.source_late_ms(self.wanted.now)
+                    + self._pull_ms(source, row, cached - self.held(own))
+                )
                 if ms <= own_ms * (1.0 - CLEAR) and ms <= own_ms - LEAST_MS:
                     self._prompt[at], self._stall[at] = ms, speeds[row].prefill_factor * stall_ms
                     wait_s = min(SOURCE_S_MAX, max(SOURCE_S_MIN, own_ms / 1000.0))
-                    self._sources[row] = PrefixSource(fleet.at(source).id, cached, wait_s)
+                    self._sources[row] = PrefixSource(fleet.at(source).id, cached, wait_s, leg_ms)
                     break
 
-    def _source_ms(self, source: int, row: int, tokens: int) -> float:
-        """The time until so many tokens have come from there: what the source has to do before, two messages, the move,
-        and steps. The source makes one for the leg, after the one under way; so does a puller that decodes, before and
-        after the move. An idle one looks at once.
+    def _source_ms(self, source: int) -> float:
+        """The time until a source has answered: what it has to compute before, a message, the step under way if it
+        decodes, and one for the leg.
+        """
+        there = self.fleet.inflight.rows[source]
+        wait = max(0.0, there.ends - self.wanted.now * 1000.0)
+        return wait + PULL_MS + there.step * (2 if there.decoding else 1)
+
+    def _pull_ms(self, source: int, row: int, tokens: int) -> float:
+        """The time to pull so many tokens from there then: a message, the move, a step before and after it if it
+        decodes (an idle engine looks at once), and its front end, which is as late as the source's.
         """
         inflight, now = self.fleet.inflight, self.wanted.now
-        there, here, near = inflight.rows[source], inflight.rows[row], self.fleet.near(source, row)
+        here, near = inflight.rows[row], self.fleet.near(source, row)
         told_ms = inflight.step_model.handoff_ms(tokens, source, row, near=near)
         moving_ms = inflight.pulls(row).expects_ms(told_ms, now, near=near)
-        steps_ms = there.step * (2 if there.decoding else 1) + (2 * here.step if here.decoding else 0.0)
-        return max(0.0, there.ends - now * 1000.0) + 2 * PULL_MS + steps_ms + moving_ms
+        return PULL_MS + moving_ms + (2 * here.step if here.decoding else 0.0) + inflight.source_late_ms(now)
 
     def source_at(self, row: int) -> PrefixSource | None:
         """Where this row would pull the prompt's beginning from; None: it computes what it lacks."""
