@@ -105,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="socket of Baton's connector (default: $XDG_STATE_HOME/baton/doors/NAME-PORT/door)",
     )
     add("--digests", action="store_true", help="with --transfer baton on CPU: compare pulled blocks with what was held")
+    add("--no-peers", dest="peers", action="store_false", help="take no prompt's beginning from other engines' caches")
     add("--kv-host-gib", type=float, metavar="N", help="host memory for prompts that the KV cache drops (default none)")
     add("--kv-disk-gib", type=float, metavar="N", help="files for those that host memory drops, too (default none)")
     add("--kv-disk-folder", metavar="DIR", help="where they go (default: $XDG_STATE_HOME/baton/kv)")
@@ -353,6 +354,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         shutdown_timeout_s=args.shutdown_timeout,
         seqs_max=seqs_max(tuple(args.vllm_args), hardware.gpus, gpus),
         flips=args.flips,
+        peers=args.peers,
         pinning=args.pinning,
         connector=connector,
         ranks=ranks,

@@ -488,6 +488,15 @@ class Transfer:
             aka=("checksum", "checksums", "verify", "crc"),
         ),
     )
+    peers: bool = field(
+        default=True,
+        metadata=about(
+            text="Pull a prompt's beginning from any instance that has it in its KV cache, where that costs less than "
+            "to compute it. With Baton's connector.",
+            why="it is used only where it is clearly the cheaper way, and a source that fails costs its wait",
+            aka=("p2p", "peer_cache", "remote_prefix", "share_prefixes"),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ def _transfer_config(spec: EngineSpec) -> dict[str, object]:
     lease_s = CPU_KV_LEASE_S if spec.kv_lease_s is None and spec.device == "cpu" else spec.kv_lease_s
     config: dict[str, object] = {
         "kv_connector": CONNECTORS[spec.connector],
-        "kv_role": _KV_ROLES[Role.BOTH if spec.flips else spec.role],
+        "kv_role": _KV_ROLES[Role.BOTH if spec.flips or spec.has_peers else spec.role],
         "kv_buffer_device": "cpu" if spec.device == "cpu" else "cuda",
         "kv_load_failure_policy": "recompute",
     }
