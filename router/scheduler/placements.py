@@ -57,7 +57,10 @@ class Placements:
             tpot_ms=wanted.tpot_ms or math.inf,
         )
         booking.cached_tokens = prices.cached_at(prompt_row)
-        booking.margin = prices.margin_at(answer_row) if wanted.sheds else 0.0
+        if wanted.sheds:
+            booking.margin = prices.margin_at(answer_row)
+            booking.first_margin = inflight.first_margins.of(prices.ttft_ms) if prices.ttft_ms else 0.0
+            booking.ttft_ms = prices.ttft_ms
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         if answer_row != prompt_row:
@@ -87,6 +90,7 @@ class Placements:
         if expected.booking is None:
             return
         self._fleet.inflight.prompt_over(expected.booking, now, done=done)
+        self._first_came(expected.booking, wanted)
         prefixes, sent, expected.sent = self._fleet.prefixes, expected.sent, []
         if not done or prefixes is None or not wanted.prefix_block_tokens:
             return
@@ -103,6 +107,14 @@ class Placements:
         if expected.booking is not None:
             self.prompt_over(expected, wanted, now, done=True)
             self._fleet.inflight.opened(expected.booking, now)
+            self._first_came(expected.booking, wanted)
+
+    def _first_came(self, booking: InflightRequest, wanted: Wanted) -> None:
+        """Whether its first token was in time, for the margin by which it was let in; once it has come."""
+        if booking.first_margin and booking.first_s >= 0 and wanted.arrived:
+            observed_ms = (booking.first_s - wanted.arrived) * 1000.0
+            self._fleet.inflight.first_margins.ended(booking.ttft_ms, booking.first_margin, observed_ms)
+            booking.first_margin = 0.0
 
     def ended(
         self,

@@ -21,7 +21,9 @@ from router.core.values import NO_PROMISE, Promise, Wanted
 from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
-from router.scheduler.flow_control.queue import PROMPTLY, FlowControlQueue
+from router.predict.margins import PROMPTLY
+from router.predict.step_model import ASSUMED
+from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 from router.scheduler.placements import Placement, Placements
 from router.scheduler.scoring.handoff_guard import Foretold, HandoffGuard
@@ -177,6 +179,9 @@ class Scheduler:
                 chosen = replace(chosen, anew=True)
         if chosen.wait:
             return chosen, calls + self._stand_in_line(context, wanted)
+        if wanted.sheds and not effect.excluded and self._breaks(wanted, chosen):
+            self._cannot(context)
+            return self._shed(wanted), calls + self.line.leave(context, placed=False)
         calls += self.line.leave(context, placed=chosen.decode is not None)
         if chosen.decode is not None:
             self._take_place(context, wanted, chosen)
@@ -237,6 +242,18 @@ class Scheduler:
         self._cannot(context)
         return replace(wanted, ttft_ms=context.promise.ttft_ms, tpot_ms=context.promise.tpot_ms, late=context.late)
 
+    def _breaks(self, wanted: Wanted, chosen: Chosen) -> bool:
+        """Whether its first token would come too late even at the best place: what waiting costs is known now, and what
+        is let in is to be kept. Assumed speeds refuse nothing.
+        """
+        if self.saturation is None or chosen.decode is None or not wanted.ttft_ms:
+            return False
+        inflight = self.view.all().inflight
+        row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
+        first_ms = prices_of(self.view.all(), wanted).first_ms(row, answer_row)
+        late = first_ms > inflight.first_margins.limit_ms(wanted.ttft_ms)
+        return late and inflight.step_model.known(row, answer_row) != ASSUMED
+
     def _cannot(self, context: SchedulingContext) -> None:
         """The request's promise cannot be kept: it gets its class's second one, or is late."""
         if context.promise.degraded is not None:
@@ -254,7 +271,9 @@ class Scheduler:
         work_ms = prices.least_prompt_ms(rows) if len(rows) else 0.0
         speeds = fleet.inflight.step_model.rows
         lead_ms = AHEAD_MS + min([speeds[row].lead for row in rows.tolist()]) if len(rows) else 0.0
-        self.line.enter(context, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
+        promptly = fleet.inflight.first_margins.of(wanted.ttft_ms) if wanted.sheds else PROMPTLY
+        lead_ms += self.saturation.pause_ms + (1 - promptly) * wanted.ttft_ms
+        self.line.enter(context, wanted, work_ms, lead_ms)
         calls: Calls = ()
         sure = len(rows) and fleet.inflight.step_model.sure(rows)
         for who in self.line.hopeless(wanted.now, len(rows), wanted.whose) if sure else ():
@@ -291,7 +310,8 @@ class Scheduler:
         self.line.took(prompt_ms, wanted.now)
         if wanted.ttft_ms and not context.late:
             self.line.given_up.add(wanted.prompt_tokens, gone=False)
-            self.saturation.took_in_time(prompt_ms, wanted.now)
+            pause_ms = context.ttft_ms - prices.ttft_at(row)
+            self.saturation.took_in_time(prompt_ms, pause_ms, wanted.now)
         if context.late:
             context.lane = row
             self.saturation.took(row)
