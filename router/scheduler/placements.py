@@ -125,15 +125,16 @@ class Placements:
         *,
         cut_off: bool = False,
         engine_ms: tuple[float, float] | None = None,
+        complete: bool = True,
     ) -> None:
-        """The request is over, after `tokens` tokens; None: they were not counted. `engine_ms`: see
+        """The request is over, after `tokens` tokens; None: they were not counted. The other arguments: see
         `Scheduler.finish`.
         """
         booking = expected.booking
         if booking is not None:
             if engine_ms is not None:
                 self._fleet.inflight.told(booking, now, *engine_ms)
-            if booking.margin and tokens and not cut_off:
+            if booking.margin and tokens and complete:
                 self._promised(booking, now, tokens, engine_ms)
             row = booking.decode_row
             if row >= 0 and self._fleet.prefixes is not None:

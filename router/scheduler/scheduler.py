@@ -354,20 +354,36 @@ class Scheduler:
         *,
         cut_off: bool = False,
         engine_ms: tuple[float, float] | None = None,
+        complete: bool = True,
     ) -> Calls:
         """The request is over, after `tokens` tokens; None: they were not counted.
 
-        `engine_ms`: if the router could not see it, the engine's own times for the prompt and for each token after the
-        first; 0 for a missing one.
+        Args:
+            context: the request.
+            now: seconds.
+            tokens: of its answer.
+            cut_off: its answer might have become longer: it ended at its limit, or is not complete. Its length is a
+                lower bound then.
+            engine_ms: if the router could not see it, the engine's own times for the prompt and for each token after
+                the first; 0 for a missing one.
+            complete: the answer came to its end, be it at its limit. Its times count then.
         """
         self._now = max(self._now, now)
         if self.placements is not None:
-            self.placements.ended(context.expected, context.wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms)
+            self.placements.ended(
+                context.expected,
+                context.wanted,
+                now,
+                tokens,
+                cut_off=cut_off,
+                engine_ms=engine_ms,
+                complete=complete,
+            )
         self._leave_lane(context)
         if (
             self.guard is not None and context.foretold is not None
         ):  # its beginning was not seen: it is in one piece, or has not begun
-            if tokens and not cut_off:
+            if tokens and complete:
                 self.guard.came(context.foretold, context.foretold.began_s(now, tokens))
             self.guard.gone(context.foretold)
             context.foretold = None
@@ -505,7 +521,14 @@ def _opened(scheduler: Scheduler, event: Any) -> Any:
 
 
 def _finished(scheduler: Scheduler, event: Any) -> Any:
-    return scheduler.finish(event.context, event.now, event.tokens, cut_off=event.cut_off, engine_ms=event.engine_ms)
+    return scheduler.finish(
+        event.context,
+        event.now,
+        event.tokens,
+        cut_off=event.cut_off,
+        engine_ms=event.engine_ms,
+        complete=event.complete,
+    )
 
 
 def _found_none(scheduler: Scheduler, event: Any) -> Any:
