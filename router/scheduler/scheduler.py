@@ -179,7 +179,8 @@ class Scheduler:
                 chosen = replace(chosen, anew=True)
         if chosen.wait:
             return chosen, calls + self._stand_in_line(context, wanted)
-        if wanted.sheds and not effect.excluded and self._breaks(wanted, chosen):
+        first = not (effect.second or effect.excluded)  # else it has been let in
+        if first and wanted.sheds and self._breaks(wanted, chosen):
             self._cannot(context)
             return self._shed(wanted), calls + self.line.leave(context, placed=False)
         calls += self.line.leave(context, placed=chosen.decode is not None)
@@ -243,8 +244,8 @@ class Scheduler:
         return replace(wanted, ttft_ms=context.promise.ttft_ms, tpot_ms=context.promise.tpot_ms, late=context.late)
 
     def _breaks(self, wanted: Wanted, chosen: Chosen) -> bool:
-        """Whether its first token would come too late even at the best place: what waiting costs is known now, and what
-        is let in is to be kept. Assumed speeds refuse nothing.
+        """Whether its first token would be late where the policy would send it, by the margin that is learned for it.
+        What a hand-over adds is known here. Assumed speeds refuse nothing.
         """
         if self.saturation is None or chosen.decode is None or not wanted.ttft_ms:
             return False
