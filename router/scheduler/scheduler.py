@@ -272,7 +272,9 @@ class Scheduler:
         work_ms = prices.least_prompt_ms(rows) if len(rows) else 0.0
         speeds = fleet.inflight.step_model.rows
         lead_ms = AHEAD_MS + min([speeds[row].lead for row in rows.tolist()]) if len(rows) else 0.0
-        promptly = fleet.inflight.first_margins.of(wanted.ttft_ms) if wanted.sheds else PROMPTLY
+        promptly = PROMPTLY
+        if wanted.sheds:
+            promptly = min(promptly, fleet.inflight.first_margins.of(wanted.ttft_ms))
         lead_ms += self.saturation.pause_ms + (1 - promptly) * wanted.ttft_ms
         self.line.enter(context, wanted, work_ms, lead_ms)
         calls: Calls = ()
