@@ -41,9 +41,11 @@ PROMPTLY: Final = 0.92
 """The same of a TTFT target as `WIDEST` of a TPOT one: a request that is planned to begin at the last moment begins too
 late half of the time."""
 
-FIRST_WIDEST: Final = 0.98
+FIRST_WIDEST: Final = 0.95
 """The upper bound of a margin of first tokens, which begins at `PROMPTLY`: where predictions prove right, a request is
-let in until its first token would come at the edge of its target."""
+let in until its first token would come nearer to the edge of its target. Four loads, four seeds each: with 0.98 as many
+were attained and up to half a point less of what is let in was kept; with `PROMPTLY` itself prompts of all lengths
+attained 0.7 points less."""
 
 FIRST_AIM: Final = 0.005
 """Share of first tokens that may be late: less than of answers, since a narrower margin only shortens the wait at whose
