@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from cluster.ids import engine_of
 from cluster.instance import Instance, Role
 from cluster.spec import Model, Pool, Spec, flags
 from cluster.spec.plan import stems
@@ -32,7 +33,7 @@ def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
         by_role.setdefault(role, []).append(stem)
 
     def make(instance: Instance) -> Make | None:
-        stem, _, number = instance.id.rpartition("-")
+        stem, _, number = engine_of(instance.id).rpartition("-")
         if number.isdecimal() and stem in known:
             return known[stem]
         alike = by_role.get(instance.role, [])

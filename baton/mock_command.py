@@ -6,7 +6,7 @@ from typing import Final
 
 from cluster.spec import PlannedInstance
 from costs.hardware import find_gpu
-from engine.vllm.spec import EngineSpec
+from engine.vllm.spec import EngineSpec, value_of
 from sim.engine_args import KV_DTYPE, read_words
 
 MOCK_MODEL = "meta-llama/Llama-3.1-8B"
@@ -23,11 +23,18 @@ _SAME: Final = {
 """Flags of vLLM that a mock has, too, under its own names."""
 
 
+def mock_ranks(args: tuple[str, ...]) -> int:
+    """Data parallel ranks of a mock with these flags."""
+    said = value_of(args, "--dp")
+    return int(said) if said is not None and said.isdecimal() and int(said) > 0 else 1
+
+
 def mock_args(instance: PlannedInstance) -> tuple[str, ...]:
     """The flags of a mock in the place of an instance of a cluster file: its GPUs, and those of its vLLM flags that
     change a mock's timing. Other flags are left out, and so is a GPU that the cost model does not know.
     """
     words = ["--tp", str(instance.shape.tp)] if instance.shape.tp > 1 else []
+    words += ["--dp", str(instance.shape.dp)] if instance.shape.dp > 1 else []
     gpu = None if instance.gpu is None else find_gpu(instance.gpu)
     words += [] if gpu is None else ["--gpu", gpu.name]
     if instance.power_cap_w is not None:

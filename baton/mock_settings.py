@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cluster.errors import UsageError
+from cluster.ids import InstanceId, ranks_of
 from cluster.instance import Role
 from costs.cost import costs_of
 from costs.hardware import gpu_named, kv_dtype_named
@@ -92,7 +93,7 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.enviro
     engine = _simple(args) if args.step_ms is not None or args.prefill_ms_per_1k is not None else _modelled(args)
     return [
         MockSettings(
-            name=args.name if args.name and sum(counts.values()) == 1 else f"{args.name or role.value}-{number}",
+            name=rank,
             role=role,
             model=args.served_model_name or engine.model,
             config=_config(args, role, engine),
@@ -109,11 +110,18 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.enviro
         )
         for role, count in counts.items()
         for number in range(count)
+        for rank in ranks_of(InstanceId(_name(args, counts, role, number)), args.dp)
     ]
 
 
+def _name(args: argparse.Namespace, counts: Mapping[Role, int], role: Role, number: int) -> str:
+    alone = args.name and sum(counts.values()) == 1
+    return str(args.name) if alone else f"{args.name or role.value}-{number}"
+
+
 _LEAST = {
-    "tp": 1, "kv_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2,
+    "tp": 1, "dp": 1, "kv_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1,
+    "max_model_len": 2,
     "step_ms": 0.001, "prefill_ms_per_1k": 0, "lease_s": 0.001, "start_up_s": 0, "drain_s": 0, "speed": 0.001,
     "link_gb_s": 0.001, "power_cap_w": 1,
 }  # fmt: skip
@@ -156,7 +164,7 @@ def _simple(args: argparse.Namespace) -> _Engine:
 
 def _modelled(args: argparse.Namespace) -> _Engine:
     """Steps that take the time predicted for the hardware."""
-    model, gpu, shape = model_named(args.model), gpu_named(args.gpu), Spans(tp=args.tp)
+    model, gpu, shape = model_named(args.model), gpu_named(args.gpu), Spans(tp=args.tp, dp=args.dp)
     kv_dtype = kv_dtype_named(args.kv_cache_dtype)
     costs = costs_of(
         model, gpu, shape, profiles=profiles(), kv_dtype=kv_dtype, batched_tokens=args.max_num_batched_tokens

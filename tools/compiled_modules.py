@@ -89,6 +89,7 @@ MODULES = (
     "router.request.reply",
     "router.request.scheduled",
     "router.request.seeding",
+    "router.request.sourcing",
     "router.request.splice",
     "router.request.trace",
     "router.request.waiting",

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--served-model-name", metavar="NAME", help="name in the API (default: --model)")
     add("--gpu", default="H100-SXM", metavar="NAME", help="pretend to run on it (default %(default)s)")
     add("--tp", type=int, default=1, metavar="N", help="GPUs of one instance (default %(default)s)")
+    add("--dp", type=int, default=1, metavar="N", help="data parallel ranks of one, at one port (default %(default)s)")
     add("--power-cap-w", type=float, metavar="W", help="each GPU is capped to it (default: what it can draw)")
     add("--step-ms", type=float, metavar="MS", help="any step takes this, instead of the model's cost")
     add("--prefill-ms-per-1k", type=float, metavar="MS", help="and this for each 1,000 tokens of prompts in it")

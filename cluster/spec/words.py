@@ -207,6 +207,7 @@ def _transfer(spec: Spec) -> ExplainedPart:
     lines = (
         f"{mover} Blocks that are not pulled are kept {kept}, then freed.",
         *(("Every block that was pulled is compared with what was held.",) if spec.transfer.digests else ()),
+        *(() if spec.transfer.peers else ("No instance takes a prompt's beginning from another's KV cache.",)),
         "A handoff that fails costs time, never the answer: decode computes the prompt again.",
     )
     return ExplainedPart("handoff", lines)

@@ -98,7 +98,7 @@ def _transfer_config(spec: EngineSpec) -> dict[str, object]:
     lease_s = CPU_KV_LEASE_S if spec.kv_lease_s is None and spec.device == "cpu" else spec.kv_lease_s
     config: dict[str, object] = {
         "kv_connector": CONNECTORS[spec.connector],
-        "kv_role": _KV_ROLES[Role.BOTH if spec.flips else spec.role],
+        "kv_role": _KV_ROLES[Role.BOTH if spec.flips or spec.has_peers else spec.role],
         "kv_buffer_device": "cpu" if spec.device == "cpu" else "cuda",
         "kv_load_failure_policy": "recompute",
     }
@@ -109,7 +109,7 @@ def _transfer_config(spec: EngineSpec) -> dict[str, object]:
         more |= {"digests": True} if spec.digests else {}
     if more:
         config["kv_connector_extra_config"] = more
-    return config if spec.tiers is None else beside(config, spec.tiers)
+    return config if spec.tiers is None else beside(config, spec.tiers, spec.ranks)
 
 
 def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) -> dict[str, str]:
@@ -149,7 +149,7 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
     if {"--no-enforce-eager", "--no_enforce_eager"}.isdisjoint(spec.extra_args):
         # Eager except for single functions: the first request with `logprobs` waits until g++ has compiled one.
         env["TORCHDYNAMO_DISABLE"] = "1"
-    ranks = _ranks(spec.extra_args)
+    ranks = workers(spec.extra_args)
     if spec.cores:
         env["OMP_NUM_THREADS"] = str(max(1, len(spec.cores) // ranks))
     elif spec.unbound_threads:
@@ -162,8 +162,8 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
     return env
 
 
-def _ranks(args: tuple[str, ...]) -> int:
-    """Worker processes that the user's flags make here: data times pipeline times tensor parallelism."""
+def workers(args: tuple[str, ...]) -> int:
+    """Worker processes that the user's flags make here, a GPU each: data times pipeline times tensor parallelism."""
     data = value_of(args, "--data-parallel-size-local", "-dpl") or value_of(args, "--data-parallel-size", "-dp")
     sizes = (
         None if given(args, "--data-parallel-rank", "-dpn") else data,  # the other ranks have servers of their own

@@ -89,9 +89,15 @@ def _mixtral() -> Any:
     return MixtralConfig(**SHARED, num_local_experts=4, num_experts_per_tok=2)
 
 
+def _larger() -> Any:
+    """Grouped queries again, of a size at which a long prompt takes a CPU core about a second."""
+    wide = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 12, "num_key_value_heads": 4}
+    return _llama(**wide, num_hidden_layers=8)
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "dense": _dense, "gqa": _llama, "mla": _deepseek_v2, "experts": _mixtral, "sliding": _gemma3,
-    "mamba": _falcon_h1, "vision": _idefics3,
+    "mamba": _falcon_h1, "vision": _idefics3, "larger": _larger,
 }  # fmt: skip
 
 

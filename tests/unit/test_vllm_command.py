@@ -86,7 +86,7 @@ def test_kv_events_come_to_a_socket_that_the_user_has_no_other_use_for() -> None
     config = json.loads(flag(command(spec(kv_events="/run/e/events")), "--kv-events-config"))
     assert (config["enable_kv_cache_events"], config["publisher"]) == (True, "zmq")
     assert config["endpoint"] == "ipc:///run/e/events"
-    for mine in ((), ("-dp", "2"), ("--kv-events-config", "{}"), ("--kv-events-config.publisher", "null")):
+    for mine in ((), ("-dp", "4", "-dph"), ("--kv-events-config", "{}"), ("--kv-events-config.publisher", "null")):
         one = spec(kv_events="/run/e/events" if mine else "", extra_args=mine)
         ours = command(one)[: -len(mine) or None]
         assert (one.evictions, "--kv-events-config" in ours) == ("", False)
