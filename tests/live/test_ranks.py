@@ -27,7 +27,6 @@ from bench import pair
 from bench.pair import Engines, Running
 from cluster import wire
 from cluster.instance import Role
-from engine.tiny import model_path
 from engine.vllm.metrics import parse_loads
 from kvtransfer.door import ask as knock
 
