@@ -218,8 +218,9 @@ def test_prefixes_are_found_as_on_two_instances(tmp_path: Path) -> None:
             rates.append(_hit_rate(cluster))
             used = [each.prompt_tokens for name in cluster.urls for each in parse_loads(cluster.metrics(name), ranks)]
             print(f"{name}: {rates[-1]:.4f} of all prompt tokens were cached; prompt tokens {used}")
-            assert len(used) == 2 and min(used) > sum(used) / 10
-    assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.02, rates
+            assert len(used) == 2 and min(used) > sum(used) / 50
+    # Which first turns go where differs from run to run. Simulated, the two are equal (tests/unit/test_sim_command.py).
+    assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.05, rates
 
 
 TIERED = """
