@@ -7,7 +7,7 @@ from typing import Final
 from cluster.spec import PlannedInstance
 from costs.hardware import find_gpu
 from engine.vllm.spec import EngineSpec, value_of
-from sim.engine_args import read_words
+from sim.engine_args import KV_DTYPE, read_words
 
 MOCK_MODEL = "meta-llama/Llama-3.1-8B"
 """The model of a mock if none is named."""
@@ -39,8 +39,11 @@ def mock_args(instance: PlannedInstance) -> tuple[str, ...]:
     words += [] if gpu is None else ["--gpu", gpu.name]
     if instance.power_cap_w is not None:
         words += ["--power-cap-w", f"{instance.power_cap_w:g}"]
-    for name, number in read_words(instance.vllm_args).numbers.items():
+    read = read_words(instance.vllm_args)
+    for name, number in read.numbers.items():
         words += [_SAME[name], f"{number:.0f}"] if name in _SAME else []
+    if kv_dtype := read.words.get(KV_DTYPE):
+        words += ["--kv-cache-dtype", kv_dtype]
     return tuple(words)
 
 

@@ -13,7 +13,7 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId, ranks_of
 from cluster.instance import Role
 from costs.cost import costs_of
-from costs.hardware import gpu_named
+from costs.hardware import gpu_named, kv_dtype_named
 from costs.memory import batched_tokens_default, seqs_default
 from costs.power import cap_of
 from costs.shape import Spans
@@ -165,7 +165,10 @@ def _simple(args: argparse.Namespace) -> _Engine:
 def _modelled(args: argparse.Namespace) -> _Engine:
     """Steps that take the time predicted for the hardware."""
     model, gpu, shape = model_named(args.model), gpu_named(args.gpu), Spans(tp=args.tp, dp=args.dp)
-    costs = costs_of(model, gpu, shape, profiles=profiles(), batched_tokens=args.max_num_batched_tokens)
+    kv_dtype = kv_dtype_named(args.kv_cache_dtype)
+    costs = costs_of(
+        model, gpu, shape, profiles=profiles(), kv_dtype=kv_dtype, batched_tokens=args.max_num_batched_tokens
+    )
     if args.power_cap_w is not None:
         costs = costs.capped(cap_of(args.power_cap_w, gpu.tdp_w))
     if costs.kv_capacity_tokens < 2:
@@ -175,7 +178,7 @@ def _modelled(args: argparse.Namespace) -> _Engine:
         model=args.model,
         costs=costs,
         transfer_ms=lambda size_bytes, sharers: link.ms(size_bytes, paths=streams, sharers=sharers),
-        kv_bytes_per_token=model.kv_bytes_per_token() * copies(model, shape),
+        kv_bytes_per_token=costs.kv_bytes_per_token * copies(model, shape),
         first_token_ms=costs.first_token_ms,
         kv_tokens=costs.kv_capacity_tokens,
         batched_tokens=batched_tokens_default(gpu),

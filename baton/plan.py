@@ -55,6 +55,8 @@ class WantedEngine:
     """Where its prompts are kept when its KV cache is full."""
     digests: bool = False
     """Whether pulled blocks are compared with held ones, if it has Baton's connector."""
+    peers: bool = True
+    """Whether it shares prompts' beginnings with other instances, if it has that one."""
     tenants: tuple[str, ...] = ()
     """The only tenants whose requests it serves; none: all tenants."""
     gpu: str | None = None
@@ -121,6 +123,7 @@ class PlacedEngine:
         if wanted.door:
             words += ["--door", wanted.door]
             words += ["--digests"] if wanted.digests else []
+            words += [] if wanted.peers else ["--no-peers"]
         words += flags.tier_words(wanted.kv) if wanted.engine == "vllm" else []
         if wanted.drain_s is not None:
             words += ["--drain-s", f"{wanted.drain_s:g}"]
@@ -181,6 +184,7 @@ def _wanted(each: PlannedInstance, vllm_args: list[str], engine: str) -> WantedE
         connector=each.connector,
         kv=each.kv,
         digests=each.digests,
+        peers=each.peers,
         tenants=each.tenants,
         gpu=each.gpu,
     )

@@ -105,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="socket of Baton's connector (default: $XDG_STATE_HOME/baton/doors/NAME-PORT/door)",
     )
     add("--digests", action="store_true", help="with --transfer baton on CPU: compare pulled blocks with what was held")
+    add("--no-peers", dest="peers", action="store_false", help="take no prompt's beginning from other engines' caches")
     add("--kv-host-gib", type=float, metavar="N", help="host memory for prompts that the KV cache drops (default none)")
     add("--kv-disk-gib", type=float, metavar="N", help="files for those that host memory drops, too (default none)")
     add("--kv-disk-folder", metavar="DIR", help="where they go (default: $XDG_STATE_HOME/baton/kv)")
@@ -179,14 +180,14 @@ def _weights(named: str | None, spec: EngineSpec) -> str:
     if named is not None:
         return named
     found = weights_of(spec.model, value_of(spec.extra_args, "--revision"), {**os.environ, **spec.extra_env})
-    more = [(flag, value) for flag in _CHANGES_ANSWERS if (value := value_of(spec.extra_args, flag)) is not None]
+    more = [(flag, value) for flag in CHANGES_ANSWERS if (value := value_of(spec.extra_args, flag)) is not None]
     return f"{found}+{blake2b(repr(more).encode(), digest_size=6).hexdigest()}" if found and more else found
 
 
-_CHANGES_ANSWERS = (
+CHANGES_ANSWERS = (
     "--chat-template", "--chat-template-content-format", "--default-chat-template-kwargs", "--generation-config",
-    "--hf-overrides", "--override-generation-config", "--quantization", "--tokenizer", "--tokenizer-mode",
-    "--tokenizer-revision",
+    "--hf-config-path", "--hf-overrides", "--override-generation-config", "--quantization", "--tokenizer",
+    "--tokenizer-mode", "--tokenizer-revision",
 )  # fmt: skip
 """Flags of vLLM that change how it reads prompts or answers with the same files: they count as other weights."""
 
@@ -353,6 +354,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         shutdown_timeout_s=args.shutdown_timeout,
         seqs_max=seqs_max(tuple(args.vllm_args), hardware.gpus, gpus),
         flips=args.flips,
+        peers=args.peers,
         pinning=args.pinning,
         connector=connector,
         ranks=ranks,

@@ -157,7 +157,10 @@ class Heartbeat:
     holds: _Count = 0
     """Holds that the instance keeps for decode instances, as far as its agent knows."""
     shuns: Annotated[tuple[_Member, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
-    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`decode.peers`)."""
+    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`decode.peers`). With
+    `peers` all instances of its models count as such."""
+    peers: bool = False
+    """Whether its engine pulls prompts' beginnings from other instances, of any role, and holds them for such."""
     evicted: tuple[_Count, _Count] = (0, 0)
     """Since the engine's start: tokens of KV that left the last tier block by block, and how often the whole
     cache was dropped."""

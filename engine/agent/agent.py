@@ -236,6 +236,7 @@ class Agent:
             epoch=lambda: max(1, rank.machine.epoch),
             role=lambda: rank.machine.role,
             models=lambda: [str(entry["id"]) for entry in self._models if "id" in entry],
+            shares=self.spec.has_peers,
             on_change=self._nudge.set,
         )
 
@@ -476,6 +477,7 @@ class Agent:
             credits=machine.credits,
             grants=machine.grants((epoch, rank.seq)),
             shuns=rank.shuns(),
+            peers=rank.moves is not None and rank.moves.shares,
             evicted=(rank.evictions.tokens, rank.evictions.clears),
             kept=rank.evictions.kept,
             revision=self.config.revision,

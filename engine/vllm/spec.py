@@ -66,6 +66,9 @@ class EngineSpec:
     """Data parallel ranks behind its port. Each is an instance of its own (docs/ranks.md)."""
     flips: bool = False
     """Whether it is started for both kinds of leg whatever its role, so that its agent may take another role."""
+    peers: bool = True
+    """Whether it may pull prompts' beginnings from instances of any role, and hold them for such, with Baton's
+    connector."""
     pinning: bool = True
     """Whether to load `engine.vllm.pin`, so that a client can have the first token before the hand-over."""
     ticket_keys_file: str | None = None
@@ -112,6 +115,11 @@ class EngineSpec:
     def instances(self) -> tuple[InstanceId, ...]:
         """What the fleet knows it as: itself, or each of its ranks."""
         return ranks_of(self.instance, self.ranks)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether its connector takes part in such pulls, as far as the flags say."""
+        return self.peers and self.connector == "baton"
 
     @property
     def evictions(self) -> str:

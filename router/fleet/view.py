@@ -148,6 +148,7 @@ class FleetView:
             view.grant = each.grant
         if view.shuns != each.shuns:
             self._fleet.shuns(view, each.shuns)
+        self._fleet.peers(view, each.peers)
         view.load = each.load
         self._fleet.holds(view, each.load.kv_tokens)
         self._fleet.keeps(view, each.kept)
@@ -321,6 +322,11 @@ def _cached(view: FleetView, event: Any) -> Iterable[InstanceId]:
     return _NONE
 
 
+def _sourced(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.all().inflight.source_took(event.late_ms, event.now)
+    return _NONE
+
+
 _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = {
     d.Added: _add,
     d.Folded: _fold,
@@ -333,5 +339,6 @@ _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = 
     d.LegStarted: _leg_started,
     d.Indexed: _index,
     d.Cached: _cached,
+    d.Sourced: _sourced,
 }
 """The handler of each event; it returns the instances that are lost by the event."""

@@ -58,11 +58,23 @@ class Outgoing:
             self._open = opened(self._request.raw)
         return (*self._open, closing(fields))
 
-    def prefill_body(self, instance: InstanceId, attempt: int, *, token_ids: bool) -> tuple[bytes | memoryview, ...]:
-        """The same with a prefill leg's. `token_ids`: see `wire.prefill_fields`."""
+    @property
+    def untraced(self) -> bytes:
+        """The headers of a leg of which traces do not tell, as lines."""
+        return self._head
+
+    def source_body(self, instance: InstanceId, attempt: int) -> tuple[bytes | memoryview, ...]:
+        """The client's body with a source leg's fields."""
+        fields = wire.source_fields(self._request.body, transfer=self.transfer_id(instance, attempt))
+        return self.body(self.stamped(fields, instance, instance, attempt))
+
+    def prefill_body(
+        self, instance: InstanceId, attempt: int, *, token_ids: bool, source: wire.TransferFields | None = None
+    ) -> tuple[bytes | memoryview, ...]:
+        """The same with a prefill leg's. `token_ids`, `source`: see `wire.prefill_fields`."""
         request, transfer = self._request, self.transfer_id(instance, attempt)
-        if self._parts.engines.tickets.signs:
-            fields = wire.prefill_fields(request.body, token_ids=token_ids, transfer=transfer)
+        if source is not None or self._parts.engines.tickets.signs:
+            fields = wire.prefill_fields(request.body, token_ids=token_ids, transfer=transfer, source=source)
             return self.body(self.stamped(fields, instance, instance, attempt))
         body = request.body
         named = "stream_options" in body, "max_completion_tokens" in body, bool(body.get("min_tokens"))

@@ -126,6 +126,15 @@ def test_what_is_set_is_given() -> None:
     assert flag(argv, "--gpu-memory-utilization") == "0.45"
 
 
+def test_engines_fetch_nothing_for_clients_unless_the_user_names_whom_to_ask() -> None:
+    """A picture by its address would have the engine ask whatever a client names, inside the cluster's own network."""
+    words = command(spec())
+    assert words[words.index("--allowed-media-domains") + 1] == "none.invalid"
+    assert environment(spec(), {}, "site")["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+    mine = ("--allowed-media-domains", "pictures.example.org")
+    assert command(spec(extra_args=mine)).count("--allowed-media-domains") == 1
+
+
 def test_the_users_flags_come_last_and_verbatim() -> None:
     mine = ("--seed", "7", "--compilation-config", '{"a b": 1}')
     assert command(spec(extra_args=mine))[-4:] == list(mine)
@@ -213,6 +222,7 @@ def test_cpu_environment() -> None:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
         "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     }
 
 
@@ -223,6 +233,7 @@ def test_gpu_environment_has_nothing_of_the_cpus() -> None:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
         "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     }
 
 
