@@ -73,7 +73,7 @@ class Sourcing(AwaitedSource):
         self._began = time.monotonic()
         self._timer = parts.engines.loop.call_later(self.source.wait_s, self._late)
         self.http = parts.engines.legs.send(
-            target.url, self._request.path, self._outgoing.untraced, body, self, once=True
+            target.url, self._request.path, self._outgoing.untraced(target), body, self, once=True
         )
 
     def _late(self) -> None:
