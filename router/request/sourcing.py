@@ -1,7 +1,7 @@
 """A source leg: another instance is asked to hold what its cache has of a prompt, before the leg that pulls it is sent.
 
-A shell. The source's answer, its failure and the end of the wait all send the leg, at most once. A
-hold that is not pulled is given up by its name, which the router knows before the source has answered.
+A shell. The source's answer, its failure and the end of the wait all send the leg, at most once. A hold that is not
+pulled is given up by its name, which the router knows before the source has answered.
 """
 
 from __future__ import annotations
