@@ -85,6 +85,9 @@ ENGINE_ID_CHARS_MAX = 256
 _OBJECT = (dict, Mapping)
 """A dict first: to find out that something is a Mapping takes a microsecond."""
 
+RANK_HEADER = "x-data-parallel-rank"
+"""Chooses the data parallel rank of an engine that computes a request (vLLM). Set by routers, never by clients."""
+
 RELEASE_PATH = "/baton/release"
 """Where an engine's guard takes a `release_by_name`."""
 
@@ -422,7 +425,7 @@ def _strip_text(key: str, text: str, depth: int, namespace: str, left: list[int]
 def forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The client's headers that an engine may see.
 
-    An allow-list: ``X-data-parallel-rank`` and ``X-Vllm-Priority`` steer the engine, cookies are not for engines, and
+    An allow-list: `RANK_HEADER` and ``X-Vllm-Priority`` steer the engine, cookies are not for engines, and
     hop-by-hop headers belong to this hop. ``Authorization`` passes, for engines with an ``--api-key`` of their own.
     """
     return {name: value for name, value in headers.items() if name.lower() in _FORWARDED_HEADERS}

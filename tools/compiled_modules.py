@@ -69,6 +69,7 @@ MODULES = (
     "router.predict.fitted",
     "router.predict.inflight_load",
     "router.predict.margins",
+    "router.predict.media",
     "router.predict.predictors",
     "router.predict.prefix_cache",
     "router.predict.prompt_tokens",

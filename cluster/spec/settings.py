@@ -86,7 +86,7 @@ class Shape:
     dp: int = field(
         default=1,
         metadata=about(
-            text="Data parallelism: copies of the attention layers behind one address.",
+            text="Data parallelism: copies of the attention layers behind one address, each chosen as an instance.",
             why="more instances do the same and fail one by one",
             at_least=1,
             at_most=1024,
@@ -106,7 +106,7 @@ class Shape:
     pp: int = field(
         default=1,
         metadata=about(
-            text="Pipeline parallelism: stages of layers. vLLM's NixlConnector refuses more than 1 on decode.",
+            text="Pipeline parallelism: stages of layers. vLLM's NixlConnector hands nothing over with more than 1.",
             why="stages add latency to every token",
             at_least=1,
             at_most=1024,

@@ -187,7 +187,10 @@ class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
     now: float
     tokens: int | None
     cut_off: bool
+    """It might have become longer: it ended at its limit, or is not `complete`."""
     engine_ms: tuple[float, float] | None = None
+    complete: bool = True
+    """The answer came to its end, be it at its limit."""
 
 
 class FoundNone(msgspec.Struct, tag="found_none", rename=_LOGGED):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 import numpy as np
 
-from cluster.ids import InstanceId
+from cluster.ids import RANK_MARK, InstanceId, engine_of
 from cluster.instance import Instance, Load, Role
 from router.core.arrays import Ints
 from router.core.values import ProofStanding
@@ -340,6 +340,13 @@ class FleetSnapshot(Sequence[InstanceView]):
     def __getitem__(self, at: slice) -> tuple[InstanceView, ...]: ...
     def __getitem__(self, at: int | slice) -> InstanceView | tuple[InstanceView, ...]:
         return tuple(self.by_id.values())[at]
+
+    def beside(self, instance: InstanceId) -> tuple[InstanceId, ...]:
+        """The instance, if it is known, and the other ranks of its engine: all behind one port."""
+        if RANK_MARK not in instance:
+            return (instance,) if instance in self.by_id else ()
+        engine = engine_of(instance)
+        return tuple(name for name in self.by_id if engine_of(name) == engine)
 
     def at(self, row: int) -> InstanceView:
         """The instance of a row."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
-from router.predict.margins import Margins
+from router.predict.margins import FIRST_AIM, FIRST_WIDEST, PROMPTLY, Margins
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
 
@@ -87,9 +87,9 @@ class InflightRequest:
     """The bookings of one request."""
 
     __slots__ = (
-        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_s", "limits", "margin",
-        "mean_tokens", "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
-        "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "variance",
+        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_margin", "first_s", "limits",
+        "margin", "mean_tokens", "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms",
+        "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "ttft_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -138,6 +138,10 @@ class InflightRequest:
         self.margin = 0.0
         """The share of its target up to which predictions had room when it was let in (`Margins`); 0: it was let in for
         another reason, or has no target."""
+        self.first_margin = 0.0
+        """The same of its TTFT target; 0 again once its first token has come."""
+        self.ttft_ms = 0.0
+        """That target."""
         self.limits: tuple[LengthLimit, ...] = ()
         """For a short answer and for a median one, if it has a target."""
         self.began_tpot_ms = 0.0
@@ -206,6 +210,8 @@ class InflightLoad:
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
         self.margins: Final = Margins()
+        self.first_margins: Final = Margins(FIRST_WIDEST, PROMPTLY, FIRST_AIM)
+        """Of TTFT targets."""
         self.answers = 0
         """The number of all answers."""
         self.turn = 0

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cluster import wire
 from cluster.http.headers import Headers, lines
-from cluster.ids import InstanceId, RequestId, TransferId
+from cluster.ids import RANK_MARK, InstanceId, RequestId, TransferId
 from cluster.instance import Instance
 from cluster.request import Request
 from router.request.body import closing, opened
@@ -47,7 +47,8 @@ class Outgoing:
     def lines(self, stage: str, target: Instance) -> bytes:
         """A leg is sent: returns its headers, as lines."""
         self._trace.sends(stage, target)
-        return lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
+        head = lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
+        return head if RANK_MARK not in target.id else _at_rank(head, target)
 
     def body(self, fields: Mapping[str, Any]) -> tuple[bytes | memoryview, ...]:
         """The client's body with these fields of the router's."""
@@ -100,6 +101,11 @@ class Outgoing:
         return tickets.stamp(body, to, self.transfer_id(producer, attempt), producer=producer)
 
 
+def _at_rank(head: bytes, target: Instance) -> bytes:
+    return head if target.rank is None else b"%b%b: %d\r\n" % (head, _RANK, target.rank)
+
+
+_RANK: Final = wire.RANK_HEADER.encode()
 _ANY_TRANSFER: Final = TransferId(RequestId("any"), 0, 0)
 
 

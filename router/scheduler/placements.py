@@ -60,7 +60,10 @@ class Placements:
             tpot_ms=wanted.tpot_ms or math.inf,
         )
         booking.cached_tokens = prices.cached_at(prompt_row)
-        booking.margin = prices.margin_at(answer_row) if wanted.sheds else 0.0
+        if wanted.sheds:
+            booking.margin = prices.margin_at(answer_row)
+            booking.first_margin = inflight.first_margins.of(prices.ttft_ms) if prices.ttft_ms else 0.0
+            booking.ttft_ms = prices.ttft_ms
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         expected.pulls_beginning = chosen.source is not None
@@ -95,6 +98,7 @@ class Placements:
         if expected.booking is None:
             return
         self._fleet.inflight.prompt_over(expected.booking, now, done=done)
+        self._first_came(expected.booking, wanted)
         prefixes, sent, expected.sent = self._fleet.prefixes, expected.sent, []
         if not done or prefixes is None or not wanted.prefix_block_tokens:
             return
@@ -113,6 +117,14 @@ class Placements:
         if expected.booking is not None:
             self.prompt_over(expected, wanted, now, done=True)
             self._fleet.inflight.opened(expected.booking, now)
+            self._first_came(expected.booking, wanted)
+
+    def _first_came(self, booking: InflightRequest, wanted: Wanted) -> None:
+        """Whether its first token was in time, for the margin by which it was let in; once it has come."""
+        if booking.first_margin and booking.first_s >= 0 and wanted.arrived:
+            observed_ms = (booking.first_s - wanted.arrived) * 1000.0
+            self._fleet.inflight.first_margins.ended(booking.ttft_ms, booking.first_margin, observed_ms)
+            booking.first_margin = 0.0
 
     def ended(
         self,
@@ -123,15 +135,16 @@ class Placements:
         *,
         cut_off: bool = False,
         engine_ms: tuple[float, float] | None = None,
+        complete: bool = True,
     ) -> None:
-        """The request is over, after `tokens` tokens; None: they were not counted. `engine_ms`: see
+        """The request is over, after `tokens` tokens; None: they were not counted. The other arguments: see
         `Scheduler.finish`.
         """
         booking = expected.booking
         if booking is not None:
             if engine_ms is not None:
                 self._fleet.inflight.told(booking, now, *engine_ms)
-            if booking.margin and tokens and not cut_off:
+            if booking.margin and tokens and complete:
                 self._promised(booking, now, tokens, engine_ms)
             row = booking.decode_row
             if row >= 0 and self._fleet.prefixes is not None:

@@ -27,8 +27,9 @@ from decode.pulls import Pulls, worth_pulling
 from engine.vllm.adapters import Adapters
 from engine.vllm.connector.cached import cut_to_cached, only_whole_blocks
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
+from engine.vllm.connector.served import rank_in
 from engine.vllm.weights import adapter_marks, adapter_of
-from kvtransfer.asks import Ask, Forget, HeldState, Introduce, Metadata, Payload, ReleaseName
+from kvtransfer.asks import Ask, Forget, HeldState, Introduce, Metadata, Payload, ReleaseName, door_of
 from kvtransfer.block_digests import Computing, names
 from kvtransfer.door import Door
 from kvtransfer.fields import handed_over, held_in, name_in, other_adapter, pull_in, sane
@@ -49,7 +50,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         options = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._door_path = options.get("door")
+        door = options.get("door")
+        self._door_path = None if door is None else door_of(door, rank_in(vllm_config))
         self._epoch = int(options.get("epoch", 0))
         self._door: Door | None = None
         self._payloads: tuple[Payload, ...] = ()
