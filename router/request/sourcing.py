@@ -72,9 +72,8 @@ class Sourcing(AwaitedSource):
         parts.dispatch.leg_started(name)
         self._began = time.monotonic()
         self._timer = parts.engines.loop.call_later(self.source.wait_s, self._late)
-        self.http = parts.engines.legs.send(
-            target.url, self._request.path, self._outgoing.untraced, body, self, once=True
-        )
+        headers = self._outgoing.untraced(target)
+        self.http = parts.engines.legs.send(target.url, self._request.path, headers, body, self, once=True)
 
     def _late(self) -> None:
         self._give_up()

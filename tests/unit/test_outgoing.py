@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from cluster import wire
-from cluster.ids import RequestId, TransferId
-from router.request.outgoing import _prefill_ending
+from cluster.ids import RANK_MARK, InstanceId, RequestId, TransferId
+from cluster.instance import Instance, Role
+from router.request.outgoing import Outgoing, _prefill_ending
 
 VALUES: dict[str, Any] = {"stream_options": {"include_usage": True}, "max_completion_tokens": 7, "min_tokens": 3}
 CASES = [
@@ -27,3 +28,14 @@ def test_a_ready_made_end_says_what_is_said_of_each_body(token_ids: bool) -> Non
         start, end = _prefill_ending(*has, token_ids)
         said = msgspec.json.decode(b"{" + start + str(transfer).encode() + end)
         assert said == wire.prefill_fields(body, token_ids=token_ids, transfer=transfer)
+
+
+def test_a_source_leg_goes_to_the_rank_that_was_chosen() -> None:
+    """All ranks of an engine are behind one port."""
+    outgoing = Outgoing.__new__(Outgoing)
+    outgoing._head = b"x-request-id: one\r\n"
+    plain, ranked = (
+        Instance(id=InstanceId(name), role=Role.DECODE, url="http://d") for name in ("d", f"d{RANK_MARK}1")
+    )
+    assert outgoing.untraced(plain) == b"x-request-id: one\r\n"
+    assert outgoing.untraced(ranked) == b"x-request-id: one\r\nx-data-parallel-rank: 1\r\n"
