@@ -77,6 +77,8 @@ class ScheduledRequest:
         expected = context.expected
         if expected.booking is not None:
             self._sent, self._cached_tokens = tuple(expected.sent), expected.booking.cached_tokens
+            if expected.pulls_beginning:
+                self._sent = ()
         return chosen
 
     def found_none(self) -> None:

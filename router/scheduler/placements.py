@@ -24,13 +24,16 @@ from router.scheduler.scoring.prices import Prices, prices_of
 class Placement:
     """The predictions for one request."""
 
-    __slots__ = ("booking", "lengths", "sent")
+    __slots__ = ("booking", "lengths", "pulls_beginning", "sent")
 
     def __init__(self) -> None:
         self.lengths: AnswerLengths | None = None
         self.booking: InflightRequest | None = None
         self.sent: list[Sent] = []
         """The instances whose prefix cache is expected to have its prompt from now on."""
+        self.pulls_beginning = False
+        """Its prompt's beginning comes from another instance: its time, and the cached tokens that its engine reports,
+        say nothing about that engine's speed and cache."""
 
 
 class Placements:
@@ -63,6 +66,11 @@ class Placements:
             booking.ttft_ms = prices.ttft_ms
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
+        expected.pulls_beginning = chosen.source is not None
+        if chosen.source is not None:
+            booking.plain_ms = 0.0
+            if fleet.prefixes is not None:
+                fleet.prefixes.used(fleet.by_id[chosen.source.instance].row, wanted.prefix, wanted.now)
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
             booking.seeded = not prices.waits(answer_row)
@@ -95,6 +103,8 @@ class Placements:
         if not done or prefixes is None or not wanted.prefix_block_tokens:
             return
         text_bytes = round(wanted.prompt_tokens * CHUNK_BYTES / wanted.prefix_block_tokens)
+        if expected.pulls_beginning:
+            cached_tokens = None
         for each in sent:
             prefixes.answered(
                 each, now, prompt_tokens=wanted.prompt_tokens, text_bytes=text_bytes, cached_tokens=cached_tokens
