@@ -78,7 +78,9 @@ class World:
         check_members(everybody := [*members, *_one_more(site)])
         self.settings: Final = settings or SimSettings()
         self.kernel: Final = Kernel()
-        self.instances: Final = [SimInstance(each, index) for index, each in enumerate(members)]
+        self.instances: Final = [
+            SimInstance(each, index, peers=self.settings.peers) for index, each in enumerate(members)
+        ]
         """All instances that ever existed."""
         self.by_name: Final = {each.name: each for each in self.instances}
         self.living: Final = dict.fromkeys(self.instances)  # their agents have not left
@@ -152,7 +154,7 @@ class World:
 
     def add(self, member: SimulatedMember) -> None:
         """Add an instance, which starts now."""
-        at = SimInstance(member, len(self.instances))
+        at = SimInstance(member, len(self.instances), peers=self.settings.peers)
         self.instances.append(at)
         self.by_name[at.name] = at
         self.living[at] = None

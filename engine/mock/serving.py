@@ -26,7 +26,7 @@ from engine.mock.metrics import Metrics
 from engine.mock.prompts import Prompted, said_tokens
 from engine.mock.replies import MockAnswer, Replies, TwinPart
 from engine.mock.settings import MS, MockSettings
-from engine.mock.transfer import Producer, Reference, pinned_token, read_reference, wants_hold
+from engine.mock.transfer import Producer, Reference, asks_a_source, pinned_token, read_reference, wants_hold
 from engine.mock.words import END
 from engine.twin.events import AbortRequest, RequestFinished, Submit
 from engine.twin.request import TwinRequest
@@ -190,6 +190,7 @@ class Serving:
             hold=self._handoffs.hold_id(part.id) if holds else None,
             name=name_in(asked.transfer) or "",
             pull=part.reference.source if part.reference is not None else None,
+            cached_only=holds and asks_a_source(asked.transfer),
         )
 
     def _submit(self, part: TwinPart, request: TwinRequest) -> None:
