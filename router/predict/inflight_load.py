@@ -24,7 +24,7 @@ import numpy as np
 
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
-from router.predict.margins import FIRST_AIM, FIRST_WIDEST, PROMPTLY, Margins
+from router.predict.margins import FIRST_AIM, PROMPTLY, Margins
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
 
@@ -214,7 +214,7 @@ class InflightLoad:
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
         self.margins: Final = Margins()
-        self.first_margins: Final = Margins(FIRST_WIDEST, PROMPTLY, FIRST_AIM)
+        self.first_margins: Final = Margins(PROMPTLY, FIRST_AIM)
         """Of TTFT targets."""
         self.answers = 0
         """The number of all answers."""

@@ -56,8 +56,8 @@ def test_first_tokens_that_come_after_a_hand_over_are_in_time(shelf: Shelf, told
     rows, mine = result.columns, of_class(result, URGENT)
     first_ms = (rows["first_ns"] - rows["at_ns"]) / 1e6
     late = mine & (rows["status"] != 429) & (first_ms > PROMISES[URGENT].ttft_ms)
-    assert late.sum() <= 3
-    assert kept(result, mine).kept >= 0.96
+    assert late.sum() <= 2
+    assert kept(result, mine).kept >= 0.97
 
 
 def test_after_an_instance_has_slowed_down_what_is_let_in_is_kept_again(shelf: Shelf) -> None:
