@@ -167,7 +167,7 @@ def test_a_client_that_leaves_d_early_frees_all(fleet: Fleet) -> None:
     body = {**fleet.body(prompt), **wire.early_fields(name, P, pins=True)}
     left = Open(fleet.d, PATH, body)
     fleet.waits()
-    left.close()
+    left.leave()
     fleet.waits(0)
     fleet.prefill(name, prompt)
     assert knock(fleet.engines.door("p"), {"ask": "release", "transfer_id": str(name)}) == {"ok": True}
@@ -210,7 +210,7 @@ def test_no_leg_hangs_when_p_or_d_is_killed(tmp_path: Any, victim: str) -> None:
         if victim == "p":
             with pytest.raises(OSError):
                 prefilling.result(30)
-            left.close()
+            left.leave()
             within(10, lambda: fleet.state("d")["early"] == 0 and fleet.state("d")["pulls"] == 0)
             status, answer = ask(fleet.d, PATH, fleet.body(prompt))
             assert status == 200, answer
