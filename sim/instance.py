@@ -97,7 +97,9 @@ class Slowness:
 class SimInstance:
     """State of one instance."""
 
-    def __init__(self, member: SimulatedMember, index: int) -> None:
+    def __init__(self, member: SimulatedMember, index: int, *, early: bool = False) -> None:
+        """`early`: whether it takes early legs."""
+        self.early: Final = early
         self.member: Final = member
         self.name: Final = member.name
         self.index: Final = index
@@ -143,7 +145,14 @@ class SimInstance:
     @property
     def instance(self) -> Instance:
         """The instance as the fleet addresses it."""
-        return Instance(id=self.name, role=self.agent.role, url=f"http://{self.name}", epoch=self.epoch, pins=True)
+        return Instance(
+            id=self.name,
+            role=self.agent.role,
+            url=f"http://{self.name}",
+            epoch=self.epoch,
+            pins=True,
+            early=self.early,
+        )
 
     def handle(self, event: ev.Event, now_ns: int) -> tuple[ev.Effect, ...]:
         """Send an event to the twin, on its own clock."""

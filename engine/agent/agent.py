@@ -472,6 +472,7 @@ class Agent:
             node=self.config.node,
             tenants=self.config.tenants,
             pins=self.spec.pins,
+            early=self._moves is not None and self._moves.early,
             sent_at=time.time(),  # noqa: TID251 - for information only, no decision depends on it
         )
 

@@ -16,6 +16,7 @@ from cluster.request import Request
 from router.request.body import closing, opened
 from router.request.parts import Parts
 from router.request.trace import RequestTrace
+from router.telemetry.timing import Stage
 
 
 class Outgoing:
@@ -48,6 +49,12 @@ class Outgoing:
         """A leg is sent: returns its headers, as lines."""
         self._trace.sends(stage, target)
         return lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
+
+    def early_lines(self, target: Instance) -> bytes:
+        """The headers of a leg that is sent while another one is waited for: its stage begins only after that one's."""
+        if not self._trace.recorded:
+            return self._head
+        return lines(self._trace.traced(Stage.DECODE_LEG, target, self.headers))
 
     def body(self, fields: Mapping[str, Any]) -> tuple[bytes | memoryview, ...]:
         """The client's body with these fields of the router's."""

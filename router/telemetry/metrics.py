@@ -64,6 +64,13 @@ class RouterMetrics:
         )
         told = "Engines' answers that were none: too_long, encoded, malformed (no HTTP), no_completion (nonsense)."
         self.unfit = Counter("baton_unfit_answers", told, ["why"], registry=self.registry)
+        self.early_legs = Counter(
+            "baton_early_legs",
+            "Decode legs that were sent while P computed: used, closed (P's leg gave no hold), lost, or answered first "
+            "(D's first token came before P's answer).",
+            ("result",),
+            registry=self.registry,
+        )
         self.seeds = Counter("baton_seeds", "First tokens given to clients before the handoff.", registry=self.registry)
         self.broken_seams = Counter(
             "baton_broken_seams",

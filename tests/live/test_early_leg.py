@@ -159,7 +159,10 @@ def test_the_answer_says_what_p_had_cached(fleet: Fleet) -> None:
     fleet.engines.running["p"]  # the first hold is nobody's: its lease ends it, unless its name is given up
     knock(fleet.engines.door("p"), {"ask": "release", "transfer_id": "early-" + "0"})
     for number in range(1, fleet.made + 1):
-        knock(fleet.engines.door("p"), {"ask": "release", "transfer_id": str(TransferId(RequestId(f"early-{number}"), 1, 1))})
+        knock(
+            fleet.engines.door("p"),
+            {"ask": "release", "transfer_id": str(TransferId(RequestId(f"early-{number}"), 1, 1))},
+        )
 
 
 def test_a_client_that_leaves_d_early_frees_all(fleet: Fleet) -> None:
