@@ -1,6 +1,6 @@
 """vLLM's connectors and Baton's side by side: the time from P's answer to D's next token, and the cost of idling.
 
-    make bench-handoff ARGS="--part connectors"          about 35 minutes
+    make bench-handoff ARGS="--part connectors"          about 80 minutes
     make bench-handoff ARGS="--gpu"                      two engines on GPUs, a model of 8B's layers
 
 Each connector gets two engines of its own, on one of this machine's cores each or on its GPUs: vLLM's pull connector
@@ -41,7 +41,8 @@ from cluster.instance import Role
 from engine.vllm.hardware import find_hardware
 
 ON_CPU: Final = "tiny,fat"
-TURNS: Final = 3
+TURNS: Final = 8
+"""Of five hand-overs each: forty for each figure that is measured one by one."""
 RESTS_S: Final = 1.3
 """After each step vLLM's workers spin for a second: no connector is measured beside that."""
 WAYS: Final = ("alone", "busy", "eight", "loop")
