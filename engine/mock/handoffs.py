@@ -114,6 +114,8 @@ class MockHandoffs:
 
     def begin_life(self, epoch: int, engine_id: str) -> None:
         """The engine has started: drop everything from a former life."""
+        for request in self._holds:
+            self._peers.over(f"{self.engine_id}/{request}")
         self.epoch, self.engine_id = epoch, engine_id
         self._wanted.clear()
         self._holds.clear()
