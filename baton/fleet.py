@@ -24,6 +24,8 @@ from baton.restarts import Restarts
 from baton.signals import stopping_signals
 from baton.state import Running, log_folder, save
 from cluster.errors import BatonError
+from cluster.ids import InstanceId, engine_of
+from kvtransfer.asks import doors_of
 from kvtransfer.door import introduce_each_other
 
 DRAIN_S = 45.0
@@ -312,7 +314,11 @@ class LocalFleet:
             await self.started.wait()
             self.started.clear()
             doors = [each for each in self.members if each.planned.wanted.door and each.ready.is_set()]
-            known = [(each.planned.wanted.name, Path(each.planned.wanted.door)) for each in doors]
+            known = [
+                (str(name), Path(path))
+                for each in (member.planned.wanted for member in doors)
+                for name, path in doors_of(InstanceId(each.name), each.door, each.ranks)
+            ]
             try:
                 await asyncio.to_thread(introduce_each_other, *known)
             except (OSError, ValueError) as error:  # one engine ends just now: its next start comes by here again
@@ -346,14 +352,16 @@ class LocalFleet:
         self.board.say(_how_to_use(self.endpoint, model))
 
     async def _wait_until_routable(self) -> list[dict[str, Any]]:
-        """Wait until the router knows every instance; the router's own list of them."""
+        """Wait until the router knows every instance, or every rank of it; the router's own list of them."""
         count = 0 if self.elsewhere is None else self.elsewhere.count
+        ranks = sum(each.planned.wanted.ranks for each in self.members)
         async with aiohttp.ClientSession() as session:
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.get(f"{self.admin}/ready") as response:
                         seen = (await response.json())["instances"]
-                        enough = len(seen) == len(self.members) if self.elsewhere is None else len(seen) >= count
+                        engines = {engine_of(InstanceId(each["id"])) for each in seen}
+                        enough = len(seen) == ranks if self.elsewhere is None else len(engines) >= count
                         if enough and all(each["state"] == "up" for each in seen):
                             return list(seen)
                 await asyncio.sleep(0.2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cluster.instance import Role
-from cluster.spec import Floor, Model, Pool, Spec
+from cluster.spec import Floor, Model, Pool, Spec, flags
 from costs.bounds import Least, least
-from costs.hardware import find_gpu
+from costs.hardware import find_gpu, kv_dtype_named
 from costs.model import ModelShape
 from costs.shipped import find_model
 
@@ -38,5 +38,6 @@ def _fastest(shape: ModelShape | None, pools: Iterable[Pool], target: str) -> Le
         gpu = find_gpu(pool.gpu) if pool.gpu is not None else None
         if gpu is None:
             return None
-        found.append(least(shape, gpu, pool.shape))
+        kv_dtype = kv_dtype_named(flags.given(pool.engine_args, "kv-cache-dtype")[1])
+        found.append(least(shape, gpu, pool.shape, kv_dtype=kv_dtype))
     return min(found, key=lambda each: float(getattr(each, target)), default=None)

@@ -101,7 +101,7 @@ def _latency_over_time(axes: Any, records: Sequence[Record], report: LoadReport)
     _mark_faults(axes, report)
     axes.set(xlabel="when the request was due, s", ylabel="latency, ms")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper right", fontsize=8)
+    _legend_above(axes)
     _say_empty(axes, records)
 
 
@@ -127,7 +127,7 @@ def _rates_over_time(axes: Any, records: Sequence[Record], report: LoadReport) -
     _mark_faults(axes, report)
     lines, names = axes.get_legend_handles_labels()
     more, named = beside.get_legend_handles_labels()
-    axes.legend([*lines, *more], [*names, *named], loc="upper right", fontsize=8)
+    _legend_above(axes, [*lines, *more], [*names, *named])
     _say_empty(axes, records)
 
 
@@ -157,7 +157,7 @@ def _shares(axes: Any, records: Sequence[Record], targets: Targets) -> None:
     axes.set(xlabel="latency, ms", ylabel="share of answers", xscale="log")
     axes.set_ylim(0, 1.02)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right", fontsize=8)
+        _legend_above(axes)
     _say_empty(axes, records)
 
 
@@ -204,7 +204,13 @@ def _tries(axes: Any, found: Goodput) -> None:
         few = max(each.rate for each in found.tries) < TICKS_MAX * min(each.rate for each in found.tries)
         axes.xaxis.set_minor_formatter(ticker.FormatStrFormatter("%g") if few else ticker.NullFormatter())
     axes.set_ylim(-0.02, 1.05)
-    axes.legend(loc="lower left", fontsize=8)
+    _legend_above(axes)
+
+
+def _legend_above(axes: Any, *entries: Any) -> None:
+    """A legend in a row above the axes, where it hides no point. `entries`: lines and names, instead of all."""
+    count = len(entries[1]) if entries else len(axes.get_legend_handles_labels()[1])
+    axes.legend(*entries, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncol=max(1, count), fontsize=8, frameon=False)
 
 
 def _mark_faults(axes: Any, report: LoadReport) -> None:

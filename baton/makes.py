@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from cluster.ids import engine_of
 from cluster.instance import Instance, Role
-from cluster.spec import Model, Pool, Spec
+from cluster.spec import Model, Pool, Spec, flags
 from cluster.spec.plan import stems
 from costs.cost import costs_of
-from costs.hardware import find_gpu
+from costs.hardware import find_gpu, kv_dtype_named
 from costs.power import cap_of
 from costs.shipped import find_model, profiles
 from router.predict.step_model import Make, make_of
 
-BUDGET_FLAGS = ("max-num-batched-tokens", "max_num_batched_tokens")
+BUDGET = "max-num-batched-tokens"
+KV_DTYPE = "kv-cache-dtype"
 
 
 def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
@@ -31,7 +33,7 @@ def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
         by_role.setdefault(role, []).append(stem)
 
     def make(instance: Instance) -> Make | None:
-        stem, _, number = instance.id.rpartition("-")
+        stem, _, number = engine_of(instance.id).rpartition("-")
         if number.isdecimal() and stem in known:
             return known[stem]
         alike = by_role.get(instance.role, [])
@@ -48,7 +50,8 @@ def _make(model: Model, pool: Pool, memory_gib: Mapping[str, float | None]) -> M
     told = memory_gib.get(pool.gpu or "")
     gpu = gpu if told is None else replace(gpu, memory_gib=told)
     budget = _budget(pool.engine_args)
-    costs = costs_of(sizes, gpu, pool.shape, profiles=profiles(), batched_tokens=budget or None)
+    kv_dtype = kv_dtype_named(flags.given(pool.engine_args, KV_DTYPE)[1])
+    costs = costs_of(sizes, gpu, pool.shape, profiles=profiles(), kv_dtype=kv_dtype, batched_tokens=budget or None)
     if pool.power_cap_w is not None:
         costs = costs.capped(cap_of(pool.power_cap_w, gpu.tdp_w))
     return make_of(costs, budget_tokens=budget)
@@ -56,5 +59,5 @@ def _make(model: Model, pool: Pool, memory_gib: Mapping[str, float | None]) -> M
 
 def _budget(engine_args: Mapping[str, Any]) -> int:
     """Tokens of one step; 0: vLLM's default."""
-    found = next((engine_args[name] for name in BUDGET_FLAGS if name in engine_args), None)
+    found = flags.given(engine_args, BUDGET)[1]
     return found if isinstance(found, int) and found > 0 else 0

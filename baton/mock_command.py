@@ -6,8 +6,8 @@ from typing import Final
 
 from cluster.spec import PlannedInstance
 from costs.hardware import find_gpu
-from engine.vllm.spec import EngineSpec
-from sim.engine_args import read_words
+from engine.vllm.spec import EngineSpec, value_of
+from sim.engine_args import KV_DTYPE, read_words
 
 MOCK_MODEL = "meta-llama/Llama-3.1-8B"
 """The model of a mock if none is named."""
@@ -23,17 +23,27 @@ _SAME: Final = {
 """Flags of vLLM that a mock has, too, under its own names."""
 
 
+def mock_ranks(args: tuple[str, ...]) -> int:
+    """Data parallel ranks of a mock with these flags."""
+    said = value_of(args, "--dp")
+    return int(said) if said is not None and said.isdecimal() and int(said) > 0 else 1
+
+
 def mock_args(instance: PlannedInstance) -> tuple[str, ...]:
     """The flags of a mock in the place of an instance of a cluster file: its GPUs, and those of its vLLM flags that
     change a mock's timing. Other flags are left out, and so is a GPU that the cost model does not know.
     """
     words = ["--tp", str(instance.shape.tp)] if instance.shape.tp > 1 else []
+    words += ["--dp", str(instance.shape.dp)] if instance.shape.dp > 1 else []
     gpu = None if instance.gpu is None else find_gpu(instance.gpu)
     words += [] if gpu is None else ["--gpu", gpu.name]
     if instance.power_cap_w is not None:
         words += ["--power-cap-w", f"{instance.power_cap_w:g}"]
-    for name, number in read_words(instance.vllm_args).numbers.items():
+    read = read_words(instance.vllm_args)
+    for name, number in read.numbers.items():
         words += [_SAME[name], f"{number:.0f}"] if name in _SAME else []
+    if kv_dtype := read.words.get(KV_DTYPE):
+        words += ["--kv-cache-dtype", kv_dtype]
     return tuple(words)
 
 

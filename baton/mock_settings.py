@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cluster.errors import UsageError
+from cluster.ids import InstanceId, ranks_of
 from cluster.instance import Role
 from costs.cost import costs_of
-from costs.hardware import gpu_named
+from costs.hardware import gpu_named, kv_dtype_named
 from costs.memory import batched_tokens_default, seqs_default
 from costs.power import cap_of
 from costs.shape import Spans
@@ -92,7 +93,7 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.enviro
     engine = _simple(args) if args.step_ms is not None or args.prefill_ms_per_1k is not None else _modelled(args)
     return [
         MockSettings(
-            name=args.name if args.name and sum(counts.values()) == 1 else f"{args.name or role.value}-{number}",
+            name=rank,
             role=role,
             model=args.served_model_name or engine.model,
             config=_config(args, role, engine),
@@ -109,11 +110,18 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.enviro
         )
         for role, count in counts.items()
         for number in range(count)
+        for rank in ranks_of(InstanceId(_name(args, counts, role, number)), args.dp)
     ]
 
 
+def _name(args: argparse.Namespace, counts: Mapping[Role, int], role: Role, number: int) -> str:
+    alone = args.name and sum(counts.values()) == 1
+    return str(args.name) if alone else f"{args.name or role.value}-{number}"
+
+
 _LEAST = {
-    "tp": 1, "kv_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2,
+    "tp": 1, "dp": 1, "kv_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1,
+    "max_model_len": 2,
     "step_ms": 0.001, "prefill_ms_per_1k": 0, "lease_s": 0.001, "start_up_s": 0, "drain_s": 0, "speed": 0.001,
     "link_gb_s": 0.001, "power_cap_w": 1,
 }  # fmt: skip
@@ -156,8 +164,11 @@ def _simple(args: argparse.Namespace) -> _Engine:
 
 def _modelled(args: argparse.Namespace) -> _Engine:
     """Steps that take the time predicted for the hardware."""
-    model, gpu, shape = model_named(args.model), gpu_named(args.gpu), Spans(tp=args.tp)
-    costs = costs_of(model, gpu, shape, profiles=profiles(), batched_tokens=args.max_num_batched_tokens)
+    model, gpu, shape = model_named(args.model), gpu_named(args.gpu), Spans(tp=args.tp, dp=args.dp)
+    kv_dtype = kv_dtype_named(args.kv_cache_dtype)
+    costs = costs_of(
+        model, gpu, shape, profiles=profiles(), kv_dtype=kv_dtype, batched_tokens=args.max_num_batched_tokens
+    )
     if args.power_cap_w is not None:
         costs = costs.capped(cap_of(args.power_cap_w, gpu.tdp_w))
     if costs.kv_capacity_tokens < 2:
@@ -167,7 +178,7 @@ def _modelled(args: argparse.Namespace) -> _Engine:
         model=args.model,
         costs=costs,
         transfer_ms=lambda size_bytes, sharers: link.ms(size_bytes, paths=streams, sharers=sharers),
-        kv_bytes_per_token=model.kv_bytes_per_token() * copies(model, shape),
+        kv_bytes_per_token=costs.kv_bytes_per_token * copies(model, shape),
         first_token_ms=costs.first_token_ms,
         kv_tokens=costs.kv_capacity_tokens,
         batched_tokens=batched_tokens_default(gpu),

@@ -5,24 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.local import free_port
-from baton.mock_command import mock_args
+from baton.mock_command import mock_args, mock_ranks
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import Spec, flags, instances
 from cluster.spec.plan import PlannedInstance, one_of_each
 from cluster.spec.settings import NO_TIERS, KvTiers
+from engine.vllm.command import workers
 from engine.vllm.hardware import EngineHardware
 from engine.vllm.placement import MachineShare, share
-from engine.vllm.spec import value_of
+from engine.vllm.spec import ranks_in
 
 ENGINE_PORT = 8100
 AGENT_PORT = 8200
 SIDE_CHANNEL_PORT = 5600
 SIDE_CHANNEL_STEP = 32
 """vLLM adds the data-parallel rank to a side channel's port: leave room between two engines."""
-
-PARALLELISM = (("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp"))
-"""vLLM's flags whose product is the number of GPUs of an engine."""
 
 TINY_NAME = "baton-tiny"
 """In a cluster file: the model that ships."""
@@ -57,6 +55,8 @@ class WantedEngine:
     """Where its prompts are kept when its KV cache is full."""
     digests: bool = False
     """Whether pulled blocks are compared with held ones, if it has Baton's connector."""
+    peers: bool = True
+    """Whether it shares prompts' beginnings with other instances, if it has that one."""
     tenants: tuple[str, ...] = ()
     """The only tenants whose requests it serves; none: all tenants."""
     gpu: str | None = None
@@ -65,13 +65,14 @@ class WantedEngine:
     """How long it may take to leave; None: `baton engine`'s default."""
 
     @property
+    def ranks(self) -> int:
+        """Data parallel ranks behind its port, each an instance of its own."""
+        return mock_ranks(self.vllm_args) if self.engine == "mock" else ranks_in(self.vllm_args)
+
+    @property
     def gpus(self) -> int:
-        """GPUs of the engine: tensor times pipeline times data parallelism, by its vLLM flags."""
-        ranks = 1
-        for flag, short in PARALLELISM:
-            said = value_of(self.vllm_args, flag, short)
-            ranks *= int(said) if said is not None and said.isdecimal() and int(said) > 0 else 1
-        return ranks
+        """GPUs of the engine, by its vLLM flags."""
+        return workers(self.vllm_args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,7 @@ class PlacedEngine:
         if wanted.door:
             words += ["--door", wanted.door]
             words += ["--digests"] if wanted.digests else []
+            words += [] if wanted.peers else ["--no-peers"]
         words += flags.tier_words(wanted.kv) if wanted.engine == "vllm" else []
         if wanted.drain_s is not None:
             words += ["--drain-s", f"{wanted.drain_s:g}"]
@@ -182,6 +184,7 @@ def _wanted(each: PlannedInstance, vllm_args: list[str], engine: str) -> WantedE
         connector=each.connector,
         kv=each.kv,
         digests=each.digests,
+        peers=each.peers,
         tenants=each.tenants,
         gpu=each.gpu,
     )

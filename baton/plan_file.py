@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton.planning import FleetResults, Task
+from baton.planning import FleetResults, Task, args_of
 from cluster.errors import UsageError
+from cluster.spec import Model
 from costs.hardware import find_gpu
 
 BUDGET = "max-num-batched-tokens"
@@ -26,7 +27,7 @@ def text_of(given: str, task: Task, best: FleetResults) -> str:
     tree = yaml.safe_load(given)
     for each in tree["models"]:
         if each["name"] == task.model.name:
-            each["pools"] = pools_of(best, each.get("pools") or {})
+            each["pools"] = pools_of(best, each.get("pools") or {}, task.model)
     hardware = dict(tree.get("hardware") or {})
     known = {gpu.name for name in hardware if (gpu := find_gpu(name)) is not None}
     for kind in best.arrangement:
@@ -39,8 +40,9 @@ def text_of(given: str, task: Task, best: FleetResults) -> str:
     return heading + str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
 
-def pools_of(answer: FleetResults, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The `pools` of a cluster file; other settings of a role in the user's file are kept.
+def pools_of(answer: FleetResults, given: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """The `pools` of a cluster file; other settings of a role in the user's file are kept, and flags that all pools of
+    the model must share are those of a new role, too.
 
     The first kind of a role is its pool, each further one has a name under `extra`.
     """
@@ -49,7 +51,7 @@ def pools_of(answer: FleetResults, given: Mapping[str, Any]) -> dict[str, Any]:
     for kind, count in zip(answer.arrangement, answer.counts, strict=True):
         role = kind.role.value
         kept = dict(given.get(role) or {})
-        args = {name: value for name, value in (kept.get("engine_args") or {}).items() if _plain(name) != BUDGET}
+        args = {name: value for name, value in args_of(model, kind.role).items() if _plain(name) != BUDGET}
         if kind.batched_tokens is not None:
             args[BUDGET] = kind.batched_tokens
         kept.pop("power_cap_w", None)

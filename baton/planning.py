@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from baton import fanout
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
+from cluster.instance import Role
 from cluster.spec import Model, SloClass, Spec, flags
 from costs import shipped
 from costs.cost import Costs
@@ -406,10 +407,15 @@ def counted(arrangement: Arrangement, counts: Counts) -> str:
     return " + ".join(f"{count} × {kind}" for kind, count in zip(arrangement, counts, strict=True))
 
 
+def args_of(model: Model, role: Role) -> dict[str, Any]:
+    """The flags that a planned pool of a role has: its own in the file, else what all pools of a model must share."""
+    pools = model.pools.named()
+    return dict(pools[role].engine_args if role in pools else flags.shared(each.engine_args for each in pools.values()))
+
+
 def _words(model: Model, kind: InstanceKind) -> Sequence[str]:
     """Flags that the file's pool of this role gives its engines, less those that are searched."""
-    pool = model.pools.named().get(kind.role)
-    given = {} if pool is None else dict(pool.engine_args)
+    given = args_of(model, kind.role)
     given = {name: value for name, value in given.items() if name.replace("_", "-") not in SEARCHED}
     return flags.words(given)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from baton import clusterfile
 from cluster.errors import UsageError
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, ranks_of
 from cluster.instance import Role
 from cluster.spec import POLICY, PlannedInstance, SloClass, Spec, instances
 from costs import shipped
@@ -172,13 +172,18 @@ def _members(
                 flips=each.flips,
                 startup=_startup(args),
             )
-        found.append(replace(made[key], name=each.name))
+        found += _ranks(replace(made[key], name=each.name))
     notes = [f"{made_.name}: {made_.costs.because}" for made_ in made.values()]  # type: ignore[attr-defined]
     if unread:
         notes.append(f"not simulated, as nothing here depends on it: {', '.join(unread)}")
-    if any(each.shape.dp > 1 for each in listed):
-        notes.append("data-parallel ranks: an instance is simulated as one rank")
     return tuple(found), tuple(notes)
+
+
+def _ranks(engine: SimulatedMember) -> list[SimulatedMember]:
+    """An engine as its data parallel ranks, each a member with its part of the engine's GPUs. Costs are one rank's."""
+    dp = engine.shape.dp
+    share = replace(engine, gpus=engine.gpus // dp, nic_gb_s=engine.nic_gb_s / dp)
+    return [replace(share, name=name) for name in ranks_of(engine.name, dp)]
 
 
 def _startup(args: argparse.Namespace) -> StartUp | None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, Final, Literal
 
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, rank_of
 
 Tier = Literal["host", "disk"]
 """What is below an engine's KV cache: host memory, and files."""
@@ -102,6 +102,13 @@ class Instance:
     """Which machine the instance is on; compared for equality only. Empty: unknown."""
     tenants: frozenset[str] = frozenset()
     """The only tenants whose requests the instance serves, at most `TENANTS_MAX`; empty: all tenants."""
+
+    @property
+    def rank(self) -> int | None:
+        """The number of the data parallel rank that the instance is, behind a port that it shares with the others;
+        None: it is a whole engine.
+        """
+        return rank_of(self.id)
 
     def serves(self, tenant: str | None) -> bool:
         """Whether the instance takes requests of this tenant (empty: a request without a tenant; None: of any

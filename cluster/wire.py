@@ -73,6 +73,14 @@ has chosen; the leg waits for that without any blocks."""
 PINS = "baton_pins"
 """Beside `EARLY`, true: D's answer begins with P's token, if that is the answer's first (as with `FIRST_TOKEN`)."""
 
+CACHED_ONLY = "baton_cached_only"
+"""Baton's own key among the transfer fields, true on a *source leg*: the engine holds as much of the prompt as its KV
+cache has, and computes none of the rest."""
+
+FROM_CACHE = "baton_from_cache"
+"""Baton's own key among the transfer fields, true in a source leg's hold: it is a prompt's beginning that was cached,
+and not computed for the request that pulls it."""
+
 REASON_CHARS_MAX = 40
 """Longest ``finish_reason``: logs and errors repeat it."""
 
@@ -84,6 +92,9 @@ ENGINE_ID_CHARS_MAX = 256
 
 _OBJECT = (dict, Mapping)
 """A dict first: to find out that something is a Mapping takes a microsecond."""
+
+RANK_HEADER = "x-data-parallel-rank"
+"""Chooses the data parallel rank of an engine that computes a request (vLLM). Set by routers, never by clients."""
 
 RELEASE_PATH = "/baton/release"
 """Where an engine's guard takes a `release_by_name`."""
@@ -182,6 +193,11 @@ class TransferFields:
         return "P has computed with another adapter than D's agent announces, or cannot tell which"
 
     @property
+    def is_from_cache(self) -> bool:
+        """Whether it is a source leg's hold (`FROM_CACHE`)."""
+        return self.fields.get(FROM_CACHE) is True
+
+    @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens that P had in its prefix cache, as D will tell the client (vLLM 0.32); None: P does not say."""
         count = self.fields.get(_CACHED)
@@ -211,7 +227,11 @@ class TransferFields:
 
 
 def prefill_body(
-    body: Mapping[str, Any], *, token_ids: bool = False, transfer: TransferId | None = None
+    body: Mapping[str, Any],
+    *,
+    token_ids: bool = False,
+    transfer: TransferId | None = None,
+    source: TransferFields | None = None,
 ) -> dict[str, Any]:
     """The prefill leg for a client's (already stripped) body.
 
@@ -219,13 +239,25 @@ def prefill_body(
         body: the client's body.
         token_ids: whether P's answer is to say which token it chose.
         transfer: the name of the hold that P will make (`TRANSFER`).
+        source: a hold of the prompt's beginning, which P pulls first.
     """
-    fields = prefill_fields(body, token_ids=token_ids, transfer=transfer)
+    fields = prefill_fields(body, token_ids=token_ids, transfer=transfer, source=source)
     return {key: value for key, value in {**body, **fields}.items() if value is not None or key not in fields}
 
 
+def source_fields(body: Mapping[str, Any], *, transfer: TransferId) -> dict[str, Any]:
+    """The fields of a source leg (`CACHED_ONLY`): as `prefill_fields`, and nothing that the cache lacks is computed."""
+    leg = prefill_fields(body, transfer=transfer)
+    leg["kv_transfer_params"][CACHED_ONLY] = True
+    return leg
+
+
 def prefill_fields(
-    body: Mapping[str, Any], *, token_ids: bool = False, transfer: TransferId | None = None
+    body: Mapping[str, Any],
+    *,
+    token_ids: bool = False,
+    transfer: TransferId | None = None,
+    source: TransferFields | None = None,
 ) -> dict[str, Any]:
     """The fields of a prefill leg that differ from the client's body; a field of value None is emptied.
 
@@ -248,6 +280,8 @@ def prefill_fields(
         "remote_host": None,
         "remote_port": None,
     }
+    if source is not None:  # P is told both: to pull the beginning, and to hold the whole
+        leg["kv_transfer_params"] = {**source.untold().fields, "do_remote_decode": True, TRANSFER: None}
     if transfer is not None:
         leg["kv_transfer_params"][TRANSFER] = str(transfer)
     return leg
@@ -407,7 +441,7 @@ def _strip_text(key: str, text: str, depth: int, namespace: str, left: list[int]
 def forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The client's headers that an engine may see.
 
-    An allow-list: ``X-data-parallel-rank`` and ``X-Vllm-Priority`` steer the engine, cookies are not for engines, and
+    An allow-list: `RANK_HEADER` and ``X-Vllm-Priority`` steer the engine, cookies are not for engines, and
     hop-by-hop headers belong to this hop. ``Authorization`` passes, for engines with an ``--api-key`` of their own.
     """
     return {name: value for name, value in headers.items() if name.lower() in _FORWARDED_HEADERS}

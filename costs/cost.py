@@ -156,11 +156,11 @@ class Costs:
         return self.kv_capacity_tokens // whole_blocks(max(1, context_tokens))
 
     def power_w(self, work: StepWork) -> float:
-        """Watts of all GPUs of the instance during such a step; idle watts without one. A pipeline is taken to be
-        full.
+        """Watts of all GPUs of one data-parallel rank during such a step; idle watts without one. A pipeline is taken
+        to be full.
         """
         compute, memory = power.utilisation(self.peak, work, self.step_ms(work))
-        return power.power_w(self.gpu, compute, memory, self.power_cap) * gpus(self.shape)
+        return power.power_w(self.gpu, compute, memory, self.power_cap) * (gpus(self.shape) // self.shape.dp)
 
     def capped(self, cap: float) -> Costs:
         """The same costs under a power cap, a share of the TDP from `power.CAP_MIN` to 1: prompts take longer.

@@ -48,6 +48,19 @@ class Dtype(StrEnum):
         return {Dtype.FP32: 4.0, Dtype.BF16: 2.0, Dtype.FP8: 1.0, Dtype.INT8: 1.0, Dtype.FP4: 0.5}[self]
 
 
+def kv_dtype_named(word: object) -> Dtype | None:
+    """The format that vLLM's ``--kv-cache-dtype`` names; None: as the activations (``auto``), or a format unknown here.
+
+    Scales are left out, as everywhere: they are one number a head or a tensor.
+    """
+    if not isinstance(word, str):
+        return None
+    if word in {"bfloat16", "float16"}:
+        return Dtype.BF16
+    found = ((("fp8",), Dtype.FP8), (("int8",), Dtype.INT8), (("nvfp4", "int4"), Dtype.FP4))
+    return next((dtype for beginnings, dtype in found if word.startswith(beginnings)), None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One type of GPU (or one CPU core: `CPU-core`)."""

@@ -72,17 +72,22 @@ class Pulls:
         known.tokens = tokens
         return False
 
-    def allocated(self, request: str, engine: str, tokens: int, now: float) -> None:
-        """The engine has room for the request. `tokens` of its tokens are pulled from `engine` now; 0: none."""
+    def allocated(self, request: str, engine: str, tokens: int, now: float, *, handed_over: bool = True) -> None:
+        """The engine has room for the request. `tokens` of its tokens are pulled from `engine` now; 0: none.
+
+        `handed_over`: they were computed for this request. False: they are a beginning that a peer had in its cache,
+        and to compute them here is no loss.
+        """
         want = self._wants.get(request)
         if not tokens:
             if want is not None:
                 self._move(request, want, PullCause.ALLOCATED)
             return
+        lost = tokens if handed_over else 0
         if want is None:
-            self._wants[request] = _Wanted(Want.PULLING, engine, tokens)
+            self._wants[request] = _Wanted(Want.PULLING, engine, lost)
         else:
-            want.engine, want.tokens = engine, tokens
+            want.engine, want.tokens = engine, lost
             self._move(request, want, PullCause.PULLED)
         self.peers.began(engine, now)
 

@@ -23,8 +23,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from cluster.ids import InstanceId, ranks_of
 from kvtransfer.fields import NAME_CHARS_MAX
 
+RANK: Final = "{rank}"
+"""In the path of an agent socket: the number of the data parallel rank. Each rank has an agent socket of its own."""
 LEFT: Final = "left_to_vllm"
 """In an answer: why vLLM's own connector, and not Baton's, hands this engine's KV cache over."""
 LINE_BYTES_MAX: Final = 16 << 20
@@ -33,6 +36,22 @@ PAYLOADS_MAX: Final = 512
 DATA_BYTES_MAX: Final = 4 << 20
 """vLLM's metadata of one rank has some kilobytes; a model of 200 layers on several transports has tens."""
 TEXT_CHARS_MAX: Final = NAME_CHARS_MAX
+
+
+def door_of(path: str, rank: int | None) -> str:
+    """The path of one data parallel rank's agent socket; None: of an engine that is no rank."""
+    return path.replace(RANK, str(rank or 0))
+
+
+def door_for(path: str, ranks: int) -> str:
+    """The path of an engine's agent sockets, with `RANK` in it where the engine has several."""
+    return path + RANK if ranks > 1 and RANK not in path else path
+
+
+def doors_of(engine: InstanceId, path: str, ranks: int) -> tuple[tuple[InstanceId, str], ...]:
+    """The instances that one engine is, each with the path of its agent socket."""
+    names, door = ranks_of(engine, ranks), door_for(path, ranks)
+    return tuple((name, door_of(door, rank)) for rank, name in enumerate(names))
 
 
 @dataclass(frozen=True, slots=True)

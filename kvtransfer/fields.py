@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cluster.wire import ADAPTER, TRANSFER
+from cluster.wire import ADAPTER, FROM_CACHE, TRANSFER
 from kvtransfer.hold_marks import Slot, slot_in
 
 NAME_CHARS_MAX: Final = 256
@@ -76,10 +76,17 @@ def other_adapter(fields: object, mine: str | None) -> str:
     return "" if told == mine else "its adapter has other weights here"
 
 
+def handed_over(fields: object) -> bool:
+    """Whether the hold was made for this request; False: it is a beginning of its prompt, from a peer's cache."""
+    return not (isinstance(fields, Mapping) and fields.get(FROM_CACHE))
+
+
 def held_in(fields: Mapping[str, Any], prompt_tokens: int) -> int:
-    """The number of a prompt's tokens that are held by the decode leg's fields, at most all; all if the fields do not
-    say.
+    """The number of a prompt's tokens that were computed for this request and are held by the decode leg's fields, at
+    most all; all if the fields do not say.
     """
+    if not handed_over(fields):
+        return 0
     tokens = fields.get("remote_num_tokens")
     return min(tokens, prompt_tokens) if type(tokens) is int and tokens > 0 else prompt_tokens
 

@@ -20,13 +20,15 @@ import asyncio
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
 from cluster.scan import Found, ScanWork, Steps
-from cluster.wire import RELEASE_PATH
+from cluster.wire import RANK_HEADER, RELEASE_PATH
+from kvtransfer.asks import door_of
 from kvtransfer.fields import name_in
 from kvtransfer.keyfile import KeyFile
 from kvtransfer.keys import FILE_VARIABLE, InstanceKeys, read_instance
@@ -43,6 +45,8 @@ DOOR_S: Final = 2.0
 
 LOG_EVERY_S: Final = 1.0
 """The shortest time between two log lines about refusals, each with their number: a stranger must not fill the disk."""
+
+_RANK: Final = re.compile(rb"[0-9]{1,4}")
 
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -193,12 +197,17 @@ async def _release(scope: Message, body: bytes) -> tuple[int, bytes]:
 
 
 def _door_of(scope: Message) -> str | None:
-    """The path of the agent socket of this server's engine: vLLM keeps its configuration in the application."""
+    """The path of the agent socket of this server's engine, or of the rank that the request names: vLLM keeps its
+    configuration in the application.
+    """
     found: Any = scope.get("app")
     for name in ("state", "vllm_config", "kv_transfer_config", "kv_connector_extra_config"):
         found = getattr(found, name, None)
     door = found.get("door") if isinstance(found, dict) else None
-    return door if isinstance(door, str) and door else None
+    if not isinstance(door, str) or not door:
+        return None
+    said = [value for name, value in scope["headers"] if name.lower() == RANK_HEADER.encode()]
+    return door_of(door, int(said[0]) if said and _RANK.fullmatch(said[0]) else 0)
 
 
 def _error(status: int, message: str) -> bytes:

@@ -17,7 +17,7 @@ import hmac
 import re
 from dataclasses import dataclass
 
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, engine_of
 from kvtransfer.ticket import SigningKey
 
 FILE_VARIABLE = "BATON_TICKET_KEYS_FILE"
@@ -44,8 +44,10 @@ class InstanceKeys:
 
 
 def instance_key(fleet: SigningKey, instance: InstanceId) -> SigningKey:
-    """The key of one instance. It has the id of the fleet's key that it follows from."""
-    name = instance.encode("utf-8", "surrogatepass")
+    """The key of one instance: its engine's, which all of its ranks have. It has the id of the fleet's key that it
+    follows from.
+    """
+    name = engine_of(instance).encode("utf-8", "surrogatepass")
     return SigningKey(fleet.id, hmac.digest(fleet.secret, _DOMAIN + name, hashlib.sha256))
 
 

@@ -17,7 +17,7 @@ import hmac
 from collections.abc import Callable, Collection
 from typing import Final
 
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, engine_of
 from cluster.registry.membership import Heartbeat, MemberKind
 from kvtransfer.keys import InstanceKeys, instance_key
 from kvtransfer.ticket import SigningKey
@@ -35,7 +35,7 @@ _DOMAIN: Final = b"baton-heartbeat\x00"
 
 
 class InstanceProofs:
-    """Proofs as an agent makes and checks them."""
+    """Proofs as an agent makes and checks them: for its engine, or for all ranks of it."""
 
     judges_all: Final = False
     accepts_unproven: Final = False
@@ -97,7 +97,7 @@ class FleetProofs:
 
 
 def _is(beat: Heartbeat, instance: InstanceId) -> bool:
-    return beat.kind is MemberKind.INSTANCE and beat.id == instance
+    return beat.kind is MemberKind.INSTANCE and engine_of(beat.id) == instance
 
 
 def _proof(keys: Collection[SigningKey], cluster: str, body: bytes) -> str:

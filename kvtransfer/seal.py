@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, engine_of
 from kvtransfer.keys import KEYS_MAX
 from kvtransfer.packing import MalformedBytes, Packed, Packer
 from kvtransfer.ticket import SigningKey
@@ -78,11 +78,15 @@ class Identity:
     def __repr__(self) -> str:
         return f"Identity({self.me!r})"
 
+    def of_rank(self, rank: InstanceId) -> Identity:
+        """The same identity for one of the engine's ranks. What is sealed names the rank."""
+        return Identity(rank, self._own)
+
     def credentials(self) -> bytes:
         """What other instances need to know of this one."""
         packer = Packer().byte(VERSION).byte(len(self._own))
         for each in self._own:
-            packer.text(each.credential.fleet).text(self.me)
+            packer.text(each.credential.fleet).text(each.credential.instance)
             packer.raw(each.credential.public).raw(each.credential.signature)
         return packer.done()
 
@@ -130,7 +134,7 @@ class Identity:
 
     def _pair(self, other: InstanceId, theirs: bytes, fleet: str | None = None) -> tuple[str, bytes] | None:
         """The secret shared with `other`, under the first fleet key that both have."""
-        known = {each.fleet: each for each in _read_credentials(theirs) if each.instance == other}
+        known = {each.fleet: each for each in _read_credentials(theirs) if each.instance == engine_of(other)}
         if other == self.me:
             return None
         for own in self._own if self.me < other else sorted(self._own, key=lambda own: _place(own, known)):

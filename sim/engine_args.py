@@ -13,7 +13,7 @@ from typing import Final
 from cluster.errors import UsageError
 from cluster.instance import Role
 from costs.cost import Costs, costs_of
-from costs.hardware import Dtype, Gpu
+from costs.hardware import Gpu, kv_dtype_named
 from costs.memory import MEMORY_SHARE, batched_tokens_default, seqs_default
 from costs.model import ModelShape
 from costs.profile import Profile
@@ -32,7 +32,8 @@ _NUMBERS: Final = {
     "gpu-memory-utilization",
 }
 _SWITCHES: Final = {"enable-prefix-caching": True, "enable-chunked-prefill": True, "async-scheduling": True}
-_WORDS: Final = {"kv-cache-dtype", "scheduling-policy"}
+KV_DTYPE: Final = "kv-cache-dtype"
+_WORDS: Final = {KV_DTYPE, "scheduling-policy"}
 _HARMLESS: Final = {"tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size", "enable-expert-parallel"}
 """Said by the shape as well."""
 
@@ -110,13 +111,12 @@ def engine_of(
         UsageError: the model does not fit, or the flags contradict each other.
     """
     batched = args.whole("max-num-batched-tokens", batched_tokens_default(gpu))
-    kv_dtype = args.words.get("kv-cache-dtype")
     costs = costs_of(
         model,
         gpu,
         shape,
         profiles=profiles,
-        kv_dtype=Dtype.FP8 if kv_dtype is not None and kv_dtype.startswith("fp8") else None,
+        kv_dtype=kv_dtype_named(args.words.get(KV_DTYPE)),
         memory_share=args.numbers.get("gpu-memory-utilization", MEMORY_SHARE),
         batched_tokens=batched,
     )

@@ -167,7 +167,8 @@ class SimulatedRouter:
         """A journey is over: write its row, forget the rest."""
         leg, arrival = passage.answer, passage.arrival
         tokens = leg.outputs if leg is not None else None
-        self.tell(d.Finished(passage, self.kernel.now_s, tokens, outcome != "served"))
+        complete = outcome == "served"
+        self.tell(d.Finished(passage, self.kernel.now_s, tokens, not complete, complete=complete))
         first_ns, last_ns = passage.first_ns, -1
         if leg is not None and first_ns >= 0:
             passage.keep_second(leg)

@@ -44,6 +44,7 @@ class SimulatedLeg:
     __slots__ = (
         "at",
         "detached",
+        "expected_ms",
         "first_ns",
         "last_ns",
         "local_ns",
@@ -55,6 +56,8 @@ class SimulatedLeg:
         "prefill",
         "request",
         "second_ns",
+        "sent_ns",
+        "waiting",
     )
 
     def __init__(self, passage: Passage, at: SimInstance, request: TwinRequest, number: int, *, prefill: bool) -> None:
@@ -75,6 +78,11 @@ class SimulatedLeg:
         """The router has stopped reading the leg."""
         self.outlasted = False
         """Of a prefill leg: its request goes on without it; only its hold is still to be released."""
+        self.waiting: SimulatedLeg | None = None
+        """Of a source leg: the leg that is sent once this one is answered, and pulls its hold..."""
+        self.sent_ns = -1
+        self.expected_ms = 0.0
+        """... when it was sent, and how long the router expects it to take."""
 
 
 class Slowness:
@@ -97,12 +105,14 @@ class Slowness:
 class SimInstance:
     """State of one instance."""
 
-    def __init__(self, member: SimulatedMember, index: int, *, early: bool = False) -> None:
-        """`early`: whether it takes early legs."""
+    def __init__(self, member: SimulatedMember, index: int, *, peers: bool = False, early: bool = False) -> None:
+        """`peers`: whether it takes prompts' beginnings from others; `early`: whether it takes early legs."""
         self.early: Final = early
         self.member: Final = member
         self.name: Final = member.name
         self.index: Final = index
+        self.peers: Final = peers
+        """Whether it shares prompts' beginnings."""
         self.twin: Final = Twin(member.config, member.costs)
         flips = {role: rules_of(member, role) for role in Role} if member.flips else {}
         self.agent: Final = AgentMachine(name=member.name, rules=rules_of(member), role=member.role, flips=flips)
@@ -205,4 +215,5 @@ class SimInstance:
             load=agent.load,
             models=self.models,
             shuns=self._shuns(now_ns),
+            peers=self.peers,
         )

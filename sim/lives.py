@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from cluster.ids import engine_of
 from engine.agent import machine as agents
 from engine.agent.machine import EngineIs, Leave, Publish, StopEngine
 from engine.twin import events as ev
@@ -146,10 +147,19 @@ class Lives:
         self._engine(at, Healthy(at.epoch))
 
     def kill(self, at: SimInstance) -> None:
-        """The process is killed; its agent sees that at once, and starts another."""
+        """The process is killed, and the other data parallel ranks of its engine end with it; its agent sees that at
+        once, and starts another.
+        """
         if at.ready or at.engine.state is supervise.EngineState.STARTING:
             self._world.counts["killed"] += 1
-            self._exit((at, at.epoch))
+            for rank in self._ranks(at):
+                self._exit((rank, rank.epoch))
+
+    def _ranks(self, at: SimInstance) -> list[SimInstance]:
+        """An instance, or all ranks of its engine."""
+        if at.member.shape.dp == 1:
+            return [at]
+        return [each for each in self._world.living if engine_of(each.name) == engine_of(at.name)]
 
     def _exit(self, word: tuple[SimInstance, int]) -> None:
         """The process ends, with everything in it."""

@@ -7,6 +7,7 @@ Nothing is decided here. The world supplies the answers of legs; the router's sc
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 _OWN_TEXT: Final = 1 << 63
 """Seeds of text that no other prompt has begin here; block ids of traces stay below."""
+
+_SOURCES: Final = 32
+"""Attempts of source legs are numbered from here: a hold's name is of one leg."""
 
 _FIRST_TOKEN: Final = 0
 """P's token, as a value: a twin makes the same one on D, told or not."""
@@ -185,18 +189,18 @@ class Passage(SchedulingContext):
         match effect:
             case j.Choose():
                 return self._choose(effect)
-            case j.SendPrefill(instance, _):
-                self._send_prefill(instance)
+            case j.SendPrefill(instance, _, source):
+                self._send_prefill(instance, source)
             case j.SendSeed():
                 self.flags |= rows.SEEDED
                 self._spoken()
-            case j.SendDecode(instance, transfer):
-                return self._send_decode(instance, transfer)
+            case j.SendDecode(instance, transfer, _, source):
+                return self._send_decode(instance, transfer, source)
             case j.SendEarly(instance, _, _):
                 self.early_ns = front.world.front_of_pull(front.world.by_name[instance])
             case j.UseEarly(transfer):
                 assert self.decode is not None
-                return self._send_decode(self.decode, transfer, at_server_ns=self.early_ns)
+                return self._send_decode(self.decode, transfer, None, at_server_ns=self.early_ns)
             case j.CloseEarly():
                 pass  # it holds nothing: its server's time was spent
             case j.Relay():
@@ -236,7 +240,7 @@ class Passage(SchedulingContext):
         front.call(tuple(called))
         return chosen
 
-    def _send_prefill(self, instance: InstanceId) -> None:
+    def _send_prefill(self, instance: InstanceId, source: j.PrefixSource | None) -> None:
         front = self.front
         front.fleet.handle(d.LegStarted(instance), front.kernel.now_s)
         at = front.world.by_name[instance]
@@ -250,14 +254,61 @@ class Passage(SchedulingContext):
         self.prefilled_on = at.index
         self.prefill_legs += (leg,)
         front.book.prefilling[leg] = None
-        front.world.send(leg)
+        self._send(leg, source)
+
+    def _send(self, leg: SimulatedLeg, source: j.PrefixSource | None) -> None:
+        """Send a leg, once its source has answered if it has one (live: `router.request.sourcing`)."""
+        front = self.front
+        if source is None or not front.world.by_name[source.instance].ready:
+            front.world.send(leg)
+            return
+        front.fleet.handle(d.LegStarted(source.instance), front.kernel.now_s)
+        at = front.world.by_name[source.instance]
+        request = TwinRequest(
+            id=RequestId(f"{self.number}/{self.legs}s"),
+            prompt=self.prompt,
+            max_tokens=1,
+            hold=TransferId(RequestId(str(self.number)), self.journey.attempt + _SOURCES, at.epoch),
+            seed=self.number,
+            cached_only=True,
+        )
+        asked = SimulatedLeg(self, at, request, self.legs, prefill=True)
+        asked.waiting, asked.sent_ns, asked.expected_ms = leg, front.kernel.now_ns, source.leg_ms
+        front.book.prefilling[asked] = None
+        front.world.send(asked)
+        front.kernel.at(front.kernel.now_ns + round(source.wait_s * NS), self._source_late, asked)
+
+    def _source_late(self, asked: SimulatedLeg) -> None:
+        if not asked.detached:
+            self._sourced(asked, None)
+
+    def _sourced(self, asked: SimulatedLeg, finished: ev.RequestFinished | None) -> None:
+        """A source leg has been answered; None: it is lost, or late."""
+        held = None if finished is None else _transfer(asked, finished)
+        leg, late = asked.waiting, asked.detached
+        if not late and asked.at.ready:
+            late_ms = (self.front.kernel.now_ns - asked.sent_ns) / 1e6 - asked.expected_ms
+            self.front.fleet.handle(d.Sourced(late_ms, self.front.kernel.now_s), self.front.kernel.now_s)
+        self.front.leg_over(asked)
+        if late or leg is None or leg.detached or self.journey.state is j.JourneyState.DONE:
+            if held is not None:
+                self.front.release(self, self.front.scheduler.speaks_for(asked.at.name), held, waits=False)
+            return
+        if held is not None:
+            leg.request = replace(leg.request, pull=replace(held.fields["source"], handed_over=False))
+        self.front.world.send(leg)
 
     def _leg_at(self, instance: InstanceId) -> SimulatedLeg:
         """Its last prefill leg there."""
         return next(leg for leg in reversed(self.prefill_legs) if leg.at.name == instance)
 
     def _send_decode(
-        self, instance: InstanceId, transfer: TransferFields | None, *, at_server_ns: int | None = None
+        self,
+        instance: InstanceId,
+        transfer: TransferFields | None,
+        beginning: j.PrefixSource | None,
+        *,
+        at_server_ns: int | None = None,
     ) -> j.Event | None:
         """`at_server_ns`: of an early leg, when the engine's server has read it."""
         front = self.front
@@ -279,7 +330,10 @@ class Passage(SchedulingContext):
             pull=source,
         )
         self.answer = SimulatedLeg(self, at, request, self.legs, prefill=False)
-        front.world.send(self.answer, at_server_ns=at_server_ns)
+        if at_server_ns is None:
+            self._send(self.answer, beginning)
+        else:
+            front.world.send(self.answer, at_server_ns=at_server_ns)
         return None
 
     def _close_decode(self) -> None:
@@ -308,6 +362,9 @@ class Passage(SchedulingContext):
 
     def answered(self, leg: SimulatedLeg, finished: ev.RequestFinished) -> None:
         """A leg has come to its end, and its last word is here."""
+        if leg.waiting is not None:
+            self._sourced(leg, finished)
+            return
         if leg.detached:
             return
         self._counted()
@@ -351,6 +408,9 @@ class Passage(SchedulingContext):
         """The engine would not have it."""
         if leg.detached:
             return
+        if leg.waiting is not None:
+            self._sourced(leg, None)
+            return
         self._over(leg)
         if leg.outlasted:
             return
@@ -360,6 +420,9 @@ class Passage(SchedulingContext):
 
     def lost(self, leg: SimulatedLeg, because: str, *, untouched: bool = False) -> None:
         """The leg can no longer end well."""
+        if leg.waiting is not None:
+            self._source_late(leg)
+            return
         if leg.detached or (not leg.prefill and leg is not self.answer):
             return
         if leg.outlasted:

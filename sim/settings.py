@@ -50,6 +50,9 @@ class SimSettings:
     digests: bool = False
     """Whether D compares what it has pulled with what P held, and computes the prompt where it differs, as Baton's
     connector with ``transfer.digests``. The time it takes is not simulated."""
+    peers: bool = False
+    """Whether instances share prompts' beginnings (``transfer.peers``). Off: published results and rivals' policies are
+    without."""
     pull_timeout_s: float = 10.0
     """Until a pull from a host that does not answer fails. UCX' own order; a parameter."""
     exit_s: float = 1.0

@@ -79,7 +79,8 @@ class World:
         self.settings: Final = settings or SimSettings()
         self.kernel: Final = Kernel()
         self.instances: Final = [
-            SimInstance(each, index, early=self.settings.early) for index, each in enumerate(members)
+            SimInstance(each, index, peers=self.settings.peers, early=self.settings.early)
+            for index, each in enumerate(members)
         ]
         """All instances that ever existed."""
         self.by_name: Final = {each.name: each for each in self.instances}
@@ -154,7 +155,7 @@ class World:
 
     def add(self, member: SimulatedMember) -> None:
         """Add an instance, which starts now."""
-        at = SimInstance(member, len(self.instances), early=self.settings.early)
+        at = SimInstance(member, len(self.instances), peers=self.settings.peers, early=self.settings.early)
         self.instances.append(at)
         self.by_name[at.name] = at
         self.living[at] = None

@@ -28,11 +28,12 @@ KINDS: Final = {
     "experts": "mixture of experts, one rank (Mixtral)",
     "sliding": "sliding windows among full attention (Gemma 3)",
     "mamba": "Mamba hybrid (Falcon-H1)",
-    "vision": "pictures (LLaVA)",
+    "vision": "pictures (Idefics3)",
     "adapter": "a LoRA adapter of which both agents tell one digest",
     "adapter unknown": "a LoRA adapter of which they tell two, or none",
     "tp 1 to 2": "tensor parallel: P on one rank, D on two (grouped queries, float32)",
     "tp 2 to 1": "tensor parallel: P on two ranks, D on one",
+    "fp8": "keys and values in fp8 (`--kv-cache-dtype fp8_e5m2`, grouped queries)",
     "speculation": "speculation by n-grams",
     "parsers": "reasoning and tool parsers, chats with and without tools",
 }

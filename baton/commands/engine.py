@@ -22,7 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from baton.lifeline import watch_lifeline
-from baton.mock_command import MOCK_MODEL, mock_command
+from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
 from baton.output import announce_ready, emit, say
 from baton.registry import UNIX_TIME, add_registry_arguments, open_registry
 from baton.signals import stopping_signals
@@ -48,14 +48,16 @@ from engine.agent.agent import Agent, AgentConfig
 from engine.agent.node import this_node
 from engine.agent.rules import RoleRules
 from engine.vllm.child import EngineChange, EngineProcess, rules_for
+from engine.vllm.evictions import SOCKET, events_path
 from engine.vllm.hardware import find_hardware
 from engine.vllm.logfile import default_path
 from engine.vllm.placement import CudaGpu
-from engine.vllm.spec import Connector, Device, EngineSpec, given, value_of
+from engine.vllm.spec import Connector, Device, EngineSpec, given, ranks_in, value_of
 from engine.vllm.supervise import START_MAX_S, EngineState
 from engine.vllm.tiers import FOLDER_PREFIX, GIB, Tiers
 from engine.vllm.transfer import ASKED, connector_for, left_by_flags
 from engine.vllm.weights import adapter_marks, adapter_of, weights_of
+from kvtransfer.asks import door_for, door_of
 from kvtransfer.door import PATH_BYTES_MAX
 from kvtransfer.proving import InstanceProofs
 from prefill.rules import PrefillRules
@@ -103,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="socket of Baton's connector (default: $XDG_STATE_HOME/baton/doors/NAME-PORT/door)",
     )
     add("--digests", action="store_true", help="with --transfer baton on CPU: compare pulled blocks with what was held")
+    add("--no-peers", dest="peers", action="store_false", help="take no prompt's beginning from other engines' caches")
     add("--kv-host-gib", type=float, metavar="N", help="host memory for prompts that the KV cache drops (default none)")
     add("--kv-disk-gib", type=float, metavar="N", help="files for those that host memory drops, too (default none)")
     add("--kv-disk-folder", metavar="DIR", help="where they go (default: $XDG_STATE_HOME/baton/kv)")
@@ -177,14 +180,14 @@ def _weights(named: str | None, spec: EngineSpec) -> str:
     if named is not None:
         return named
     found = weights_of(spec.model, value_of(spec.extra_args, "--revision"), {**os.environ, **spec.extra_env})
-    more = [(flag, value) for flag in _CHANGES_ANSWERS if (value := value_of(spec.extra_args, flag)) is not None]
+    more = [(flag, value) for flag in CHANGES_ANSWERS if (value := value_of(spec.extra_args, flag)) is not None]
     return f"{found}+{blake2b(repr(more).encode(), digest_size=6).hexdigest()}" if found and more else found
 
 
-_CHANGES_ANSWERS = (
+CHANGES_ANSWERS = (
     "--chat-template", "--chat-template-content-format", "--default-chat-template-kwargs", "--generation-config",
-    "--hf-overrides", "--override-generation-config", "--quantization", "--tokenizer", "--tokenizer-mode",
-    "--tokenizer-revision",
+    "--hf-config-path", "--hf-overrides", "--override-generation-config", "--quantization", "--tokenizer",
+    "--tokenizer-mode", "--tokenizer-revision",
 )  # fmt: skip
 """Flags of vLLM that change how it reads prompts or answers with the same files: they count as other weights."""
 
@@ -196,18 +199,18 @@ def agent_rules(spec: EngineSpec) -> dict[Role, RoleRules]:
 
 
 def seqs_max(vllm_args: tuple[str, ...], gpus: tuple[CudaGpu, ...], mine: tuple[str, ...]) -> int:
-    """Requests that an engine with these flags runs at once, on its own part of the machine's GPUs.
+    """Requests that an engine with these flags, or each of its ranks, runs at once, on its own part of the machine's
+    GPUs.
 
     The user's value, else vLLM's default for the smallest of its GPUs. Without a GPU 256, vLLM's default there times
     two: too many requests wait in the engine, too few leave it idle.
     """
-    ranks = value_of(vllm_args, "--data-parallel-size", "-dp")
     said = value_of(vllm_args, "--max-num-seqs")
     own = [gpu for gpu in gpus if not mine or gpu.id in mine]
     each = min((seqs_default(gpu.name, gpu.memory_mib / 1024) for gpu in own), default=256)
     if said is not None and said.isdecimal() and int(said) > 0:
         each = int(said)
-    return each * (int(ranks) if ranks is not None and ranks.isdecimal() and int(ranks) > 0 else 1)
+    return each
 
 
 class _Instance:
@@ -318,6 +321,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     port = _port(args.host, args.port, "--port")
     check_instance_keys(ticket_keys, instance)
     device: Device = "gpu" if gpus or mocked else hardware.device
+    ranks = ranks_in(tuple(args.vllm_args)) if not mocked else mock_ranks(tuple(args.vllm_args))
     connector = connector_for(
         args.transfer,
         device=device,
@@ -350,10 +354,12 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         shutdown_timeout_s=args.shutdown_timeout,
         seqs_max=seqs_max(tuple(args.vllm_args), hardware.gpus, gpus),
         flips=args.flips,
+        peers=args.peers,
         pinning=args.pinning,
         connector=connector,
-        door=_door(args, connector, instance, port),
-        kv_events=_events(instance, port) if args.registry and not mocked else "",  # no registry: no router
+        ranks=ranks,
+        door=_door(args, connector, instance, port, ranks),
+        kv_events=_events(instance, port, ranks) if args.registry and not mocked else "",  # no registry: no router
         tiers=None if mocked else _tiers(args, instance, port),
         digests=args.digests,
         ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
@@ -362,14 +368,15 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     )
 
 
-def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, port: int) -> str:
-    """Path of the socket of Baton's connector; empty without that connector."""
+def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, port: int, ranks: int) -> str:
+    """Path of the socket of Baton's connector, or of one for each rank; empty without that connector."""
     if connector != "baton" or args.engine == "mock":
         return ""
     door = Path(args.door) if args.door else state_folder() / "doors" / f"{instance}-{port}" / "door"
-    if len(os.fsencode(door)) > PATH_BYTES_MAX:
+    path = door_for(str(door.absolute()), ranks)
+    if len(os.fsencode(door_of(path, ranks))) > PATH_BYTES_MAX:
         raise UsageError(f"--door {door}: a socket's path has at most {PATH_BYTES_MAX} bytes; name a shorter one")
-    return str(door.absolute())
+    return path
 
 
 def _tiers(args: argparse.Namespace, instance: InstanceId, port: int) -> Tiers | None:
@@ -393,10 +400,10 @@ def _tiers(args: argparse.Namespace, instance: InstanceId, port: int) -> Tiers |
     return Tiers(host_bytes=int(host * GIB), disk_bytes=int(disk * GIB), folder=str(folder) if disk else "")
 
 
-def _events(instance: InstanceId, port: int) -> str:
+def _events(instance: InstanceId, port: int, ranks: int) -> str:
     """Path of the socket for vLLM's KV events; empty if a socket can have no such path."""
-    path = (state_folder() / "events" / f"{instance}-{port}" / "events").absolute()
-    return str(path) if len(os.fsencode(path)) <= PATH_BYTES_MAX else ""
+    path = str((state_folder() / "events" / f"{instance}-{port}" / SOCKET).absolute())
+    return path if len(os.fsencode(events_path(path, ranks - 1))) <= PATH_BYTES_MAX else ""
 
 
 def _tiny(args: argparse.Namespace) -> tuple[str, str]:

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--served-model-name", metavar="NAME", help="name in the API (default: --model)")
     add("--gpu", default="H100-SXM", metavar="NAME", help="pretend to run on it (default %(default)s)")
     add("--tp", type=int, default=1, metavar="N", help="GPUs of one instance (default %(default)s)")
+    add("--dp", type=int, default=1, metavar="N", help="data parallel ranks of one, at one port (default %(default)s)")
     add("--power-cap-w", type=float, metavar="W", help="each GPU is capped to it (default: what it can draw)")
     add("--step-ms", type=float, metavar="MS", help="any step takes this, instead of the model's cost")
     add("--prefill-ms-per-1k", type=float, metavar="MS", help="and this for each 1,000 tokens of prompts in it")
@@ -62,6 +63,12 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer (default 32768, or what fits)")
     add("--max-num-seqs", type=int, metavar="N", help="requests in a step (default: vLLM's for the GPU)")
     add("--max-num-batched-tokens", type=int, metavar="N", help="tokens in a step (default: vLLM's for the GPU)")
+    add(
+        "--kv-cache-dtype",
+        metavar="NAME",
+        default="auto",
+        help="format of the KV cache, as in vLLM (fp8: half the bytes a token)",
+    )
     add("--block-size", type=int, default=16, metavar="N", help="tokens of a KV block (default %(default)s)")
     add("--kv-blocks", type=int, metavar="N", help="KV blocks (default: what the GPU has room for)")
     add("--digests", action="store_true", help="compare what is pulled with what is held, as Baton's connector can")

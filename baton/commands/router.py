@@ -42,7 +42,7 @@ from baton.signals import stopping_signals
 from baton.tenant_keys import open_keys, open_tenant_keys
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
 from cluster.errors import UsageError
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, engine_of, rank_of
 from cluster.instance import Instance, Role
 from cluster.registry.registry import Registry
 from cluster.spec import Limits, RouterSettings, Spec
@@ -296,10 +296,16 @@ def instances(args: argparse.Namespace) -> list[Instance]:
             parts = urlsplit(url)
             if parts.scheme not in {"http", "https"} or not parts.hostname:
                 raise UsageError(f"{flag}: not a URL; write http://HOST:PORT")
-            if any(url == other.url or name == other.id for other in found):
+            if any(name == other.id or (url == other.url and not _beside(name, other)) for other in found):
                 raise UsageError(f"{flag}: given twice")
             found.append(Instance(id=InstanceId(name), role=role, url=url, pins=args.pins))
     return found
+
+
+def _beside(name: str, other: Instance) -> bool:
+    """Whether both are data parallel ranks of one engine, behind one URL."""
+    mine = InstanceId(name)
+    return None not in {rank_of(mine), other.rank} and engine_of(mine) == engine_of(other.id)
 
 
 def _named(given: str, default: str) -> tuple[str, str]:

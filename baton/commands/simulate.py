@@ -100,6 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--digests", action="store_true", help="pulled blocks are compared with what was held, as ours can"
     )
     wrong.add_argument(
+        "--peers", action="store_true", help="instances share prompts' beginnings, as with Baton's connector"
+    )
+    wrong.add_argument(
         "--rough", action="store_true", help="engines waver and stall, front ends are busy, tokens are estimated"
     )
     wrong.add_argument("--no-checks", action="store_true", help="do not look after each event whether all laws hold")
@@ -228,6 +231,7 @@ def _settings(args: argparse.Namespace, fleet: PlannedSimulation) -> SimSettings
         cold_start=args.cold_start,
         checks=not args.no_checks,
         digests=args.digests,
+        peers=args.peers,
         rough=ROUGH if args.rough else SMOOTH,
     )
     of_file = {name: getattr(fleet, name) for name in ("first_token_s", "stall_s") if getattr(fleet, name) is not None}

@@ -173,6 +173,9 @@ def _state_of(told: Any, beat: Heartbeat) -> dict[str, Any]:
     Raises:
         ValueError: the answer is not an agent's.
     """
+    if isinstance(told, dict) and isinstance(told.get("ranks"), list):
+        mine = [each for each in told.pop("ranks") if isinstance(each, dict) and each.get("instance") == beat.id]
+        told |= mine[0] if mine else {}
     load = told.get("load") if isinstance(told, dict) else None
     if not isinstance(load, dict) or told.get("instance") != beat.id:
         raise ValueError("no agent of that name")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from cluster.ids import RANK_MARK
 from cluster.registry.membership import MemberKind
 
 ANY: Final = "*"
@@ -72,6 +73,7 @@ def users(cluster: str, instance: str = ANY) -> str:
     passwords in.
     """
     keys, rights = Keys(cluster), {}
+    mine = (instance,) if instance == ANY else (instance, f"{instance}{RANK_MARK}{ANY}")  # and its ranks
     rights["baton-router"] = [
         *_rw(
             keys.lock(MemberKind.ROUTER, ANY), keys.beat(MemberKind.ROUTER, ANY, ANY), keys.members(MemberKind.ROUTER)
@@ -88,11 +90,15 @@ def users(cluster: str, instance: str = ANY) -> str:
     ]
     rights["baton-agent"] = [
         *_rw(
-            keys.lock(MemberKind.INSTANCE, instance),
-            keys.beat(MemberKind.INSTANCE, instance, ANY),
-            keys.members(MemberKind.INSTANCE),
+            *(
+                key
+                for name in mine
+                for key in (keys.lock(MemberKind.INSTANCE, name), keys.beat(MemberKind.INSTANCE, name, ANY))
+            )
         ),
-        *_rw(keys.posted(instance, ANY, ANY), keys.epoch(instance), keys.members(MemberKind.ROUTER)),
+        *_rw(keys.members(MemberKind.INSTANCE)),
+        *_rw(*(key for name in mine for key in (keys.posted(name, ANY, ANY), keys.epoch(name)))),
+        *_rw(keys.members(MemberKind.ROUTER)),
         *_r(keys.lock(MemberKind.INSTANCE, ANY), keys.beat(MemberKind.INSTANCE, ANY, ANY), keys.posted(ANY, ANY, ANY)),
         *_r(keys.lock(MemberKind.ROUTER, ANY), keys.beat(MemberKind.ROUTER, ANY, ANY)),
         *_channels(keys),

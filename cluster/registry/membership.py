@@ -96,7 +96,9 @@ COUNT_MAX = 2**53
 """Largest count: the largest number that every reader of JSON takes unchanged."""
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z"  # no colon: names stand between colons in the registry's keys
+_MEMBER = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(@[0-9]{1,4})?\Z"  # an instance's may end in its rank (`cluster.ids`)
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
+_Member = Annotated[str, msgspec.Meta(pattern=_MEMBER)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[!-~]+\Z", max_length=512)]
@@ -109,7 +111,7 @@ class Heartbeat:
     The sender chooses the text, and it goes to logs and terminals: the codec lets no control characters pass.
     """
 
-    id: Annotated[InstanceId, msgspec.Meta(pattern=_NAME)]
+    id: Annotated[InstanceId, msgspec.Meta(pattern=_MEMBER)]
     """The name, unique in the fleet among its kind, e.g. ``prefill-0``."""
     agent: _Name
     """Random id of the agent's process: tells two processes with one name apart."""
@@ -139,7 +141,7 @@ class Heartbeat:
     grants: dict[_Name, _Count] = field(default_factory=dict)
     """Those legs by router (its name here), once the agent has heard of a router; the rule is in
     `engine.agent.grants`."""
-    legs: dict[_Name, tuple[_Count, _Count, _Count]] = field(default_factory=dict)
+    legs: dict[_Member, tuple[_Count, _Count, _Count]] = field(default_factory=dict)
     """Of a router: by instance, its legs in flight there, and the `order` of the heartbeat whose grant the router
     applies. One announcement may leave instances out; the last word about an instance holds."""
     demand: Annotated[tuple[TenantDemand, ...], msgspec.Meta(max_length=POOLS_MAX)] = ()
@@ -148,14 +150,17 @@ class Heartbeat:
     """Of a router: its counters since its start. None: it does not announce them."""
     backlog: Annotated[tuple[Backlog, ...], msgspec.Meta(max_length=SERIES_MAX)] = ()
     """Of a router: the requests that wait there."""
-    quarantined: Annotated[dict[_Name, tuple[_Count, bool, _Text, _Name]], msgspec.Meta(max_length=QUARANTINED_MAX)] = (
-        field(default_factory=dict)
-    )
+    quarantined: Annotated[
+        dict[_Member, tuple[_Count, bool, _Text, _Name]], msgspec.Meta(max_length=QUARANTINED_MAX)
+    ] = field(default_factory=dict)
     """Of a router: what it knows of instances in quarantine (`router.fleet.quarantine.Word`)."""
     holds: _Count = 0
     """Holds that the instance keeps for decode instances, as far as its agent knows."""
-    shuns: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
-    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`decode.peers`)."""
+    shuns: Annotated[tuple[_Member, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
+    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`decode.peers`). With
+    `peers` all instances of its models count as such."""
+    peers: bool = False
+    """Whether its engine pulls prompts' beginnings from other instances, of any role, and holds them for such."""
     evicted: tuple[_Count, _Count] = (0, 0)
     """Since the engine's start: tokens of KV that left the last tier block by block, and how often the whole
     cache was dropped."""

@@ -54,7 +54,7 @@ tenants:
     open_max: 200
     cache_scope: tenant
   nightly: {classes: [batch]}
-transfer: {connector: auto, lease_s: 60, digests: false}
+transfer: {connector: auto, lease_s: 60, digests: false, peers: true}
 kv: {host_gib: 64, disk_gib: 512, disk_folder: /var/lib/baton}
 registry:
   url: rediss://registry.internal:6379

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cluster.spec.settings import KvTiers, Shape
@@ -50,6 +50,9 @@ SET_BY_BATON = {
 }
 """Flags that Baton sets itself. The user's values win, so a cluster file that sets them gets a warning only."""
 
+DEFAULTED = frozenset({"allowed-media-domains"})
+"""Flags to which Baton gives a default of its own that users may well replace: nothing is said of them."""
+
 SECRET = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
 """Flags whose value is a secret, and the environment variable that keeps it out of the process list."""
 
@@ -64,12 +67,41 @@ SAME_ON_BOTH_SIDES = ("attention-backend", "disable-hybrid-kv-cache-manager", "d
 """Flags that must be equal on prefill and decode: they decide the bytes of a KV block, and vLLM's NixlConnector
 refuses a peer whose digest of them differs (`compute_nixl_compatibility_hash`)."""
 
+SAME_ANSWERS = (
+    "chat-template", "chat-template-content-format", "default-chat-template-kwargs", "generation-config",
+    "hf-config-path", "hf-overrides", "override-generation-config", "quantization", "revision", "tokenizer",
+    "tokenizer-mode", "tokenizer-revision",
+)  # fmt: skip
+"""Flags that make of the same files another model: agents count them with the weights (`baton/commands/engine.py`;
+tests/unit/test_spec_flags.py compares)."""
+
+SAME_WORDS = ("enable-auto-tool-choice", "reasoning-parser", "tool-call-parser")
+"""Flags that change what is read of a request and what its answer says, and that no pair proof compares."""
+
+LEFT_OUT = {"kv-cache-dtype": "auto", "dtype": "auto", "generation-config": "auto", "tokenizer-mode": "auto"}
+"""vLLM's defaults: written out they say nothing."""
+
 _SECRET_WORDS = frozenset("auth credential credentials key keys passwd password secret token".split())
 
 
 def normal(flag: str) -> str:
     """``--max_model_len`` -> ``max-model-len``, as vLLM's parser reads it."""
     return flag.lstrip("-").replace("_", "-")
+
+
+def given(engine_args: Mapping[str, Any], flag: str) -> tuple[str, Any]:
+    """A flag as `engine_args` spell it, and its value; ("", None) where they do not give it."""
+    return next(((name, value) for name, value in engine_args.items() if normal(name) == flag), ("", None))
+
+
+def shared(pools: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Flags of these pools' `engine_args` that every pool of a model must have with one value; of several the first."""
+    found: dict[str, Any] = {}
+    for engine_args in pools:
+        for name, value in engine_args.items():
+            if normal(name) in {*SAME_ON_BOTH_SIDES, *SAME_ANSWERS, *SAME_WORDS}:
+                found.setdefault(normal(name), value)
+    return found
 
 
 def is_secret_name(name: str) -> bool:

@@ -39,6 +39,8 @@ class PlannedInstance:
     """Where its prompts are kept when its KV cache is full."""
     digests: bool = False
     """Whether pulled blocks are compared with the held ones."""
+    peers: bool = True
+    """Whether the instance shares prompts' beginnings with others."""
     tenants: tuple[str, ...] = ()
     """The only tenants whose requests the instance serves; none: all tenants."""
     power_cap_w: float | None = None
@@ -88,6 +90,7 @@ def _planned(spec: Spec, model: Model, role: Role, pool: Pool, name: str) -> Pla
         connector=spec.transfer.connector.value,
         kv=spec.kv,
         digests=spec.transfer.digests,
+        peers=spec.transfer.peers,
         tenants=model.tenants,
         power_cap_w=pool.power_cap_w,
     )

@@ -13,27 +13,14 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from cluster.instance import TENANTS_MAX, Role
-from cluster.spec import flags
+from cluster.spec import flags, sides
+from cluster.spec.finding import Finding
 from cluster.spec.pairing import refused_pair
 from cluster.spec.problems import FieldPath, Severity, nearest, quoted
 from cluster.spec.settings import Connector, Model, Pool, SloClass, Spec, WhenMissed
 from cluster.spec.units import shown
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that does not fit, before it has a line number."""
-
-    path: FieldPath
-    message: str
-    fix: str
-    uses: tuple[FieldPath, ...] = ()
-    """What it was concluded from, beside `path`."""
-    severity: Severity = Severity.ERROR
-    value: str | None = None
-    """Shown instead of the file's own text, where that is a secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +128,7 @@ def _legs(spec: Spec) -> Iterator[Finding]:
 
 
 def _shapes(spec: Spec) -> Iterator[Finding]:
-    for path, role, pool in _pools(spec):
+    for path, _, pool in _pools(spec):
         shape = pool.shape
         ranks = shape.tp * shape.dp
         if shape.ep not in {1, ranks}:
@@ -149,74 +136,6 @@ def _shapes(spec: Spec) -> Iterator[Finding]:
             fix = f"write `ep: {ranks}` or leave it out" if ranks > 1 else "leave it out, or raise `tp` or `dp` to it"
             at = (*path, "shape")
             yield Finding(path=(*at, "ep"), message=message, fix=fix, uses=((*at, "tp"), (*at, "dp")))
-        if shape.pp > 1 and (role is Role.DECODE or _may_take_over(spec, path)):
-            message = "vLLM's NixlConnector hands no KV cache over to an instance with pipeline stages"
-            fix = f"write `pp: 1`, and `tp: {shape.tp * shape.pp}` for the same GPUs"
-            yield Finding(path=(*path, "shape", "pp"), message=message, fix=fix)
-
-
-def _may_take_over(spec: Spec, path: FieldPath) -> bool:
-    """Whether a pool of role `both` may be the decode side of a handoff: it does not stand alone."""
-    pools = spec.models[int(path[1])].pools
-    both = pools.both
-    return path[-1] == Role.BOTH.value and both is not None and (len(pools.named()) > 1 or both.at_most > 1)
-
-
-GIVE_AND_TAKE = ((Role.PREFILL, Role.DECODE), (Role.PREFILL, Role.BOTH), (Role.BOTH, Role.DECODE))
-"""Roles of the two sides of a hand-over."""
-
-
-def _sides(spec: Spec) -> Iterator[Finding]:
-    """What the two sides of a handoff must have in common."""
-    for at, model in enumerate(spec.models):
-        pools = model.pools.named()
-        for giver, taker in GIVE_AND_TAKE:
-            if giver in pools and taker in pools:
-                yield from _pair(("models", at, "pools"), giver, pools[giver], taker, pools[taker])
-        yield from _extra_sides(("models", at, "pools"), model)
-
-
-def _extra_sides(path: FieldPath, model: Model) -> Iterator[Finding]:
-    """Extra pools: what they are named, and whether they can hand over to the others."""
-    pools = model.pools.every()
-    for name, extra in model.pools.extra.items():
-        at = (*path, "extra", name)
-        if name in set(Role) or name.rpartition("-")[2].isdecimal():
-            fix = "write a name such as `decode-l40s`: no role's, and none that ends in a number"
-            yield Finding(path=at, message="cannot be an extra pool's name", fix=fix)
-        for other, (role, pool) in pools.items():
-            for (giver, ours), (taker, theirs) in (
-                ((extra.role, extra), (role, pool)),
-                ((role, pool), (extra.role, extra)),
-            ):
-                refused = refused_pair(ours.shape.tp, theirs.shape.tp)
-                if other != name and (giver, taker) in GIVE_AND_TAKE and refused:
-                    fix = "give one a multiple of the other's `tp`"
-                    yield Finding(path=(*at, "shape", "tp"), message=f"beside {other}: {refused}", fix=fix)
-
-
-def _pair(path: FieldPath, giver: Role, ours: Pool, taker: Role, theirs: Pool) -> Iterator[Finding]:
-    our_tp, their_tp = (*path, giver.value, "shape", "tp"), (*path, taker.value, "shape", "tp")
-    if refused_pair(ours.shape.tp, theirs.shape.tp):
-        message = f"{giver} has tp {ours.shape.tp}: one must be a multiple of the other for a handoff"
-        fix = f"write `tp: {ours.shape.tp}`, or a multiple or divisor of it"
-        yield Finding(path=their_tp, message=message, fix=fix, uses=(our_tp,))
-    for flag in flags.SAME_ON_BOTH_SIDES:
-        (our_name, our_value), (their_name, their_value) = _given(ours, flag), _given(theirs, flag)
-        if (bool(our_name), our_value) != (bool(their_name), their_value):
-            role, name = (taker, their_name) if their_name else (giver, our_name)
-            message = f"{giver} and {taker} must agree on it: the KV cache of one is refused by the other"
-            fix = "give it to both pools with one value, or to none"
-            uses = ((*path, giver.value), (*path, taker.value))
-            yield Finding(path=(*path, role.value, "engine_args", name), message=message, fix=fix, uses=uses)
-
-
-def _given(pool: Pool, flag: str) -> tuple[str, Any]:
-    """A flag as the pool spells it, and its value; ("", None) where it is not given."""
-    return next(
-        ((name, value) for name, value in pool.engine_args.items() if flags.normal(name) == flag),
-        ("", None),
-    )
 
 
 # -- what goes to vLLM --
@@ -447,7 +366,7 @@ def _copied_heads(spec: Spec, floor_of: FloorOf) -> Iterator[Finding]:
     for at, model in enumerate(spec.models):
         floor, pools = floor_of(spec, model), model.pools.every()
         for (giver, (gives, our_pool)), (taker, (takes, their_pool)) in permutations(pools.items(), 2):
-            if floor is None or floor.kv_heads is None or (gives, takes) not in GIVE_AND_TAKE:
+            if floor is None or floor.kv_heads is None or (gives, takes) not in sides.GIVE_AND_TAKE:
                 continue
             ours, theirs = our_pool.shape.tp, their_pool.shape.tp
             because = refused_pair(ours, theirs, floor.kv_heads)
@@ -581,7 +500,7 @@ RULES: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _counts,
     _legs,
     _shapes,
-    _sides,
+    sides.check,
     _engine_args,
     _environment,
     _gpus,

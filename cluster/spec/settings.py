@@ -86,7 +86,7 @@ class Shape:
     dp: int = field(
         default=1,
         metadata=about(
-            text="Data parallelism: copies of the attention layers behind one address.",
+            text="Data parallelism: copies of the attention layers behind one address, each chosen as an instance.",
             why="more instances do the same and fail one by one",
             at_least=1,
             at_most=1024,
@@ -106,7 +106,7 @@ class Shape:
     pp: int = field(
         default=1,
         metadata=about(
-            text="Pipeline parallelism: stages of layers. vLLM's NixlConnector refuses more than 1 on decode.",
+            text="Pipeline parallelism: stages of layers. vLLM's NixlConnector hands nothing over with more than 1.",
             why="stages add latency to every token",
             at_least=1,
             at_most=1024,
@@ -486,6 +486,15 @@ class Transfer:
             "For `connector: baton`, and KV caches in host memory.",
             why="it reads every byte once more on both sides, to find what only a fault of memory or network does",
             aka=("checksum", "checksums", "verify", "crc"),
+        ),
+    )
+    peers: bool = field(
+        default=True,
+        metadata=about(
+            text="Pull a prompt's beginning from any instance that has it in its KV cache, where that costs less than "
+            "to compute it. With Baton's connector.",
+            why="it is used only where it is clearly the cheaper way, and a source that fails costs its wait",
+            aka=("p2p", "peer_cache", "remote_prefix", "share_prefixes"),
         ),
     )
 

@@ -100,6 +100,10 @@ def _size(pool: Pool) -> str:
     return f"{size}; may become {pool.min} to {pool.at_most}"
 
 
+_WHOLE_CACHES = ("auto", "bfloat16", "float16")
+"""Formats of a KV cache that lose nothing worth a word."""
+
+
 def _details(pool: Pool) -> Iterator[str]:
     shape = pool.shape
     parallel = (("tensor", shape.tp), ("pipeline", shape.pp), ("data", shape.dp), ("expert", shape.ep))
@@ -110,6 +114,9 @@ def _details(pool: Pool) -> Iterator[str]:
             name: "***" if flags.normal(name) in flags.SECRET else value for name, value in pool.engine_args.items()
         }
         yield f"vLLM flags: {' '.join(flags.words(shown_args))}"
+    kept = flags.given(pool.engine_args, "kv-cache-dtype")[1]
+    if isinstance(kept, str) and kept not in _WHOLE_CACHES:
+        yield f"KV cache kept and handed over as {kept}: answers differ from those without it"
     if pool.env:
         pairs = ("***" if flags.is_secret_name(name) else value for name, value in pool.env.items())
         yield f"environment: {' '.join(f'{name}={value}' for name, value in zip(pool.env, pairs, strict=True))}"
@@ -200,6 +207,7 @@ def _transfer(spec: Spec) -> ExplainedPart:
     lines = (
         f"{mover} Blocks that are not pulled are kept {kept}, then freed.",
         *(("Every block that was pulled is compared with what was held.",) if spec.transfer.digests else ()),
+        *(() if spec.transfer.peers else ("No instance takes a prompt's beginning from another's KV cache.",)),
         "A handoff that fails costs time, never the answer: decode computes the prompt again.",
     )
     return ExplainedPart("handoff", lines)

@@ -9,18 +9,15 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import EngineFailed, UsageError
-from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import (
     BEAT_EVERY_S,
-    SHUNS_BYTES_MAX,
-    SHUNS_MAX,
     Heartbeat,
     MemberKind,
     Membership,
@@ -35,6 +32,7 @@ from engine.agent.machine import (
     AgentMachine,
     AgentState,
     DrainAsked,
+    Effect,
     EngineIs,
     Event,
     Leave,
@@ -48,13 +46,15 @@ from engine.agent.machine import (
     StopEngine,
     Tick,
 )
-from engine.agent.meetings import exposition, with_door
+from engine.agent.meetings import exposition
+from engine.agent.rank import Rank, exposition_of
 from engine.agent.rules import RoleRules
 from engine.agent.transfers import MEETING_S, Transfers
 from engine.vllm.adapters import Adapters
 from engine.vllm.child import EngineChange, EngineProcess
-from engine.vllm.evictions import Evictions
+from engine.vllm.evictions import events_path
 from engine.vllm.probe import Probe, Unwell
+from kvtransfer.asks import door_of
 from kvtransfer.seal import Identity
 from kvtransfer.ticket import SigningKey
 
@@ -77,6 +77,8 @@ ADAPTERS_EVERY_LOOKS = 2
 GOODBYE_S = 5.0
 """How long leaving the registry may take: a few of its time limits, when its name is fought over or its connection is
 broken."""
+
+_SERVING = frozenset({AgentState.STARTING, AgentState.READY, AgentState.RESTARTING, AgentState.DRAINING})
 
 CLAIM_ATTEMPTS_S = 2.5
 """A taken name is claimed again for this many ttls: the name of a killed agent is free after one."""
@@ -130,16 +132,18 @@ class Agent:
     ) -> None:
         self.engine = engine
         self.spec = engine.spec
+        tiered = self.spec.tiers is not None
         self.config = config
         self.registry = registry
-        self.machine = AgentMachine(name=self.spec.instance, rules=rules, role=self.spec.role, flips=flips or {})
+        self.ranks = tuple(
+            Rank(AgentMachine(name=name, rules=rules, role=self.spec.role, flips=flips or {}), tiered=tiered)
+            for name in self.spec.instances
+        )
         self.url = ""
         self._identity = identity
         self._tell = tell
         self._say = say
         self._id = secrets.token_hex(8)
-        self._seq = 0
-        self._epoch = 0
         self._routers = None if registry is None else Membership(registry.ttl_s)
         self._models: tuple[dict[str, Any], ...] = ()
         self._weights = ""
@@ -152,8 +156,11 @@ class Agent:
         self._engine_running = False
         self._local_epoch = 0
         self._over = False
-        self._moves: Transfers | None = None
-        self._evictions = Evictions(tiered=self.spec.tiers is not None)
+
+    @property
+    def machine(self) -> AgentMachine:
+        """The machine of its engine, or of the first of the engine's ranks: their states are those of the engine."""
+        return self.ranks[0].machine
 
     # -- running --
 
@@ -208,26 +215,28 @@ class Agent:
         works = [(self._follow_engine(), "news"), (self._watch_load(), "load")]
         if self.registry is None:
             return works
-        if self.spec.evictions:
-            path = Path(self.spec.evictions)
-            make_room(path)
-            works.append((follow(path, self._evictions), "evictions"))
         works.append((self._beat_forever(), "beats"))
-        if self._identity is not None and self.spec.door:
-            self._moves = self._transfers(self._identity, self.registry)
-            works.append((self._moves.run(), "transfers"))
+        for rank in self.ranks:
+            if self.spec.evictions:
+                path = Path(events_path(self.spec.evictions, self.spec.first_rank + rank.number))
+                make_room(path)
+                works.append((follow(path, rank.evictions), f"evictions of {rank.id}"))
+            if self._identity is not None and self.spec.door:
+                rank.moves = self._transfers(rank, self._identity.of_rank(rank.id), self.registry)
+                works.append((rank.moves.run(), f"transfers of {rank.id}"))
         return works
 
-    def _transfers(self, identity: Identity, registry: Registry) -> Transfers:
-        """The part that introduces the engine to its peers."""
+    def _transfers(self, rank: Rank, identity: Identity, registry: Registry) -> Transfers:
+        """The part that introduces a rank to its peers."""
         return Transfers(
-            Path(self.spec.door),
+            Path(door_of(self.spec.door, rank.number)),
             registry,
             identity,
             self._id,
-            epoch=lambda: max(1, self.machine.epoch),
-            role=lambda: self.machine.role,
+            epoch=lambda: max(1, rank.machine.epoch),
+            role=lambda: rank.machine.role,
             models=lambda: [str(entry["id"]) for entry in self._models if "id" in entry],
+            shares=self.spec.has_peers,
             on_change=self._nudge.set,
         )
 
@@ -266,17 +275,17 @@ class Agent:
 
     def is_ready(self) -> bool:
         """Whether the instance takes work."""
-        return self.machine.state is AgentState.READY
+        return all(rank.machine.state is AgentState.READY for rank in self.ranks)
 
     def state(self) -> dict[str, Any]:
         """Everything that the agent knows of the instance."""
-        machine, load = self.machine, self.machine.load
-        return {
+        machine, loads = self.machine, [rank.machine.load for rank in self.ranks]
+        told = {
             "instance": self.spec.instance,
             "role": machine.role.value,
             "flips": sorted(role.value for role in machine.flips),
             "state": machine.state.value,
-            "drained": machine.drained,
+            "drained": all(rank.machine.drained for rank in self.ranks),
             "detail": machine.detail,
             "epoch": machine.epoch,
             "engine": self.spec.url,
@@ -285,50 +294,47 @@ class Agent:
             "models": [entry.get("id") for entry in self._models],
             "weights": self._weights,
             "node": self.config.node,
-            "credits": machine.credits,
+            "credits": sum(rank.machine.credits for rank in self.ranks),
             "grants": {name: router.granted[-1][1] for name, router in machine.shared.routers.items()},
-            "load": {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},
-            "pulls": [] if self._moves is None else [asdict(each) for each in self._moves.handoffs.pulls],
+            "load": {
+                "running": sum(load.running for load in loads),
+                "waiting": sum(load.waiting for load in loads),
+                "kv_usage": sum(load.kv_usage for load in loads) / len(loads),
+            },
+            "pulls": [
+                asdict(each) for rank in self.ranks if rank.moves is not None for each in rank.moves.handoffs.pulls
+            ],
             "log": str(self.engine.log_path),
         }
+        return told if len(self.ranks) == 1 else {**told, "ranks": [rank.told() for rank in self.ranks]}
 
     def metrics(self) -> str:
         """The metrics as Prometheus text."""
-        machine, load = self.machine, self.machine.load
-        label = f'{{instance="{self.spec.instance}",role="{machine.role.value}"}}'
-        samples: dict[str, float] = {
-            "baton_agent_ready": machine.state is AgentState.READY,
-            "baton_agent_draining": machine.state is AgentState.DRAINING,
-            "baton_agent_epoch": machine.epoch,
-            "baton_agent_credits": machine.credits,
-            "baton_agent_credits_of_dead_routers": machine.shared.ghosts,
-            "baton_agent_running": load.running,
-            "baton_agent_waiting": load.waiting,
-            "baton_agent_kv_usage": load.kv_usage,
-            "baton_agent_kv_evicted_tokens_total": self._evictions.tokens,
-            "baton_agent_recomputed_tokens_total": load.recomputed_tokens,
-        }
-        text = "".join(
-            f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n{name}{label} {value:.17g}\n"
-            for name, value in samples.items()
-        )
-        kept = self._evictions.kept
-        text += "# TYPE baton_agent_kv_kept_tokens gauge\n" if kept else ""
-        for tier, tokens in kept.items():
-            text += f'baton_agent_kv_kept_tokens{label[:-1]},tier="{tier}"}} {tokens}\n'
-        return text if self._moves is None else text + exposition(self.spec.instance, self._moves.handoffs)
+        text = exposition_of(self.ranks)
+        for rank in self.ranks:
+            text += "" if rank.moves is None else exposition(rank.id, rank.moves.handoffs)
+        return text
 
     # -- the machine --
 
     def _feed(self, event: Event) -> None:
-        loop = asyncio.get_running_loop()
-        for effect in self.machine.handle(event, loop.time()):
+        """Tell all ranks: what happens to an engine happens to each of them."""
+        now = asyncio.get_running_loop().time()
+        self._do([effect for rank in self.ranks for effect in rank.machine.handle(event, now)])
+
+    def _feed_rank(self, rank: Rank, event: Event) -> None:
+        self._do(rank.machine.handle(event, asyncio.get_running_loop().time()))
+
+    def _do(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
             match effect:
                 case Publish():
                     self._nudge.set()
                     self._look.set()
                 case Say(line):
                     self._say(line)
+                case StopEngine() if any(rank.machine.state in _SERVING for rank in self.ranks):
+                    pass  # another rank has work: the last one of them stops the engine
                 case StopEngine() if self._engine_running:
                     self.engine.stop(at_once=True)
                 case StopEngine():
@@ -336,9 +342,9 @@ class Agent:
                 case Leave(code):
                     self._end(code)
         self._disarm()
-        due = self.machine.next_wakeup()
+        due = min((at for rank in self.ranks if (at := rank.machine.next_wakeup()) is not None), default=None)
         if due is not None:
-            self._timer = loop.call_at(due, self._feed, Tick())
+            self._timer = asyncio.get_running_loop().call_at(due, self._feed, Tick())
 
     def _end(self, code: int) -> None:
         if self._code is not None and not self._code.done():
@@ -363,23 +369,27 @@ class Agent:
             await self._meet_peers()
         if change.state == "stopping":
             return  # the agent's own doing
-        self._feed(EngineIs(change.state, change.detail, self._epoch))
-        self._tell(EngineChange(instance=change.instance, state=change.state, detail=change.detail, epoch=self._epoch))
+        now = asyncio.get_running_loop().time()
+        events = [(rank, EngineIs(change.state, change.detail, rank.epoch)) for rank in self.ranks]
+        self._do([effect for rank, event in events for effect in rank.machine.handle(event, now)])
+        epoch = self.ranks[0].epoch
+        self._tell(EngineChange(instance=change.instance, state=change.state, detail=change.detail, epoch=epoch))
 
     async def _number_start(self, change: EngineChange) -> None:
         """Give every start of the engine an epoch that this name never had: an old reference must not match."""
         if change.epoch == self._local_epoch:
             return
         first, self._local_epoch = self._local_epoch == 0, change.epoch
-        self._evictions.restart()
         self._adapters.restart()
         await self._name_weights()
-        if first and self._epoch > 0:
-            return  # drawn together with the name
-        above, self._epoch = self._epoch, self._epoch + 1
-        if self.registry is not None:
-            with contextlib.suppress(RegistryDown):
-                self._epoch = await self.registry.next_epoch(self.spec.instance, above)
+        for rank in self.ranks:
+            rank.evictions.restart()
+            if first and rank.epoch > 0:
+                continue  # drawn together with the name
+            above, rank.epoch = rank.epoch, rank.epoch + 1
+            if self.registry is not None:
+                with contextlib.suppress(RegistryDown):
+                    rank.epoch = await self.registry.next_epoch(rank.id, above)
 
     async def _name_weights(self) -> None:
         """Identify the weights at every start of the engine: the files may have changed."""
@@ -389,13 +399,15 @@ class Agent:
         """Meet enough peers before the instance takes work, within a time limit, so that no request waits for a
         handshake.
         """
-        if self._moves is None:
+        met = [rank.moves for rank in self.ranks if rank.moves is not None]
+        if not met:
             return
         self._nudge.set()  # announce the models now, so that peers know to meet this engine
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MEETING_S):
-                while not self._moves.acquainted.enough and self._news.empty():
-                    await self._moves.looked()
+                for moves in met:
+                    while not moves.acquainted.enough and self._news.empty():
+                        await moves.looked()
                 return
         self._say(
             f"{self.spec.instance} has not met enough others in {MEETING_S:g} s; it takes work that is not handed over"
@@ -428,10 +440,10 @@ class Agent:
         looks = 0
         async with self._probe() as probe:
             while not self._over:
-                if self.machine.state in {AgentState.READY, AgentState.DRAINING}:
+                if any(rank.machine.state in {AgentState.READY, AgentState.DRAINING} for rank in self.ranks):
                     with contextlib.suppress(Unwell):
-                        load = await probe.load()
-                        self._feed(LoadRead(load if self._moves is None else with_door(load, self._moves.handoffs)))
+                        for rank, load in zip(self.ranks, await probe.loads(len(self.ranks)), strict=True):
+                            self._feed_rank(rank, LoadRead(rank.read(load)))
                         looks += 1
                         if self._adapters.check():
                             self._nudge.set()
@@ -444,16 +456,16 @@ class Agent:
 
     # -- the registry --
 
-    def _heartbeat(self) -> Heartbeat:
-        self._seq += 1
-        machine = self.machine
+    def _heartbeat(self, rank: Rank) -> Heartbeat:
+        rank.seq += 1
+        machine = rank.machine
         epoch = max(1, machine.epoch)
         return Heartbeat(
-            id=self.spec.instance,
+            id=rank.id,
             agent=self._id,
             where=f"{socket.gethostname()}:{os.getpid()}",
             epoch=epoch,
-            seq=self._seq,
+            seq=rank.seq,
             role=machine.role,
             models=self._models,
             adapters=self._adapters.digests,
@@ -463,41 +475,35 @@ class Agent:
             detail=machine.detail[:500],
             load=machine.load,
             credits=machine.credits,
-            grants=machine.grants((epoch, self._seq)),
-            shuns=self._shuns(),
-            evicted=(self._evictions.tokens, self._evictions.clears),
-            kept=self._evictions.kept,
+            grants=machine.grants((epoch, rank.seq)),
+            shuns=rank.shuns(),
+            peers=rank.moves is not None and rank.moves.shares,
+            evicted=(rank.evictions.tokens, rank.evictions.clears),
+            kept=rank.evictions.kept,
             revision=self.config.revision,
             weights=self._weights,
             node=self.config.node,
             tenants=self.config.tenants,
             pins=self.spec.pins,
-            early=self._moves is not None and self._moves.early,
+            early=rank.moves is not None and rank.moves.early,
             sent_at=time.time(),  # noqa: TID251 - for information only, no decision depends on it
         )
 
-    def _shuns(self) -> tuple[InstanceId, ...]:
-        """Producers from which the engine can pull nothing now; of very many, the first that fit into a heartbeat."""
-        if self._moves is None:
-            return ()
-        kept, left = [], SHUNS_BYTES_MAX
-        for name in self._moves.acquainted.shuns[:SHUNS_MAX]:
-            left -= len(name)
-            if left >= 0:
-                kept.append(name)
-        return tuple(kept)
-
     async def _claim(self, ended: asyncio.Future[int]) -> None:
-        """Claim the name. The name of an agent that has just died is free after a ttl, so wait that long."""
+        """Claim the names. The name of an agent that has just died is free after a ttl, so wait that long."""
         if self.registry is None:
             return
         deadline = time.monotonic() + CLAIM_ATTEMPTS_S * self.registry.ttl_s
+        for rank in self.ranks:
+            await self._claim_one(rank, self.registry, deadline, ended)
+
+    async def _claim_one(self, rank: Rank, registry: Registry, deadline: float, ended: asyncio.Future[int]) -> None:
         told = False
         while not ended.done():
             try:
                 # A name that was another agent's needs an epoch that it never had.
-                self.machine.epoch = self._epoch = await self.registry.next_epoch(self.spec.instance, self._epoch)
-                claimed = await self.registry.claim(self._heartbeat())
+                rank.machine.epoch = rank.epoch = await registry.next_epoch(rank.id, rank.epoch)
+                claimed = await registry.claim(self._heartbeat(rank))
             except RegistryDown as down:
                 if time.monotonic() > deadline:
                     raise UsageError(f"--registry: {down}") from None
@@ -509,7 +515,7 @@ class Agent:
             if time.monotonic() > deadline:
                 raise UsageError(f"--name {self.spec.instance}: {claimed.because}; choose another name")
             if not told:
-                self._say(f"{self.spec.instance}: {claimed.because}; waiting for it to be free")
+                self._say(f"{rank.id}: {claimed.because}; waiting for it to be free")
                 told = True
             await asyncio.sleep(BEAT_EVERY_S)
 
@@ -519,7 +525,7 @@ class Agent:
         while not self._over:  # not by cancellation alone: a library may swallow one
             await self._hear_routers(self.registry, self._routers)
             try:
-                answer = await self.registry.beat(self._heartbeat())
+                answers = [await self.registry.beat(self._heartbeat(rank)) for rank in self.ranks]
             except RegistryDown as reason:
                 if not down:
                     logger.warning("%s; serving on", reason)
@@ -528,8 +534,9 @@ class Agent:
                 if down:
                     logger.info("the registry is back")
                 down = False
-                if isinstance(answer, NameRefused):
-                    self._say(f"{self.spec.instance} lost its name: {answer.because}")
+                refused = next((answer for answer in answers if isinstance(answer, NameRefused)), None)
+                if refused is not None:
+                    self._say(f"{self.spec.instance} lost its name: {refused.because}")
                     self._feed(DrainAsked(self.config.drain_s, leave=True))
             self._nudge.clear()
             with contextlib.suppress(TimeoutError):
@@ -548,16 +555,18 @@ class Agent:
             return
         routers.fold(beats, now)
         names = [str(entry["id"]) for entry in self._models if "id" in entry]
-        role, whose = self.machine.role, self.config.tenants
+        whose = self.config.tenants
         heard = list(routers.snapshot())[:ROUTERS_MAX]
-        said = (concerning(each.beat, self.spec.instance, role, names, whose) for each in heard)
-        self._feed(RoutersHeard(tuple(said)))
+        for rank in self.ranks:
+            said = (concerning(each.beat, rank.id, rank.machine.role, names, whose) for each in heard)
+            self._feed_rank(rank, RoutersHeard(tuple(said)))
 
     async def _say_goodbye(self) -> None:
         if self.registry is None:
             return
         with contextlib.suppress(RegistryDown):
-            await self.registry.leave(self.spec.instance, self._id)
+            for rank in self.ranks:
+                await self.registry.leave(rank.id, self._id)
         await self.registry.close()
 
 

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from cluster.callers import from_another_site, from_here, names_this_machine
 from cluster.errors import ApiError, bad_request, cannot_listen
+from cluster.ids import InstanceId, engine_of
 from cluster.instance import Role
 from cluster.keys import key_in, whose
 from cluster.readable import deadline_in, object_in, too_large_here
@@ -90,7 +91,7 @@ class Gate:
         meant.
         """
         meant = http.headers.get(TO, self._instance)
-        if meant != self._instance:
+        if engine_of(InstanceId(meant)) != self._instance:
             raise ApiError(421, "MisdirectedError", f"This is {self._instance}'s agent, not {meant[:200]}'s.")
         if from_another_site(http.headers, http.host, changes=http.method != "GET"):
             raise ApiError(403, "PermissionDeniedError", "A page of another site asks for this: refused.")

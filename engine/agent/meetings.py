@@ -197,15 +197,20 @@ def meet(one: Role, other: Role) -> bool:
     return Role.BOTH in {one, other} or one is not other
 
 
-def peers(members: Iterable[Member], me: InstanceId, role: Role, models: Iterable[str]) -> tuple[Member, ...]:
-    """The members that this engine has to know: alive, of a role that it meets, serving a model that it serves."""
+def peers(
+    members: Iterable[Member], me: InstanceId, role: Role, models: Iterable[str], *, shares: bool = False
+) -> tuple[Member, ...]:
+    """The members that this engine has to know: alive, of a role that it meets, serving a model that it serves.
+
+    `shares`: it shares prompts' beginnings, so it meets others that do, whatever their role.
+    """
     mine = set(models)
     return tuple(
         member
         for member in members
         if member.id != me
         and member.beat.state in ALIVE
-        and meet(role, member.beat.role)
+        and (meet(role, member.beat.role) or (shares and member.beat.peers))
         and not mine.isdisjoint(member.beat.model_names)
     )
 
@@ -271,7 +276,8 @@ class Acquainted:
     """How many of one instance's peers it could hand a request over with, if it took work now."""
 
     shuns: tuple[InstanceId, ...] = ()
-    """Producers that the engine can pull nothing from now; the heartbeat announces them."""
+    """Producers, and others that share prompts' beginnings, that the engine can pull nothing from now; the heartbeat
+    announces them."""
     enough: bool = False
     """Whether there are `PEERS_ENOUGH` each way, or all that exist."""
     _since: dict[InstanceId, tuple[int, int]] = field(default_factory=dict)
@@ -284,18 +290,24 @@ class Acquainted:
         met: Iterable[Member],
         found: Mapping[InstanceId, EngineEndpoint],
         told: HandoffReport,
+        *,
+        shares: bool = False,
     ) -> bool:
-        """Judge anew; True if `shuns` has changed. `met` has this engine's peers; `found` is as in `unable`."""
+        """Judge anew; True if `shuns` has changed. `met` has this engine's peers; `found` is as in `unable`; `shares`
+        is as in `peers`.
+        """
         listed = tuple(met)
         producers = [each for each in listed if role.decodes and each.beat.role.prefills]
         consumers = [each for each in listed if role.prefills and each.beat.role.decodes]
-        former, self.shuns = self.shuns, unable(producers, found, told)
+        sources = [each for each in listed if shares and each.beat.peers and each not in producers]
+        former, self.shuns = self.shuns, unable([*producers, *sources], found, told)
+        unmet = unable(producers, found, told)
         knows = {each.id: self._since.get(each.id, each.beat.order) for each in consumers if each.id in found}
         self._since = knows
         # A consumer that has met this engine announces with any later heartbeat whether it cannot pull from it.
         ready = [each for each in consumers if each.id in knows and each.beat.order > knows[each.id]]
         able = sum(me not in each.beat.shuns for each in ready)
-        enough_pull = len(producers) - len(self.shuns) >= min(PEERS_ENOUGH, len(producers))
+        enough_pull = len(producers) - len(unmet) >= min(PEERS_ENOUGH, len(producers))
         self.enough = enough_pull and able >= min(PEERS_ENOUGH, len(consumers))
         return self.shuns != former
 

@@ -16,7 +16,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -90,10 +90,11 @@ class Transfers:
         epoch: Callable[[], int],
         role: Callable[[], Role],
         models: Callable[[], Collection[str]],
+        shares: bool = False,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`epoch`, `role` and `models` give what the agent's heartbeat says at that moment. `on_change` is called when
-        `acquainted` changes.
+        """`epoch`, `role` and `models` give what the agent's heartbeat says at that moment. `shares`: the engine was
+        started to share prompts' beginnings. `on_change` is called when `acquainted` changes.
         """
         self.me = identity.me
         self.meetings = Meetings()
@@ -111,10 +112,16 @@ class Transfers:
         """Set at the end of the next look."""
         self._door, self._registry, self._identity, self._agent = door, registry, identity, agent
         self._epoch, self._role, self._models = epoch, role, models
+        self._shares: Final = shares
         self._members = Membership(registry.ttl_s)
         self._posted: tuple[Author, dict[str, tuple[str, bytes]]] | None = None
         """What the registry holds of this agent: by item, its source and its bytes."""
         self._told: set[str] = set()
+
+    @property
+    def shares(self) -> bool:
+        """Whether the engine shares prompts' beginnings: not where vLLM's own connector has its KV cache."""
+        return self._shares and not self.left
 
     async def run(self) -> None:
         """Look again and again until cancelled. Waits for a socket or registry that is down."""
@@ -140,7 +147,7 @@ class Transfers:
         self._members.fold(await self._registry.read(), now)
         snapshot = tuple(self._members.snapshot())
         models = tuple(self._models())
-        met = peers(snapshot, self.me, self._role(), models)
+        met = peers(snapshot, self.me, self._role(), models, shares=self.shares)
         authors = tuple(Author(each.id, each.beat.agent, each.beat.epoch) for each in met)
         shown = dict(zip(authors, await self._registry.posted(authors, CREDENTIALS), strict=True))
         found = await self._found(shown) if ours is not None or self.left else {}
@@ -149,7 +156,7 @@ class Transfers:
         if (
             self.acquainted.look_as_vllms(self._role(), met, found)
             if self.left
-            else self.acquainted.look(self.me, self._role(), met, found, self.handoffs)
+            else self.acquainted.look(self.me, self._role(), met, found, self.handoffs, shares=self.shares)
         ):
             self._settles_until = now + MEETING_S
             self._on_change()

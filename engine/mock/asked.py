@@ -6,6 +6,7 @@ whose result a client would miss (`logprobs`, `echo`). These are refused, becaus
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 from cluster.errors import ApiError, bad_request
 from cluster.readable import json_in
 from engine.mock.prompts import Prompted, prompted
-from engine.mock.words import ALL_IDS, END, OTHER_ROLE, ROLES, TOOLS, Ids, tokenize
+from engine.mock.words import ALL_IDS, BYTES_PER_TOKEN, END, OTHER_ROLE, ROLES, TOOLS, Ids, tokenize
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
@@ -258,16 +259,29 @@ def chat_pieces(body: Mapping[str, Any]) -> list[Ids]:
     return [*pieces, np.concatenate(text)]
 
 
+MEDIA: Final = frozenset({"image_url", "input_image", "video_url", "audio_url", "input_audio"})
+PICTURE_TOKENS: Final = 576
+"""As LLaVA's of one tile of 336 × 336 pixels."""
+
+
+def _picture(part: Mapping[str, Any]) -> str:
+    """What a picture, a sound or a video is to the model: as many tokens whatever its bytes, and its own."""
+    digest = hashlib.blake2b(json.dumps(part).encode()).digest()
+    return hashlib.shake_256(digest).hexdigest(PICTURE_TOKENS * BYTES_PER_TOKEN // 2)
+
+
 def _mark(token: int) -> Ids:
     return np.array([token], np.uint32)
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """The text of a message; whatever else is in it counts as its JSON."""
+    """The text of a message, with what stands for pictures; whatever else is in it counts as its JSON."""
     content = message.get("content")
     parts = [content] if isinstance(content, str) else []
     for part in content if isinstance(content, list) else []:
         text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(part, dict) and part.get("type") in MEDIA:
+            text = _picture(part)
         parts.append(text if isinstance(text, str) else json.dumps(part))
     if calls := message.get("tool_calls"):
         parts.append(json.dumps(calls))

@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from cluster.ids import InstanceId, rank_of
 from engine.mock.instance import MockInstance
 from engine.mock.peers import HttpPeers
 from engine.mock.settings import MockSettings
@@ -36,8 +37,11 @@ class MockFleet:
 
     async def __aenter__(self) -> Self:
         try:
-            for number, each in enumerate(self._settings):
-                port = self._port and self._port + number
+            number = 0
+            for each in self._settings:
+                behind = (rank_of(InstanceId(each.name)) or 0) > 0  # its own port is for pulls alone
+                port = 0 if behind else self._port and self._port + number
+                number += not behind
                 self.instances[each.name] = MockInstance(
                     each, self._host, port, self._peers, self._spawn, self.instances
                 )

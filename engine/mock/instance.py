@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from cluster.errors import bad_request
+from cluster.ids import InstanceId, engine_of, rank_of
 from cluster.instance import Load
 from cluster.readable import json_in
 from engine.mock.clock import Clock, WallTime
@@ -61,10 +62,13 @@ class MockInstance:
         self.settings = settings
         self.ready = asyncio.Event()
         self.epoch = 0
-        self.metrics = Metrics(settings.model, settings.config.block_size, settings.config.num_blocks)
+        self.rank = rank_of(InstanceId(settings.name))
+        sizes = settings.config.block_size, settings.config.num_blocks
+        self.metrics = Metrics(settings.model, *sizes, engine=self.rank or 0)
         self.faults = MockFaults(random.Random(f"{settings.seed}/{settings.name}").random)
         self.routes = Routes(self, siblings)
         self.listener = MockListener(host, port, self.routes)
+        self._siblings = siblings
         self._spawn = spawn
         self._loop = loop
         self._peers = peers
@@ -79,9 +83,23 @@ class MockInstance:
         peers.add(here.host, here.port, self.handoffs)
 
     @property
+    def ranks(self) -> list[MockInstance]:
+        """The data parallel ranks of its engine, in order; of an engine without ranks, itself alone."""
+        if self.rank is None:
+            return [self]
+        engine = engine_of(InstanceId(self.settings.name))
+        found = [each for each in self._siblings.values() if engine_of(InstanceId(each.settings.name)) == engine]
+        return sorted(found, key=lambda each: each.rank or 0)
+
+    @property
+    def front(self) -> MockListener:
+        """The port at which its engine answers."""
+        return self.ranks[0].listener
+
+    @property
     def url(self) -> str:
         """Where it answers."""
-        return f"http://{reachable(self.listener.host)}:{self.listener.port}"
+        return f"http://{reachable(self.front.host)}:{self.front.port}"
 
     def begin(self) -> None:
         """Start the engine, under a new epoch."""
@@ -209,13 +227,14 @@ class MockInstance:
             self._loop.call_soon(self._die, active)  # the request that set the fault is answered first
             return
         if fault.fault is FaultKind.CLOSE:
-            self.listener.shut()
+            self.front.shut()
         elif fault.fault is FaultKind.SLOW:
             self._set_speed()
         self._end_in_time(active)
 
     def _die(self, active: Active) -> None:
-        self.die()
+        for rank in self.ranks:  # vLLM ends the whole server with one of its engine cores
+            rank.die()
         self._end_in_time(active)
 
     def _end_in_time(self, active: Active) -> None:
@@ -232,9 +251,10 @@ class MockInstance:
             timer.cancel()
         match active.fault.fault:
             case FaultKind.DIE if not self.faults.has(FaultKind.DIE):
-                self.begin()
+                for rank in self.ranks:
+                    rank.begin()
             case FaultKind.CLOSE if self.ready.is_set() and not self.faults.has(FaultKind.CLOSE):
-                self._spawn(self.listener.open())
+                self._spawn(self.front.open())
             case FaultKind.SLOW:
                 self._set_speed()
             case _:

@@ -84,6 +84,8 @@ class Metrics:
     block_size: int = 16
     num_blocks: int = 0
     """Of its KV cache; 0: it does not say."""
+    engine: int = 0
+    """Its number among the data parallel ranks of its server."""
     counts: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     """Requests by finish reason."""
@@ -95,7 +97,7 @@ class Metrics:
 
     def anew(self) -> Metrics:
         """Those of the next life of the engine: counts begin at zero."""
-        return Metrics(self.model, self.block_size, self.num_blocks)
+        return Metrics(self.model, self.block_size, self.num_blocks, self.engine)
 
     def prompt(self, tokens: int, local: int, remote: int, failed: int = 0) -> None:
         """Count a computed prompt: tokens that were in the cache here, tokens that came from another engine, and tokens
@@ -117,7 +119,7 @@ class Metrics:
     def text(self, load: Load) -> str:
         """Prometheus' text."""
         model = self.model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        label = f'engine="0",model_name="{model}"'
+        label = f'engine="{self.engine}",model_name="{model}"'
         lines = [*_gauges(load, label), *self._cache(), *self._counters(load, label)]
         for name, histogram in self.histograms.items():
             lines += [f"# TYPE vllm:{name} histogram", *histogram.lines(f"vllm:{name}", label)]
@@ -125,7 +127,7 @@ class Metrics:
 
     def _cache(self) -> Iterable[str]:
         if self.num_blocks:
-            sizes = f'block_size="{self.block_size}",engine="0",num_gpu_blocks="{self.num_blocks}"'
+            sizes = f'block_size="{self.block_size}",engine="{self.engine}",num_gpu_blocks="{self.num_blocks}"'
             yield "# TYPE vllm:cache_config_info gauge"
             yield f"vllm:cache_config_info{{{sizes}}} 1.0"
 
@@ -144,6 +146,20 @@ class Metrics:
         yield "# TYPE vllm:request_success_total counter"
         for reason in REASONS:
             yield f'vllm:request_success_total{{{label},finished_reason="{reason}"}} {float(self.ended[reason])}'
+
+
+def merged(pages: Iterable[str]) -> str:
+    """The pages of an engine's ranks as one: each name's type once, with the samples of all ranks after it."""
+    families: dict[str, list[str]] = {}
+    for page in pages:
+        family = ""
+        for line in page.splitlines():
+            if line.startswith("# TYPE "):
+                family = line
+                families.setdefault(family, [])
+            else:
+                families[family].append(line)
+    return "".join(f"{line}\n" for family, samples in families.items() for line in (family, *samples))
 
 
 def _gauges(load: Load, label: str) -> Iterable[str]:

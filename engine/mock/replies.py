@@ -14,7 +14,7 @@ from engine.mock.faults import ON_TOKENS, FaultKind, MockFault
 from engine.mock.http import Exchange
 from engine.mock.prompts import Prompted
 from engine.mock.settings import MS, MockSettings
-from engine.mock.transfer import Producer, Reference, cached_at_producer, hold_fields, wants_hold
+from engine.mock.transfer import Producer, Reference, asks_a_source, cached_at_producer, hold_fields, wants_hold
 from engine.twin.events import RequestFinished
 from kvtransfer.fields import name_in
 
@@ -113,6 +113,7 @@ class Replies:
                 name=name_in(answer.asked.transfer),
                 tp=self._settings.tp,
                 cached_tokens=hold.local_tokens,
+                from_cache=asks_a_source(answer.asked.transfer),
             )
         choices = [part.choice for part in answer.parts]
         answer.exchange.respond(200, whole(answer.head, choices, self._usage(answer), transfer, self._timing(answer)))

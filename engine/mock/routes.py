@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from cluster.errors import ApiError, bad_request
 from cluster.http.requests import Request
 from cluster.ids import RequestId
-from cluster.wire import RELEASE_PATH
+from cluster.wire import RANK_HEADER, RELEASE_PATH
 from engine.mock.answers import VERSION, encode
 from engine.mock.asked import CHAT, COMPLETIONS, chat_pieces, read_body
 from engine.mock.faults import FaultKind
 from engine.mock.http import Exchange
-from engine.mock.metrics import CONTENT_TYPE
+from engine.mock.metrics import CONTENT_TYPE, merged
 from engine.mock.transfer import hold_of
 from engine.mock.words import text_of, tokenize
 from kvtransfer.fields import name_in
@@ -58,11 +58,22 @@ class Routes:
     def handle(self, request: Request, exchange: Exchange) -> None:
         """Answer a request, or begin to."""
         try:
-            self._find(request)(request, exchange)
+            self._rank(request).find(request)(request, exchange)
         except ApiError as error:
             exchange.respond(error.status, encode(error.body()))
 
-    def _find(self, request: Request) -> Answer:
+    def _rank(self, request: Request) -> Routes:
+        """The routes of the data parallel rank that a request names; without one rank 0 answers."""
+        said = request.headers.get(RANK_HEADER)
+        if self._instance.rank is None or said is None or not said.isdecimal():
+            return self
+        ranks = self._instance.ranks
+        if int(said) >= len(ranks):
+            raise bad_request(f"data_parallel_rank {said} is out of range [0, {len(ranks)}).")
+        return ranks[int(said)].routes
+
+    def find(self, request: Request) -> Answer:
+        """What answers a request here, whatever rank it names."""
         path = request.path
         if path.startswith("/mock/") and path.count("/") == 3:
             return self._of_sibling(path)
@@ -112,9 +123,11 @@ class Routes:
         _json(exchange, {"openapi": "3.1.0", "info": {"title": "FastAPI", "version": "0.1.0"}, "paths": paths})
 
     def _metrics(self, _: Request, exchange: Exchange) -> None:
-        instance = self._instance
-        instance.handoffs.holds()
-        exchange.respond(200, instance.metrics.text(instance.load()).encode(), CONTENT_TYPE)
+        pages = []
+        for rank in self._instance.ranks:
+            rank.handoffs.holds()
+            pages.append(rank.metrics.text(rank.load()))
+        exchange.respond(200, (pages[0] if len(pages) == 1 else merged(pages)).encode(), CONTENT_TYPE)
 
     def _tokenize(self, request: Request, exchange: Exchange) -> None:
         body = _body(request)

@@ -29,6 +29,7 @@ from engine.mock.settings import MS, MockSettings
 from engine.mock.transfer import (
     Producer,
     Reference,
+    asks_a_source,
     early_name,
     hold_fields,
     pinned_token,
@@ -221,6 +222,7 @@ class Serving:
             hold=self._handoffs.hold_id(part.id) if holds else None,
             name=name_in(asked.transfer) or "",
             pull=part.reference.source if part.reference is not None else None,
+            cached_only=holds and asks_a_source(asked.transfer),
         )
 
     def _submit(self, part: TwinPart, request: TwinRequest) -> None:

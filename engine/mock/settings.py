@@ -20,6 +20,8 @@ class MockSettings:
     """One instance."""
 
     name: str
+    """Of a data parallel rank with its number (`cluster.ids`): the ranks of an engine answer at the port of rank 0, and
+    die together."""
     role: Role
     model: str
     """The name it is served under."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.ids import InstanceId, RequestId, TransferId
-from cluster.wire import EARLY, TRANSFER
+from cluster.wire import CACHED_ONLY, EARLY, FROM_CACHE, TRANSFER
 from decode.pins import pinned
 from engine.mock.asked import invalid
 from engine.twin.events import Hold
 from engine.twin.request import HoldSource
 from engine.twin.tokens import VOCABULARY
-from kvtransfer.fields import name_in
+from kvtransfer.fields import handed_over, name_in
 from kvtransfer.hold_marks import FIELD, slot_in
 
 ATTEMPT: Final = 1
@@ -45,11 +45,16 @@ class Reference:
     source: HoldSource
 
 
-def hold_fields(hold: Hold, here: Producer, *, name: str | None, tp: int, cached_tokens: int) -> dict[str, Any]:
-    """``kv_transfer_params`` of a prefill leg's answer. `name`: what the router calls the hold."""
+def hold_fields(
+    hold: Hold, here: Producer, *, name: str | None, tp: int, cached_tokens: int, from_cache: bool = False
+) -> dict[str, Any]:
+    """``kv_transfer_params`` of a prefill leg's answer. `name`: what the router calls the hold. `from_cache`: it was a
+    source leg.
+    """
     vouched = {} if hold.slot is None else {FIELD: hold.slot.field()}
     return {
         **vouched,
+        **({FROM_CACHE: True} if from_cache else {}),
         TRANSFER: name,
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -78,6 +83,11 @@ def wants_hold(fields: Mapping[str, Any]) -> bool:
     return bool(fields.get("do_remote_decode"))
 
 
+def asks_a_source(fields: Mapping[str, Any]) -> bool:
+    """Whether it is a source leg."""
+    return wants_hold(fields) and fields.get(CACHED_ONLY) is True and not fields.get("do_remote_prefill")
+
+
 def read_reference(fields: Mapping[str, Any]) -> Reference | None:
     """The hold that a leg is to pull; None if it names none and the prompt is computed here.
 
@@ -96,7 +106,8 @@ def read_reference(fields: Mapping[str, Any]) -> Reference | None:
     if type(port) is not int or not 0 < port < 1 << 16 or type(tokens) is not int or tokens < 0:
         raise invalid("kv_transfer_params", "remote_port and remote_num_tokens should be whole numbers")
     transfer = TransferId(RequestId(request_id), ATTEMPT, UNKNOWN_EPOCH)
-    source = HoldSource(transfer, InstanceId(engine_id), tuple(blocks), tokens, transfer.request, slot_in(fields))
+    slot, ours = slot_in(fields), handed_over(fields)
+    source = HoldSource(transfer, InstanceId(engine_id), tuple(blocks), tokens, transfer.request, slot, ours)
     return Reference(Producer(engine_id, host, port), request_id, source)
 
 

@@ -5,7 +5,7 @@ It knows what happens at the edge of a step and in which order, not when: `machi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cluster.ids import RequestId
@@ -35,7 +35,7 @@ from engine.twin.holds import TwinHolds
 from engine.twin.pulls import TwinPulls
 from engine.twin.request import Sequence, Status, TwinRequest
 from engine.twin.schedule import TwinScheduler
-from engine.twin.tokens import Text, length
+from engine.twin.tokens import Text, beginning, length
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,9 @@ class EngineLife:
         if because is not None:
             self._effects.append(RequestRefused(now_ns, request.id, because))
             return
+        if request.cached_only:
+            request = self._cut_to_cached(request)
+            prompt_tokens = length(request.prompt)
         self._arrivals += 1
         sequence = Sequence(
             request=request,
@@ -115,6 +118,13 @@ class EngineLife:
             self.holds.begin(request.id, request.name or str(request.hold), now_ns)
         self._requests[request.id] = sequence
         self._inbox.append(sequence)
+
+    def _cut_to_cached(self, request: TwinRequest) -> TwinRequest:
+        """A source leg: the cached blocks and the token after them; nothing is held if there are none."""
+        size = self.config.block_size
+        text = Text(request.prompt, request.seed, size)
+        had = len(self.scheduler.pool.hits(text, (text.prompt_tokens - 1) // size)) * size
+        return replace(request, prompt=beginning(request.prompt, had + 1), hold=request.hold if had else None)
 
     def _pulling(self, request_id: RequestId) -> Sequence | None:
         """The request that waits for this pull; None for an event that is late, repeated or unrequested."""
@@ -282,6 +292,8 @@ class EngineLife:
             self.holds.dropped(sequence.id, now_ns)
             return None
         tokens = sequence.computed - sequence.sampling
+        if sequence.request.cached_only:
+            tokens -= tokens % self.config.block_size
         kept = self.config.blocks_for(tokens)
         hold = self.holds.filled(sequence.id, transfer, tuple(sequence.blocks[:kept]), tokens, now_ns)
         if hold is not None:

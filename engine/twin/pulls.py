@@ -36,7 +36,7 @@ class TwinPulls:
             return 0
         tokens = worth_pulling(source.tokens, sequence.text.prompt_tokens, local_tokens)
         if source.slot is None or self.wants.judge(self._met(source), self.now_ns):
-            self.wants.local(sequence.request.id, tokens)
+            self.wants.local(sequence.request.id, tokens if source.handed_over else 0)
             return 0
         return tokens
 
@@ -51,7 +51,8 @@ class TwinPulls:
     def allocated(self, sequence: Sequence, source: HoldSource, tokens: int) -> None:
         """There is room for the request, and `tokens` of its tokens are pulled."""
         request = sequence.request.id
-        self.wants.allocated(request, self._met(source), tokens, self.now_ns)
+        met = self._met(source)
+        self.wants.allocated(request, met, tokens, self.now_ns, handed_over=source.handed_over)
         if tokens and source.slot is not None:
             self._reading[request] = PullAtRank(source.slot.mark)
 

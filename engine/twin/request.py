@@ -24,6 +24,9 @@ class HoldSource:
     """The producer's id of the request that made the hold, used in notices."""
     slot: Slot | None
     """The slot of the hold's mark, and the mark. None: the hold cannot be confirmed, and is not pulled."""
+    handed_over: bool = True
+    """Whether it was made for the request that pulls it; False: it is a beginning that was cached
+    (`cluster.wire.FROM_CACHE`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,9 @@ class TwinRequest:
     """The name by which a router may give the hold up; empty: its id's text."""
     pull: HoldSource | None = None
     """``do_remote_prefill``."""
+    cached_only: bool = False
+    """Hold as much of the prompt as the KV cache has, in whole blocks, and compute one token after it
+    (`cluster.wire.CACHED_ONLY`)."""
 
     def __post_init__(self) -> None:
         if length(self.prompt) < 1 or any(segment.tokens < 0 for segment in self.prompt):

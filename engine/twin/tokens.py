@@ -53,6 +53,17 @@ def length(prompt: Prompt) -> int:
     return sum(segment.tokens for segment in prompt)
 
 
+def beginning(prompt: Prompt, tokens: int) -> Prompt:
+    """The first tokens of a prompt; all of it if it has no more."""
+    found: list[Segment] = []
+    for segment in prompt:
+        if tokens <= 0:
+            break
+        found.append(Segment(segment.seed, min(segment.tokens, tokens), segment.first))
+        tokens -= segment.tokens
+    return tuple(found)
+
+
 def answer_key(prompt: Prompt, seed: int = 0) -> int:
     """The key from which every token of the right answer follows; also the name of the answer as a segment of a later
     prompt.

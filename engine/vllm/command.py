@@ -40,6 +40,12 @@ CONV_STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
 """vLLM's variable for the layout of a Mamba layer's state. Its connector reads one layout only. vLLM chooses that
 layout by itself on CPU only, and if `kv_connector` is one of its own names; otherwise such an engine does not start."""
 
+NO_DOMAIN = "none.invalid"
+"""A domain that no machine has (RFC 6761). vLLM takes an empty list to mean that all are allowed."""
+
+REDIRECTS = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+"""vLLM's variable: whether a host that may be asked for a picture may send the engine on to another host."""
+
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
@@ -81,6 +87,7 @@ def _flags(spec: EngineSpec) -> Iterator[tuple[str, str | None]]:
     yield "--enable-scale-out", None  # POST /inference/v1/abort_requests: the router ends a leg and reads its answer
     yield "--enable-prompt-tokens-details", None  # usage says how many tokens came from a cache
     yield "--enable-per-request-metrics", None  # queue and prefill times per leg
+    yield "--allowed-media-domains", NO_DOMAIN  # clients' pictures come in the body: no engine asks strangers for them
     yield "--disable-uvicorn-access-log", None  # a line per probe and request would bury what the log is kept for
 
 
@@ -91,7 +98,7 @@ def _transfer_config(spec: EngineSpec) -> dict[str, object]:
     lease_s = CPU_KV_LEASE_S if spec.kv_lease_s is None and spec.device == "cpu" else spec.kv_lease_s
     config: dict[str, object] = {
         "kv_connector": CONNECTORS[spec.connector],
-        "kv_role": _KV_ROLES[Role.BOTH if spec.flips else spec.role],
+        "kv_role": _KV_ROLES[Role.BOTH if spec.flips or spec.has_peers else spec.role],
         "kv_buffer_device": "cpu" if spec.device == "cpu" else "cuda",
         "kv_load_failure_policy": "recompute",
     }
@@ -102,7 +109,7 @@ def _transfer_config(spec: EngineSpec) -> dict[str, object]:
         more |= {"digests": True} if spec.digests else {}
     if more:
         config["kv_connector_extra_config"] = more
-    return config if spec.tiers is None else beside(config, spec.tiers)
+    return config if spec.tiers is None else beside(config, spec.tiers, spec.ranks)
 
 
 def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) -> dict[str, str]:
@@ -114,6 +121,7 @@ def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) ->
     env = dict(base_env)
     env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.side_channel_host
     env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(spec.side_channel_port)
+    env.setdefault(REDIRECTS, "0")
     if not given(spec.extra_args, "--kv-transfer-config"):
         env.setdefault(CONV_STATE_LAYOUT, "DS")
     if spec.ticket_keys_file is not None:
@@ -141,7 +149,7 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
     if {"--no-enforce-eager", "--no_enforce_eager"}.isdisjoint(spec.extra_args):
         # Eager except for single functions: the first request with `logprobs` waits until g++ has compiled one.
         env["TORCHDYNAMO_DISABLE"] = "1"
-    ranks = _ranks(spec.extra_args)
+    ranks = workers(spec.extra_args)
     if spec.cores:
         env["OMP_NUM_THREADS"] = str(max(1, len(spec.cores) // ranks))
     elif spec.unbound_threads:
@@ -154,8 +162,8 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
     return env
 
 
-def _ranks(args: tuple[str, ...]) -> int:
-    """Worker processes that the user's flags make here: data times pipeline times tensor parallelism."""
+def workers(args: tuple[str, ...]) -> int:
+    """Worker processes that the user's flags make here, a GPU each: data times pipeline times tensor parallelism."""
     data = value_of(args, "--data-parallel-size-local", "-dpl") or value_of(args, "--data-parallel-size", "-dp")
     sizes = (
         None if given(args, "--data-parallel-rank", "-dpn") else data,  # the other ranks have servers of their own

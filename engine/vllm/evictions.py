@@ -18,6 +18,9 @@ import msgspec
 
 from cluster.instance import Tier
 
+SOCKET = "inproc"
+"""The name of the socket's file; `events_path` says why it is this one."""
+
 BATCHES_MAX = 1000
 """Batches that vLLM keeps for an agent that does not read; routers do not forget what is in lost batches."""
 
@@ -141,6 +144,13 @@ class Evictions:
         elif before:
             del self._where[name]
             self.tokens += self._block_tokens
+
+
+def events_path(path: str, rank: int) -> str:
+    """Where a data parallel rank publishes, if rank 0 does at `path`: vLLM appends a suffix to an address that has
+    ``inproc`` in it (`SOCKET`), and refuses other sockets.
+    """
+    return path if rank == 0 else f"{path}_dp{rank}"
 
 
 def config_of(path: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ _SAMPLE = re.compile(
     re.MULTILINE | re.VERBOSE,
 )
 _CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>[^\n]*)\}[ \t]", re.MULTILINE)
+_ENGINE = re.compile(r'(?:^|,)engine="(\d{1,9})"')
 _BLOCKS = re.compile(r'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
 REQUESTS_MAX = 1 << 31
 """Largest count of requests; a larger number is no count, and reads 0."""
@@ -36,8 +37,31 @@ def parse_load(text: str) -> Load:
 
     One server runs one core per data-parallel rank, each with the same number of blocks. What is missing reads 0.
     """
+    return _load([*_SAMPLE.finditer(text)], [*_CACHE.finditer(text)])
+
+
+def parse_loads(text: str, ranks: int) -> tuple[Load, ...]:
+    """The load of each data parallel rank, whose samples have the label ``engine="N"``, N from 0. One rank: as
+    `parse_load`.
+    """
+    if ranks == 1:
+        return (parse_load(text),)
+    samples, caches = _by_engine(_SAMPLE, text), _by_engine(_CACHE, text)
+    return tuple(_load(samples.get(rank, []), caches.get(rank, [])) for rank in range(ranks))
+
+
+def _by_engine(pattern: re.Pattern[str], text: str) -> dict[int, list[re.Match[str]]]:
+    found: dict[int, list[re.Match[str]]] = {}
+    for sample in pattern.finditer(text):
+        engine = _ENGINE.search(sample["labels"] or "")
+        if engine is not None:
+            found.setdefault(int(engine[1]), []).append(sample)
+    return found
+
+
+def _load(samples: Sequence[re.Match[str]], caches: Sequence[re.Match[str]]) -> Load:
     found: dict[str, list[float]] = {}
-    for sample in _SAMPLE.finditer(text):
+    for sample in samples:
         name = _named(sample["name"].removeprefix("vllm:"), sample["labels"] or "")
         value = _number(sample["value"])
         if value is not None:
@@ -50,7 +74,7 @@ def parse_load(text: str) -> Load:
         kv_usage=min(1.0, sum(usages) / len(usages)) if usages else 0.0,
         external_kv_tokens=pulled,
         recomputed_tokens=_recomputed(found, pulled),
-        kv_tokens=_total([_kv_tokens(sample["labels"]) for sample in _CACHE.finditer(text)]),
+        kv_tokens=_total([_kv_tokens(sample["labels"]) for sample in caches]),
         deferred=_total(found.get("deferred", []), REQUESTS_MAX),
         prompt_tokens=_total(found.get("prompt_tokens_total", [])),
         generation_tokens=_total(found.get("generation_tokens_total", [])),

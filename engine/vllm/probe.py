@@ -9,7 +9,7 @@ import aiohttp
 
 from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.instance import Load, models_in
-from engine.vllm.metrics import parse_load
+from engine.vllm.metrics import parse_loads
 
 HEALTH_S = 5.0
 """A health check not answered within this has failed. The API server answers while the engine computes."""
@@ -71,9 +71,9 @@ class Probe:
         body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
         await self._json("POST", "/v1/completions", FIRST_TOKEN_S, body)
 
-    async def load(self) -> Load:
-        """The engine's present load."""
-        return parse_load((await self._ask("GET", "/metrics", HEALTH_S)).decode(errors="replace"))
+    async def loads(self, ranks: int = 1) -> tuple[Load, ...]:
+        """The present load of each data parallel rank; of an engine without ranks, its own alone."""
+        return parse_loads((await self._ask("GET", "/metrics", HEALTH_S)).decode(errors="replace"), ranks)
 
     async def _json(self, method: str, path: str, limit_s: float, body: object = None) -> Any:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cluster.errors import UsageError
-from cluster.ids import InstanceId
+from cluster.ids import RANK_MARK, RANKS_MAX, InstanceId, ranks_of
 from cluster.instance import Role
 from engine.vllm.tiers import Tiers
 
@@ -60,10 +60,15 @@ class EngineSpec:
     shutdown_timeout_s: int = 30
     """How long a stopping engine may finish its requests; vLLM's default of 0 aborts every request."""
     seqs_max: int = 256
-    """Requests that the engine runs at once (``max_num_seqs``, all data-parallel ranks together): its agent gives
-    credits for these."""
+    """Requests that the engine runs at once (``max_num_seqs``), or each of its `ranks`: its agent gives credits for
+    these."""
+    ranks: int = 1
+    """Data parallel ranks behind its port. Each is an instance of its own (docs/ranks.md)."""
     flips: bool = False
     """Whether it is started for both kinds of leg whatever its role, so that its agent may take another role."""
+    peers: bool = True
+    """Whether it may pull prompts' beginnings from instances of any role, and hold them for such, with Baton's
+    connector."""
     pinning: bool = True
     """Whether to load `engine.vllm.pin`, so that a client can have the first token before the hand-over."""
     ticket_keys_file: str | None = None
@@ -71,8 +76,8 @@ class EngineSpec:
     start transfers."""
     connector: Connector = "nixl"
     door: str = ""
-    """Path of the socket between its agent and Baton's connector; empty: none, and the engine is introduced to no
-    peer."""
+    """Path of the socket between its agent and Baton's connector, with `kvtransfer.asks.RANK` in it where each rank has
+    one; empty: none, and the engine is introduced to no peer."""
     kv_events: str = ""
     """Path of the socket on which vLLM reports evictions from its KV cache; empty: they are not read."""
     tiers: Tiers | None = None
@@ -85,6 +90,10 @@ class EngineSpec:
     """The user's environment for this engine, verbatim; wins over Baton's."""
 
     def __post_init__(self) -> None:
+        if RANK_MARK in self.instance:
+            raise UsageError(f"{self.instance}: `{RANK_MARK}` stands before the number of a rank, and in no name")
+        if not 1 <= self.ranks <= RANKS_MAX:
+            raise UsageError(f"an engine of {self.ranks} data parallel ranks: 1 to {RANKS_MAX}")
         for flag, instead in OURS.items():
             if given(self.extra_args, flag):
                 raise UsageError(f"{flag} after `--` would move the engine away from Baton: use {instead}")
@@ -103,12 +112,28 @@ class EngineSpec:
         return self.pinning and not any(given(self.extra_args, flag, *short) for flag, short in _NO_PINNING)
 
     @property
+    def instances(self) -> tuple[InstanceId, ...]:
+        """What the fleet knows it as: itself, or each of its ranks."""
+        return ranks_of(self.instance, self.ranks)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether its connector takes part in such pulls, as far as the flags say."""
+        return self.peers and self.connector == "baton"
+
+    @property
     def evictions(self) -> str:
-        """Path of the socket for reported evictions. Empty if vLLM's ranks would need a socket each, or if the user's
-        own flags configure KV events.
+        """Path of the socket for reported evictions, of rank 0. Empty if the user's own flags configure KV events, or
+        if the server has some of a deployment's ranks: vLLM numbers their sockets.
         """
-        ranks = value_of(self.extra_args, "--data-parallel-size", "-dp") or "1"
-        return "" if ranks != "1" or given(self.extra_args, "--kv-events-config") else self.kv_events
+        mine = given(self.extra_args, "--kv-events-config") or any(given(self.extra_args, *flag) for flag in SOME_RANKS)
+        return "" if mine else self.kv_events
+
+    @property
+    def first_rank(self) -> int:
+        """vLLM's own number of its first rank: of a server with one rank of many, that rank's."""
+        said = value_of(self.extra_args, "--data-parallel-rank", "-dpn")
+        return int(said) if said is not None and said.isdecimal() else 0
 
     @property
     def stop_s(self) -> int:
@@ -126,6 +151,24 @@ class EngineSpec:
 _NO_PINNING = (("--speculative-config", ("-sc",)), ("--spec-method", ()), ("--logits-processors", ()),
                ("--runner", ()), ("--convert", ()))  # fmt: skip
 """User flags that rule the pinning out: drafts, own logits processors, models that only embed."""
+
+
+SOME_RANKS = (("--data-parallel-start-rank", "-dpr"), ("--data-parallel-hybrid-lb", "-dph"))
+"""vLLM flags of a server with some of a deployment's data parallel ranks, neither all nor one."""
+
+_BALANCED_OUTSIDE = (*SOME_RANKS, ("--data-parallel-rank", "-dpn"), ("--data-parallel-external-lb", "-dpe"),
+                     ("--data-parallel-multi-port-external-lb", "-dpm"))  # fmt: skip
+"""vLLM flags of a server that has one of the ranks, or some, and not all of them."""
+
+
+def ranks_in(args: tuple[str, ...]) -> int:
+    """Data parallel ranks that vLLM starts behind one port and balances itself, by its flags: those that a request's
+    ``X-data-parallel-rank`` may name. 1: it is one engine, perhaps one rank among servers that others balance.
+    """
+    size = value_of(args, "--data-parallel-size", "-dp")
+    if size is None or not size.isdecimal() or any(given(args, *flag) for flag in _BALANCED_OUTSIDE):
+        return 1
+    return max(1, int(size))
 
 
 def given(args: tuple[str, ...], flag: str, *short: str) -> bool:

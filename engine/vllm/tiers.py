@@ -46,15 +46,16 @@ class Tiers:
             raise UsageError("a tier on disk needs a folder")
 
 
-def beside(own: Mapping[str, Any], tiers: Tiers) -> dict[str, Any]:
-    """vLLM's `--kv-transfer-config` for a connector (`own`, its whole configuration) with tiers beside it.
+def beside(own: Mapping[str, Any], tiers: Tiers, ranks: int = 1) -> dict[str, Any]:
+    """vLLM's `--kv-transfer-config` for a connector (`own`, its whole configuration) with tiers beside it. Each data
+    parallel rank has its part of them.
 
     The connector comes first: vLLM loads a prompt from the first one that has any of it, and a hold is exact by its
     proof, while a tier has blocks of whole prompts only.
     """
-    files = {"type": FILES, "module_path": SPEC_MODULE, "root_dir": tiers.folder, "limit_bytes": tiers.disk_bytes,
-             "enable_kv_events": True}  # fmt: skip
-    extra = {"spec_name": SPEC, "spec_module_path": SPEC_MODULE, "cpu_bytes_to_use": tiers.host_bytes,
+    files = {"type": FILES, "module_path": SPEC_MODULE, "root_dir": tiers.folder,
+             "limit_bytes": tiers.disk_bytes // ranks, "enable_kv_events": True}  # fmt: skip
+    extra = {"spec_name": SPEC, "spec_module_path": SPEC_MODULE, "cpu_bytes_to_use": tiers.host_bytes // ranks,
              "secondary_tiers": [files] if tiers.disk_bytes else []}  # fmt: skip
     offloading = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
     return {

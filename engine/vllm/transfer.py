@@ -6,13 +6,12 @@ from typing import Final
 
 from engine.vllm.connector.served import CONTEXT, RANKS, STAGES
 from engine.vllm.connector.written_for import is_written_for
-from engine.vllm.spec import Connector, given, value_of
+from engine.vllm.spec import SOME_RANKS, Connector, given, ranks_in, value_of
 
 ASKED: Final = ("auto", "nixl", "baton")
 """The values that a user may give."""
 
 _SIZES: Final = (
-    ("--data-parallel-size", "-dp", RANKS),
     ("--pipeline-parallel-size", "-pp", STAGES),
     ("--prefill-context-parallel-size", "-pcp", CONTEXT),
     ("--decode-context-parallel-size", "-dcp", CONTEXT),
@@ -25,7 +24,9 @@ def left_by_flags(vllm_args: tuple[str, ...]) -> str | None:
 
     What follows from the model is decided inside the engine (`engine.vllm.connector.served`).
     """
-    if given(vllm_args, "--data-parallel-rank", "-dpn"):
+    here = value_of(vllm_args, "--data-parallel-size-local", "-dpl")
+    elsewhere = here is not None and here.isdecimal() and int(here) < ranks_in(vllm_args)  # their agent sockets, too
+    if elsewhere or any(given(vllm_args, *flag) for flag in SOME_RANKS):
         return RANKS
     for flag, short, what in _SIZES:
         size = value_of(vllm_args, flag, short)

@@ -24,6 +24,7 @@ from cluster.registry.membership import Heartbeat, MemberKind, Membership
 from cluster.registry.registry import Registry, RegistryDown
 from cluster.telemetry import tracing
 from goodput.actions import Action, Start
+from goodput.actuate.engines import by_engine
 from goodput.actuate.existing import ExistingFleet as Existing
 from goodput.actuate.journal import Journal
 from goodput.actuate.lease import ACTION_S, LeaderClaim
@@ -215,7 +216,7 @@ class Scaler:
             return False
         self._instances.fold(beats, now)
         self._routers.fold(routers, now)
-        self.beats = {str(member.id): member.beat for member in self._instances.snapshot()}
+        self.beats = by_engine(member.beat for member in self._instances.snapshot())
         return True
 
     async def _observe(self) -> Existing | None:

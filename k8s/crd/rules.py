@@ -1,9 +1,9 @@
 """Rules between fields that the API server itself checks (CEL), so that a wrong resource is refused at once. Pure.
 
-Each rule repeats one of `cluster/spec/rules.py`, which stays the owner: whatever these refuse, `baton lint` refuses too
-(tests/unit/test_k8s_crd.py compares the two on a corpus). Core CEL only: no extension of Kubernetes', as the rules are
-evaluated in tests as well. Every list and mapping that a rule looks through is bounded (`schema.BOUNDS`), because the
-API server refuses a schema whose rules could cost too much.
+Each rule repeats one of `cluster/spec/rules.py` or `sides.py`, which stay the owners: whatever these refuse, `baton
+lint` refuses too (tests/unit/test_k8s_crd.py compares the two on a corpus). Core CEL only: no extension of
+Kubernetes', as the rules are evaluated in tests as well. Every list and mapping that a rule looks through is bounded
+(`schema.BOUNDS`), because the API server refuses a schema whose rules could cost too much.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster.spec.about import settings_of
-from cluster.spec.rules import GIVE_AND_TAKE
 from cluster.spec.settings import (
     KvTiers,
     Pool,
@@ -24,6 +23,7 @@ from cluster.spec.settings import (
     Spec,
     Transfer,
 )
+from cluster.spec.sides import GIVE_AND_TAKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,11 @@ _POOLS = (
         f"{_or('self.decode.shape.pp', 1)} == 1",
         "vLLM's NixlConnector hands no KV cache over to an instance with pipeline stages: `pp` of decode must be 1",
     ),
-    *(_same_tp(giver.value, taker.value) for giver, taker in GIVE_AND_TAKE),
+    CelRule(
+        f"{_or('self.prefill.shape.pp', 1)} == 1 || !(has(self.decode) || has(self.both))",
+        "vLLM's NixlConnector hands no KV cache over from an instance with pipeline stages: `pp` of prefill must be 1",
+    ),
+    *(_same_tp(giver.value, taker.value) for giver, taker in GIVE_AND_TAKE if giver is not taker),
 )
 
 _CLASS = (

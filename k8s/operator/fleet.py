@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from cluster.bounded import PLAIN, Unfit, whole_body
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, engine_of
 from cluster.instance import Role
 from k8s.operator.secrets import Access
 from k8s.plan.children import ADMIN_PORT
@@ -179,6 +179,11 @@ def attainment_in(word: Json) -> float | None:
     return met / counted if counted else None
 
 
+def _engine(name: object) -> str:
+    """The engine of an instance: a pod has all of its ranks."""
+    return str(engine_of(InstanceId(str(name))))
+
+
 def known_by(words: Mapping[str, Json], routers: frozenset[str]) -> Known:
     """Routers' answers as one: which routers know an instance, and which pairs no router keeps apart.
 
@@ -187,11 +192,11 @@ def known_by(words: Mapping[str, Json], routers: frozenset[str]) -> Known:
     known_to: dict[str, set[str]] = {}
     proven: set[frozenset[str]] | None = None
     for router, word in words.items():
-        names = [str(each.get("id")) for each in _each(word, "instances")]
+        names = list(dict.fromkeys(_engine(each.get("id")) for each in _each(word, "instances")))
         for name in names:
             known_to.setdefault(name, set()).add(router)
         apart = {
-            frozenset({str(each.get("prefill")), str(each.get("decode"))})
+            frozenset({_engine(each.get("prefill")), _engine(each.get("decode"))})
             for each in _each(word, "pairs")
             if each.get("apart")
         }

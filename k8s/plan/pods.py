@@ -243,6 +243,7 @@ def _words(resource: Resource, model: Model, role: Role, pool: Pool, family: str
     words += ["--served-model-name", model.served_name] if model.served_name else []
     words += ["--kv-lease", str(transfer.lease_s)] if transfer.lease_s else []
     words += ["--digests"] if transfer.digests else []
+    words += [] if transfer.peers else ["--no-peers"]
     words += flags.tier_words(resource.spec.kv) if settings.engine.value == "vllm" else []
     words += ["--flips"] if pool.flips else []
     for tenant in model.tenants:

@@ -26,7 +26,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.callers import from_another_site, from_here, names_this_machine
 from cluster.errors import ApiError, bad_request
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, ranks_of
 from cluster.keys import key_in, whose
 from cluster.readable import SMALL_BYTES_MAX, deadline_in, object_in, text_in, too_large_here
 from cluster.registry.membership import Heartbeat
@@ -353,7 +353,8 @@ class Operators:
         self._set_aside()
         words = {name: list(word) for name, word in self.quarantine.words.items()}
         body = msgspec.json.encode({"words": words})
-        path = f"/quarantine/{quote(str(instance), safe='')}"
+        # As its receiver reads it: signatures cover paths, and aiohttp reads `%40` as the `@` of a rank's name.
+        path = f"/quarantine/{quote(str(instance), safe='@')}"
         answers = await self.peers.ask(path, None, method=http.method, body=body)
         told = {name: "told" if not isinstance(_word(each), str) else _word(each) for name, each in answers.items()}
         return _json({"instance": instance, "quarantined": aside, "routers": {str(self.peers.name): "told", **told}})
@@ -419,8 +420,10 @@ class Operators:
         return signed_headers(ask, key, now=_UNIX_TIME(), nonce=secrets.token_bytes(NONCE_BYTES))
 
     def _agent_of(self, instance: str) -> Heartbeat:
-        watch = self._watch
-        member = None if watch is None else watch.snapshot().get(instance)
+        """The heartbeat of an instance's agent; an engine may be named instead of one of its ranks."""
+        names = (instance, ranks_of(InstanceId(instance), 2)[0])
+        fleet = None if self._watch is None else self._watch.snapshot()
+        member = None if fleet is None else next((each for name in names if (each := fleet.get(name))), None)
         if member is not None and member.beat.agent_url is not None:
             return member.beat
         if not self._parts.view.knows(InstanceId(instance)):

@@ -136,7 +136,7 @@ class Overview:
     def _told_pairs(self, reader: str | None) -> list[Json]:
         known = {(pair.prefill, pair.decode): pair for pair in self._pairs}
         fleet = self._scheduler.view.all()
-        apart = {(producer, fleet.at(row).id) for row, shunned in fleet.shunning.items() for producer in shunned}
+        apart = fleet.parted_pairs()
         unproven = fleet.unproven_pairs(PAIRS)
         for pair in (apart | unproven | fleet.inexact.keys()) - known.keys():
             known[pair] = PairCounts(*pair)

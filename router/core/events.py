@@ -29,6 +29,18 @@ class JourneyState(StrEnum):
     DONE = "done"
 
 
+class PrefixSource(msgspec.Struct, frozen=True):
+    """An instance whose KV cache has a prompt's beginning that the chosen one lacks: it is to be pulled from there."""
+
+    instance: InstanceId
+    tokens: int
+    """The prompt's tokens that are expected there."""
+    wait_s: float
+    """The longest wait for the source's answer. Without one the prompt is computed as if there were no source."""
+    leg_ms: float = 0.0
+    """When the answer is expected, by the price."""
+
+
 # --- events: what happened -------------------------------------------------------------------------------------------
 
 
@@ -51,6 +63,8 @@ class Chosen(msgspec.Struct, frozen=True):
     early_s: float | None = None
     """The decode leg may be sent so many seconds from now, while P computes (`router.core.early_leg`). None: it is sent
     once P has answered."""
+    source: PrefixSource | None = None
+    """Where the instance that computes the prompt pulls its beginning from; None: it computes what it lacks."""
 
 
 class FleetChanged(msgspec.Struct, frozen=True):
@@ -149,6 +163,8 @@ class SendPrefill(msgspec.Struct, frozen=True):
 
     instance: InstanceId
     attempt: int
+    source: PrefixSource | None = None
+    """Ask this instance first to hold the prompt's beginning, and let the leg pull it."""
 
 
 class SendSeed(msgspec.Struct, frozen=True):
@@ -162,6 +178,8 @@ class SendDecode(msgspec.Struct, frozen=True):
     transfer: TransferFields | None
     first_token: int | None = None
     """The token that the answer must begin with."""
+    source: PrefixSource | None = None
+    """For an aggregated request, as for `SendPrefill`."""
 
 
 class SendEarly(msgspec.Struct, frozen=True):

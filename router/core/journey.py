@@ -54,6 +54,7 @@ from router.core.events import (
     Opened,
     OutlastPrefill,
     PrefillAnswered,
+    PrefixSource,
     Refused,
     Relay,
     Release,
@@ -97,6 +98,7 @@ __all__ = [
     "Opened",
     "OutlastPrefill",
     "PrefillAnswered",
+    "PrefixSource",
     "Refused",
     "Relay",
     "Release",
@@ -269,8 +271,8 @@ class Journey:
             return (self._send_decode(event.decode, self.transfer),)
         release = self._let_go(event.decode if event.decode != self.prefill else previous)
         if event.prefill is None:  # aggregated: one engine serves it all; a producer must never be asked to pull
-            return (*release, self._send_decode(event.decode, None))
-        prefill = self._send_prefill(event.prefill)
+            return (*release, self._send_decode(event.decode, None, event.source))
+        prefill = self._send_prefill(event.prefill, event.source)
         if event.early_s is None or self.spoken:
             return (*release, prefill)
         self.early_at = self.now + event.early_s
@@ -296,13 +298,13 @@ class Journey:
         early = self._drop_early()  # it waits for the hold of the first P
         self.attempt += 1
         self.because, self.decode = event.because, event.decode
-        return (*early, self._send_prefill(event.prefill))
+        return (*early, self._send_prefill(event.prefill, event.source))
 
-    def _send_prefill(self, instance: InstanceId) -> SendPrefill:
+    def _send_prefill(self, instance: InstanceId, source: PrefixSource | None) -> SendPrefill:
         self.state, self.prefill = JourneyState.PREFILLING, instance
         self.legs += (instance,)
         self._begin_turn()
-        return SendPrefill(instance, self.attempt)
+        return SendPrefill(instance, self.attempt, source)
 
     def _begin_turn(self) -> None:
         turn_s = (self.deadline - self.now) * TURN
@@ -313,10 +315,12 @@ class Journey:
         held, self.transfer, self.touched = self.transfer, None, False
         return (Release(via, held),) if held is not None and via is not None else ()
 
-    def _send_decode(self, instance: InstanceId, transfer: TransferFields | None) -> SendDecode:
+    def _send_decode(
+        self, instance: InstanceId, transfer: TransferFields | None, source: PrefixSource | None = None
+    ) -> SendDecode:
         self.state = JourneyState.OPENING
         self.turn_ends = self.now + (self.deadline - self.now) * TURN
-        return SendDecode(instance, transfer, self.first_token)
+        return SendDecode(instance, transfer, self.first_token, source)
 
     def _fleet_changed(self, event: FleetChanged) -> tuple[Effect, ...]:
         return (self._choose(),)

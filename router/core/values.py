@@ -48,6 +48,8 @@ class Reported:
     """The part of the instance's credits granted to this router, in legs; None: its agent grants none by name."""
     shuns: tuple[InstanceId, ...] = ()
     """Producers that the instance's engine pulls nothing from for now (peer health)."""
+    peers: bool = False
+    """Whether its engine pulls prompts' beginnings from other instances, and holds them for such."""
     evicted: tuple[int, int] = (0, 0)
     """Since the engine's start: the tokens evicted from its KV cache, and how often the whole cache was cleared."""
     kept: Mapping[str, int] = field(default_factory=dict)

@@ -259,6 +259,7 @@ def _reported(member: Member, router: InstanceId) -> Reported:
         load=beat.load,
         models=beat.models,
         shuns=tuple(InstanceId(name) for name in beat.shuns),
+        peers=beat.peers,
         evicted=beat.evicted,
         kept={str(tier): tokens for tier, tokens in beat.kept.items()},
         adapters=beat.adapters,

@@ -108,6 +108,13 @@ class Cached(msgspec.Struct, tag="cached"):
     tokens: int
 
 
+class Sourced(msgspec.Struct, tag="sourced"):
+    """An instance that was asked for a prompt's beginning has answered, so much later than its price says."""
+
+    late_ms: float
+    now: float
+
+
 # --- the scheduler ----------------------------------------------------------------------------------------------------
 
 
@@ -180,7 +187,10 @@ class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
     now: float
     tokens: int | None
     cut_off: bool
+    """It might have become longer: it ended at its limit, or is not `complete`."""
     engine_ms: tuple[float, float] | None = None
+    complete: bool = True
+    """The answer came to its end, be it at its limit."""
 
 
 class FoundNone(msgspec.Struct, tag="found_none", rename=_LOGGED):
@@ -253,7 +263,7 @@ class InstanceLost(msgspec.Struct, frozen=True):
 
 FleetEvent = (
     Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed
-    | Cached
+    | Cached | Sourced
 )  # fmt: skip
 """The events of the fleet's view (`router.fleet.view`)."""
 
@@ -267,8 +277,8 @@ Outcome = Decided | Came
 
 Entry = (
     Made | Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted
-    | Indexed | Cached | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened | Finished
-    | FoundNone | Occupied | LegEnded | Roomy | Looked | FleetMoved | Decided | Came | Missing
+    | Indexed | Cached | Sourced | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened
+    | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked | FleetMoved | Decided | Came | Missing
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, models_in
-from engine.vllm.metrics import parse_load
+from engine.vllm.metrics import parse_load, parse_loads
 from router.core.engine_answers import object_in
 from router.fleet import events as d
 from router.fleet.engine_paths import Catalogue, paths_in
@@ -96,7 +96,7 @@ class Prober:
             async with asyncio.timeout(PROBE_S):
                 await self._get(instance, "/health")
                 served = await self._models(instance) if models else None
-                load = _load(await self._get(instance, "/metrics")) if self._read_metrics else None
+                load = _load(await self._get(instance, "/metrics"), instance.rank) if self._read_metrics else None
         except (EngineLost, TimeoutError, Unreadable) as error:
             logger.debug("%s: probe failed: %s", instance.id, error)
             if isinstance(error, EngineLost) and error.ours:
@@ -164,5 +164,7 @@ def _models(answer: Answer) -> tuple[dict[str, object], ...]:
     return models_in(listed)
 
 
-def _load(answer: Answer) -> Load:
-    return parse_load(answer.body.decode(errors="replace"))
+def _load(answer: Answer, rank: int | None) -> Load:
+    """An engine's load, or that of one of its data parallel ranks."""
+    text = answer.body.decode(errors="replace")
+    return parse_load(text) if rank is None else parse_loads(text, max(2, rank + 1))[rank]

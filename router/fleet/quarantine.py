@@ -28,7 +28,7 @@ BECAUSE_MAX: Final = 120
 STAMP_MAX: Final = 2**52
 """The limit of stamps, which no fleet reaches. A higher stamp was forged to have the last word for ever."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(@[0-9]{1,4})?")
 """The registry's rule for names (`cluster.registry.membership`): other names could not be announced."""
 
 

@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 import numpy as np
 
-from cluster.ids import InstanceId
+from cluster.ids import RANK_MARK, InstanceId, engine_of
 from cluster.instance import Instance, Load, Role
 from router.core.arrays import Ints
 from router.core.values import ProofStanding
 from router.fleet.columns import Columns
 from router.predict.inflight_load import InflightLoad
-from router.predict.prefix_cache import PrefixCacheIndex
+from router.predict.prefix_cache import Match, PrefixCacheIndex
 from router.predict.step_model import TIER_GB_S, Make
 
 if TYPE_CHECKING:
     from router.core.values import Wanted
+
+SOURCES_MAX: Final = 4
+"""Instances that have most of a prompt, and are compared as sources of its beginning."""
 
 _NO_LOAD: Final = Load()
 
@@ -306,6 +309,8 @@ class FleetSnapshot(Sequence[InstanceView]):
         self.shunning: Final[dict[int, frozenset[InstanceId]]] = {}
         """By row of a decode instance, the producers that must not hand over to it: those that it sets aside, and those
         that failed their proof with it. Mostly empty."""
+        self.sharing = 0
+        """The rows whose engines share prompts' beginnings with others, as bits."""
         self.distrusted: Mapping[tuple[InstanceId, InstanceId], str] = {}
         """Pairs of prefill and decode instances that failed their proof (`router.fleet.pair_proofs`), and how."""
         self.proving = False
@@ -335,6 +340,13 @@ class FleetSnapshot(Sequence[InstanceView]):
     def __getitem__(self, at: slice) -> tuple[InstanceView, ...]: ...
     def __getitem__(self, at: int | slice) -> InstanceView | tuple[InstanceView, ...]:
         return tuple(self.by_id.values())[at]
+
+    def beside(self, instance: InstanceId) -> tuple[InstanceId, ...]:
+        """The instance, if it is known, and the other ranks of its engine: all behind one port."""
+        if RANK_MARK not in instance:
+            return (instance,) if instance in self.by_id else ()
+        engine = engine_of(instance)
+        return tuple(name for name in self.by_id if engine_of(name) == engine)
 
     def at(self, row: int) -> InstanceView:
         """The instance of a row."""
@@ -454,6 +466,46 @@ class FleetSnapshot(Sequence[InstanceView]):
         view.shuns = producers
         self._part(view)
 
+    def peers(self, view: InstanceView, takes_part: bool) -> None:  # noqa: FBT001
+        """The instance's agent has reported whether its engine shares prompts' beginnings with others."""
+        bit = 1 << view.row
+        self.sharing = self.sharing | bit if takes_part else self.sharing & ~bit
+
+    def sources(self, match: Match, wanted: Wanted) -> list[tuple[int, int]]:
+        """Rows that share, can take a leg, and have a beginning of the prompt: how many chunks, and which row, the most
+        first; at most `SOURCES_MAX`.
+        """
+        found: list[tuple[int, int]] = []
+        columns = self.columns
+        for chunks, bits in match.levels:
+            left = bits & self.sharing
+            while left and len(found) < SOURCES_MAX:
+                row = (left & -left).bit_length() - 1
+                left &= left - 1
+                limit = columns.limits(wanted.routers).item(row)
+                # Two places: it may be the decode instance, too, whose place is taken first.
+                if columns.inflight.item(row) + 1 < limit and self._rows[row].id not in wanted.excluded:
+                    # A source leg looks into the KV cache alone: what is in a tier is not pulled by others.
+                    held = chunks if self.prefixes is None else self.prefixes.in_cache(row, wanted.prefix, chunks)
+                    found.append((held, row))
+        return sorted(found, reverse=True)
+
+    def shares(self, source: int, row: int, wanted: Wanted) -> bool:
+        """Whether a row can have a prompt's beginning from another row's KV cache now: both share, their weights and
+        the model's name mean the same, they are proven alike, and the one has met the other.
+        """
+        if source == row or not self.sharing >> source & self.sharing >> row & 1:
+            return False
+        columns, there, here = self.columns, self._rows[source], self._rows[row]
+        if not there.ready or (row in self.shunning and there.id in self.shunning[row]):
+            return False
+        if self.strangers(source, row) or there.meaning(wanted.model) != here.meaning(wanted.model):
+            return False
+        if not self.proving:
+            return True
+        circles = {columns.gives.item(source), columns.takes.item(source)} - {0}
+        return columns.gives.item(row) in circles or columns.takes.item(row) in circles
+
     def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
         """These pairs, and no others, have failed their proof."""
         former, self.distrusted = self.distrusted, dict(pairs)
@@ -484,6 +536,19 @@ class FleetSnapshot(Sequence[InstanceView]):
         if self.columns.gives[view.row] or self.columns.takes[view.row]:
             self.columns.gives[view.row] = self.columns.takes[view.row] = 0
             self.columns.changed()
+
+    def parted_pairs(self) -> set[tuple[InstanceId, InstanceId]]:
+        """Producers and consumers of which the one hands nothing over to the other for now. What instances shun as
+        sources of prompts' beginnings alone is not here.
+        """
+        found = set()
+        for row, shunned in self.shunning.items():
+            here = self._rows[row]
+            for producer in shunned if here.role.decodes else ():
+                there = self.by_id.get(producer)
+                if there is None or there.role.prefills:
+                    found.add((producer, here.id))
+        return found
 
     @property
     def parted(self) -> bool:
@@ -594,6 +659,7 @@ class FleetSnapshot(Sequence[InstanceView]):
     def _forget(self, view: InstanceView) -> None:
         del self._rows[view.row]
         self.shunning.pop(view.row, None)
+        self.sharing &= ~(1 << view.row)
         if self.prefixes is not None:
             self.prefixes.leave(view.row)
         view.forget()

@@ -148,6 +148,7 @@ class FleetView:
             view.grant = each.grant
         if view.shuns != each.shuns:
             self._fleet.shuns(view, each.shuns)
+        self._fleet.peers(view, each.peers)
         view.load = each.load
         self._fleet.holds(view, each.load.kv_tokens)
         self._fleet.keeps(view, each.kept)
@@ -189,13 +190,17 @@ class FleetView:
         view.failures += 1
         return view.failures >= FAILURES_UNTIL_DOWN and self._down(view)
 
-    def unreachable(self, instance: InstanceId) -> bool:
-        """A leg could not connect: take the instance out at once, until a probe succeeds. Returns whether it went down
-        by it.
+    def unreachable(self, instance: InstanceId) -> tuple[InstanceId, ...]:
+        """A leg could not connect: take the instance out at once, until a probe succeeds, and the other ranks behind
+        the same port with it. Returns those that went down by it.
         """
-        view = self._instances[instance]
-        view.failures = max(view.failures, FAILURES_UNTIL_DOWN)
-        return self._down(view)
+        down = []
+        for name in self._fleet.beside(instance):
+            view = self._instances[name]
+            view.failures = max(view.failures, FAILURES_UNTIL_DOWN)
+            if self._down(view):
+                down.append(name)
+        return tuple(down)
 
     def _down(self, view: InstanceView) -> bool:
         was_up, view.up = view.up, False
@@ -282,7 +287,7 @@ def _probe_failed(view: FleetView, event: Any) -> Iterable[InstanceId]:
 
 
 def _unreachable(view: FleetView, event: Any) -> Iterable[InstanceId]:
-    return (event.instance,) if view.unreachable(event.instance) else _NONE
+    return view.unreachable(event.instance)
 
 
 def _set_aside(view: FleetView, event: Any) -> Iterable[InstanceId]:
@@ -317,6 +322,11 @@ def _cached(view: FleetView, event: Any) -> Iterable[InstanceId]:
     return _NONE
 
 
+def _sourced(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.all().inflight.source_took(event.late_ms, event.now)
+    return _NONE
+
+
 _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = {
     d.Added: _add,
     d.Folded: _fold,
@@ -329,5 +339,6 @@ _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = 
     d.LegStarted: _leg_started,
     d.Indexed: _index,
     d.Cached: _cached,
+    d.Sourced: _sourced,
 }
 """The handler of each event; it returns the instances that are lost by the event."""

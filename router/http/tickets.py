@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from cluster import wire
-from cluster.ids import InstanceId, TransferId
+from cluster.ids import InstanceId, TransferId, engine_of
 from kvtransfer.keys import instance_key
 from kvtransfer.screen import LIFE_S
 from kvtransfer.ticket import SigningKey, Ticket, sign
@@ -56,7 +56,7 @@ class Tickets:
                 producer=producer,
                 host="",
                 port=0,
-                consumer=to,
+                consumer=engine_of(to),  # the guard is the engine's, for all of its ranks
                 groups=(),
                 tokens=0,
                 expires_ms=int((self._clock() + LIFE_S) * 1000),

@@ -16,6 +16,7 @@ import msgspec
 from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.http.pool import KEEPALIVE_S
 from cluster.instance import Instance
+from cluster.wire import RANK_HEADER
 
 CONNECT_S = 5.0
 """An engine that does not accept within this is as good as gone."""
@@ -107,7 +108,8 @@ class Upstream:
         body: bytes | None,
         headers: Mapping[str, str],
     ) -> aiohttp.ClientResponse:
-        """Send a request and wait for the answer's headers. The caller reads or closes it.
+        """Send a request to an instance, to its rank if it is one, and wait for the answer's headers. The caller reads
+        or closes it.
 
         A connection that is closed under the request is taken for an idle one, and the request sent again.
 
@@ -115,6 +117,8 @@ class Upstream:
             EngineLost: no connection, or it broke before the headers.
         """
         assert self._session is not None, "start() comes first"
+        if instance.rank is not None:
+            headers = {**headers, RANK_HEADER: str(instance.rank)}
         for last in (False, True):
             # A large body goes out in pieces: in one piece it would hold up every other request of this process.
             data = io.BytesIO(body) if body is not None and len(body) > PIECE_BYTES else body

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b, shake_256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from router.core.unread import Sort, Unread, beginning
+from router.predict.media import MEDIA_BYTES, MediaReader
 
 CHUNK_BYTES = 1024
 """About 256 tokens of prose. Smaller chunks save hardly any prefill (it flattens near 1,000 tokens), and each chunk
@@ -106,17 +107,36 @@ class Hasher:
         return found
 
 
-def prompt_text(body: Mapping[str, Any]) -> bytes:
+class ReadPrompt(NamedTuple):
+    """What a body says of its prompt."""
+
+    text: bytes
+    """See `prompt_text`; of a large body as far as chunks are named."""
+    size: int
+    """Bytes of all its text."""
+    media: int
+    """Pictures, sounds and videos in it, each counted as `MEDIA_BYTES`."""
+
+
+def read_prompt(body: Mapping[str, Any]) -> ReadPrompt:
+    """The prompt of an OpenAI body."""
+    media = MediaReader()
+    text = prompt_text(body, media)
+    return ReadPrompt(text, prompt_bytes(body, text, media), media.count)
+
+
+def prompt_text(body: Mapping[str, Any], media: MediaReader | None = None) -> bytes:
     """The text that an engine's chat template will read from an OpenAI body, in its order: tools, then messages, or the
     prompt.
 
     The template's own text is left out, as it does not distinguish prompts; so nothing here depends on the model. A
     conversation's next turn begins with the bytes of the turn before. Total: any JSON object gives bytes. Prompts of
-    token ids are four bytes a token.
+    token ids are four bytes a token, and pictures are the text of `router.predict.media`.
     """
     messages = body.get("messages")
+    media = MediaReader() if media is None else media
     if isinstance(messages, Unread):
-        return _unread_chat(messages, body.get("tools"))
+        return _unread_chat(messages, body.get("tools"), media)
     if not isinstance(messages, list):
         return _completion(body.get("prompt"))
     parts: list[str] = []
@@ -126,18 +146,18 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
     if tools:
         parts.append(_json(tools))
     for message in messages:
-        _message(message, parts)
+        _message(message, parts, media)
     return _encoded("".join(parts))
 
 
-def _message(message: Any, parts: list[str]) -> None:
+def _message(message: Any, parts: list[str], media: MediaReader) -> None:
     parts.append("\x1e")
     if not isinstance(message, dict):
         parts.append(_json(message))
         return
     parts.append(str(message.get("role")))
     parts.append("\x1f")
-    _content(message.get("content"), parts)
+    _content(message.get("content"), parts, media)
     if calls := message.get("tool_calls"):
         parts.append(_json(calls))
 
@@ -147,14 +167,16 @@ def answered_text(text: bytes, answer: str) -> bytes:
     return text + b"\x1eassistant\x1f" + _encoded(answer)
 
 
-def _content(content: Any, parts: list[str]) -> None:
-    """A message's text; for parts that are not text (images) their JSON, which has the URL or the data."""
+def _content(content: Any, parts: list[str], media: MediaReader) -> None:
+    """A message's text, with what stands for pictures; for other parts that are not text their JSON."""
     if isinstance(content, str):
         parts.append(content)
     elif isinstance(content, list):
         for part in content:
             text = part.get("text") if isinstance(part, dict) else None
-            parts.append(text if isinstance(text, str) else _json(part))
+            if not isinstance(text, str):
+                text = media.text(part) if isinstance(part, dict) else None
+            parts.append(_json(part) if text is None else text)
     elif content is not None:
         parts.append(_json(content))
 
@@ -175,10 +197,14 @@ def _completion(prompt: Any) -> bytes:
 # --- of large bodies: as far as chunks are named ----------------------------------------------------------------------
 
 
-def prompt_bytes(body: Mapping[str, Any], text: bytes) -> int:
-    """The length of a prompt's text in bytes; `text` is its `prompt_text`, which stops early at unread fields."""
+def prompt_bytes(body: Mapping[str, Any], text: bytes, media: MediaReader | None = None) -> int:
+    """The length of a prompt's text in bytes; `text` is its `prompt_text`, which stops early at unread fields, and
+    `media` what has read it.
+    """
     unread = [each for each in map(body.get, _OF_A_PROMPT) if isinstance(each, Unread)]
     size = sum(4 * each.count if each.sort is Sort.IDS else len(each.raw) for each in unread)
+    if media is not None and media.raw_bytes:
+        size += media.count * MEDIA_BYTES - media.raw_bytes
     return max(len(text), size)
 
 
@@ -199,7 +225,7 @@ def _unread_prompt(prompt: Unread) -> bytes:
     return ids.astype("<u4").tobytes() if plain else b""
 
 
-def _unread_chat(messages: Unread, tools: Any) -> bytes:
+def _unread_chat(messages: Unread, tools: Any, media: MediaReader) -> bytes:
     """The same text as from a parsed chat, from its beginning to `NAMED_BYTES`, or to a message that is too large to
     parse and is not the usual text.
     """
@@ -212,13 +238,16 @@ def _unread_chat(messages: Unread, tools: Any) -> bytes:
         parts.append(_json(tools))
     left, built = NAMED_BYTES, _UNREAD_BUILT
     for each in msgspec.json.decode(messages.raw, type=list[msgspec.Raw]):
-        raw = memoryview(each)
-        if len(raw) > built:
-            return _encoded("".join(parts)) + _large_message(raw)
-        built -= len(raw)
-        have = len(parts)
+        raw, have = memoryview(each), len(parts)
         try:
-            _message(msgspec.json.decode(raw), parts)
+            apart = _parts_apart(raw, media) if len(raw) > MEDIA_BYTES else []
+            if apart:
+                parts += apart
+            elif len(raw) > built:
+                return _encoded("".join(parts)) + _large_message(raw)
+            else:
+                built -= len(raw)
+                _message(msgspec.json.decode(raw), parts, media)
         except msgspec.DecodeError:  # a number that no float can hold
             break
         left -= sum(map(len, parts[have:]))
@@ -230,6 +259,33 @@ def _unread_chat(messages: Unread, tools: Any) -> bytes:
 def _as_it_came(unread: Unread) -> bytes:
     """The bytes of a large field of unknown form, used as its text."""
     return bytes(unread.raw[:NAMED_BYTES])
+
+
+def _parts_apart(raw: memoryview, media: MediaReader) -> list[str]:
+    """The text of a message whose content is a list of parts, none of which is parsed that holds a picture; empty: it
+    has another form. Text beyond what is named is left out.
+    """
+    if bytes(raw[:1]) != b"{":
+        return []
+    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    content = memoryview(fields["content"]) if "content" in fields else memoryview(b"null")
+    if bytes(content[:1]) != b"[" or "tool_calls" in fields:
+        return []
+    role = msgspec.json.decode(fields["role"]) if "role" in fields and len(memoryview(fields["role"])) < 100 else None
+    found, room = [f"\x1e{role}\x1f"], NAMED_BYTES
+    for each in msgspec.json.decode(content, type=list[msgspec.Raw]):
+        part, have = memoryview(each), len(found)
+        picture = media.raw_text(part) if len(part) > MEDIA_BYTES and bytes(part[:1]) == b"{" else None
+        if picture is not None:
+            found.append(picture)
+        elif len(part) > room:
+            found.append(bytes(part[:room]).decode(errors="replace"))
+        else:
+            _content([msgspec.json.decode(part)], found, media)
+        room -= sum(map(len, found[have:]))
+        if room <= 0:
+            break  # more pictures than any engine takes would cost as many hashes
+    return found
 
 
 def _large_message(raw: memoryview) -> bytes:

@@ -24,7 +24,7 @@ import numpy as np
 
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
-from router.predict.margins import Margins
+from router.predict.margins import FIRST_AIM, FIRST_WIDEST, PROMPTLY, Margins
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
 
@@ -33,6 +33,14 @@ DUTY_S: Final = 5.0
 several of an 8B's. With a shorter time one long prompt looks like steady load; with a longer one a burst is over before
 it is seen."""
 IDLE_MIN: Final = 0.1
+
+SOURCES_SEEN: Final = 20
+"""The mean of so many source legs is what the next one is expected to take longer."""
+SOURCE_LATE_MS: Final = 500.0
+"""One leg counts for at most this much: an engine that stood still says little."""
+SOURCE_FADES_S: Final = 60.0
+"""In so many seconds without source legs half of what is learned is forgotten: else, after slow ones, none was tried
+again."""
 
 SHORT_ONES: Final = 0.3
 """The share of all answers that a short answer represents; a median answer represents the others."""
@@ -79,9 +87,9 @@ class InflightRequest:
     """The bookings of one request."""
 
     __slots__ = (
-        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_s", "limits", "margin",
-        "mean_tokens", "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms", "prefill_row",
-        "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "variance",
+        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_margin", "first_s", "limits",
+        "margin", "mean_tokens", "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms",
+        "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "ttft_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -130,6 +138,10 @@ class InflightRequest:
         self.margin = 0.0
         """The share of its target up to which predictions had room when it was let in (`Margins`); 0: it was let in for
         another reason, or has no target."""
+        self.first_margin = 0.0
+        """The same of its TTFT target; 0 again once its first token has come."""
+        self.ttft_ms = 0.0
+        """That target."""
         self.limits: tuple[LengthLimit, ...] = ()
         """For a short answer and for a median one, if it has a target."""
         self.began_tpot_ms = 0.0
@@ -198,11 +210,17 @@ class InflightLoad:
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
         self.margins: Final = Margins()
+        self.first_margins: Final = Margins(FIRST_WIDEST, PROMPTLY, FIRST_AIM)
+        """Of TTFT targets."""
         self.answers = 0
         """The number of all answers."""
         self.turn = 0
         """Counts what happens: what was read before is not true any more."""
         self.rows: Final[list[RowLoad]] = []
+        self._source_late_ms: float = 0.0
+        self._sourced_s: float = 0.0
+        """When that was learned."""
+        self._sources = 0
         self._base_s: float = 0.0
         """The time that `RowLoad.recent` is told for."""
         self._mirror: Final = Mirror(_MIRRORED)
@@ -342,6 +360,19 @@ class InflightLoad:
         at.plain_ms = booking.plain_ms
         at.observed_ms = (now - max(at.since, booking.sent_s)) * 1000.0
 
+    def source_took(self, late_ms: float, now: float) -> None:
+        """A source leg was answered, so much later than its price says."""
+        self._sources = min(self._sources + 1, SOURCES_SEEN)
+        known_ms, late_ms = self.source_late_ms(now), min(max(late_ms, -SOURCE_LATE_MS), SOURCE_LATE_MS)
+        self._source_late_ms = max(0.0, known_ms + (late_ms - known_ms) / self._sources)
+        self._sourced_s = now
+
+    def source_late_ms(self, now: float) -> float:
+        """By how much source legs take longer than their price says, at least 0: what front ends take here."""
+        if not self._source_late_ms:
+            return 0.0
+        return self._source_late_ms * float(0.5 ** (max(0.0, now - self._sourced_s) / SOURCE_FADES_S))
+
     def pulls(self, row: int) -> TransferModel:
         """What it pulls."""
         return self.rows[row].pulls
@@ -354,7 +385,7 @@ class InflightLoad:
         (`router.scheduler.flow_control.queue.Gate`).
         """
         row = booking.prefill_row
-        if prompt_ms > 0 and self.rows[row].life == booking.prefill_life:
+        if prompt_ms > 0 and booking.plain_ms > 0 and self.rows[row].life == booking.prefill_life:
             self.step_model.prompt_took(row, booking.plain_ms, prompt_ms)
         row = booking.decode_row
         if token_ms > 0 and row >= 0 and self.rows[row].life == booking.decode_life:

@@ -18,7 +18,7 @@ from router.core.eligibility import COMPLETIONS
 from router.core.unread import Sort, Unread
 from router.core.values import Wanted
 from router.predict.answer_lengths import AnswerLengths, Features, Predictor, cues_of
-from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_bytes, prompt_text
+from router.predict.chunks import CHUNK_BYTES, Hasher, read_prompt
 from router.predict.prompt_tokens import Ratios, TextKind, kind_of
 
 COMPLETION_TOKENS: Final = 16
@@ -65,10 +65,9 @@ class RequestPredictor:
             body: stripped already.
             scope: the scope that its names match in (`Clients.scope`).
         """
-        text = prompt_text(body)
+        text, size, media = read_prompt(body)
         model = wanted.model or ""
-        size = prompt_bytes(body, text)
-        kind = TextKind.IDS if _is_ids(body) else kind_of(text)
+        kind = TextKind.IDS if _is_ids(body) else TextKind.MEDIA if media else kind_of(text)
         tokens = self._ratios.tokens(wanted.tenant, model, kind, size)
         salt = body.get("cache_salt")
         names = self._hasher.names(self._hasher.scope(model, scope, salt if isinstance(salt, str) else ""), text)

@@ -284,6 +284,13 @@ class PrefixCacheIndex:
         self._tiered |= 1 << row
         held.settle()
 
+    def in_cache(self, row: int, chunks: Sequence[int], count: int) -> int:
+        """How many of the `count` leading chunks that an instance holds, or of what they are worth, are in its KV cache
+        and not in a tier below it.
+        """
+        held = self._held.get(row)
+        return count if held is None or not held.upper else held.upper[0].beginning(chunks, len(chunks))
+
     def _priced(self, levels: list[tuple[int, int]], chunks: Sequence[int]) -> list[tuple[int, int]]:
         """The same levels, with what lower tiers hold as what it saves."""
         found: dict[int, int] = {}

@@ -21,13 +21,16 @@ from router.predict.sketches import Backlog, Sketches, between
 
 
 class TextKind(StrEnum):
-    """Kinds of text with different bytes per token. `IDS`: prompts given as token ids, four bytes each."""
+    """Kinds of text with different bytes per token. `IDS`: prompts given as token ids, four bytes each; `MEDIA`: with
+    pictures, sounds or videos, for each of which a text of one size stands (`router.predict.media`).
+    """
 
     TEXT = "text"
     CODE = "code"
     JSON = "json"
     CJK = "cjk"
     IDS = "ids"
+    MEDIA = "media"
 
 
 START_BYTES_PER_TOKEN: Final = {
@@ -36,6 +39,7 @@ START_BYTES_PER_TOKEN: Final = {
     TextKind.JSON: 2.9,
     TextKind.CJK: 3.6,
     TextKind.IDS: 4.0,
+    TextKind.MEDIA: 4.0,
 }
 """The ratios before anything is learned. They are guesses in the middle of what vocabularies of 100,000 to 200,000
 tokens do; they count as 40 prompts of no tenant, so a tenant's own ratios soon outweigh them."""

@@ -18,8 +18,14 @@ from router.request.outgoing import Outgoing
 from router.request.parts import Parts
 from router.request.reply import Reply
 from router.request.scheduled import ScheduledRequest
+from router.request.sourcing import Sourcing
 from router.request.trace import RequestTrace
 from router.telemetry.timing import Stage
+
+
+def _told(held: wire.TransferFields | None) -> wire.TransferFields | None:
+    """A source's hold as the answering engine is told of it: its usage counts what it had, and what it pulled."""
+    return None if held is None else held.untold()
 
 
 class Answering:
@@ -69,12 +75,8 @@ class Answering:
             return away
         pulls = transfer is not None
         self.way = "handoff" if pulls else "whole"
-        fields = wire.decode_body({}, transfer, effect.first_token)
-        if fields and pulls and producer is not None:
-            fields = self._outgoing.stamped(fields, instance, producer.instance, producer.attempt)
-        elif fields:
-            fields = self._outgoing.stamped(fields, instance, instance, attempt)
-        body = self._outgoing.body(fields)
+        holder = producer if pulls else None
+        held_by, held_at = (instance, attempt) if holder is None else (holder.instance, holder.attempt)
         self._scheduled.occupy(instance)
         leg = self.leg = AnswerLeg(
             owner, instance, self._reply.outlet, streams=self._request.stream, bytes_max=parts.limits.answer_bytes_max
@@ -87,10 +89,30 @@ class Answering:
         headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.AGGREGATED_LEG, target)
         silence_s = parts.limits.stall_s if self._request.stream else 0.0
         parts.losses.watch(instance, leg, leg.left)
-        # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
-        leg.http = parts.engines.legs.send(
-            target.url, self._request.path, headers, body, leg, once=pulls, silence_s=silence_s
+
+        def send(held: wire.TransferFields | None) -> None:
+            fields = wire.decode_body({}, held, effect.first_token)
+            if fields:
+                fields = self._outgoing.stamped(fields, instance, held_by, held_at)
+            # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
+            leg.http = parts.engines.legs.send(
+                target.url,
+                self._request.path,
+                headers,
+                self._outgoing.body(fields),
+                leg,
+                once=held is not None,
+                silence_s=silence_s,
+            )
+
+        if effect.source is None or pulls:
+            send(transfer)
+            return None
+        sourcing = Sourcing(
+            parts, self._request, self._outgoing, effect.source, attempt, lambda held: send(_told(held))
         )
+        leg.source = sourcing
+        sourcing.begin()
         return None
 
     def send_early(self, effect: j.SendEarly, owner: LegOwner, *, pins: bool) -> None:
@@ -197,6 +219,7 @@ class Answering:
         if failure is not None:
             self.close()
             return failure
+        leg.source = None  # it has pulled, or computed
         if leg.pulled:
             parts.view.pair_met(leg.pulled, leg.instance)
         self.presume_no_more()

@@ -65,6 +65,21 @@ class LegOwner(ABC):
         """More bytes of the stream have arrived."""
 
 
+class AwaitedSource(ABC):
+    """Another instance's hold of the prompt's beginning: a leg waits for it before it is sent, and then pulls it."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def under_way(self) -> bool:
+        """Whether the leg still waits."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The leg will not pull: give the hold up."""
+
+
 class PrefillSaid:
     """An engine's answer to a prefill leg, and its time."""
 
@@ -92,6 +107,7 @@ class PrefillLeg:
         "attempt",
         "http",
         "instance",
+        "source",
         "started",
     )
 
@@ -103,6 +119,7 @@ class PrefillLeg:
         self.attempt = attempt
         self.started = 0.0
         self.http: EngineLeg | None = None
+        self.source: AwaitedSource | None = None
         self._said: asyncio.Future[PrefillSaid | j.Lost | j.Refused] | None = None
         """For work that outlives the request."""
         self._told: PrefillSaid | j.Lost | j.Refused | None = None
@@ -121,8 +138,13 @@ class PrefillLeg:
     def cut(self) -> None:
         """The leg's answer is not wanted any more."""
         http, self.http = self.http, None
+        source, self.source = self.source, None
+        waits = source is not None and source.under_way
+        if source is not None:
+            source.close()
         if http is not None:
             http.close()
+        if http is not None or waits:
             self._owner.prefill_over(self)
 
     def opened(self, status: int, content_type: str, cache_control: str) -> None:
@@ -148,10 +170,19 @@ class PrefillLeg:
     def lost(self, lost: EngineLost) -> None:
         self._end(lost)
 
+    def forgo(self) -> None:
+        """It waits for a source, and will not be sent any more."""
+        self._over(j.Lost("it was not needed any more, and not sent", untouched=True))
+
     def _end(self, said: PrefillSaid | EngineLost) -> None:
+        self._over(said if isinstance(said, PrefillSaid) else self._owner.engine_lost(self.instance, said))
+
+    def _over(self, told: PrefillSaid | j.Lost | j.Refused) -> None:
         self.http = None
+        source, self.source = self.source, None
+        if source is not None and not isinstance(told, PrefillSaid):
+            source.close()
         self._owner.prefill_over(self)
-        told = said if isinstance(said, PrefillSaid) else self._owner.engine_lost(self.instance, said)
         self._told = told
         if self._said is not None:
             self._said.set_result(told)
@@ -181,6 +212,7 @@ class AnswerLeg:
         "producer",
         "pulled",
         "relays",
+        "source",
         "started",
         "status",
     )
@@ -205,6 +237,7 @@ class AnswerLeg:
         self.pulled = ""
         """The engine whose hold it pulls; empty: it pulls none."""
         self.http: EngineLeg | None = None
+        self.source: AwaitedSource | None = None
         self.started = time.monotonic()
         self.opening = True
         """Nothing has arrived that tells its status."""
@@ -278,5 +311,8 @@ class AnswerLeg:
     def close(self) -> None:
         """Break the leg off."""
         http, self.http = self.http, None
+        source, self.source = self.source, None
+        if source is not None:
+            source.close()
         if http is not None:
             http.close()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cluster import wire
 from cluster.http.headers import Headers, lines
-from cluster.ids import InstanceId, RequestId, TransferId
+from cluster.ids import RANK_MARK, InstanceId, RequestId, TransferId
 from cluster.instance import Instance
 from cluster.request import Request
 from router.request.body import closing, opened
@@ -48,13 +48,14 @@ class Outgoing:
     def lines(self, stage: str, target: Instance) -> bytes:
         """A leg is sent: returns its headers, as lines."""
         self._trace.sends(stage, target)
-        return lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
+        head = lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
+        return head if RANK_MARK not in target.id else _at_rank(head, target)
 
     def early_lines(self, target: Instance) -> bytes:
         """The headers of a leg that is sent while another one is waited for: its stage begins only after that one's."""
-        if not self._trace.recorded:
-            return self._head
-        return lines(self._trace.traced(Stage.DECODE_LEG, target, self.headers))
+        recorded = self._trace.recorded
+        head = lines(self._trace.traced(Stage.DECODE_LEG, target, self.headers)) if recorded else self._head
+        return head if RANK_MARK not in target.id else _at_rank(head, target)
 
     def body(self, fields: Mapping[str, Any]) -> tuple[bytes | memoryview, ...]:
         """The client's body with these fields of the router's."""
@@ -64,11 +65,23 @@ class Outgoing:
             self._open = opened(self._request.raw)
         return (*self._open, closing(fields))
 
-    def prefill_body(self, instance: InstanceId, attempt: int, *, token_ids: bool) -> tuple[bytes | memoryview, ...]:
-        """The same with a prefill leg's. `token_ids`: see `wire.prefill_fields`."""
+    @property
+    def untraced(self) -> bytes:
+        """The headers of a leg of which traces do not tell, as lines."""
+        return self._head
+
+    def source_body(self, instance: InstanceId, attempt: int) -> tuple[bytes | memoryview, ...]:
+        """The client's body with a source leg's fields."""
+        fields = wire.source_fields(self._request.body, transfer=self.transfer_id(instance, attempt))
+        return self.body(self.stamped(fields, instance, instance, attempt))
+
+    def prefill_body(
+        self, instance: InstanceId, attempt: int, *, token_ids: bool, source: wire.TransferFields | None = None
+    ) -> tuple[bytes | memoryview, ...]:
+        """The same with a prefill leg's. `token_ids`, `source`: see `wire.prefill_fields`."""
         request, transfer = self._request, self.transfer_id(instance, attempt)
-        if self._parts.engines.tickets.signs:
-            fields = wire.prefill_fields(request.body, token_ids=token_ids, transfer=transfer)
+        if source is not None or self._parts.engines.tickets.signs:
+            fields = wire.prefill_fields(request.body, token_ids=token_ids, transfer=transfer, source=source)
             return self.body(self.stamped(fields, instance, instance, attempt))
         body = request.body
         named = "stream_options" in body, "max_completion_tokens" in body, bool(body.get("min_tokens"))
@@ -95,6 +108,11 @@ class Outgoing:
         return tickets.stamp(body, to, self.transfer_id(producer, attempt), producer=producer)
 
 
+def _at_rank(head: bytes, target: Instance) -> bytes:
+    return head if target.rank is None else b"%b%b: %d\r\n" % (head, _RANK, target.rank)
+
+
+_RANK: Final = wire.RANK_HEADER.encode()
 _ANY_TRANSFER: Final = TransferId(RequestId("any"), 0, 0)
 
 

@@ -23,6 +23,7 @@ from router.request.parts import Parts
 from router.request.releases import Releases
 from router.request.scheduled import ScheduledRequest
 from router.request.seeding import Seeding
+from router.request.sourcing import Sourcing
 from router.request.trace import RequestTrace
 from router.telemetry.timing import Stage
 
@@ -65,14 +66,30 @@ class Prefilling:
         """Send a leg and report its events to `owner`."""
         instance, attempt, parts = effect.instance, effect.attempt, self._parts
         leg = self.producer = PrefillLeg(owner, instance, attempt, parts.limits.answer_bytes_max)
-        body = self._outgoing.prefill_body(instance, attempt, token_ids=self._seeding.may())
+        token_ids = self._seeding.may()
+        body = self._outgoing.prefill_body(instance, attempt, token_ids=token_ids) if effect.source is None else ()
         leg.started = time.monotonic()
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.PREFILL_LEG, target)
         parts.dispatch.leg_started(instance)
         self._legs[instance] = leg
         parts.losses.watch(instance, leg, leg.left)
-        leg.http = parts.engines.legs.send(target.url, self._request.path, headers, body, leg)
+        if effect.source is None:
+            leg.http = parts.engines.legs.send(target.url, self._request.path, headers, body, leg)
+            return
+
+        def send(held: wire.TransferFields | None) -> None:
+            if self._legs.get(instance) is not leg:
+                leg.forgo()
+                return
+            body = self._outgoing.prefill_body(instance, attempt, token_ids=token_ids, source=held)
+            leg.http = parts.engines.legs.send(
+                target.url, self._request.path, headers, body, leg, once=held is not None
+            )
+
+        sourcing = Sourcing(parts, self._request, self._outgoing, effect.source, attempt, send)
+        leg.source = sourcing
+        sourcing.begin()
 
     def over(self, leg: PrefillLeg) -> None:
         """The leg's place is free again, however the leg ended."""
@@ -155,7 +172,11 @@ class Prefilling:
         self._legs.clear()
 
     def cancel(self, instance: InstanceId) -> None:
-        """Ask P to abort its leg."""
+        """Ask P to abort its leg, if it was sent."""
+        leg = self._legs.get(instance)
+        if leg is not None and leg.source is not None and leg.source.under_way:
+            leg.forgo()
+            return
         self._parts.tasks.spawn(self._releases().cancel_prefill(instance), f"abort-{self._request.id}")
 
     def outlast(self, instance: InstanceId) -> None:

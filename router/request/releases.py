@@ -79,10 +79,17 @@ class Releases:
     async def _give_up(self, transfer: wire.TransferFields, holder: PrefillLeg) -> bool:
         """Use the name if P has reported it: then P has Baton's connector, and with a guard a path for releases."""
         name = transfer.fields.get(wire.TRANSFER)
-        if not isinstance(name, str) or not self.parts.view.knows(holder.instance):
+        return isinstance(name, str) and await self._say_name(name, holder.instance, holder.attempt)
+
+    async def give_up(self, holder: InstanceId, attempt: int) -> bool:
+        """Give up what this instance holds for the request, or will hold, under the name that the router chose."""
+        return await self._say_name(str(self.outgoing.transfer_id(holder, attempt)), holder, attempt)
+
+    async def _say_name(self, name: str, holder: InstanceId, attempt: int) -> bool:
+        if not self.parts.view.knows(holder):
             return False
-        body = self._signed(wire.release_by_name(name), holder.instance, holder)
-        target = self.parts.view.get(holder.instance).instance
+        body = msgspec.json.encode(self.outgoing.stamped(wire.release_by_name(name), holder, holder, attempt))
+        target = self.parts.view.get(holder).instance
         try:
             answer = await self.parts.engines.upstream.say(target, wire.RELEASE_PATH, body, self.headers)
         except EngineLost:

@@ -77,6 +77,8 @@ class ScheduledRequest:
         expected = context.expected
         if expected.booking is not None:
             self._sent, self._cached_tokens = tuple(expected.sent), expected.booking.cached_tokens
+            if expected.pulls_beginning:
+                self._sent = ()
         return chosen
 
     def found_none(self) -> None:
@@ -151,14 +153,22 @@ class ScheduledRequest:
         tokens, answers = answer_tokens(usage) or events, request.body.get("n")
         return tokens // answers if tokens and isinstance(answers, int) and answers > 1 else tokens
 
-    def finish(self, now: float, tokens: int | None, engine_ms: tuple[float, float] | None, *, cut_off: bool) -> None:
+    def finish(
+        self,
+        now: float,
+        tokens: int | None,
+        engine_ms: tuple[float, float] | None,
+        *,
+        cut_off: bool,
+        complete: bool,
+    ) -> None:
         """The request is over. See `Scheduler.finish`."""
-        self._parts.dispatch.tell(d.Finished(self.context, now, tokens, cut_off, engine_ms), now)
+        self._parts.dispatch.tell(d.Finished(self.context, now, tokens, cut_off, engine_ms, complete), now)
         self._at_scheduler = False
 
     def leave(self) -> None:
         """A bug of the router's ends it: give its place back."""
         if self._at_scheduler:
             now = time.monotonic()
-            self._parts.dispatch.tell(d.Finished(self.context, now, None, cut_off=False), now)
+            self._parts.dispatch.tell(d.Finished(self.context, now, None, cut_off=False, complete=False), now)
             self._at_scheduler = False

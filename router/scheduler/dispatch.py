@@ -81,5 +81,5 @@ class Dispatch:
         """A leg could not connect: all other legs on the instance should move, too."""
         if self.view.knows(instance):
             for lost in self.fleet.handle(d.Unreachable(instance), time.monotonic()):
-                logger.warning("%s is down: it accepts no connection", instance)
+                logger.warning("%s is down: it accepts no connection", lost.instance)
                 self.losses.announce(lost.instance)

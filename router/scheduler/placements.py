@@ -24,13 +24,16 @@ from router.scheduler.scoring.prices import Prices, prices_of
 class Placement:
     """The predictions for one request."""
 
-    __slots__ = ("booking", "lengths", "sent")
+    __slots__ = ("booking", "lengths", "pulls_beginning", "sent")
 
     def __init__(self) -> None:
         self.lengths: AnswerLengths | None = None
         self.booking: InflightRequest | None = None
         self.sent: list[Sent] = []
         """The instances whose prefix cache is expected to have its prompt from now on."""
+        self.pulls_beginning = False
+        """Its prompt's beginning comes from another instance: its time, and the cached tokens that its engine reports,
+        say nothing about that engine's speed and cache."""
 
 
 class Placements:
@@ -57,9 +60,17 @@ class Placements:
             tpot_ms=wanted.tpot_ms or math.inf,
         )
         booking.cached_tokens = prices.cached_at(prompt_row)
-        booking.margin = prices.margin_at(answer_row) if wanted.sheds else 0.0
+        if wanted.sheds:
+            booking.margin = prices.margin_at(answer_row)
+            booking.first_margin = inflight.first_margins.of(prices.ttft_ms) if prices.ttft_ms else 0.0
+            booking.ttft_ms = prices.ttft_ms
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
+        expected.pulls_beginning = chosen.source is not None
+        if chosen.source is not None:
+            booking.plain_ms = 0.0
+            if fleet.prefixes is not None:
+                fleet.prefixes.used(fleet.by_id[chosen.source.instance].row, wanted.prefix, wanted.now)
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
             booking.seeded = not prices.waits(answer_row)
@@ -87,10 +98,13 @@ class Placements:
         if expected.booking is None:
             return
         self._fleet.inflight.prompt_over(expected.booking, now, done=done)
+        self._first_came(expected.booking, wanted)
         prefixes, sent, expected.sent = self._fleet.prefixes, expected.sent, []
         if not done or prefixes is None or not wanted.prefix_block_tokens:
             return
         text_bytes = round(wanted.prompt_tokens * CHUNK_BYTES / wanted.prefix_block_tokens)
+        if expected.pulls_beginning:
+            cached_tokens = None
         for each in sent:
             prefixes.answered(
                 each, now, prompt_tokens=wanted.prompt_tokens, text_bytes=text_bytes, cached_tokens=cached_tokens
@@ -103,6 +117,14 @@ class Placements:
         if expected.booking is not None:
             self.prompt_over(expected, wanted, now, done=True)
             self._fleet.inflight.opened(expected.booking, now)
+            self._first_came(expected.booking, wanted)
+
+    def _first_came(self, booking: InflightRequest, wanted: Wanted) -> None:
+        """Whether its first token was in time, for the margin by which it was let in; once it has come."""
+        if booking.first_margin and booking.first_s >= 0 and wanted.arrived:
+            observed_ms = (booking.first_s - wanted.arrived) * 1000.0
+            self._fleet.inflight.first_margins.ended(booking.ttft_ms, booking.first_margin, observed_ms)
+            booking.first_margin = 0.0
 
     def ended(
         self,
@@ -113,15 +135,16 @@ class Placements:
         *,
         cut_off: bool = False,
         engine_ms: tuple[float, float] | None = None,
+        complete: bool = True,
     ) -> None:
-        """The request is over, after `tokens` tokens; None: they were not counted. `engine_ms`: see
+        """The request is over, after `tokens` tokens; None: they were not counted. The other arguments: see
         `Scheduler.finish`.
         """
         booking = expected.booking
         if booking is not None:
             if engine_ms is not None:
                 self._fleet.inflight.told(booking, now, *engine_ms)
-            if booking.margin and tokens and not cut_off:
+            if booking.margin and tokens and complete:
                 self._promised(booking, now, tokens, engine_ms)
             row = booking.decode_row
             if row >= 0 and self._fleet.prefixes is not None:

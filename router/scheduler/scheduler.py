@@ -22,7 +22,9 @@ from router.core.values import NO_PROMISE, Promise, Wanted
 from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
-from router.scheduler.flow_control.queue import PROMPTLY, FlowControlQueue
+from router.predict.margins import PROMPTLY
+from router.predict.step_model import ASSUMED
+from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 from router.scheduler.placements import Placement, Placements
 from router.scheduler.scoring.handoff_guard import Foretold, HandoffGuard
@@ -178,6 +180,10 @@ class Scheduler:
                 chosen = replace(chosen, anew=True)
         if chosen.wait:
             return chosen, calls + self._stand_in_line(context, wanted)
+        first = not (effect.second or effect.excluded)  # else it has been let in
+        if first and wanted.sheds and self._breaks(wanted, chosen):
+            self._cannot(context)
+            return self._shed(wanted), calls + self.line.leave(context, placed=False)
         calls += self.line.leave(context, placed=chosen.decode is not None)
         if chosen.decode is not None:
             self._take_place(context, wanted, chosen)
@@ -251,6 +257,18 @@ class Scheduler:
         self._cannot(context)
         return replace(wanted, ttft_ms=context.promise.ttft_ms, tpot_ms=context.promise.tpot_ms, late=context.late)
 
+    def _breaks(self, wanted: Wanted, chosen: Chosen) -> bool:
+        """Whether its first token would be late where the policy would send it, by the margin that is learned for it.
+        What a hand-over adds is known here. Assumed speeds refuse nothing.
+        """
+        if self.saturation is None or chosen.decode is None or not wanted.ttft_ms:
+            return False
+        inflight = self.view.all().inflight
+        row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
+        first_ms = prices_of(self.view.all(), wanted).first_ms(row, answer_row)
+        late = first_ms > inflight.first_margins.limit_ms(wanted.ttft_ms)
+        return late and inflight.step_model.known(row, answer_row) != ASSUMED
+
     def _cannot(self, context: SchedulingContext) -> None:
         """The request's promise cannot be kept: it gets its class's second one, or is late."""
         if context.promise.degraded is not None:
@@ -268,7 +286,11 @@ class Scheduler:
         work_ms = prices.least_prompt_ms(rows) if len(rows) else 0.0
         speeds = fleet.inflight.step_model.rows
         lead_ms = AHEAD_MS + min([speeds[row].lead for row in rows.tolist()]) if len(rows) else 0.0
-        self.line.enter(context, wanted, work_ms, lead_ms + (1 - PROMPTLY) * wanted.ttft_ms)
+        promptly = PROMPTLY
+        if wanted.sheds:
+            promptly = min(promptly, fleet.inflight.first_margins.of(wanted.ttft_ms))
+        lead_ms += self.saturation.pause_ms + (1 - promptly) * wanted.ttft_ms
+        self.line.enter(context, wanted, work_ms, lead_ms)
         calls: Calls = ()
         sure = len(rows) and fleet.inflight.step_model.sure(rows)
         for who in self.line.hopeless(wanted.now, len(rows), wanted.whose) if sure else ():
@@ -305,7 +327,8 @@ class Scheduler:
         self.line.took(prompt_ms, wanted.now)
         if wanted.ttft_ms and not context.late:
             self.line.given_up.add(wanted.prompt_tokens, gone=False)
-            self.saturation.took_in_time(prompt_ms, wanted.now)
+            pause_ms = context.ttft_ms - prices.ttft_at(row)
+            self.saturation.took_in_time(prompt_ms, pause_ms, wanted.now)
         if context.late:
             context.lane = row
             self.saturation.took(row)
@@ -348,20 +371,36 @@ class Scheduler:
         *,
         cut_off: bool = False,
         engine_ms: tuple[float, float] | None = None,
+        complete: bool = True,
     ) -> Calls:
         """The request is over, after `tokens` tokens; None: they were not counted.
 
-        `engine_ms`: if the router could not see it, the engine's own times for the prompt and for each token after the
-        first; 0 for a missing one.
+        Args:
+            context: the request.
+            now: seconds.
+            tokens: of its answer.
+            cut_off: its answer might have become longer: it ended at its limit, or is not complete. Its length is a
+                lower bound then.
+            engine_ms: if the router could not see it, the engine's own times for the prompt and for each token after
+                the first; 0 for a missing one.
+            complete: the answer came to its end, be it at its limit. Its times count then.
         """
         self._now = max(self._now, now)
         if self.placements is not None:
-            self.placements.ended(context.expected, context.wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms)
+            self.placements.ended(
+                context.expected,
+                context.wanted,
+                now,
+                tokens,
+                cut_off=cut_off,
+                engine_ms=engine_ms,
+                complete=complete,
+            )
         self._leave_lane(context)
         if (
             self.guard is not None and context.foretold is not None
         ):  # its beginning was not seen: it is in one piece, or has not begun
-            if tokens and not cut_off:
+            if tokens and complete:
                 self.guard.came(context.foretold, context.foretold.began_s(now, tokens))
             self.guard.gone(context.foretold)
             context.foretold = None
@@ -499,7 +538,14 @@ def _opened(scheduler: Scheduler, event: Any) -> Any:
 
 
 def _finished(scheduler: Scheduler, event: Any) -> Any:
-    return scheduler.finish(event.context, event.now, event.tokens, cut_off=event.cut_off, engine_ms=event.engine_ms)
+    return scheduler.finish(
+        event.context,
+        event.now,
+        event.tokens,
+        cut_off=event.cut_off,
+        engine_ms=event.engine_ms,
+        complete=event.complete,
+    )
 
 
 def _found_none(scheduler: Scheduler, event: Any) -> Any:

@@ -82,7 +82,7 @@ class RouterMetrics:
         )
         self.times = Times(self.registry, _SECONDS)
         self.finished = FinishedRequests(self.times, self.lately)
-        self.attainment = Attainment(self.registry)
+        self.attainment, self.sources = Attainment(self.registry), PrefixSources(self.registry)
         self.waiting = Gauge("baton_waiting_requests", "Requests in the flow-control queue.", registry=self.registry)
         self.open = Gauge("baton_open_requests", "Requests in flight.", registry=self.registry)
         self.clients = _ClientGauges(self.registry)
@@ -199,6 +199,21 @@ class _Arrivals(Collector):
         return arrivals, tokens
 
 
+class PrefixSources:
+    """Counters of prompts' beginnings from peers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        told = "Instances that were asked for a prompt's beginning: held, nothing, refused, lost, late, gone, unwanted."
+        self._asked = Counter("baton_prefix_sources", told, ["outcome"], registry=registry)
+        told = "Prompt tokens that such instances held for another to pull."
+        self._tokens = Counter("baton_prefix_source_tokens", told, registry=registry)
+
+    def asked(self, outcome: str, tokens: int) -> None:
+        """An instance was asked, and holds so many tokens."""
+        self._asked.labels(outcome).inc()
+        self._tokens.inc(tokens)
+
+
 class HandoffGuardMetrics(Protocol):
     """Switches hand-overs off by class while they lose (`router.scheduler.scoring.handoff_guard`)."""
 
@@ -301,9 +316,8 @@ class _FleetGauges:
         self._legs.labels("prefill").set(any(role.prefills for role in ready))
         self._legs.labels("decode").set(any(role.decodes for role in ready))
         self._apart.clear()
-        for seen in view.all():
-            for producer in view.all().shunning.get(seen.row, ()):
-                self._apart.labels(producer, seen.id).set(1)
+        for pair in view.all().parted_pairs():
+            self._apart.labels(*pair).set(1)
         shown = set()
         for seen in view.all():
             labels = (str(seen.id), seen.role.value)

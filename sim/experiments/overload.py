@@ -1,6 +1,7 @@
 """Overloads in which classes refuse: how many requests keep their targets, of the admitted and of all. Simulated.
 
-Two classes come in equal numbers, more than the fleet can serve. In one scenario answers become three times as long in
+Two classes come in equal numbers, more than the fleet can serve. In one scenario engines are as the router knows them
+by URL: of unknown speed, and none can be told its answer's first token. In one answers become three times as long in
 the middle of the run, longer than any that the router has learned from; in one an instance that decodes takes twice as
 long for everything from the middle on: requests in flight then, and those of `SETTLES_S` after it, are told apart.
 """
@@ -60,6 +61,9 @@ class Overload:
     """`Promise.lengths_within` of both classes."""
     told: bool = True
     """The router knows what the engines' steps cost; else it has to learn that, as of engines given by URL."""
+    seeded: bool = True
+    """D's engine can be told P's first token; else D's own is the client's first, after the hand-over's pause, as of
+    engines given by URL."""
     slow: str = ""
     """The instance that is `SLOWER` from the middle on."""
 
@@ -91,6 +95,7 @@ class Overload:
 SCENARIOS: Final = (
     Overload(name="two classes"),
     Overload(name="two classes, costs unknown", told=False),
+    Overload(name="two classes, by URL", told=False, seeded=False),
     Overload(name="answers longer than foretold", longer=LONGER),
     Overload(
         name="a decode instance slows down",
@@ -105,13 +110,14 @@ SCENARIOS: Final = (
 def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True) -> Result:
     """One run. `learns`: margins follow what was missed; without, they stay the widest, as they were before."""
     pools = [EqualInstances(role=role, count=count, tp=1, gpu=GPU) for role, count in scenario.fleet]
-    settings = SimSettings(checks=False)
+    settings = SimSettings(checks=False, seeding=scenario.seeded)
     view = None if scenario.told else FleetView(lambda _: None)
     members, policy = shelf.members(MODEL, pools), POLICIES["workload"]
     promises = {name: replace(each, lengths_within=scenario.within) for name, each in PROMISES.items()}
     world = World(members, settings, policy=policy, model=MODEL, promises=promises, view=view)
     if not learns:
-        world.view.all().inflight.margins.step = 0.0
+        inflight = world.view.all().inflight
+        inflight.margins.step = inflight.first_margins.step = 0.0
     if scenario.slow:
         name = next(each.name for each in world.instances if each.name == scenario.slow)
         slow = Fault(at_s=scenario.middle_s, kind="slow", instance=name, duration_s=1e6, factor=SLOWER)

@@ -18,7 +18,7 @@ from support.chaos_fleet import ChaosFleet
 from support.chaos_load import Kind, wordy
 from support.chaos_router import announced, as_process, in_process
 from support.chaos_run import CLIENTS, Outcome, Run
-from support.chaos_scenarios import BY_NAME, LIMITS, SCENARIOS, UNSEEN, Hurts, Scenario
+from support.chaos_scenarios import BY_NAME, LIMITS, RANKED, SCENARIOS, UNSEEN, Hurts, Scenario
 from support.redis_server import RedisServer
 
 from cluster import wire
@@ -32,7 +32,7 @@ SEEDS = (0, 1, 2)
 TRIES = 3
 STARVED_S = 0.5
 
-ON_MOCKS = [each for each in SCENARIOS if each.drive in {"", "partition"}]
+ON_MOCKS = [each for each in (*SCENARIOS, *RANKED) if each.drive in {"", "partition"}]
 
 
 @pytest.fixture(autouse=True)

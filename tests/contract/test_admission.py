@@ -9,11 +9,14 @@ import pytest
 from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
+import router.api.app
 from cluster.instance import Instance, Role
 from cluster.keys import digest
 from cluster.spec import SloClass, Tenant, WhenMissed
 from costs.step import StepCost
 from engine.mock.settings import SimpleCosts
+from router.api.server import Router
+from router.predict.margins import WIDEST
 from router.predict.step_model import Make
 from router.scheduler.flow_control import queue
 
@@ -181,3 +184,27 @@ async def test_tenants_that_wait_are_served_by_their_shares(monkeypatch: pytest.
         second = [asyncio.create_task(ask("few", 100 + number)) for number in range(4)]
         await asyncio.gather(*first, *second)
     assert ends[-8:] == ["many"] * 8, "by deadline alone it would have been after everybody else"
+
+
+async def test_answers_that_end_at_their_limit_teach_how_full_engines_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most answers of a benchmark, and many of others, end at `max_tokens`: the margin of their class is learned from
+    them as from any other.
+    """
+    made: list[Router] = []
+
+    class Seen(Router):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(router.api.app, "Router", Seen)
+    slow_ms, target_ms = 30.0, 6.0
+    costs = SimpleCosts(step_ms=slow_ms, prefill_ms_per_1k=PREFILL_MS_PER_1K)
+    mocks = [mock_settings(f"{role.value}-0", role, costs=costs) for role in (Role.PREFILL, Role.DECODE)]
+    classes = {"tight": SloClass(ttft_ms=EASY, tpot_ms=target_ms, when_missed=WhenMissed.SHED)}
+    async with mocked_router(mocks, classes=classes, makes=make) as front:
+        status, text, _ = await front.ask(body(), x_slo_class="tight", x_request_id="a")
+        assert status == 200 and '"finish_reason":"length"' in text.replace(" ", "")
+        await ended(front, "a")
+        margins = made[0].parts.scheduler.view.all().inflight.margins
+        assert margins.of(target_ms) < WIDEST

@@ -21,12 +21,14 @@ from support.fleet import eventually
 
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
-from cluster.instance import Role
+from cluster.instance import Load, Role
 from cluster.registry.membership import Heartbeat, MemberState
 from cluster.registry.memory import MemoryRegistry
 from decode.rules import DecodeRules
 from engine.agent import agent as agents
+from engine.agent import machine
 from engine.agent.agent import Agent, AgentConfig
+from engine.agent.machine import AgentState
 from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.spec import EngineSpec
 from engine.vllm.supervise import EngineState as Process
@@ -103,13 +105,14 @@ class Starter:
         weights: Callable[[], str] = str,
         kv_events: str = "",
         tenants: tuple[str, ...] = (),
+        ranks: int = 1,
         **more: Any,
     ) -> Stage:
         engine = await self.stack.enter_async_context(FakeEngine(name))
         port = int(engine.url.rpartition(":")[2])
         spec = EngineSpec(
             instance=InstanceId(name), role=role, model="m", python=sys.executable, device="cpu", port=port,
-            side_channel_port=1, kv_events=kv_events,
+            side_channel_port=1, kv_events=kv_events, ranks=ranks,
         )  # fmt: skip
         puppet = Puppet(spec)
         said: list[str] = []
@@ -174,6 +177,58 @@ async def test_from_start_to_goodbye(starter: Starter) -> None:
     assert await stage.running == 0
     gone = await stage.seen()
     assert gone is None or gone.state is MemberState.GONE
+
+
+async def test_each_rank_is_announced_with_its_own_load_and_all_end_together(
+    starter: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One engine, one agent, two instances: credits and drains follow each one's own requests."""
+    monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(machine, "QUIET_S", 0.2)
+    stage = await starter.start(ranks=2)
+
+    async def seen(state: MemberState) -> list[Heartbeat]:
+        async with asyncio.timeout(5):
+            while True:
+                beats = sorted(await stage.registry.read(), key=lambda beat: beat.id)
+                if [beat.state for beat in beats] == [state] * 2:
+                    return beats
+                await asyncio.sleep(0.01)
+
+    stage.puppet.becomes(Process.STARTING)
+    stage.puppet.becomes(Process.READY)
+    one, two = await seen(MemberState.READY)
+    assert [one.id, two.id] == ["i@0", "i@1"] and one.url == two.url == stage.engine.url
+    assert one.agent_url == two.agent_url and one.credits == two.credits == DecodeRules().credits(Load())
+    assert {each["instance"] for each in stage.agent.state()["ranks"]} == {"i@0", "i@1"}
+    stage.engine.more_metrics = 'vllm:num_requests_running{engine="1",model_name="m"} 3.0\n'
+
+    await eventually(lambda: stage.agent.ranks[1].machine.load.running == 3, "rank 1 is busy", 5)
+    assert stage.agent.ranks[0].machine.load.running == 0
+    assert 'running{instance="i@1",role="decode"} 3' in stage.agent.metrics()
+    stage.agent.ask_leave()
+    await seen(MemberState.DRAINING)
+    await eventually(lambda: stage.agent.ranks[0].machine.state is AgentState.STOPPING, "rank 0 has no work", 5)
+    assert not stage.puppet.stopped.is_set(), "rank 1 has work: the engine runs"
+    stage.engine.more_metrics = ""
+    assert await stage.running == 0
+    assert stage.said[-1] == "i@1 stops: drained"
+    assert all(beat.state is MemberState.GONE for beat in await stage.registry.read())
+
+
+async def test_ranks_come_back_under_new_epochs(starter: Starter) -> None:
+    stage = await starter.start(ranks=2)
+    stage.puppet.becomes(Process.STARTING)
+    stage.puppet.becomes(Process.READY)
+    await eventually(stage.agent.is_ready, "both take work", 5)
+    before = [rank.epoch for rank in stage.agent.ranks]
+    stage.puppet.becomes(Process.RESTARTING)
+    stage.puppet.becomes(Process.STARTING, 2)
+    stage.puppet.becomes(Process.READY, 2)
+    await eventually(lambda: min(rank.machine.epoch for rank in stage.agent.ranks) > max(before), "both are new", 5)
+    await eventually(stage.agent.is_ready, "both take work again", 5)
+    for beat, old in zip([stage.agent._heartbeat(rank) for rank in stage.agent.ranks], before, strict=True):
+        assert beat.epoch > old and beat.state is MemberState.READY
 
 
 async def test_the_fleet_hears_of_adapters_that_come_and_go(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,7 @@ async def test_the_agents_probe_finds_it_well(mocks: Mocks) -> None:
         await probe.health()
         assert await probe.model() == "m"
         await probe.first_token("m")
-        assert (await probe.load()).running == 0
+        assert (await probe.loads())[0].running == 0
 
 
 def test_a_key_guards_what_vllms_key_guards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,7 @@ async def test_nobody_can_do_more(as_user: Open) -> None:
             ("SET", other, "x"), ("SET", keys.epoch("prefill-9"), "1"), ("HSET", keys.posted("p", "x", 1), "f", "x"),
             ("HMGET", keys.posted("p", "x", 1), "f"), ("PUBLISH", "other", "x"),
         ],
+        "baton-controller": [("SET", other, "x"), ("SET", router, "x"), ("SET", keys.epoch("prefill-9"), "1")],
         "baton-reader": [
             ("SET", other, "x"), ("SREM", keys.members(MemberKind.INSTANCE), "x"),
             ("PUBLISH", keys.changed(MemberKind.ROUTER), "x"),

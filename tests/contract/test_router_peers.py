@@ -62,8 +62,9 @@ class Replicas:
             engine.peers, self.engines[name] = self.engines, engine
         self.seq += 1
         beat = Heartbeat(
-            id=InstanceId(name), agent=f"agent-{name}", epoch=1, seq=self.seq, role=role, state=MemberState.READY,
-            credits=8, url=self.engines[name].url, models=({"id": "fake"},), agent_url=agent_url,
+            id=InstanceId(name), agent="agent-" + name.replace("@", "-"), epoch=1, seq=self.seq, role=role,
+            state=MemberState.READY, credits=8, url=self.engines[name].url, models=({"id": "fake"},),
+            agent_url=agent_url,
         )  # fmt: skip
         await self.registry.beat(beat)
 
@@ -179,6 +180,14 @@ async def test_the_page_and_all_metrics_add_up(replicas: Replicas) -> None:
         assert "baton_routers_silent 0.0" in both
         own = (await replicas.get(admin, "/metrics"))[1]
         assert 'way="handoff"} 5.0' not in own
+
+
+async def test_the_quarantine_of_a_rank_is_told_to_others(replicas: Replicas) -> None:
+    first, second = await two(replicas)
+    await replicas.engine("e@1", Role.DECODE)
+    status, said = await replicas.change("POST", first, "/quarantine/e@1", json={"because": "a test"})
+    assert (status, set(said["routers"].values())) == (200, {"told"})
+    assert (await replicas.get(second, "/quarantine"))[1] == {"quarantined": {"e@1": "a test"}}
 
 
 async def test_quarantine_holds_at_every_router_and_at_those_to_come(replicas: Replicas) -> None:

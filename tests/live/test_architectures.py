@@ -3,6 +3,7 @@
 Real vLLM engines, with models of random weights that the test makes. On two of these kinds the obvious shortcuts are
 wrong: a Mamba hybrid's P leaves the prompt's last token to D, so that its own token must reach no client; and one name
 may mean two adapters. Each test has its own two engines, which takes about a minute.
+`make test` runs the two commonest kinds beside grouped queries, which the model of all other live tests has.
 
 No test tells the router what kind of model it has. Each sees how the router serves it, and compares that with the row
 of docs/benchmarks/kinds.json, from which docs/exactness.md is made; `--publish-kinds` writes the row instead.
@@ -14,6 +15,7 @@ import base64
 import importlib.util
 import io
 import json
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -35,7 +37,8 @@ from bench import pair
 from bench.pair import Engines
 from cluster.instance import Role
 
-pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
+LONG = pytest.mark.long
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 PROVEN_S = 60.0
@@ -119,7 +122,8 @@ class Routed:
         """Why the last request was served as it was: of its turns' reasons, that of the choice."""
         (last, *_) = self.get("/explain?n=1")["requests"]
         turns = self.get(f"/explain/{last['id']}")["turns"]
-        return next(str(each["because"]) for each in turns if each["turn"] == "choice")
+        because = next(str(each["because"]) for each in turns if each["turn"] == "choice")
+        return because.partition(": whole on ")[0]
 
     def alone(self, body: dict[str, Any], name: str = "d") -> str:
         """What one engine says of it, with nothing that was ever pulled."""
@@ -221,13 +225,13 @@ def compared(here: Routed, lengths: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("kind", "flags", "lengths"),
     [
-        ("dense", (), (3, 40, 128, 129, 700)),
-        ("gqa", (), (3, 40, 128, 129, 700)),
-        pytest.param("mla", (), (3, 40, 128, 129, 700), marks=pytest.mark.xfail(strict=False, reason=UNSURE)),
+        pytest.param("dense", (), (3, 40, 128, 129, 700), marks=LONG),
+        pytest.param("gqa", (), (3, 40, 128, 129, 700), marks=LONG),
+        pytest.param("mla", (), (3, 40, 128, 129, 700), marks=[LONG, pytest.mark.xfail(strict=False, reason=UNSURE)]),
         ("experts", (), (3, 40, 128, 129, 700)),
         ("sliding", (), (3, 40, 128, 200, 1364)),
         # vLLM's build for CPUs ends an engine of this kind at its second chunk of 256 tokens, or at its prefix cache.
-        ("mamba", ("--no-enable-prefix-caching",), (3, 17, 40, 128, 129, 230)),
+        pytest.param("mamba", ("--no-enable-prefix-caching",), (3, 17, 40, 128, 129, 230), marks=LONG),
     ],
 )
 def test_an_answer_is_one_engines_alone(
@@ -242,6 +246,7 @@ def test_an_answer_is_one_engines_alone(
         table.saw(kind, here.way(), 2 * len(lengths))
 
 
+@LONG
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
 def test_tensor_parallel_sizes_may_differ(prefill: int, decode: int, tmp_path: Path, table: Table) -> None:
     """In float32: each size adds up in another order, and answers are compared between the two."""
@@ -253,6 +258,17 @@ def test_tensor_parallel_sizes_may_differ(prefill: int, decode: int, tmp_path: P
         table.saw(f"tp {prefill} to {decode}", here.way(), 8)
 
 
+@LONG
+def test_a_cache_of_eight_bits_is_handed_over_as_it_is(tmp_path: Path, table: Table) -> None:
+    """Both engines keep keys and values in fp8: answers are those of one such engine, to the token."""
+    model = write_model("gqa", tmp_path / "model")
+    with routed(tmp_path, model, "--kv-cache-dtype", "fp8_e5m2") as here:
+        compared(here, (3, 40, 128, 129, 700))
+        assert here.counted('baton_handoffs_total{result="ok"}') in {0, 10}
+        table.saw("fp8", here.way(), 10)
+
+
+@LONG
 def test_drafts_are_handed_over_and_never_seeded(tmp_path: Path, table: Table) -> None:
     """vLLM takes no logits processor beside speculation, so that nothing would pin a first token."""
     model = write_model("gqa", tmp_path / "model")
@@ -264,6 +280,7 @@ def test_drafts_are_handed_over_and_never_seeded(tmp_path: Path, table: Table) -
         table.saw("speculation", here.way(), 10)
 
 
+@LONG
 def test_parsers_stand_between_tokens_and_text(tmp_path: Path, table: Table) -> None:
     model = write_model("gqa", tmp_path / "model")
     parsers = ("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
@@ -277,10 +294,9 @@ def test_parsers_stand_between_tokens_and_text(tmp_path: Path, table: Table) -> 
         table.saw("parsers", here.way(), 4)
 
 
+@LONG
 def test_pictures_go_both_ways(tmp_path: Path, table: Table) -> None:
     """P encodes a picture for the prompt; D reads the prompt again, and needs no encoder unless the picture ends it."""
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed, without which vLLM has no LLaVA: pip install torchvision")
     model = write_model("vision", tmp_path / "model")
     with routed(tmp_path, model, "--limit-mm-per-prompt", '{"image": 2}') as here:
         said = set()
@@ -290,9 +306,21 @@ def test_pictures_go_both_ways(tmp_path: Path, table: Table) -> None:
             assert here.said(here.endpoint, asked) == alone
             said.add(alone)
         assert len(said) == 4, "a model that says one thing only shows nothing"
+        assert here.counted('baton_handoffs_total{result="ok"}') in {0, 4}
+        with socket.create_server(("127.0.0.1", 0)) as stranger:
+            asked = here.chat("look", pictures=1)
+            asked["messages"][0]["content"][0]["image_url"]["url"] = (
+                f"http://127.0.0.1:{stranger.getsockname()[1]}/a.png"
+            )
+            status, told = ask(here.endpoint, CHAT, asked)
+            assert (status, "allowed domains" in json.dumps(told)) == (400, True), told
+            stranger.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                stranger.accept()
         table.saw("vision", here.way(), 4)
 
 
+@LONG
 def test_adapters_that_nobody_vouches_for_are_served_whole(tmp_path: Path, table: Table) -> None:
     """One name with other weights on P and on D, and a name that means an adapter on D alone."""
     model = write_model("gqa", tmp_path / "model")

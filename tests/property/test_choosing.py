@@ -106,7 +106,7 @@ class Scene:
         if wanted.late and self.saturation is not None:
             self.saturation.took(self.view.get(prefill).row)
         elif self.saturation is not None:
-            self.saturation.took_in_time(rng.choice([0.0, 100.0, 5000.0]), self.now)
+            self.saturation.took_in_time(rng.choice([0.0, 100.0, 5000.0]), 0.0, self.now)
         self.placed.append((expected, wanted))
         if rng.random() < 0.8:
             self.placements.prompt_over(*rng.choice(self.placed), self.now, done=True)

@@ -6,9 +6,11 @@ import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.credit_fleet import Agent, Front, World
 
 from cluster.credits import SMALL_PART, fair, local_shares, share_out
-from cluster.instance import Load
+from cluster.ids import InstanceId, ranks_of
+from cluster.instance import Load, Role
 from engine.agent.grants import Grants, RouterSays
 
 TENANTS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 60).map(float), max_size=4)
@@ -121,6 +123,29 @@ def test_known_routers_never_have_more_legs_than_there_are_credits(steps: list, 
         legs = sum(one.legs for one in [*routers.values(), *gone])
         assert legs <= places, f"step {number}"
         assert agent.bound <= places
+
+
+@given(
+    st.integers(0, 1 << 20), st.integers(2, 4), st.integers(2, 12), st.integers(1, 3), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=15, deadline=None)
+def test_no_rank_ever_has_more_legs_than_its_own_credits(
+    seed: int, ranks: int, places: int, routers: int, dies: bool
+) -> None:
+    """Real schedulers and agents' machines; `credit_fleet.Agent.take` asserts it at each leg."""
+    world = World(seed, {"t": 1.0})
+    agents = [Agent(world, "p", Role.PREFILL, 64)]
+    names = [name for engine in "de" for name in ranks_of(InstanceId(engine), ranks)]
+    agents += [Agent(world, name, Role.DECODE, places) for name in names]
+    fronts = [Front(world, f"router-{number}") for number in range(routers)]
+    world.run(6.0)
+    for front in fronts:
+        front.client("t", 2 * ranks * places)
+    world.run(14.0)
+    if dies:
+        fronts[0].kill()
+    world.run(26.0)
+    assert all(0 < each.most <= each.places for each in agents), {each.name: each.most for each in agents}
 
 
 @given(st.integers(1, 40), st.integers(0, 40))

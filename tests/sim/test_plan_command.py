@@ -17,7 +17,7 @@ from baton.plan_file import pools_of
 from baton.planning import FleetResults
 from cluster.errors import UsageError
 from cluster.instance import Role
-from cluster.spec import instances, parse
+from cluster.spec import Model, instances, parse
 from costs.hardware import gpu_named
 from goodput.candidates import InstanceKind
 from goodput.search import TOLERANCE, SearchState
@@ -325,6 +325,28 @@ def test_ctrl_c_gives_the_best_so_far(
     assert found["best"]["holds"]
 
 
+def model_of(pools: dict[str, Any]) -> Model:
+    """A cluster file's only model."""
+    return parse(json.dumps({"models": [{"name": "m", "pools": pools}]}), "f").usable().models[0]
+
+
+def test_flags_that_all_pools_must_share_are_those_of_a_role_that_the_file_lacks() -> None:
+    """A cache in fp8 is simulated and written for each role of the plan: else lint would refuse what was planned."""
+    own = {role: {"engine_args": {"kv_cache_dtype": "fp8", "seed": 1}} for role in ("prefill", "decode")}
+    model = model_of(own)
+    kinds = (
+        InstanceKind(role=Role.PREFILL, gpu=gpu_named("L40S")),
+        InstanceKind(role=Role.BOTH, gpu=gpu_named("L40S"), batched_tokens=2048),
+    )
+    seen = Evaluation(classes={}, seconds=1, gpu_seconds={}, energy_j=0, output_tokens=0, prompt_tokens=0)
+    pools = pools_of(FleetResults(arrangement=kinds, counts=(1, 1), seen=seen), own, model)
+    assert pools["prefill"]["engine_args"] == {"kv_cache_dtype": "fp8", "seed": 1}
+    assert pools["both"]["engine_args"] == {"kv-cache-dtype": "fp8", "max-num-batched-tokens": 2048}
+    text = json.dumps({"models": [{"name": "m", "pools": pools}], "hardware": {"L40S": {}}})
+    assert not parse(text, "planned.yaml").problems
+    assert planning.args_of(model, Role.BOTH) == {"kv-cache-dtype": "fp8"}
+
+
 def test_several_types_of_one_role_are_pools_that_lint_and_up_understand(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,7 +356,8 @@ def test_several_types_of_one_role_are_pools_that_lint_and_up_understand(
     ]
     seen = Evaluation(classes={}, seconds=1, gpu_seconds={}, energy_j=0, output_tokens=0, prompt_tokens=0)
     answer = FleetResults(arrangement=tuple(kinds), counts=(2, 1), seen=seen)
-    pools = pools_of(answer, {"both": {"env": {"A": "b"}, "engine_args": {"max_num_batched_tokens": 512}}})
+    own = {"both": {"env": {"A": "b"}, "engine_args": {"max_num_batched_tokens": 512}}}
+    pools = pools_of(answer, own, model_of(own))
     text = json.dumps({"models": [{"name": "m", "pools": pools}], "hardware": {"L40S": {}, "L4": {}}})
     parsed = parse(text, "planned.yaml")
     assert not parsed.problems

@@ -8,7 +8,7 @@ import pytest
 
 from costs import shipped
 from loadgen.report import Targets
-from sim.experiments.overload import SCENARIOS, URGENT, around, by_decile, kept, of_class, run, targets
+from sim.experiments.overload import PROMISES, SCENARIOS, URGENT, around, by_decile, kept, of_class, run, targets
 from sim.experiments.systems import Shelf
 
 TWO_CLASSES = replace(SCENARIOS[0], seconds=20.0)
@@ -29,6 +29,19 @@ def test_what_is_let_in_is_kept_and_nobody_pays_for_it(shelf: Shelf) -> None:
         for learns, each in found.items():
             attained[learns] += kept(each).attained
     assert attained[True] >= attained[False]
+
+
+@pytest.mark.parametrize(("told", "seconds"), [(True, 30.0), (False, 20.0)])
+def test_first_tokens_that_come_after_a_hand_over_are_in_time(shelf: Shelf, told: bool, seconds: float) -> None:
+    """Before hand-overs counted in deadlines, requests that had waited to the edge of their target were let in and got
+    their first token a hand-over's pause too late: 18 and 14 of these two loads, which kept 0.961 and 0.916.
+    """
+    result = run(replace(SCENARIOS[0], told=told, seeded=False, seconds=seconds), shelf, 6)
+    rows, mine = result.columns, of_class(result, URGENT)
+    first_ms = (rows["first_ns"] - rows["at_ns"]) / 1e6
+    late = mine & (rows["status"] != 429) & (first_ms > PROMISES[URGENT].ttft_ms)
+    assert late.sum() <= 3
+    assert kept(result, mine).kept >= 0.96
 
 
 def test_after_an_instance_has_slowed_down_what_is_let_in_is_kept_again(shelf: Shelf) -> None:

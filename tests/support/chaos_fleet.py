@@ -16,6 +16,7 @@ from support.chaos_scenarios import STRUCK_TOKENS, Limits, Scenario, Shape, Side
 from support.fleet import eventually
 from support.mock import mock_settings
 
+from cluster.ids import InstanceId, ranks_of
 from engine.mock.asked import read_body
 from engine.mock.faults import FaultLeg
 from engine.mock.fleet import MockFleet
@@ -32,9 +33,10 @@ class ChaosFleet:
 
     def __init__(self, scenario: Scenario, shape: Shape, limits: Limits, lease_s: float, seed: int) -> None:
         settings = [
-            mock_settings(f"{role.value}-{number}", role, lease_s=lease_s, seed=seed, digests=scenario.digests, **PACE)
+            mock_settings(name, role, lease_s=lease_s, seed=seed, digests=scenario.digests, **PACE)
             for role, count in shape.counts.items()
             for number in range(count)
+            for name in ranks_of(InstanceId(f"{role.value}-{number}"), scenario.dp)
         ]
         self.scenario = scenario
         self.mocks = MockFleet(settings)

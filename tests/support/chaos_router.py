@@ -79,7 +79,7 @@ async def _beat(fleet: ChaosFleet, mock: Mock, registry: Registry, stop: asyncio
         seq += 1
         beat = Heartbeat(
             id=InstanceId(name),
-            agent=f"agent-{name}",
+            agent="agent-" + name.replace("@", "-"),
             epoch=mock.epoch,
             seq=seq,
             role=mock.settings.role,

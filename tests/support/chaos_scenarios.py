@@ -64,6 +64,8 @@ class Scenario:
     """Why holds may stay until their lease ends. Empty: they are gone within two seconds."""
     digests: bool = False
     """Whether the engines compare what they pull with what was held, as Baton's connector can."""
+    dp: int = 1
+    """Data parallel ranks of each instance."""
     drive: str = ""
     """What else breaks: `partition`, `registry`, `router`."""
     sim: tuple[Mapping[str, Any], ...] = ()
@@ -180,6 +182,20 @@ def _of_others() -> list[Scenario]:
     ]  # fmt: skip
 
 
+def _of_ranks() -> list[Scenario]:
+    """A rank dies, and with it the others of its engine, at the same port."""
+    stages = {Side.P: (Stage.LEG_1, Stage.BETWEEN), Side.D: (Stage.PULL, Stage.STREAM)}
+    return [
+        Scenario(
+            name=f"kill a rank of {side.name} {stage}", fault=DIES, side=side, stage=stage, dp=2,
+            lease=_DEAF_D if side is Side.D and stage is Stage.PULL else "",
+            not_in_sim="the fleets of these rows have no ranks there",
+        )
+        for side, listed in stages.items()
+        for stage in listed
+    ]  # fmt: skip
+
+
 def _unseen() -> list[Scenario]:
     """The same where nothing is compared: that wrong words come of it shows that wrong words would be seen."""
     return [
@@ -194,6 +210,9 @@ SCENARIOS: tuple[Scenario, ...] = (*_kills(), *_of_requests(), *_of_instances(),
 
 UNSEEN: tuple[Scenario, ...] = tuple(_unseen())
 """What is no promise, and is in the table for what it shows."""
+
+RANKED: tuple[Scenario, ...] = tuple(_of_ranks())
+"""Of engines with data parallel ranks: no other router chooses ranks, so they are not in the table."""
 
 BY_NAME: dict[str, Scenario] = {each.name: each for each in SCENARIOS}
 

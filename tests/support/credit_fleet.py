@@ -95,7 +95,7 @@ class Agent:
         self.seq += 1
         world.write(
             Heartbeat(
-                id=InstanceId(self.name), agent=f"agent-{self.name}", seq=self.seq, role=self.role,
+                id=InstanceId(self.name), agent="agent-" + self.name.replace("@", "-"), seq=self.seq, role=self.role,
                 state=MemberState.READY, url="http://h", models=({"id": "m"},), load=self.machine.load,
                 credits=self.machine.credits, grants=self.machine.grants((1, self.seq)),
             )

@@ -42,6 +42,8 @@ class FakeEngine:
     """Answers what is no generation request."""
     finish_reason: str = "length"
     hold_leg: asyncio.Event | None = None
+    more_metrics: str = ""
+    """More lines of its `/metrics`."""
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -82,7 +84,8 @@ class FakeEngine:
         return web.Response()
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=f"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc {len(self.holds) / 10}\n")
+        usage = f"vllm:kv_cache_usage_perc {len(self.holds) / 10}\n"
+        return web.Response(text=f"vllm:num_requests_running 0\n{usage}{self.more_metrics}")
 
     async def _models(self, _: web.Request) -> web.Response:
         own: dict[str, Any] = {"id": self.model, "object": "model", "max_model_len": 99}

@@ -16,6 +16,7 @@ from support.k8s_api import ApiServer, Json, Wire, serving
 from support.k8s_json import NS
 from support.k8s_nodes import FakeFleet, Nodes, by_part
 from support.k8s_real import NODE, Kubelet, Remote
+from support.no_idling import no_idling
 
 from k8s.crd import crds
 from k8s.crd.names import API_VERSION
@@ -79,11 +80,12 @@ class Stage:
     nodes: Nodes | Kubelet
     inside: ApiServer | None = None
     wire: Wire | None = None
+    clock: Callable[[], float] = time.time
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
 
     def operate(self, may_act: Callable[[], bool] = lambda: True) -> asyncio.Task[Any]:
-        operator = Operator(self.client, self.fleet, OperatorSettings(namespace=NS, images=IMAGES), time.time)
+        operator = Operator(self.client, self.fleet, OperatorSettings(namespace=NS, images=IMAGES), self.clock)
         operator.may_act = may_act
         self.operators.append(operator)
         task = asyncio.get_running_loop().create_task(operator.run(), name="operator")
@@ -155,14 +157,16 @@ async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
             client = await ApiClient.open(MODE.kubeconfig)
             stage = await remote_stage(client, fleet, gpus)
         else:
-            server, wire, url = await stack.enter_async_context(serving(time.time))
+            clock = stack.enter_context(no_idling())
+            server, wire, url = await stack.enter_async_context(serving(clock))
             client = await ApiClient.open(host=url)
             nodes = Nodes(server, fleet, gpus=gpus, controls_only=MODE.wire_alone)
             controllers = asyncio.get_running_loop().create_task(nodes.run())
-            stage = Stage(client, fleet, server, nodes, server, wire)
+            stage = Stage(client, fleet, server, nodes, server, wire, clock)
             await prepared(client)
             if MODE.wire_alone:
                 stage = await remote_stage(client, fleet, gpus)
+                stage.clock = clock
             stage.tasks.append(controllers)
         try:
             try:

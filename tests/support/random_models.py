@@ -21,8 +21,9 @@ SHARED: dict[str, Any] = {
     "bos_token_id": None, "eos_token_id": 256, "pad_token_id": 256, "initializer_range": 0.15,
     "tie_word_embeddings": False,
 }  # fmt: skip
+OF_PICTURES = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+"""Tokens of models that see pictures; the first stands where a picture's own go."""
 IMAGE = VOCABULARY
-"""The token for which an image's patches are put in."""
 LETTERS = list(range(97, 123))
 """Token ids whose texts are whole characters: an answer's text then tells its tokens."""
 OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -50,17 +51,19 @@ def _deepseek_v2() -> Any:
     )  # fmt: skip
 
 
-def _llava() -> Any:
-    """A small image encoder in front of the model with grouped queries: 16 patches of 14 × 14 pixels an image."""
-    from transformers import CLIPVisionConfig, LlavaConfig
+def _idefics3() -> Any:
+    """A small image encoder in front of the model with grouped queries: 16 patches of 14 × 14 pixels an image, which
+    make four tokens. Of vLLM's models with pictures one of few that run without torchvision (docs/exactness.md).
+    """
+    from transformers import Idefics3Config
+    from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig
 
-    vision = CLIPVisionConfig(
+    vision = Idefics3VisionConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, image_size=56, patch_size=14
     )
-    return LlavaConfig(
-        vision_config=vision, text_config=_llama(vocab_size=IMAGE + 1), image_token_index=IMAGE,
-        image_seq_length=16, vision_feature_layer=-2, vision_feature_select_strategy="default",
-        tie_word_embeddings=False,
+    return Idefics3Config(
+        vision_config=vision, text_config=_llama(vocab_size=VOCABULARY + len(OF_PICTURES)), image_token_id=IMAGE,
+        scale_factor=2, tie_word_embeddings=False,
     )  # fmt: skip
 
 
@@ -86,9 +89,15 @@ def _mixtral() -> Any:
     return MixtralConfig(**SHARED, num_local_experts=4, num_experts_per_tok=2)
 
 
+def _larger() -> Any:
+    """Grouped queries again, of a size at which a long prompt takes a CPU core about a second."""
+    wide = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 12, "num_key_value_heads": 4}
+    return _llama(**wide, num_hidden_layers=8)
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "dense": _dense, "gqa": _llama, "mla": _deepseek_v2, "experts": _mixtral, "sliding": _gemma3,
-    "mamba": _falcon_h1, "vision": _llava,
+    "mamba": _falcon_h1, "vision": _idefics3, "larger": _larger,
 }  # fmt: skip
 
 
@@ -109,19 +118,17 @@ def write_model(kind: str, folder: Path, seed: int = 1) -> Path:
 
 
 def _add_images(folder: Path) -> None:
-    """What turns a picture into patches, and the token in the text that stands for them."""
-    from transformers import AutoTokenizer, CLIPImageProcessor, LlavaProcessor
+    """What turns a picture into patches, and the tokens in the text that stand for them."""
+    from transformers import AutoTokenizer, Idefics3Processor
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    assert tokenizer.convert_tokens_to_ids("<image>") == IMAGE
-    edge = {"height": 56, "width": 56}
-    pictures = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size=edge)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(OF_PICTURES)})
+    assert tokenizer.convert_tokens_to_ids(OF_PICTURES[0]) == IMAGE
+    edge = {"longest_edge": 56}
+    pictures = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
     template = (folder / "chat_template.jinja").read_text()
-    LlavaProcessor(
-        pictures, tokenizer, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
-        chat_template=template,
-    ).save_pretrained(folder)  # fmt: skip
+    Idefics3Processor(pictures, tokenizer, image_seq_len=4, chat_template=template).save_pretrained(folder)
 
 
 def write_adapter(folder: Path, seed: int, rank: int = 8) -> Path:

@@ -220,19 +220,19 @@ def test_late_prompts_have_every_instance_that_nothing_in_time_needs() -> None:
     assert lanes(SaturationDetector(FlowControlQueue()), 0.0) == 8
     busy = SaturationDetector(FlowControlQueue())
     for at in range(200):  # two instances' worth of prompts, for ten times the memory
-        busy.took_in_time(2000.0 * IN_TIME_S / 20, at * IN_TIME_S / 20)
+        busy.took_in_time(2000.0 * IN_TIME_S / 20, 0.0, at * IN_TIME_S / 20)
     assert lanes(busy, 10 * IN_TIME_S) == 8 - math.ceil(2 * IN_TIME_SPARE)
 
 
 def test_a_fourth_is_left_to_late_prompts_and_more_as_those_in_time_stay_away() -> None:
     for after_s, free in ((0.0, 2), (30 * IN_TIME_S, 8)):
         saturation = SaturationDetector(FlowControlQueue())
-        saturation.took_in_time(1e6, 100.0)
+        saturation.took_in_time(1e6, 0.0, 100.0)
         assert lanes(saturation, 100.0 + after_s) == free
 
 
 def test_requests_in_time_may_go_anywhere() -> None:
     saturation = SaturationDetector(FlowControlQueue())
-    saturation.took_in_time(1e6, 0.0)
+    saturation.took_in_time(1e6, 0.0, 0.0)
     saturation.took(0)
     assert saturation.lanes(Wanted(model="m", hand_over=True, ttft_ms=500.0), 4, 4) is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from router.predict.chunks import CHUNK_BYTES, CHUNKS_MAX, Hasher, answered_text, prompt_text
+from router.core.unread import Sort, Unread
+from router.predict.chunks import CHUNK_BYTES, CHUNKS_MAX, Hasher, answered_text, prompt_text, read_prompt
+from router.predict.media import HASHED_BYTES, MEDIA_BYTES
 
 HASHER = Hasher(b"k" * 16)
 SCOPE = HASHER.scope("qwen", "acme")
@@ -81,13 +85,97 @@ def test_messages_are_kept_apart() -> None:
     assert prompt_text(one) != prompt_text(other)
 
 
+def seen(*parts: object) -> dict[str, object]:
+    """A chat of one message with these parts."""
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+def picture(data: str, **more: object) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": data, **more}}
+
+
+def words(text: str) -> dict[str, object]:
+    return {"type": "text", "text": text}
+
+
 def test_parts_calls_and_images_are_read() -> None:
-    parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "http://one"}}]
-    text = prompt_text({"messages": [{"role": "user", "content": parts}]})
+    text = prompt_text(seen(words("look"), picture("http://one")))
     assert b"look" in text
-    assert b"http://one" in text
+    assert text != prompt_text(seen(words("look"), picture("http://two")))
     called = {"role": "assistant", "content": None, "tool_calls": [{"id": "7"}]}
     assert prompt_text({"messages": [called]}) != prompt_text({"messages": [{**called, "tool_calls": [{"id": "8"}]}]})
+
+
+def test_the_same_picture_is_the_same_prefix_and_another_never_is() -> None:
+    """Whatever its bytes in the body are: it counts as a thousand tokens, and has names of its own."""
+    hasher, asked = Hasher(bytes(32)), "what is there? " * 100
+
+    def names(*parts: object) -> list[int]:
+        return hasher.names(1, prompt_text(seen(*parts)))
+
+    def alike(one: list[int], other: list[int]) -> int:
+        return sum(a == b for a, b in zip(one, other, strict=False))
+
+    data = "data:image/png;base64," + "A" * 200_000
+    first = names(picture(data), words(asked))
+    assert len(first) == (MEDIA_BYTES + len(asked)) // CHUNK_BYTES
+    assert first == names(picture(data), words(asked))
+    assert alike(first, names(picture(data), words("else" * 1000))) == MEDIA_BYTES // CHUNK_BYTES
+    for other in (data + "A", data.replace("A", "B", 1), data[:-1] + "B"):
+        assert alike(first, names(picture(other), words(asked))) == 0
+    after = names(words(asked * 2), picture(data))
+    assert alike(after, names(words(asked * 2), picture(data[:-1] + "B"))) == len(asked) * 2 // CHUNK_BYTES
+    swapped = names(picture(data[:-1]), picture(data))
+    assert alike(swapped, names(picture(data), picture(data[:-1]))) == 0
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_image", "image_url": "data:x"},
+        {"type": "input_audio", "input_audio": {"data": "xyz", "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": "http://a/b"}},
+        {"image_url": {"url": 3}},
+        {"type": "image_pil", "image_pil": [1, 2]},
+        {"type": "image_url", "image_url": {"url": "\ud800"}},
+    ],
+)
+def test_each_kind_of_media_counts_alike(part: dict[str, object]) -> None:
+    read = read_prompt(seen(words("hello"), part))
+    assert (read.media, len(read.text), read.size) == (1, MEDIA_BYTES + 11, MEDIA_BYTES + 11)
+    assert read_prompt(seen(words("hello"), {"type": "odd", "image_url": None})).media == 0
+
+
+def unread(body: dict[str, object]) -> dict[str, object]:
+    """The same where the messages were too large to parse."""
+    raw = memoryview(json.dumps(body["messages"]).encode())
+    return {"messages": Unread(raw, Sort.LIST, 100)}
+
+
+def test_pictures_of_a_large_body_are_not_parsed_and_count_the_same() -> None:
+    """The next turn of a chat may be read either way."""
+    large = picture("data:image/png;base64," + "QUJD" * 1_000_000)
+    body = seen(words("one" * 700), large, picture("data:small"), words("two" * 700), picture("x" * 5000))
+    parsed, raw = read_prompt(body), read_prompt(unread(body))
+    assert raw.text == parsed.text
+    assert raw.media == parsed.media == 3
+    assert parsed.size == len(parsed.text)
+    assert abs(raw.size - parsed.size) < 1000, "a body of 4 MB is no prompt of a million tokens"
+
+
+def test_more_pictures_than_any_engine_takes_are_not_looked_at() -> None:
+    read = read_prompt(unread(seen(*[picture("A" * 5000)] * 400)))
+    assert read.media == CHUNKS_MAX * CHUNK_BYTES // MEDIA_BYTES
+    assert read.size > 400 * MEDIA_BYTES
+
+
+def test_more_media_than_is_hashed_are_told_apart_by_their_ends() -> None:
+    def read(data: str) -> bytes:
+        return read_prompt(unread(seen(picture(data), words("x")))).text
+
+    many = "A" * (HASHED_BYTES + 1000)
+    assert read(many) == read(many)
+    assert len({read(many), read(many + "A"), read("B" + many[1:]), read(many[:-1] + "B")}) == 4
 
 
 @pytest.mark.parametrize(

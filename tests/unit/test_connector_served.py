@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.vllm.connector.served import left_to_vllm, refused
+from engine.vllm.connector.served import left_to_vllm, rank_in, refused
+
+ONE_DOOR = {"door": "/run/p/door"}
 
 
 def config(
@@ -16,7 +18,7 @@ def config(
     experts: bool = False, **parallel: int,
 ) -> Any:  # fmt: skip
     sizes = dict.fromkeys(("data_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"), 1)
-    sizes |= {"decode_context_parallel_size": 1, "data_parallel_index": 0}
+    sizes |= {"decode_context_parallel_size": 1, "data_parallel_index": 0, "data_parallel_external_lb": False}
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**sizes | parallel),
         kv_transfer_config=SimpleNamespace(
@@ -40,11 +42,11 @@ def test_an_ordinary_engine_is_served() -> None:
 @pytest.mark.parametrize(
     ("why", "asked"),
     [
-        ("data parallelism", {"data_parallel_size": 2}),
-        # A rank of a dense model is told that it is alone; so is each server of a fleet that is balanced from outside.
-        ("data parallelism", {"engine_id": "7c0e_dp0"}),
-        ("data parallelism", {"engine_id": "7c0e_dp11", "data_parallel_index": 11}),
-        ("data parallelism", {"data_parallel_index": 1}),
+        ("data parallelism", {"data_parallel_size": 2, "extra": ONE_DOOR}),
+        # A rank of a dense model is told that it is alone.
+        ("data parallelism", {"engine_id": "7c0e_dp0", "extra": ONE_DOOR}),
+        ("data parallelism", {"engine_id": "7c0e_dp11", "data_parallel_index": 11, "extra": ONE_DOOR}),
+        ("data parallelism", {"data_parallel_index": 1, "extra": ONE_DOOR}),
         ("pipeline parallelism", {"pipeline_parallel_size": 2}),
         ("context parallelism", {"prefill_context_parallel_size": 2}),
         ("speculative", {"lookahead": 2}),
@@ -53,6 +55,21 @@ def test_an_ordinary_engine_is_served() -> None:
 )
 def test_what_is_left_to_vllm_has_a_reason(why: str, asked: dict[str, Any]) -> None:
     assert why in (left(config(**asked)) or "")
+
+
+@pytest.mark.parametrize(
+    ("rank", "asked"),
+    [
+        (None, {}),
+        (0, {"data_parallel_size": 2, "extra": {"door": "/run/p/door{rank}"}}),
+        (0, {"engine_id": "7c0e_dp0", "extra": {"door": "/run/p/door{rank}"}}),
+        (11, {"engine_id": "7c0e_dp11", "data_parallel_index": 11, "extra": {"door": "/run/p/door{rank}"}}),
+        (1, {"engine_id": "7c0e_dp1", "data_parallel_index": 1, "data_parallel_external_lb": True, "extra": ONE_DOOR}),
+        (0, {"data_parallel_size": 2}),
+    ],
+)
+def test_a_rank_with_an_agent_socket_of_its_own_is_served(rank: int | None, asked: dict[str, Any]) -> None:
+    assert left(config(**asked)) is None and rank_in(config(**asked)) == rank
 
 
 def test_kinds_of_cache_and_of_memory_that_are_left_to_vllm() -> None:

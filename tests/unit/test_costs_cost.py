@@ -263,3 +263,32 @@ def test_a_power_cap_slows_prompts_and_not_generation() -> None:
 def test_a_power_cap_that_nothing_is_known_of_is_refused(cap: float) -> None:
     with pytest.raises(ValueError, match=r"must be from 0\.5 to 1"):
         qwen().capped(cap)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "prefill", "whole", "half"),
+    [
+        ("meta-llama/Llama-3.1-8B", 1, 89, (21.0, 10.5, 167.8, 83.9, 19.8, 464), (10.5, 5.3, 83.9, 42.0, 13.6, 928)),
+        (
+            "meta-llama/Llama-3.1-70B",
+            4,
+            261,
+            (52.4, 26.2, 419.4, 209.7, 26.0, 504),
+            (26.2, 13.1, 209.7, 104.9, 22.2, 1007),
+        ),
+    ],
+)
+def test_what_a_cache_of_eight_bits_gives(
+    model: str, tp: int, prefill: float, whole: tuple[float, ...], half: tuple[float, ...]
+) -> None:
+    """The table of docs/decisions/0016-compression.md."""
+    for dtype, told in ((Dtype.BF16, whole), (Dtype.FP8, half)):
+        shape = Spans(tp=tp)
+        costs = costs_of(
+            shipped.model_named(model), gpu_named("H100-SXM"), shape, profiles=shipped.profiles(), kv_dtype=dtype
+        )
+        links = [(Link(latency_ms=0.019, gb_s=speed), sharers) for sharers in (1, 8) for speed in (25, 50)]
+        found = [link.ms(costs.kv_bytes_per_token * 4000, sharers=sharers) for link, sharers in links]
+        found += [costs.decode_step_ms(64, 64 * 4000), costs.kv_capacity_tokens / 1000]
+        assert found == pytest.approx(told, rel=0.01)
+        assert costs.prefill_ms(4000) == pytest.approx(prefill, rel=0.01)

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.errors import UsageError
-from costs.hardware import GPUS, Dtype, find_gpu, gpu_named
+from costs.hardware import GPUS, Dtype, find_gpu, gpu_named, kv_dtype_named
 
 NAMES = ["A100-40G-SXM", "A100-80G-SXM", "H100-SXM", "H100-PCIe", "H200", "B200", "L40S", "RTX-4090", "RTX-PRO-6000"]
 NAMES += ["A10G", "L4", "MI300X", "CPU-core"]
@@ -64,3 +64,22 @@ def test_arithmetic_without_units_of_its_own_runs_in_the_next_wider() -> None:
     assert h100.tflops(Dtype.FP4) == h100.tflops(Dtype.FP8) == 1978
     assert b200.tflops(Dtype.FP4) == 9000
     assert h100.tflops(Dtype.FP32) < h100.tflops(Dtype.BF16)
+
+
+@pytest.mark.parametrize(
+    ("word", "dtype"),
+    [
+        ("fp8", Dtype.FP8),
+        ("fp8_e5m2", Dtype.FP8),
+        ("bfloat16", Dtype.BF16),
+        ("int8_per_token_head", Dtype.INT8),
+        ("nvfp4", Dtype.FP4),
+        ("int4_per_token_head", Dtype.FP4),
+        ("auto", None),
+        ("turboquant_k8v4", None),
+        (None, None),
+        (["fp8"], None),
+    ],
+)
+def test_formats_of_a_cache_by_vllms_words(word: object, dtype: Dtype | None) -> None:
+    assert kv_dtype_named(word) is dtype

@@ -41,7 +41,13 @@ def door(tmp_path: Path, asked: list[Ask]) -> Iterator[Path]:
 
 
 async def post(
-    body: Any, door: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stock: bool = False
+    body: Any,
+    door: Path | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    stock: bool = False,
+    rank: str | None = None,
 ) -> tuple[int, Any]:
     """Status and answer of one POST, and that the engine never saw it."""
     keys = tmp_path / "keys"
@@ -51,7 +57,8 @@ async def post(
     config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=more))
     app = SimpleNamespace(state=SimpleNamespace(vllm_config=config))
     scope = {
-        "type": "http", "method": "POST", "path": wire.RELEASE_PATH, "app": app, "headers": [],
+        "type": "http", "method": "POST", "path": wire.RELEASE_PATH, "app": app,
+        "headers": [] if rank is None else [(b"x-data-parallel-rank", rank.encode())],
     }  # fmt: skip
     sent: list[Any] = []
 
@@ -77,6 +84,22 @@ async def test_a_ticketed_release_is_asked_at_the_door(
 ) -> None:
     assert await post(ticketed(), door, tmp_path, monkeypatch) == (200, {"ok": True})
     assert asked == [ReleaseName("req-1/2@5")]
+
+
+@pytest.mark.parametrize(("rank", "status"), [("1", 200), ("0", 503), (None, 503), ("x", 503), ("../1", 503)])
+async def test_the_rank_that_the_request_names_is_asked(
+    rank: str | None, status: int, asked: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(ask: Ask) -> dict[str, Any]:
+        asked.append(ask)
+        return {"ok": True}
+
+    opened = Door(tmp_path / "engine" / "door1", answer)
+    try:
+        told = await post(ticketed(), tmp_path / "engine" / "door{rank}", tmp_path, monkeypatch, rank=rank)
+    finally:
+        opened.close()
+    assert (told[0], len(asked)) == (status, status == 200)
 
 
 @pytest.mark.parametrize("body", [wire.release_by_name(ID), {}, {"transfer_id": "req-1/2@5"}, []])

@@ -179,6 +179,7 @@ RULES = {
     "experts": {"models": [{"name": "m", "pools": {"both": {"shape": {"tp": 2, "ep": 3}}}}]},
     "no_pool": {"models": [{"name": "m", "pools": {}}]},
     "stages": {"models": [{"name": "m", "pools": {"prefill": {}, "decode": {"shape": {"pp": 2}}}}]},
+    "stages_to_give": {"models": [{"name": "m", "pools": {"prefill": {"shape": {"pp": 2}}, "both": {}}}]},
     "tp": {"models": [{"name": "m", "pools": {"prefill": {"shape": {"tp": 2}}, "decode": {"shape": {"tp": 3}}}}]},
     "promises_nothing": {"models": [{"name": "m"}], "slo": {"a": {"attainment": 0.5}}},
     "second_token": {"models": [{"name": "m"}], "slo": {"a": {"tt2t_ms": 10, "tpot_ms": 20.5}}},

@@ -63,3 +63,15 @@ def test_with_several_models_a_name_of_no_pool_says_nothing() -> None:
     assert make(text, "qwen3-8b-prefill-0", Role.PREFILL) is not None
     assert make(text, "qwen3-8b-prefill-0", Role.PREFILL) != make(text, "qwen3-32b-prefill-0", Role.PREFILL)
     assert make(text, "prefill-0", Role.PREFILL) is None
+
+
+def test_a_cache_of_eight_bits_is_priced() -> None:
+    """Half the bytes a token: to move, to read and to keep."""
+    both = FILE.replace("gpu: H200", "gpu: H200, engine_args: {kv_cache_dtype: fp8}")
+    half = make(both.replace("tokens: 4096", "tokens: 4096, kv-cache-dtype: fp8"), "decode-0", Role.DECODE)
+    whole = make(FILE, "decode-0", Role.DECODE)
+    assert half is not None
+    assert whole is not None
+    assert half.kv_bytes == whole.kv_bytes / 2
+    assert half.capacity_tokens == pytest.approx(2 * whole.capacity_tokens, rel=0.01)
+    assert half.decode.context_ms < whole.decode.context_ms

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
+import pytest
+
+from baton.commands import mock
 from baton.mock_command import mock_args
+from baton.mock_settings import settings_of
 from baton.plan import from_file
 from cluster.spec import instances, parse
 
@@ -24,12 +30,26 @@ def test_a_mock_has_the_gpus_and_the_flags_that_change_its_timing() -> None:
     assert mock_args(other) == ("--kv-blocks", "100")
 
 
+def test_a_mock_has_the_format_of_the_cache() -> None:
+    text = "models: [{name: m, pools: {both: {engine_args: {kv-cache-dtype: fp8}}}}]"
+    (only,) = instances(parse(text, "f").usable())
+    assert mock_args(only) == ("--kv-cache-dtype", "fp8")
+    parser = argparse.ArgumentParser()
+    mock.add_arguments(parser)
+    whole, half = (
+        settings_of(parser.parse_args(["--model", "Qwen/Qwen3-32B", "--tp", "2", *words]), {})[0]
+        for words in ([], mock_args(only))
+    )
+    assert half.kv_bytes_per_token == whole.kv_bytes_per_token / 2
+    assert half.config.num_blocks == pytest.approx(2 * whole.config.num_blocks, rel=0.01)
+
+
 def test_up_gives_vllm_the_files_own_words_and_mocks_theirs() -> None:
     spec = parse(FILE, "baton.yaml").usable()
     real = from_file(spec, ["--seed", "1"])[0]
-    mock = from_file(spec, ["--speed", "2"], "mock")[0]
+    mocked = from_file(spec, ["--speed", "2"], "mock")[0]
     assert real.vllm_args[:2] == ("--tensor-parallel-size", "2")
     assert "--dtype" in real.vllm_args
-    assert mock.vllm_args[-2:] == ("--speed", "2")
-    assert "--dtype" not in mock.vllm_args
-    assert mock.engine == "mock"
+    assert mocked.vllm_args[-2:] == ("--speed", "2")
+    assert "--dtype" not in mocked.vllm_args
+    assert mocked.engine == "mock"

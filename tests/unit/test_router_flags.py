@@ -66,3 +66,12 @@ def test_a_key_without_a_certificate_is_refused() -> None:
     only = (Instance(id=InstanceId("x"), role=Role.BOTH, url="http://127.0.0.1:9"),)
     with pytest.raises(UsageError, match="--tls-key-file without --tls-cert-file"):
         RouterConfig(instances=only, tls_key_file="key.pem")
+
+
+def test_ranks_behind_one_url_and_nothing_else_twice() -> None:
+    url = "http://10.0.0.1:8000"
+    found = router.instances(args("--prefill-url", f"p@0={url}", "--prefill-url", f"p@1={url}"))
+    assert [(each.id, each.url, each.rank) for each in found] == [("p@0", url, 0), ("p@1", url, 1)]
+    for one, other in (("p@0", "p@0"), ("p@0", "q@1"), ("p", "p@1"), ("p", "q")):
+        with pytest.raises(UsageError, match="given twice"):
+            router.instances(args("--prefill-url", f"{one}={url}", "--decode-url", f"{other}={url}"))

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
+from costs.step import StepCost
 from router.core.journey import Choose
 from router.core.values import Promise, Wanted
 from router.fleet.view import FleetView
-from router.predict.step_model import SURE, UNKNOWN
+from router.predict.margins import PROMPTLY, WIDEST
+from router.predict.step_model import SURE, UNKNOWN, Make
 from router.scheduler.flow_control.saturation import SaturationDetector
 from router.scheduler.scheduler import Scheduler, SchedulingContext
 from router.scheduler.scoring.policies import POLICIES
 from router.scheduler.scoring.prices import Scoring
 
 ASK = Choose(frozenset(), hand_over=True)
+STEP = StepCost(floor_ms=5.0, start_ms=0.0, token_ms=0.01, area_ms=0.0, decode_ms=5.0, context_ms=0.0, request_ms=0.05)
 WANTED = Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0)
 
 
-def scheduler(*, admission: bool) -> Scheduler:
-    view = FleetView()
+def scheduler(*, admission: bool, makes: Callable[[Instance], Make | None] = lambda _: None) -> Scheduler:
+    view = FleetView(makes)
     for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
         view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}"))
         view.seen(InstanceId(name), ({"id": "m"},), Load())
@@ -102,3 +107,42 @@ def test_who_only_decodes_need_not_have_timed_a_prompt() -> None:
     for context in (hopeless, easy):
         here.choose(context, ASK, 1.0)
     assert hopeless.late and not easy.late
+
+
+@pytest.mark.parametrize(("sheds", "counted"), [(True, True), (False, True), (True, False)])
+def test_a_first_token_at_the_edge_of_its_target_is_let_in_only_where_lateness_is_served(
+    sheds: bool, counted: bool
+) -> None:
+    """It would be in time if all went as predicted. A class that refuses has promised what it lets in."""
+    make = Make(prefill=STEP, decode=STEP)
+    here = scheduler(admission=True, makes=lambda _: make if counted else None)
+    context = SchedulingContext(WANTED, Promise(ttft_ms=1000, sheds=sheds))
+    chosen, _ = here.choose(context, ASK, WANTED.arrived + (PROMPTLY + 0.01))
+    refused = sheds and counted
+    assert (chosen.shed_s is not None, chosen.decode is None, context.late) == (refused, refused, refused)
+    in_time = SchedulingContext(WANTED, Promise(ttft_ms=1000, sheds=sheds))
+    assert here.choose(in_time, ASK, WANTED.arrived + 0.5)[0].decode is not None
+
+
+def test_a_second_choice_is_not_refused_for_the_margin() -> None:
+    """It has been let in: its engine has failed, or its prompt's instance has not answered for long."""
+    make = Make(prefill=STEP, decode=STEP)
+    here = scheduler(admission=True, makes=lambda _: make)
+    context = SchedulingContext(WANTED, Promise(ttft_ms=1000, sheds=True))
+    again = Choose(frozenset({InstanceId("another")}), hand_over=True)
+    assert here.choose(context, again, WANTED.arrived + (PROMPTLY + 0.01))[0].decode is not None
+
+
+@pytest.mark.parametrize(("cut_off", "complete"), [(False, True), (True, True), (True, False)])
+def test_answers_teach_margins_if_they_were_served_to_their_end_be_it_their_limit(
+    cut_off: bool, complete: bool
+) -> None:
+    make = Make(prefill=STEP, decode=STEP)
+    here = scheduler(admission=True, makes=lambda _: make)
+    inflight = here.view.all().inflight
+    context = SchedulingContext(WANTED, Promise(ttft_ms=1000, tpot_ms=40, sheds=True))
+    here.choose(context, ASK, WANTED.arrived)
+    here.opened(context, WANTED.arrived + 2.0)
+    assert inflight.first_margins.of(1000) < PROMPTLY, "a second late: learned as soon as it has come"
+    here.finish(context, WANTED.arrived + 2.0 + 0.05 * 19, 20, cut_off=cut_off, complete=complete)
+    assert (inflight.margins.of(40) < WIDEST) == complete

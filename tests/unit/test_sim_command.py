@@ -100,6 +100,25 @@ def test_faults_by_name_and_by_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert again_["report"] == chaos["report"]
 
 
+RANKED = """
+models:
+  - name: meta-llama/Llama-3.1-8B
+    pools:
+      prefill: {start: STARTS, shape: {dp: DP}, gpu: H100-SXM}
+      decode: {start: STARTS, shape: {dp: DP}, gpu: H100-SXM}
+"""
+
+
+def test_ranks_are_simulated_as_instances_that_die_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(starts: int, ranks: int, *words: str) -> dict:
+        file = tmp_path / f"{starts}x{ranks}.yaml"
+        file.write_text(RANKED.replace("STARTS", str(starts)).replace("DP", str(ranks)))
+        assert main(["simulate", "--cluster", str(file), "--rate", "8", "--requests", "40", "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert run(1, 2) == run(2, 1), "requests, pulls, GPUs and energy are those of two instances each"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

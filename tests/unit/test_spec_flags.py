@@ -6,9 +6,21 @@ from typing import Any
 
 import pytest
 
+from baton.commands.engine import CHANGES_ANSWERS
 from cluster.instance import Role
 from cluster.spec import instances, parse
-from cluster.spec.flags import BY_SHAPE, REFUSED, SECRET, SET_BY_BATON, is_secret_name, words
+from cluster.spec.flags import (
+    BY_SHAPE,
+    DEFAULTED,
+    REFUSED,
+    SAME_ANSWERS,
+    SECRET,
+    SET_BY_BATON,
+    is_secret_name,
+    shape_flags,
+    words,
+)
+from cluster.spec.settings import Shape
 from engine.vllm.command import SECRET_FLAGS, command
 from engine.vllm.spec import OURS, EngineSpec
 
@@ -18,7 +30,7 @@ models:
     served_name: qwen
     pools:
       decode: {start: 2, shape: {tp: 4, dp: 2, ep: 8}, gpu: H200, env: {A: b}}
-      prefill: {shape: {tp: 2, pp: 2}, engine_args: {max-num-batched-tokens: 8192, enforce-eager: true}}
+      prefill: {shape: {tp: 2, dp: 2}, engine_args: {max-num-batched-tokens: 8192, enforce-eager: true}}
 transfer: {lease_s: 60}
 """
 
@@ -59,7 +71,7 @@ def test_instances_of_one_model() -> None:
     prefill, decode, other = planned
     assert prefill.role is Role.PREFILL
     assert prefill.vllm_args == (
-        *("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),
+        *("--tensor-parallel-size", "2", "--data-parallel-size", "2"),
         *("--max-num-batched-tokens", "8192", "--enforce-eager"),
     )
     assert (prefill.gpus, prefill.gpu, prefill.env) == (4, None, {})
@@ -70,6 +82,12 @@ def test_instances_of_one_model() -> None:
     assert (decode.gpus, decode.gpu, decode.env) == (8, "H200", {"A": "b"})
     assert (decode.model, decode.served_name, decode.kv_lease_s) == ("Qwen/Qwen3-32B", "qwen", 60)
     assert decode.role is other.role is Role.DECODE
+
+
+def test_a_shape_is_vllms_words() -> None:
+    words_of = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "4", "--data-parallel-size", "3")
+    assert shape_flags(Shape(tp=2, pp=4, dp=3, ep=6)) == (*words_of, "--enable-expert-parallel")
+    assert shape_flags(Shape()) == ()
 
 
 def names(*models: str) -> list[str]:
@@ -109,7 +127,7 @@ def test_flags_that_the_launcher_sets_are_known() -> None:
         "side_channel_port": 5600,
     }
     set_by_us = {word.removeprefix("--") for word in command(EngineSpec(**spec)) if word.startswith("--")}
-    assert set_by_us <= set(REFUSED) | set(SET_BY_BATON)
+    assert set_by_us <= set(REFUSED) | set(SET_BY_BATON) | DEFAULTED
     assert not set(BY_SHAPE) & set(SET_BY_BATON)
 
 
@@ -121,3 +139,7 @@ def test_secret_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "HF_TOKEN_PATH", "key_file", "VLLM_KEYRING", "HF_HOME"])
 def test_names_that_are_none(name: str) -> None:
     assert not is_secret_name(name)
+
+
+def test_flags_that_make_another_model_are_those_that_agents_tell_with_the_weights() -> None:
+    assert {f"--{flag}" for flag in SAME_ANSWERS} == {*CHANGES_ANSWERS, "--revision"}

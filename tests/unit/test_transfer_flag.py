@@ -92,11 +92,11 @@ HERE = EngineHardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
         ({"connector": "baton"}, replace(HERE, vllm="0.33.0"), "baton"),
         ({"ticket_keys_file": None}, HERE, "nixl"),
         ({"vllm_args": ("--kv-transfer-config", "{}")}, HERE, "nixl"),
-        ({"vllm_args": ("-dp", "2")}, HERE, "nixl"),
-        ({"connector": "baton", "vllm_args": ("-dp", "2")}, HERE, "baton"),
+        ({"vllm_args": ("-dp", "2")}, HERE, "baton"),
+        ({"vllm_args": ("-pp", "2")}, HERE, "nixl"),
     ],
     ids=["on CPU", "asked", "on GPUs", "another vLLM", "asked, another vLLM", "no keys", "the user's own", "ranks",
-         "asked, ranks"],
+         "stages"],
 )  # fmt: skip
 def test_who_moves_it_where_nobody_has_said(changed: dict[str, Any], hardware: EngineHardware, connector: str) -> None:
     wanted = WantedEngine(name="p", role=Role.PREFILL, model=None, connector="auto", ticket_keys_file="keys")
@@ -106,12 +106,12 @@ def test_who_moves_it_where_nobody_has_said(changed: dict[str, Any], hardware: E
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ("--data-parallel-size 2", "data parallelism"),
-        ("--data_parallel_size=2", "data parallelism"),
-        ("-dp2", "data parallelism"),
+        ("--data-parallel-size 2", None),
+        ("--data-parallel-size 4 -dpl 4", None),
+        ("--data-parallel-size 4 -dpl 2", "data parallelism"),
+        ("--data-parallel-start-rank=2 -dp 4 -dpl 2", "data parallelism"),
         ("-dp 2 -dpl 1 --data-parallel-hybrid-lb", "data parallelism"),
-        ("--data-parallel-size 1 --data-parallel-rank 1", "data parallelism"),
-        ("-dpn 0", "data parallelism"),
+        ("--data-parallel-size 2 --data-parallel-rank 1", None),
         ("-pp 2", "pipeline parallelism"),
         ("--prefill-context-parallel-size 2", "context parallelism"),
         ("-dcp=2", "context parallelism"),
@@ -127,18 +127,18 @@ def test_flags_that_leave_the_cache_to_vllm(args: str, why: str | None) -> None:
 def test_instances_of_one_model_have_one_connector() -> None:
     """Two connectors hand nothing over to each other: one instance that is left to vLLM's takes the others with it."""
     wanted = WantedEngine(name="d", role=Role.DECODE, model="/m", connector="auto", ticket_keys_file="keys")
-    ranks = replace(wanted, name="p", role=Role.PREFILL, vllm_args=("-dp", "2"))
+    stages = replace(wanted, name="p", role=Role.PREFILL, vllm_args=("-pp", "2"))
     other = replace(wanted, name="o", model="/n")
-    assert [each.connector for each in up._with_connectors([ranks, wanted, other], HERE)] == ["nixl", "nixl", "baton"]
-    asked = [replace(ranks, connector="baton"), wanted]
+    assert [each.connector for each in up._with_connectors([stages, wanted, other], HERE)] == ["nixl", "nixl", "baton"]
+    asked = [replace(stages, connector="baton"), wanted]
     assert [each.connector for each in up._with_connectors(asked, HERE)] == ["baton", "baton"]
 
 
 def test_an_engine_alone_has_its_door_among_our_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     args = argparse.Namespace(engine="vllm", door=None)
-    assert engine._door(args, "baton", InstanceId("p"), 8100) == f"{tmp_path}/baton/doors/p-8100/door"
+    assert engine._door(args, "baton", InstanceId("p"), 8100, 1) == f"{tmp_path}/baton/doors/p-8100/door"
     args.door = "/run/" + "x" * 120
     with pytest.raises(UsageError, match="--door"):
-        engine._door(args, "baton", InstanceId("p"), 8100)
-    assert engine._door(args, "nixl", InstanceId("p"), 8100) == ""
+        engine._door(args, "baton", InstanceId("p"), 8100, 1)
+    assert engine._door(args, "nixl", InstanceId("p"), 8100, 1) == ""

@@ -229,7 +229,7 @@ async def test_stopped_before_it_started(tmp_path: Path, at_once: bool) -> None:
     ("ask", "because", "dead"),
     [
         (Probe.health, "GET /health: nothing listens there", True),
-        (Probe.load, "GET /metrics: nothing listens there", True),
+        (Probe.loads, "GET /metrics: nothing listens there", True),
     ],
 )
 async def test_nobody_listens(ask: Callable[[Probe], object], because: str, dead: bool) -> None:

@@ -86,7 +86,7 @@ def test_kv_events_come_to_a_socket_that_the_user_has_no_other_use_for() -> None
     config = json.loads(flag(command(spec(kv_events="/run/e/events")), "--kv-events-config"))
     assert (config["enable_kv_cache_events"], config["publisher"]) == (True, "zmq")
     assert config["endpoint"] == "ipc:///run/e/events"
-    for mine in ((), ("-dp", "2"), ("--kv-events-config", "{}"), ("--kv-events-config.publisher", "null")):
+    for mine in ((), ("-dp", "4", "-dph"), ("--kv-events-config", "{}"), ("--kv-events-config.publisher", "null")):
         one = spec(kv_events="/run/e/events" if mine else "", extra_args=mine)
         ours = command(one)[: -len(mine) or None]
         assert (one.evictions, "--kv-events-config" in ours) == ("", False)
@@ -124,6 +124,15 @@ def test_what_is_set_is_given() -> None:
     values = [flag(argv, name) for name in ("--max-model-len", "--dtype", "--served-model-name")]
     assert values == ["2048", "float32", "x"]
     assert flag(argv, "--gpu-memory-utilization") == "0.45"
+
+
+def test_engines_fetch_nothing_for_clients_unless_the_user_names_whom_to_ask() -> None:
+    """A picture by its address would have the engine ask whatever a client names, inside the cluster's own network."""
+    words = command(spec())
+    assert words[words.index("--allowed-media-domains") + 1] == "none.invalid"
+    assert environment(spec(), {}, "site")["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+    mine = ("--allowed-media-domains", "pictures.example.org")
+    assert command(spec(extra_args=mine)).count("--allowed-media-domains") == 1
 
 
 def test_the_users_flags_come_last_and_verbatim() -> None:
@@ -213,6 +222,7 @@ def test_cpu_environment() -> None:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
         "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     }
 
 
@@ -223,6 +233,7 @@ def test_gpu_environment_has_nothing_of_the_cpus() -> None:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
         "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     }
 
 

@@ -155,7 +155,7 @@ def test_kv_events_are_published_where_somebody_hears_them(monkeypatch: pytest.M
     """Without a registry nobody makes the socket's folder, and vLLM would not start."""
     monkeypatch.setenv("XDG_STATE_HOME", "/s")
     assert spec_of().kv_events == ""
-    assert re.fullmatch(r"/s/baton/events/both-0-\d+/events", spec_of("--registry", "redis://10.0.0.9").kv_events)
+    assert re.fullmatch(r"/s/baton/events/both-0-\d+/inproc", spec_of("--registry", "redis://10.0.0.9").kv_events)
 
 
 def test_the_users_environment_is_kept_apart() -> None:
@@ -170,7 +170,7 @@ def test_the_users_environment_is_kept_apart() -> None:
         ((), "NVIDIA B200", 180.0, 1024),
         ((), "NVIDIA L4", 22.5, 256),
         (("--max-num-seqs", "64"), "NVIDIA H100 80GB HBM3", 79.6, 64),
-        (("--max-num-seqs=64", "-dp", "4"), "NVIDIA H100 80GB HBM3", 79.6, 256),
+        (("--max-num-seqs=64", "-dp", "4"), "NVIDIA H100 80GB HBM3", 79.6, 64),
     ],
 )
 def test_credits_are_for_as_many_as_the_engine_runs_at_once(

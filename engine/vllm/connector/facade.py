@@ -30,6 +30,7 @@ from engine.vllm.connector.metadata import BatonMetadata
 from engine.vllm.connector.scheduler import BatonScheduler
 from engine.vllm.connector.worker import BatonWorker
 from engine.vllm.connector.written_for import WIRE, is_written_for
+from kvtransfer.asks import door_of
 from kvtransfer.door import Door, left_to_vllm
 
 logger = logging.getLogger("vllm.baton.connector")
@@ -93,7 +94,7 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
         elif role == KVConnectorRole.SCHEDULER:
             logger.warning("This engine's KV cache is handed over by vLLM's own connector: %s.", why)
             door = vllm_config.kv_transfer_config.get_from_extra_config("door", None)
-            self._door = None if door is None else left_to_vllm(Path(door), why)
+            self._door = None if door is None else left_to_vllm(Path(door_of(door, served.rank_in(vllm_config))), why)
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = scheduler(vllm_config, self.engine_id, kv_cache_config)
         else:

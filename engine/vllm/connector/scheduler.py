@@ -21,17 +21,19 @@ import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 from vllm.v1.engine import EngineCoreRequestType
 
-from cluster.wire import ADAPTER, FIRST_TOKEN, TRANSFER
+from cluster.wire import ADAPTER, CACHED_ONLY, FIRST_TOKEN, TRANSFER
 from decode.peers import PEERS_MAX, ProducerLife, ProducerPeers
 from decode.pulls import Pulls, worth_pulling
 from engine.vllm.adapters import Adapters
+from engine.vllm.connector.cached import cut_to_cached, only_whole_blocks
 from engine.vllm.connector.early import EarlyDesk
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
+from engine.vllm.connector.served import rank_in
 from engine.vllm.weights import adapter_marks, adapter_of
-from kvtransfer.asks import Ask, Forget, HeldState, Introduce, Metadata, Payload, ReleaseName
+from kvtransfer.asks import Ask, Forget, HeldState, Introduce, Metadata, Payload, ReleaseName, door_of
 from kvtransfer.block_digests import Computing, names
 from kvtransfer.door import Door
-from kvtransfer.fields import held_in, name_in, other_adapter, pull_in, sane
+from kvtransfer.fields import handed_over, held_in, name_in, other_adapter, pull_in, sane
 from kvtransfer.hold_marks import FIELD, SLOTS, Slots, slot_in
 from kvtransfer.span import pull_span
 from prefill.holds import Holds
@@ -52,7 +54,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         options = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._door_path = options.get("door")
+        door = options.get("door")
+        self._door_path = None if door is None else door_of(door, rank_in(vllm_config))
         self._epoch = int(options.get("epoch", 0))
         self._door: Door | None = None
         self._payloads: tuple[Payload, ...] = ()
@@ -156,6 +159,9 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if self._early.opened(request):
             return  # it has no fields of a hold yet
         self._unpin_others(request)
+        if _holds(request) and request.kv_transfer_params.get(CACHED_ONLY):
+            had = cut_to_cached(request, self._core, self.block_size)
+            self._counts["asked as a source" if had else "asked as a source, and had nothing"] += 1
         super().on_new_request(request)
         if _holds(request):
             self._adapter(request)  # read now, and compared with the files once the prompt is computed
@@ -220,7 +226,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._pulls.allocated(request.request_id, "", 0, now)
             return
         engine = request.kv_transfer_params["remote_engine_id"]
-        self._pulls.allocated(request.request_id, engine, num_external_tokens, now)
+        ours = handed_over(request.kv_transfer_params)
+        self._pulls.allocated(request.request_id, engine, num_external_tokens, now, handed_over=ours)
         _, (local,), (cached,), _ = entry
         held, prompt = request.kv_transfer_params["remote_num_tokens"], len(request.prompt_token_ids or ())
         # vLLM may have taken one block more than the pull fills: for the token that D computes after it.
@@ -257,6 +264,9 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             fields[ADAPTER] = adapter
         if slot is not None:
             fields[FIELD] = slot.field()
+        if request.kv_transfer_params.get(CACHED_ONLY):
+            only_whole_blocks(fields, self.block_size)
+        elif slot is not None:
             self._early.filled(request, fields)
         return held, fields
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from kvtransfer.asks import RANK
+
 RANKS: Final = "data parallelism"
 STAGES: Final = "pipeline parallelism"
 CONTEXT: Final = "context parallelism"
@@ -31,8 +33,8 @@ def left_to_vllm(config: Any, *, full_attention: bool, device: str) -> str | Non
     parallel, transfer = config.parallel_config, config.kv_transfer_config
     if not full_attention:
         return "it has more kinds of KV cache than full attention"
-    if parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0 or _RANK.search(transfer.engine_id or ""):
-        return f"{RANKS}: an engine has one agent socket, and each of its ranks would need its own"
+    if _shares_its_door(config):
+        return f"{RANKS}: each rank needs an agent socket of its own: write `{RANK}` into `door`"
     if parallel.pipeline_parallel_size > 1:
         return STAGES
     if parallel.prefill_context_parallel_size > 1:
@@ -44,6 +46,23 @@ def left_to_vllm(config: Any, *, full_attention: bool, device: str) -> str | Non
     if device != "cpu" and transfer.kv_buffer_device == "cpu":
         return "a KV buffer in host memory"
     return None
+
+
+def rank_in(config: Any) -> int | None:
+    """The number of the data parallel rank that this engine core is; None: the engine has no ranks.
+
+    vLLM tells a dense model's rank of no other ranks, and marks its engine id alone.
+    """
+    parallel, engine_id = config.parallel_config, config.kv_transfer_config.engine_id or ""
+    ranked = parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0 or _RANK.search(engine_id)
+    return int(parallel.data_parallel_index) if ranked else None
+
+
+def _shares_its_door(config: Any) -> bool:
+    """Whether other ranks have the same path for their agent socket. A rank with a server of its own shares none."""
+    door = config.kv_transfer_config.get_from_extra_config("door", None)
+    alone = config.parallel_config.data_parallel_external_lb
+    return bool(rank_in(config) is not None and door and RANK not in door and not alone)
 
 
 def refused(config: Any, *, left: str | None, device: str) -> str | None:

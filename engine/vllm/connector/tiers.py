@@ -127,10 +127,13 @@ class HostCopies(OffloadingWorker):  # type: ignore[misc]
 
 
 class BoundedFiles(FileSystemTierManager):  # type: ignore[misc]
-    """vLLM's tier of files, with a bound: those used longest ago are removed. vLLM's own grows without one."""
+    """vLLM's tier of files, with a bound: those used longest ago are removed. vLLM's own grows without one. Each data
+    parallel rank has a folder of its own: it removes no other's files.
+    """
 
-    def __init__(self, *args: Any, limit_bytes: int, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, offloading_spec: Any, *args: Any, limit_bytes: int, root_dir: str, **more: Any) -> None:
+        folder = Path(root_dir) / f"rank{offloading_spec.config.parallel.data_parallel_index}"
+        super().__init__(offloading_spec, *args, root_dir=str(folder), **more)
         self._kept: Final = KeptFiles(max(1, limit_bytes // self._block_size))
         self._writing: Final[dict[Any, tuple[Any, ...]]] = {}
 

@@ -22,10 +22,6 @@ from typing import Any, Final
 from router.core.values import Wanted
 from router.scheduler.flow_control.sizes import GivenUp
 
-PROMPTLY: Final = 0.92
-"""The usable share of a TTFT target: a request that is planned to begin at the last moment begins too late half of the
-time."""
-
 AGING: Final = 5.0
 AGING_S_MIN: Final = 10.0
 PATIENCE_S: Final = 30.0

@@ -34,6 +34,10 @@ IN_TIME_LEAST: Final = 0.05
 """So small a part of an instance's time keeps no instance."""
 
 
+PAUSE_RATE: Final = 0.1
+"""The weight of one hand-over in their mean pause."""
+
+
 class SaturationDetector(Saturation):
     """Where one more request has room. Policies ask it for the rows that they are about to price."""
 
@@ -44,6 +48,9 @@ class SaturationDetector(Saturation):
         self._in_time_ms = 0.0
         """Milliseconds of prompts placed in time, of the last `IN_TIME_S`: older ones fade."""
         self._in_time_at = 0.0
+        self.pause_ms = 0.0
+        """By which hand-overs have delayed first tokens of late, as predicted: mean of all prompts placed in time. 0
+        where first tokens come from the instances that compute prompts."""
 
     def opens_until_ms(self, wanted: Wanted) -> float:
         """A prompt would be computed at once, or nearly so, at rows where `InflightLoad.opens` is no later than
@@ -84,8 +91,11 @@ class SaturationDetector(Saturation):
         opens_ms = min([fleet.inflight.opens_ms(rows) for rows in able], default=math.inf)
         return max(now, (opens_ms - AHEAD_MS) / 1000.0)
 
-    def took_in_time(self, prompt_ms: float, now: float) -> None:
-        """A prompt that can be in time is placed; an instance computes it for so long."""
+    def took_in_time(self, prompt_ms: float, pause_ms: float, now: float) -> None:
+        """A prompt that can be in time is placed; an instance computes it for so long, and its hand-over delays the
+        first token by `pause_ms`.
+        """
+        self.pause_ms += PAUSE_RATE * (pause_ms - self.pause_ms)
         self._in_time_ms = self._in_time_ms * self._faded(now) + prompt_ms
         self._in_time_at = now
 

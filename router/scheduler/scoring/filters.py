@@ -18,12 +18,16 @@ _EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 def ready(fleet: FleetSnapshot, wanted: Wanted) -> ReadyRows:
     """Rows of ready instances that serve the model and the tenant, with the needed weights, and have not failed this
-    request.
+    request. Where one rank of an engine has failed it, its other ranks count only if there is no other engine: they
+    mostly end together.
     """
     found = fleet.ready_for(wanted)
     if not wanted.excluded and not wanted.meaning and not wanted.weights:
         return found
     named = [fleet.by_id[name].row for name in wanted.excluded if name in fleet.by_id]
+    beside = [fleet.by_id[other].row for name in wanted.excluded for other in fleet.beside(name)]
+    if len(beside) > len(named) and len(_without(found.any, np.array(beside, dtype=np.int64))):
+        named = beside
     if wanted.meaning or wanted.weights:
         named += [row for row in found.any.tolist() if not fleet.continues(row, wanted)]
     out = np.array(named, dtype=np.int64)

@@ -16,12 +16,7 @@ from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import SHARES
 from router.scheduler.scoring.budget import MISS, OWN, OWN_MISSED, RAMP
 from router.scheduler.scoring.figures import Saturation
-from router.scheduler.scoring.row_prices import FEW, RowPrices
-
-PULL_MS, PULL_STEPS = 3.0, 3.0
-"""A hand-over's pause besides its bytes: the engine's front end and the messages, and steps of D: the one under way
-when the leg comes, the one after which the blocks are there (steps are decided ahead), and the one that makes the
-seeded token once more (seen on the twin: 24.7 ms where a step takes 7.2)."""
+from router.scheduler.scoring.row_prices import FEW, PULL_MS, PULL_STEPS, RowPrices
 
 HOLDS_FREE: Final = 0.5
 """Up to this share of P's memory in use, holds there cost nothing: new prompts find room. Chosen, not measured."""

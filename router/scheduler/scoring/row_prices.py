@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from router.core.arrays import Ints
+from router.core.events import PrefixSource
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.inflight_load import IDLE_MIN
@@ -27,6 +28,19 @@ from router.scheduler.scoring.shortlist import Shortlist, listed
 FEW: Final = 64
 """Up to this number of rows, all are priced. Compiled, a row costs half a microsecond; columns cost sixty at any
 length."""
+
+PULL_MS, PULL_STEPS = 3.0, 3.0
+"""A pause for blocks from elsewhere, besides their bytes: the engine's front end and the messages, and steps of the
+pulling engine: the one under way when the leg comes, the one after which the blocks are there (steps are decided
+ahead), and the one that makes the seeded token once more (seen on the twin: 24.7 ms where a step takes 7.2)."""
+
+CLEAR, LEAST_MS = 0.3, 10.0
+"""A prompt's beginning is pulled from a peer if that saves this share of its time, and so many milliseconds: a failed
+pull costs its time, and no model knows all that two more messages cost. Chosen, not measured."""
+
+SOURCE_S_MIN, SOURCE_S_MAX = 0.05, 2.0
+"""Bounds of the wait for a source. Between them it is the time that the prompt takes without one: a source that does
+not answer at most doubles it."""
 
 Priced = list[tuple[float, int]]
 """Rows with their prices, the cheapest first; of equal ones the lower row."""
@@ -65,6 +79,8 @@ class RowPrices(Figures):
         self._prefill: Final[list[float]] = []
         self._decode: Final[list[float]] = []
         self._answers: Final[list[bool]] = []
+        self._sources: Final[dict[int, PrefixSource]] = {}
+        """By row: where it would pull the prompt's beginning from."""
         columns = fleet.columns
         self._few: Final = columns.top <= few
         self._shortlist: Final = None if self._few else Shortlist(self)
@@ -123,11 +139,67 @@ class RowPrices(Figures):
                     ms, stall_ms, _ = cached[speed.kind]
                     self._prompt[place] = speed.prefill_factor * ms
                     self._stall[place] = speed.prefill_factor * stall_ms
+            if self.fleet.sharing:
+                self._find_sources(rows, first)
         loads = self.fleet.inflight.rows
         for at, row in enumerate(rows):
             beside = loads[row].beside
             if beside:
                 self._prompt[first + at] += beside * by_kind[speeds[row].kind][2]
+
+    def _find_sources(self, rows: Sequence[int], first: int) -> None:
+        """The rows that would do better with the prompt's beginning from another instance: `CLEAR` of their time and
+        `LEAST_MS` are saved. Of the instances that have more of it, those with the most are compared.
+        """
+        fleet, match = self.fleet, self.match
+        assert match is not None
+        sources = fleet.sources(match, self.wanted)
+        if not sources:
+            return
+        step_model, speeds = fleet.inflight.step_model, fleet.inflight.step_model.rows
+        for at, row in enumerate(rows, first):
+            own, own_ms = match.chunks_of(row), self._prompt[at]
+            for chunks, source in sources:
+                if chunks <= own:
+                    break
+                cached = self.held(chunks)
+                ms, stall_ms, _ = step_model.of_prompt_by_make(self.tokens, cached)[speeds[row].kind]
+                ms *= speeds[row].prefill_factor
+                if ms > own_ms * (1.0 - CLEAR) or ms > own_ms - LEAST_MS or not fleet.shares(source, row, self.wanted):
+                    continue
+                leg_ms = self._source_ms(source)
+                ms += (
+                    leg_ms
+                    + fleet.inflight.source_late_ms(self.wanted.now)
+                    + self._pull_ms(source, row, cached - self.held(own))
+                )
+                if ms <= own_ms * (1.0 - CLEAR) and ms <= own_ms - LEAST_MS:
+                    self._prompt[at], self._stall[at] = ms, speeds[row].prefill_factor * stall_ms
+                    wait_s = min(SOURCE_S_MAX, max(SOURCE_S_MIN, own_ms / 1000.0))
+                    self._sources[row] = PrefixSource(fleet.at(source).id, cached, wait_s, leg_ms)
+                    break
+
+    def _source_ms(self, source: int) -> float:
+        """The time until a source has answered: what it has to compute before, a message, the step under way if it
+        decodes, and one for the leg.
+        """
+        there = self.fleet.inflight.rows[source]
+        wait = max(0.0, there.ends - self.wanted.now * 1000.0)
+        return wait + PULL_MS + there.step * (2 if there.decoding else 1)
+
+    def _pull_ms(self, source: int, row: int, tokens: int) -> float:
+        """The time to pull so many tokens from there then: a message, the move, a step before and after it if it
+        decodes (an idle engine looks at once), and its front end, which is as late as the source's.
+        """
+        inflight, now = self.fleet.inflight, self.wanted.now
+        here, near = inflight.rows[row], self.fleet.near(source, row)
+        told_ms = inflight.step_model.handoff_ms(tokens, source, row, near=near)
+        moving_ms = inflight.pulls(row).expects_ms(told_ms, now, near=near)
+        return PULL_MS + moving_ms + (2 * here.step if here.decoding else 0.0) + inflight.source_late_ms(now)
+
+    def source_at(self, row: int) -> PrefixSource | None:
+        """Where this row would pull the prompt's beginning from; None: it computes what it lacks."""
+        return self._sources.get(row)
 
     def _opened(self, rows: Sequence[int]) -> list[bool]:
         """Of a small fleet, where its prompt would be computed at once."""

@@ -144,7 +144,8 @@ def _cheapest(fleet: FleetSnapshot, prices: Prices, options: list[_Option], foun
     elif prefill is None and prices.wanted.hand_over:
         against = f"; {'' if found is None else fleet.because_aggregated(found)}"
         against = against if len(against) > 2 else _NO_PAIR
-    return Chosen(prefill, fleet.at(now.decode).id, _say(fleet, prices, now) + against + _known(fleet, prices, now))
+    because = _say(fleet, prices, now) + against + _known(fleet, prices, now)
+    return Chosen(prefill, fleet.at(now.decode).id, because, source=prices.source_at(now.prefill))
 
 
 def _say(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
@@ -162,7 +163,9 @@ def _known(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
     costs = fleet.inflight.step_model.known(option.prefill, option.decode)
     if prices.match is None:
         return f"; costs {costs}, prefixes unknown"
-    return f"; costs {costs}, {prices.cached_at(option.prefill)} of {prices.tokens} prompt tokens cached"
+    cached, source = prices.cached_at(option.prefill), prices.source_at(option.prefill)
+    more = "" if source is None else f", {source.tokens - cached} more from {source.instance}"
+    return f"; costs {costs}, {cached} of {prices.tokens} prompt tokens cached{more}"
 
 
 def _pair_up(ways: _Ways, prefills: Ints, decodes: Ints, below: float, bests: dict[bool, _Option]) -> None:

@@ -1,0 +1,260 @@
+"""What the two sides of a hand-over must be to each other, and what vLLM hands nothing over with. Pure.
+
+From the source of vLLM 0.32's NixlConnector, which pulls (``nixl/`` = ``vllm/distributed/kv_transfer/kv_connector/v1/
+nixl/``). What is refused there ends the engine's start, or each pull: decode then computes every prompt again, and
+prefill's work is lost. What shapes and planned fleets have to keep is in `cluster.spec.pairing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any, Final
+
+from cluster.instance import Role
+from cluster.spec import flags
+from cluster.spec.finding import Finding
+from cluster.spec.pairing import refused_pair
+from cluster.spec.problems import FieldPath, Severity
+from cluster.spec.settings import Connector, Model, Pool, Spec
+
+GIVE_AND_TAKE: Final = (
+    (Role.PREFILL, Role.DECODE),
+    (Role.PREFILL, Role.BOTH),
+    (Role.BOTH, Role.DECODE),
+    (Role.BOTH, Role.BOTH),
+)
+"""Roles of the two sides of a hand-over."""
+
+_BLOCK, _PREFILL_RANKS, _DECODE_RANKS = "block-size", "prefill-context-parallel-size", "decode-context-parallel-size"
+_ROUTED, _DRAFTS = "enable-return-routed-experts", "speculative-config"
+_LORA = ("enable-lora", "lora-modules")
+_READ_HIDDEN_STATES: Final = ("eagle", "mtp", "dflash", "dspark")
+"""Beginnings and ends of the methods of speculation whose drafts need the model's hidden states, hence KV cache of
+their own that P has to have filled (``SpeculativeConfig.use_eagle``; each ``…_mtp`` is one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A pool as one side of a hand-over."""
+
+    path: FieldPath
+    name: str
+    """What messages call it: its role, or an extra pool's own name."""
+    role: Role
+    pool: Pool
+
+    def given(self, flag: str) -> tuple[FieldPath, Any]:
+        """Where the pool gives this flag of vLLM, and its value; the path of its flags and None where it does not."""
+        at = (*self.path, "engine_args")
+        name, value = flags.given(self.pool.engine_args, flag)
+        return ((*at, name), value) if name else (at, None)
+
+    def number(self, flag: str) -> int | None:
+        """A flag's value, if it is a whole number above 0."""
+        value = self.given(flag)[1]
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+    @property
+    def at_tp(self) -> FieldPath:
+        """Where its tensor parallel size stands."""
+        return (*self.path, "shape", "tp")
+
+
+def check(spec: Spec) -> Iterator[Finding]:
+    """All that keeps the pools of a model from handing over to each other; for each field the first finding."""
+    for at, model in enumerate(spec.models):
+        sides = list(_sides(("models", at, "pools"), model))
+        yield from _names(("models", at, "pools"), model)
+        told: set[FieldPath] = set()
+        for finding in _of(sides):
+            if finding.path not in told:
+                told.add(finding.path)
+                yield finding
+        if spec.transfer.connector is Connector.BATON:
+            yield from _not_by_baton(sides)
+
+
+def pairs(sides: list[Side]) -> Iterator[tuple[Side, Side]]:
+    """Every producer with every consumer."""
+    yield from ((one, other) for one, other in permutations(sides, 2) if (one.role, other.role) in GIVE_AND_TAKE)
+
+
+def _sides(path: FieldPath, model: Model) -> Iterator[Side]:
+    for name, (role, pool) in model.pools.every().items():
+        own = name == role.value
+        yield Side((*path, name) if own else (*path, "extra", name), name, role, pool)
+
+
+def _of(sides: list[Side]) -> Iterator[Finding]:
+    together = list(pairs(sides))
+    among = {side.name for side in sides if side.role is Role.BOTH and side.pool.at_most > 1}
+    gives = among | {giver.name for giver, _ in together}
+    takes = among | {taker.name for _, taker in together} | {side.name for side in sides if side.role is Role.DECODE}
+    for side in sides:
+        if side.pool.shape.pp > 1 and side.name in gives | takes:
+            yield _stages(side, takes=side.name in takes)
+        yield from _at_start(side)
+    for giver, taker in together:
+        for rule in _PAIR:
+            yield from rule(giver, taker)
+
+
+def _names(path: FieldPath, model: Model) -> Iterator[Finding]:
+    """What extra pools are named."""
+    for name in model.pools.extra:
+        if name in set(Role) or name.rpartition("-")[2].isdecimal():
+            fix = "write a name such as `decode-l40s`: no role's, and none that ends in a number"
+            yield Finding(path=(*path, "extra", name), message="cannot be an extra pool's name", fix=fix)
+
+
+# -- what a pool cannot be on any side --
+
+
+def _stages(side: Side, *, takes: bool) -> Finding:
+    """A consumer compares all regions with its own, and a stage has a part of them; with stages of its own it ends at
+    its start (`base_worker.py`).
+    """
+    shape = side.pool.shape
+    message = (
+        f"vLLM's NixlConnector hands no KV cache over {'to' if takes else 'from'} an instance with pipeline stages"
+    )
+    fix = f"write `pp: 1`, and `tp: {shape.tp * shape.pp}` for the same GPUs"
+    return Finding(path=(*side.path, "shape", "pp"), message=message, fix=fix)
+
+
+def _at_start(side: Side) -> Iterator[Finding]:
+    """What ends an engine's start beside the connector, which every engine has (`config/vllm.py`, `connector.py`)."""
+    path, wanted = side.given(_ROUTED)
+    if wanted is True:
+        message = "vLLM starts no engine with it that can hand over: the list of experts does not come along"
+        yield Finding(path=path, message=message, fix="remove it")
+    path = side.given(_PREFILL_RANKS)[0]
+    prompt, answer = side.number(_PREFILL_RANKS) or 1, side.number(_DECODE_RANKS) or 1
+    if prompt > 1 and (side.role is not Role.PREFILL or side.pool.flips):
+        why = "and these instances may take another role" if side.role is Role.PREFILL else f"and {side.name} is none"
+        message = f"vLLM's NixlConnector takes it on prefill alone, {why}"
+        yield Finding(path=path, message=message, fix="remove it, or write it under a `prefill` that never flips")
+    elif prompt > 1 and answer > 1 and (side.pool.shape.tp != 1 or answer != prompt):
+        message = f"beside `{_DECODE_RANKS}` vLLM's NixlConnector wants `tp: 1`, and both of one size"
+        fix = f"write `tp: 1` and `{_DECODE_RANKS}: {prompt}`, or remove one of the two"
+        yield Finding(path=path, message=message, fix=fix, uses=(side.at_tp,))
+
+
+def _not_by_baton(sides: list[Side]) -> Iterator[Finding]:
+    """What vLLM adapts under its own connector's name only (`engine.vllm.transfer`)."""
+    for side in sides:
+        path = side.given(_DECODE_RANKS)[0]
+        if (side.number(_DECODE_RANKS) or 1) > 1:
+            message = "no engine starts with it and Baton's connector"
+            fix = "write `connector: nixl` under `transfer`, or remove it"
+            yield Finding(path=path, message=message, fix=fix, uses=(("transfer", "connector"),))
+
+
+# -- what two pools must have in common --
+
+
+def _sizes(giver: Side, taker: Side) -> Iterator[Finding]:
+    ours, theirs = giver.pool.shape.tp, taker.pool.shape.tp
+    if refused_pair(ours, theirs):
+        message = f"{giver.name} has tp {ours}: one must be a multiple of the other for a handoff"
+        fix = f"write `tp: {ours}`, or a multiple or divisor of it"
+        yield Finding(path=taker.at_tp, message=message, fix=fix, uses=(giver.at_tp,))
+
+
+def _same(giver: Side, taker: Side) -> Iterator[Finding]:
+    """Flags that both must have with one value, and why."""
+    for names, why in (
+        (flags.SAME_ON_BOTH_SIDES, "the KV cache of one is refused by the other"),
+        (flags.SAME_ANSWERS, "else they are two models, and nothing is handed over"),
+        (flags.SAME_WORDS, "one reads the request, the other writes the answer"),
+    ):
+        for flag in names:
+            (our_path, ours), (their_path, theirs) = giver.given(flag), taker.given(flag)
+            if _meant(flag, ours) != _meant(flag, theirs):
+                path = our_path if theirs is None else their_path
+                message = f"{giver.name} and {taker.name} must agree on it: {why}"
+                fix = "give it to both pools with one value, or to none"
+                yield Finding(path=path, message=message, fix=fix, uses=(giver.path, taker.path))
+
+
+def _meant(flag: str, value: Any) -> Any:
+    """A flag's value as vLLM takes it: its default written out is the default."""
+    return None if value is False or value == flags.LEFT_OUT.get(flag) else value
+
+
+def _blocks(giver: Side, taker: Side) -> Iterator[Finding]:
+    """``KC/utils.py``, `block_size_ratio`; and `_validate_remote_agent_handshake` where ranks are fewer, too."""
+    ours, theirs = giver.number(_BLOCK), taker.number(_BLOCK)
+    path = taker.given(_BLOCK)[0]
+    fewer = giver.pool.shape.tp > taker.pool.shape.tp
+    if ours is None and theirs is None:
+        return
+    if ours is None or theirs is None:
+        path = giver.given(_BLOCK)[0] if theirs is None else path
+        lacks = taker.name if theirs is None else giver.name
+        message = f"{lacks} has vLLM's default, which depends on its hardware: sizes may not fit each other"
+        fix = f"write `{_BLOCK}: {ours or theirs}` under both, or under none"
+        yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, uses=(giver.path, taker.path))
+    elif theirs % ours:
+        message = f"{giver.name} has {ours}: decode's blocks must be a multiple of prefill's"
+        yield Finding(path=path, message=message, fix=f"write `{_BLOCK}: {ours}`", uses=(giver.path,))
+    elif fewer and theirs != ours:
+        message = f"{giver.name} has {ours}, and a larger `tp`: blocks must then be of one size"
+        yield Finding(path=path, message=message, fix=f"write `{_BLOCK}: {ours}`", uses=(giver.path, taker.at_tp))
+
+
+def _context_ranks(giver: Side, taker: Side) -> Iterator[Finding]:
+    """Keys and values spread over ranks (`_validate_remote_parallel_config`, `_validate_remote_agent_handshake`)."""
+    ours, theirs = giver.number(_DECODE_RANKS) or 1, taker.number(_DECODE_RANKS) or 1
+    prompt = giver.number(_PREFILL_RANKS) or 1
+    few, many = sorted((ours, theirs))
+    path = giver.given(_DECODE_RANKS)[0] if theirs == 1 else taker.given(_DECODE_RANKS)[0]
+    if many % few:
+        message = f"{giver.name} has {ours} and {taker.name} {theirs}: one must be a multiple of the other"
+        yield Finding(path=path, message=message, fix=f"write `{_DECODE_RANKS}: {ours}`", uses=(giver.path,))
+    elif prompt > 1 and ours == 1 and theirs > 1:
+        message = f"{giver.name} holds whole copies (`{_PREFILL_RANKS}: {prompt}`), which no part can be read from"
+        fix = f"write `{_DECODE_RANKS}: {prompt}` under {giver.name}, too, or remove it here"
+        yield Finding(path=path, message=message, fix=fix, uses=(giver.path,))
+
+
+def _drafts(giver: Side, taker: Side) -> Iterator[Finding]:
+    """Speculation that needs what P has computed is on both or on none (`_get_speculative_compatibility_factors`)."""
+    (our_path, ours), (their_path, theirs) = giver.given(_DRAFTS), taker.given(_DRAFTS)
+    if _reads_states(ours) != _reads_states(theirs):
+        path = our_path if _reads_states(ours) else their_path
+        message = f"{giver.name} and {taker.name} must agree on it: its drafts need what prefill has computed for them"
+        fix = "give it to both pools with one value, or to none; `ngram` may be on decode alone"
+        yield Finding(path=path, message=message, fix=fix, uses=(giver.path, taker.path))
+    elif ours is not None and theirs is None and giver.role is Role.PREFILL:
+        message = f"{giver.name} makes one token of an answer, and {taker.name} the others without it"
+        fix = f"write it under {taker.name}, too, or instead"
+        yield Finding(path=our_path, message=message, fix=fix, severity=Severity.WARNING, uses=(taker.path,))
+
+
+def _reads_states(config: Any) -> tuple[str, Any] | None:
+    """Method and draft model of such speculation; None without it."""
+    method = config.get("method") if isinstance(config, Mapping) else None
+    if isinstance(method, str) and (method.startswith(_READ_HIDDEN_STATES) or method.endswith("_mtp")):
+        return method, config.get("model")
+    return None
+
+
+def _adapters(giver: Side, taker: Side) -> Iterator[Finding]:
+    """Served all the same, whole, on the side that has it."""
+    for flag in _LORA:
+        (our_path, ours), (their_path, theirs) = giver.given(flag), taker.given(flag)
+        if _meant(flag, ours) != _meant(flag, theirs):
+            path = our_path if theirs is None else their_path
+            message = f"{giver.name} and {taker.name} differ: requests for such an adapter are handed over by none"
+            fix = "give both pools the same adapters, by the same names and files"
+            uses = (giver.path, taker.path)
+            yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, uses=uses)
+            return
+
+
+_PAIR: Final[tuple[Callable[[Side, Side], Iterator[Finding]], ...]] = (
+    _sizes, _same, _blocks, _context_ranks, _drafts, _adapters,
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""One instance that an agent announces: its engine, or one of the engine's data parallel ranks. A shell.
+
+The ranks of an engine live and die together: they start, drain, change roles and end with it. Each has its own state in
+the fleet beside that: credits, load, epoch, evictions, peers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.ids import InstanceId, rank_of
+from cluster.instance import Load
+from cluster.registry.membership import SHUNS_BYTES_MAX, SHUNS_MAX
+from engine.agent.machine import AgentMachine, AgentState
+from engine.agent.meetings import with_door
+from engine.agent.transfers import Transfers
+from engine.vllm.evictions import Evictions
+
+
+class Rank:
+    """See the module."""
+
+    __slots__ = ("epoch", "evictions", "id", "machine", "moves", "number", "seq")
+
+    def __init__(self, machine: AgentMachine, *, tiered: bool) -> None:
+        """`tiered`: its engine has tiers below its KV cache."""
+        self.id = InstanceId(machine.name)
+        self.number = rank_of(self.id) or 0
+        self.machine = machine
+        self.evictions = Evictions(tiered=tiered)
+        self.moves: Transfers | None = None
+        """The part that introduces it to its peers, while there is one."""
+        self.epoch = 0
+        """The number of this start of the engine, among all that its name ever had."""
+        self.seq = 0
+        """The number of its last heartbeat."""
+
+    def read(self, load: Load) -> Load:
+        """Its load, with what its agent socket counts better than vLLM."""
+        return load if self.moves is None else with_door(load, self.moves.handoffs)
+
+    def shuns(self) -> tuple[InstanceId, ...]:
+        """Producers from which it can pull nothing now; of very many, the first that fit into a heartbeat."""
+        if self.moves is None:
+            return ()
+        kept, left = [], SHUNS_BYTES_MAX
+        for name in self.moves.acquainted.shuns[:SHUNS_MAX]:
+            left -= len(name)
+            if left >= 0:
+                kept.append(name)
+        return tuple(kept)
+
+    def told(self) -> dict[str, Any]:
+        """What its agent tells of it."""
+        machine, load = self.machine, self.machine.load
+        return {
+            "instance": self.id,
+            "state": machine.state.value,
+            "epoch": machine.epoch,
+            "credits": machine.credits,
+            "grants": {name: router.granted[-1][1] for name, router in machine.shared.routers.items()},
+            "load": {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},
+        }
+
+    def samples(self) -> dict[str, float]:
+        """Its metrics, by name."""
+        machine, load = self.machine, self.machine.load
+        return {
+            "baton_agent_ready": machine.state is AgentState.READY,
+            "baton_agent_draining": machine.state is AgentState.DRAINING,
+            "baton_agent_epoch": machine.epoch,
+            "baton_agent_credits": machine.credits,
+            "baton_agent_credits_of_dead_routers": machine.shared.ghosts,
+            "baton_agent_running": load.running,
+            "baton_agent_waiting": load.waiting,
+            "baton_agent_kv_usage": load.kv_usage,
+            "baton_agent_kv_evicted_tokens_total": self.evictions.tokens,
+            "baton_agent_recomputed_tokens_total": load.recomputed_tokens,
+        }
+
+
+def exposition_of(ranks: tuple[Rank, ...]) -> str:
+    """The metrics of an engine's ranks as Prometheus text: each name once, with a sample for each rank."""
+    lines: list[str] = []
+    found = {rank.id: rank.samples() for rank in ranks}
+    label = {rank.id: f'instance="{rank.id}",role="{rank.machine.role.value}"' for rank in ranks}
+    for name in found[ranks[0].id]:
+        lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n")
+        lines += [f"{name}{{{label[rank]}}} {samples[name]:.17g}\n" for rank, samples in found.items()]
+    kept = [(rank, tier, tokens) for rank in ranks for tier, tokens in rank.evictions.kept.items()]
+    lines += ["# TYPE baton_agent_kv_kept_tokens gauge\n"] if kept else []
+    lines += [f'baton_agent_kv_kept_tokens{{{label[rank.id]},tier="{tier}"}} {tokens}\n' for rank, tier, tokens in kept]
+    return "".join(lines)

@@ -1,0 +1,61 @@
+"""A fleet's engines, from what is announced of each of their data parallel ranks. Pure.
+
+Routers choose ranks, controllers start and end engines: a rank is never there without the others of its engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from cluster.ids import InstanceId, engine_of
+from cluster.instance import Load
+from cluster.registry.membership import Heartbeat, MemberState
+
+_ORDER: Final = (
+    MemberState.GONE,
+    MemberState.FAILED,
+    MemberState.STOPPING,
+    MemberState.DRAINING,
+    MemberState.RESTARTING,
+    MemberState.STARTING,
+    MemberState.READY,
+)
+"""An engine is in the first of these states that one of its ranks is in."""
+
+
+def by_engine(beats: Iterable[Heartbeat]) -> dict[str, Heartbeat]:
+    """By engine, a heartbeat as if it had no ranks: loads, credits and holds are summed."""
+    ranks: dict[InstanceId, list[Heartbeat]] = {}
+    for beat in beats:
+        ranks.setdefault(engine_of(beat.id), []).append(beat)
+    return {str(engine): _one(engine, each) for engine, each in ranks.items()}
+
+
+def _one(engine: InstanceId, ranks: Sequence[Heartbeat]) -> Heartbeat:
+    if len(ranks) == 1 and ranks[0].id == engine:
+        return ranks[0]
+    least = min(ranks, key=lambda beat: _ORDER.index(beat.state))
+    return replace(
+        least,
+        id=engine,
+        epoch=max(beat.epoch for beat in ranks),
+        load=_total([beat.load for beat in ranks]),
+        credits=sum(beat.credits for beat in ranks),
+        holds=sum(beat.holds for beat in ranks),
+    )
+
+
+def _total(loads: Sequence[Load]) -> Load:
+    return Load(
+        running=sum(load.running for load in loads),
+        waiting=sum(load.waiting for load in loads),
+        kv_usage=sum(load.kv_usage for load in loads) / len(loads),
+        external_kv_tokens=sum(load.external_kv_tokens for load in loads),
+        recomputed_tokens=sum(load.recomputed_tokens for load in loads),
+        kv_tokens=sum(load.kv_tokens for load in loads),
+        deferred=sum(load.deferred for load in loads),
+        prompt_tokens=sum(load.prompt_tokens for load in loads),
+        generation_tokens=sum(load.generation_tokens for load in loads),
+    )

@@ -1,0 +1,162 @@
+"""A source leg: another instance is asked to hold what its cache has of a prompt, before the leg that pulls it is sent.
+
+A shell. The source's answer, its failure and the end of the wait all send the leg, at most once. A
+hold that is not pulled is given up by its name, which the router knows before the source has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cluster import wire
+from cluster.request import Request
+from router.core import journey as j
+from router.core.engine_answers import object_in
+from router.fleet import events as d
+from router.http.legs import EngineLeg
+from router.http.upstream import EngineLost, too_long
+from router.request.legs import AwaitedSource
+from router.request.outgoing import Outgoing
+from router.request.parts import Parts
+from router.request.releases import Releases
+
+logger = logging.getLogger("baton.router")
+
+
+class Sourcing(AwaitedSource):
+    """One source leg."""
+
+    __slots__ = (
+        "_attempt", "_began", "_bytes", "_held", "_outgoing", "_over", "_parts", "_pieces", "_request", "_send",
+        "_status", "_timer", "http", "source",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        parts: Parts,
+        request: Request,
+        outgoing: Outgoing,
+        source: j.PrefixSource,
+        attempt: int,
+        send: Callable[[wire.TransferFields | None], None],
+    ) -> None:
+        """`send` sends the leg that waits, with the hold that it is to pull, or without one."""
+        self._parts: Final = parts
+        self._request: Final = request
+        self._outgoing: Final = outgoing
+        self.source: Final = source
+        self._attempt: Final = attempt
+        self._send: Final = send
+        self.http: EngineLeg | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._status = 0
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+        self._began = 0.0
+        self._over = False
+        self._held = False
+        """The leg was sent with a hold that it is to pull."""
+
+    def begin(self) -> None:
+        """Ask the source. It may have gone since it was chosen: then the leg is sent at once."""
+        parts, name = self._parts, self.source.instance
+        if not parts.view.knows(name) or not parts.view.get(name).ready:
+            self._end(None, "gone")
+            return
+        target = parts.view.get(name).instance
+        body = self._outgoing.source_body(name, self._attempt)
+        parts.dispatch.leg_started(name)
+        self._began = time.monotonic()
+        self._timer = parts.engines.loop.call_later(self.source.wait_s, self._late)
+        self.http = parts.engines.legs.send(
+            target.url, self._request.path, self._outgoing.untraced, body, self, once=True
+        )
+
+    def _late(self) -> None:
+        self._give_up()
+        self._tell_time()
+        self._end(None, "late")
+
+    # -- as a listener of its connection --
+
+    def opened(self, status: int, content_type: str, cache_control: str) -> None:
+        """The head of the answer has come (`LegListener`, as all below)."""
+        self._status = status
+
+    def body(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._bytes += len(data)
+        if self._bytes > self._parts.limits.answer_bytes_max and self.http is not None:
+            self._pieces.clear()
+            self.http.refuse(too_long(self._parts.limits.answer_bytes_max))
+
+    def chunk(self, framed: bytes, begin: int) -> None:
+        self.body(framed[begin:-2])
+
+    def happened(self, found: object) -> None:
+        """Never called."""
+
+    def ended(self) -> None:
+        answer = object_in(b"".join(self._pieces)) if self._status == 200 else None
+        if answer is not None:
+            self._tell_time()
+        held = None if answer is None else wire.read_transfer(answer)
+        if held is not None and not held.is_from_cache:
+            self._give_up()  # an engine that does not know source legs has computed the prompt
+            held = None
+        self._end(held, "held" if held is not None else "nothing" if answer is not None else "refused")
+
+    def lost(self, lost: EngineLost) -> None:
+        if not lost.reached and not lost.ours:
+            self._parts.dispatch.unreachable(self.source.instance)
+        logger.info("%s: no source: %s: %s", self._request.label, self.source.instance, lost)
+        self._end(None, "lost")
+
+    def _tell_time(self) -> None:
+        """It has answered, or is late: the next price of a source knows how late."""
+        now = time.monotonic()
+        late_ms = (now - self._began) * 1000.0 - self.source.leg_ms
+        self._parts.dispatch.fleet.handle(d.Sourced(late_ms, now), now)
+
+    # -- its end --
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the leg still waits."""
+        return not self._over
+
+    def close(self) -> None:
+        """The leg will not pull, whether it was sent or not: give the hold up, made or not."""
+        if self._over and not self._held:
+            return
+        self._held = False
+        if not self._over:
+            self._stop("unwanted")
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self._timer is not None:  # it was asked
+            releases = Releases(self._parts, self._request, self._outgoing)
+            giving_up = releases.give_up(self.source.instance, self._attempt)
+            self._parts.tasks.spawn(giving_up, f"release-source-{self._request.id}")
+
+    def _end(self, held: wire.TransferFields | None, outcome: str) -> None:
+        if self._over:
+            return
+        self._held = held is not None
+        self._stop(outcome, 0 if held is None else held.tokens)
+        self._send(held)
+
+    def _stop(self, outcome: str, tokens: int = 0) -> None:
+        self._over = True
+        http, self.http = self.http, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._parts.dispatch.leg_ended(self.source.instance)
+        if http is not None:
+            http.close()  # nothing happens to one that has ended
+        self._parts.meters.sources.asked(outcome, tokens)

@@ -1,0 +1,284 @@
+"""A prompt's beginning from a peer, through a router on mocks: where it comes from, and what happens if it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import aiohttp
+import pytest
+from support.fleet import eventually
+from support.mock import mock_settings
+from support.served import served
+
+from cluster import wire
+from cluster.ids import InstanceId, RequestId, TransferId
+from cluster.instance import Instance, Role
+from cluster.registry.membership import Heartbeat, MemberState
+from cluster.registry.memory import MemoryRegistry
+from costs.step import StepCost
+from engine.mock.fleet import MockFleet
+from engine.mock.settings import SimpleCosts
+from router.api.config import RouterConfig
+from router.core.events import Chosen, PrefixSource
+from router.core.values import Wanted
+from router.fleet.snapshot import FleetSnapshot
+from router.predict.step_model import Make
+from router.scheduler.scoring import policies
+
+pytestmark = pytest.mark.timed
+
+SENTENCE = "In the {}th year the old harbour master wrote down which ships had come and which of them had gone. "
+TOKEN_MS = 0.2
+"""Of a prompt, as costs and mocks have it: a first turn of 800 tokens takes 0.16 s."""
+
+
+COSTS = SimpleCosts(step_ms=1.0, prefill_ms_per_1k=1000 * TOKEN_MS)
+
+
+def make(instance: Instance) -> Make:
+    """Decode instances had better be handed a prompt over than compute it."""
+    token_ms = TOKEN_MS * (10 if instance.role is Role.DECODE else 1)
+    cost = StepCost(
+        floor_ms=1.0, start_ms=1.0, token_ms=token_ms, area_ms=0.0, decode_ms=1.0, context_ms=0.0, request_ms=0.0
+    )
+    return Make(prefill=cost, decode=cost)
+
+
+@dataclass
+class Peers:
+    """A router, its mocks, and what their agents announce."""
+
+    endpoint: str
+    admin: str
+    mocks: MockFleet
+    registry: MemoryRegistry
+    client: aiohttp.ClientSession
+    seq: int = 0
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    async def beat(self, name: str, **more: Any) -> None:
+        self.seq += 1
+        mock = self.mocks.instances[name]
+        told = {"state": MemberState.READY, "peers": True, "pins": True, "credits": 8, **more}
+        beat = Heartbeat(
+            id=InstanceId(name), agent=f"agent-{name}", seq=self.seq, role=mock.settings.role, url=mock.url,
+            models=({"id": "fake", "max_model_len": 8192},), **told,
+        )  # fmt: skip
+        await self.registry.beat(beat)
+
+    async def states(self, **states: str) -> None:
+        """Wait until the router sees these."""
+        async with asyncio.timeout(5):
+            while {each["id"]: each["state"] for each in (await self.told("/ready"))["instances"]} != states:
+                await asyncio.sleep(0.01)
+
+    async def told(self, path: str) -> Any:
+        async with self.client.get(self.admin + path) as answer:
+            return await answer.json()
+
+    async def counted(self, outcome: str) -> float:
+        async with self.client.get(f"{self.admin}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(
+            f'baton_prefix_sources_total{{outcome="{outcome}"}}'))  # fmt: skip
+
+    async def inflight(self) -> float:
+        """The router's legs, as it counts them."""
+        async with self.client.get(f"{self.admin}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("baton_instance_inflight{"))
+
+    async def turn(self, name: str, **more: Any) -> tuple[str, Any]:
+        """A conversation's next turn: its answer, and the choice."""
+        number = len(self.messages)
+        lines = "".join(SENTENCE.format(100 * number + line) for line in range(30 if not number else 3))
+        self.messages.append({"role": "user", "content": lines})
+        body = {"model": "fake", "messages": self.messages, "max_tokens": 20, "temperature": 0, **more}
+        async with self.client.post(
+            f"{self.endpoint}/v1/chat/completions", json=body, headers={"X-Request-Id": name}
+        ) as answer:
+            told = await answer.json()
+            assert answer.status == 200, told
+        text = str(told["choices"][0]["message"]["content"])
+        assert text == await self.alone(), "as one engine says it"
+        self.messages.append({"role": "assistant", "content": text})
+        turns = (await self.told(f"/explain/{name}"))["turns"]
+        return text, next(each for each in turns if each["turn"] == "choice")
+
+    async def alone(self) -> str:
+        """What an engine without a cache says."""
+        body = {"model": "fake", "messages": self.messages, "max_tokens": 20, "temperature": 0}
+        async with self.client.post(f"{self.mocks.instances['alone'].url}/v1/chat/completions", json=body) as answer:
+            return str((await answer.json())["choices"][0]["message"]["content"])
+
+    def pulled(self, name: str) -> int:
+        return self.mocks.instances[name].load().external_kv_tokens
+
+    async def nothing_is_held(self) -> None:
+        await eventually(
+            lambda: all(each.load().kv_usage == 0 for each in self.mocks.instances.values()), "nothing is held"
+        )
+
+
+@asynccontextmanager
+async def peers(*names: str, uncached: str = "", **router: Any) -> AsyncIterator[Peers]:
+    roles = {"p": Role.PREFILL, "d": Role.DECODE, "b": Role.BOTH}
+    mocks = [mock_settings(name, roles[name[0]], costs=COSTS, prefix_caching=name != uncached) for name in names]
+    mocks.append(mock_settings("alone", Role.BOTH, prefix_caching=False))
+    config = RouterConfig(
+        port=0, admin_port=0, drain_s=1.0, has_registry=True, **{"policy": "workload", "makes": make, **router}
+    )
+    registry = MemoryRegistry(clock=time.monotonic)
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(MockFleet(mocks))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        endpoint, admin = await stack.enter_async_context(served(config, registry))
+        found = Peers(endpoint, admin, fleet, registry, client)
+        for name in names:
+            await found.beat(name)
+        await found.states(**dict.fromkeys(names, "up"))
+        yield found
+
+
+async def test_the_next_turn_finds_on_p_what_d_has() -> None:
+    """Its prefill instance has gone, and another one pulls what the decode instance has."""
+    async with peers("p0", "p1", "d0") as fleet:
+        _, first = await fleet.turn("one")
+        assert first["decode"] == "d0" and await fleet.counted("held") == 0
+        gone = str(first["prefill"])
+        other = {"p0": "p1", "p1": "p0"}[gone]
+        await fleet.beat(gone, state=MemberState.DRAINING)
+        await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
+        before = fleet.pulled(other)
+        _, second = await fleet.turn("two")
+        assert (second["prefill"], second["decode"]) == (other, "d0")
+        assert "more from d0" in second["because"]
+        assert await fleet.counted("held") == 1
+        assert fleet.pulled(other) - before > 700, "tokens"
+        await fleet.nothing_is_held()
+
+
+@pytest.mark.parametrize("fault", ["refuse", "break", "hang"])
+async def test_a_source_that_does_not_answer_costs_its_wait(fault: str) -> None:
+    async with peers("p0", "p1", "d0") as fleet:
+        _, first = await fleet.turn("one")
+        gone = str(first["prefill"])
+        other = {"p0": "p1", "p1": "p0"}[gone]
+        await fleet.beat(gone, state=MemberState.DRAINING)
+        await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
+        async with fleet.client.post(
+            f"{fleet.mocks.instances['d0'].url}/mock/faults", json={"fault": fault, "leg": "prefill", "times": 1}
+        ) as answer:
+            assert answer.status == 200, await answer.text()
+        _, second = await fleet.turn("two")
+        assert "more from d0" in second["because"] and second["prefill"] == other
+        outcome = {"refuse": "refused", "break": "lost", "hang": "late"}[fault]
+        assert await fleet.counted(outcome) == 1
+        await fleet.nothing_is_held()
+
+
+async def test_a_source_that_has_evicted_it_has_nothing() -> None:
+    async with peers("p0", "p1", "d0", uncached="d0") as fleet:
+        _, first = await fleet.turn("one")
+        gone = str(first["prefill"])
+        other = {"p0": "p1", "p1": "p0"}[gone]
+        await fleet.beat(gone, state=MemberState.DRAINING)
+        await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
+        before = fleet.pulled(other)
+        await fleet.turn("two")
+        assert await fleet.counted("nothing") == 1 and fleet.pulled(other) == before
+        await fleet.nothing_is_held()
+
+
+@pytest.mark.parametrize("more", [{"peers": False}, {"weights": "others"}, {"shuns": ("p0", "p1", "d0")}])
+async def test_no_source_that_the_puller_could_not_use(more: dict[str, Any]) -> None:
+    async with peers("p0", "p1", "d0") as fleet:
+        await fleet.beat("p0", state=MemberState.DRAINING)
+        await fleet.states(p0="draining", p1="up", d0="up")
+        _, first = await fleet.turn("one")
+        assert first["prefill"] == "p1"
+        told = {"weights": "some", **more} if "weights" in more else more
+        for name in ("p1", "d0"):
+            await fleet.beat(name, **({"weights": "some"} if name == "d0" and "weights" in more else {}))
+        await fleet.beat("p1", state=MemberState.DRAINING)
+        await fleet.beat("p0", **told)
+        await fleet.states(p0="up", p1="draining", d0="up")
+        _, second = await fleet.turn("two")
+        assert "more from" not in second["because"]
+
+
+async def test_an_aggregated_request_pulls_its_beginning_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is the test's: what matters here is that it is carried out."""
+    choices = [Chosen(None, InstanceId("b0"), "first")]
+    choices.append(Chosen(None, InstanceId("b1"), "then", source=PrefixSource(InstanceId("b0"), 800, 1.0)))
+
+    def choose(_fleet: FleetSnapshot, _wanted: Wanted) -> Chosen:
+        return choices.pop(0)
+
+    monkeypatch.setitem(policies.POLICIES, "least_load", choose)
+    async with peers("b0", "b1", policy="least_load") as fleet:
+        await fleet.turn("one", stream=False)
+        await fleet.turn("two", stream=False)
+        assert fleet.pulled("b1") > 700 and await fleet.counted("held") == 1
+        await fleet.nothing_is_held()
+
+
+async def test_clients_name_no_source() -> None:
+    """What a client sends of transfer fields never reaches an engine."""
+    fields = wire.source_fields({}, transfer=TransferId(RequestId("mine"), 1, 1))["kv_transfer_params"]
+    assert fields[wire.CACHED_ONLY] is True
+    for body in ({"kv_transfer_params": fields}, {"vllm_xargs": {"kv_transfer_params": fields}}):
+        assert wire.CACHED_ONLY not in str(wire.strip({"prompt": "x", **body}))
+
+
+def patient(instance: Instance) -> Make:
+    """Prompts are believed to take ten times as long, and sources are waited for as long."""
+    usual = make(instance)
+    return replace(usual, prefill=replace(usual.prefill, token_ms=10 * usual.prefill.token_ms))
+
+
+async def _waits_for_its_source(fleet: Peers) -> asyncio.Task[Any]:
+    """A second turn whose source hangs."""
+    _, first = await fleet.turn("one")
+    gone = str(first["prefill"])
+    other = {"p0": "p1", "p1": "p0"}[gone]
+    await fleet.beat(gone, state=MemberState.DRAINING)
+    await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
+    async with fleet.client.post(
+        f"{fleet.mocks.instances['d0'].url}/mock/faults", json={"fault": "hang", "leg": "prefill", "times": 1}
+    ) as answer:
+        assert answer.status == 200
+    turn = asyncio.create_task(fleet.turn("two"))
+    async with asyncio.timeout(5):
+        while await fleet.inflight() < 3:  # the source's place, the prefill leg's, and the answer's
+            await asyncio.sleep(0.01)
+    return turn
+
+
+async def test_a_client_that_leaves_while_a_source_is_waited_for() -> None:
+    async with peers("p0", "p1", "d0", makes=patient) as fleet:
+        turn = await _waits_for_its_source(fleet)
+        turn.cancel()
+        async with asyncio.timeout(5):
+            while await fleet.counted("unwanted") < 1 or await fleet.inflight():
+                await asyncio.sleep(0.01)
+        await fleet.nothing_is_held()
+
+
+async def test_an_instance_that_is_lost_while_its_source_is_waited_for() -> None:
+    """The leg was not sent: another instance computes the prompt, when there is one again."""
+    async with peers("p0", "p1", "d0", makes=patient) as fleet:
+        turn = await _waits_for_its_source(fleet)
+        for name in ("p0", "p1"):
+            await fleet.beat(name, epoch=2)
+        _, second = await turn
+        assert second["decode"] == "d0"
+        async with asyncio.timeout(5):
+            while await fleet.inflight():
+                await asyncio.sleep(0.01)
+        await fleet.nothing_is_held()

@@ -1,0 +1,155 @@
+"""Conversations over a working set larger than a prefill engine's cache, with prompts' beginnings from the peer and
+without: `baton up` on real engines, and a router that hands over wherever it can (`support.pairs_only`). The decode
+engine has all that was said.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from support.cluster import Cluster, with_support, within
+
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1200)]
+
+FILE = """
+models:
+  - name: baton-tiny
+    pools:
+      prefill: {start: 1, engine_args: {num-gpu-blocks-override: 24}}
+      decode: {start: 1}
+transfer: {connector: baton, peers: PEERS}
+"""
+TALKS, TURNS = 5, 4
+SENTENCE = "On day {} the fox carried the baton to the mill and the owl carried it back. "
+
+
+@dataclass
+class Seen:
+    """Of one cluster: what its clients saw."""
+
+    first_s: list[float] = field(default_factory=list)
+    """Of turns after the first."""
+    computed: int = 0
+    """Prompt tokens of such turns that no cache had."""
+    said: list[str] = field(default_factory=list)
+    held: float = 0.0
+    tokens: float = 0.0
+
+
+def _stream(cluster: Front, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    raw = json.dumps({"model": "baton-tiny", "temperature": 0, "stream": True, **body}).encode()
+    request = urllib.request.Request(
+        f"{cluster.endpoint}/v1/chat/completions", raw, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        for line in answer:
+            if line.startswith(b"data: {"):
+                yield json.loads(line[6:])
+
+
+@dataclass
+class Front:
+    """A router of ours, in front of a cluster's engines."""
+
+    endpoint: str
+    admin: str
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"{self.admin}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + " "))
+
+    def told(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(self.admin + path, timeout=30) as answer:
+            return dict(json.loads(answer.read()))
+
+    def proven(self) -> bool:
+        return self.metric('baton_pair_proofs_total{result="passed"}') >= 1
+
+
+@contextmanager
+def pairs_only(cluster: Cluster) -> Iterator[Front]:
+    record = json.loads(next((cluster.state / "baton" / "clusters").glob("*.json")).read_text())
+    argv = [sys.executable, "-m", "support.pairs_only", "router", "--json", "--port", "0", "--admin-port", "0"]
+    argv += ["--policy", "workload", "--ticket-keys-file", record["ticket_keys_file"]]
+    argv += ["--registry", record["registry"], "--registry-password-file", record["registry_password_file"]]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=with_support())
+    assert process.stdout is not None
+    with process.stdout as said:
+        try:
+            told = json.loads(said.readline())
+            front = Front(told["endpoint"], told["admin"])
+            within(60, front.proven)
+            yield front
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def converse(cluster: Front) -> Seen:
+    """Turn by turn, one conversation after the other."""
+    seen, talks = Seen(), [
+        [{"role": "system", "content": "".join(SENTENCE.format(100 * talk + day) for day in range(16))}]
+        for talk in range(TALKS)
+    ]  # fmt: skip
+    for turn in range(TURNS):
+        for number, messages in enumerate(talks):
+            messages.append({"role": "user", "content": f"What happened on day {100 * number + turn}?"})
+            body = {
+                "messages": messages,
+                "max_tokens": 12,
+                "ignore_eos": True,
+                "stream_options": {"include_usage": True},
+            }
+            began, first, text = time.monotonic(), 0.0, ""
+            usage: dict[str, Any] = {}
+            for event in _stream(cluster, body):
+                for choice in event["choices"]:
+                    said = choice["delta"].get("content") or ""
+                    first = first or (time.monotonic() if said or choice["finish_reason"] else 0.0)
+                    text += said
+                usage = event.get("usage") or usage
+            messages.append({"role": "assistant", "content": text})
+            seen.said.append(text)
+            if turn:
+                seen.first_s.append(first - began)
+                cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+                seen.computed += usage["prompt_tokens"] - cached
+    return seen
+
+
+def seen_with(folder: Path, peers: str) -> Seen:
+    folder.mkdir()
+    with Cluster.of(folder, FILE.replace("PEERS", peers)) as cluster:
+        with pairs_only(cluster) as front:
+            seen = converse(front)
+            seen.held = front.metric('baton_prefix_sources_total{outcome="held"}')
+            seen.tokens = front.metric("baton_prefix_source_tokens_total")
+        within(30, cluster.idle)
+    return seen
+
+
+def test_conversations_with_and_without_peers(tmp_path: Path) -> None:
+    """What is said is the same; with peers less is computed again."""
+    told = {peers: seen_with(tmp_path / peers, peers) for peers in ("true", "false")}
+    for peers, seen in told.items():
+        first_ms = sorted(1000 * each for each in seen.first_s)
+        print(
+            f"peers {peers}: first token {median(first_ms):.0f} ms ({first_ms[0]:.0f} to {first_ms[-1]:.0f}), "
+            f"{seen.computed} tokens computed, {seen.held:.0f} holds of {seen.tokens:.0f} tokens"
+        )
+    assert told["true"].said == told["false"].said
+    assert told["false"].held == 0
+    assert told["true"].held > 0
+    assert told["true"].computed < told["false"].computed

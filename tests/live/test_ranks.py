@@ -1,0 +1,330 @@
+"""Data parallel ranks of real engines, each an instance of its own: hand-overs, caches, and a rank that dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import cluster as clusters
+from support.cluster import Cluster, within
+from support.engine_pair import ask as post
+from support.engine_pair import load
+from support.random_models import write_model
+
+from bench import pair
+from bench.pair import Engines, Running
+from cluster import wire
+from cluster.instance import Role
+from engine.tiny import model_path
+from engine.vllm.metrics import parse_loads
+from kvtransfer.door import ask as knock
+
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1500)]
+
+FILE = """
+models:
+  - name: baton-tiny
+    pools:
+      prefill: {start: PS, shape: {dp: P}}
+      decode: {start: DS, shape: {dp: D}}
+transfer: {connector: auto}
+router: {policy: least_load}
+"""
+TOKENS = 12
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to four engine cores start on two cores."""
+    monkeypatch.setattr(clusters, "START_S", 600.0)
+
+
+def of(prefill: int, decode: int, *, starts: tuple[int, int] = (1, 1)) -> str:
+    text = FILE.replace("PS", str(starts[0])).replace("DS", str(starts[1]))
+    return text.replace("dp: P", f"dp: {prefill}").replace("dp: D", f"dp: {decode}")
+
+
+def ask(url: str, prompt: str, **headers: str) -> dict[str, Any]:
+    body = {"model": "baton-tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    if headers:
+        body["cache_salt"] = "alone"
+    told = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), told)
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return dict(json.loads(answer.read()))
+
+
+def text(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["text"])
+
+
+def prompts(count: int, seed: int = 3) -> list[str]:
+    chance = random.Random(seed)
+    words = "fox hill river sun tree stone child bird rain moon".split()
+    return [" ".join(chance.choice(words) for _ in range(chance.randrange(30, 130))) for _ in range(count)]
+
+
+@pytest.fixture(
+    params=[(2, 1, "auto"), (1, 2, "auto"), (2, 2, "auto"), (2, 2, "nixl")], ids=["P", "D", "both", "both by vLLM's"]
+)
+def ranked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cluster, int, int]]:
+    prefill, decode, connector = request.param
+    with Cluster.of(tmp_path, of(prefill, decode).replace("connector: auto", f"connector: {connector}")) as cluster:
+        yield cluster, prefill, decode
+
+
+def test_tokens_are_those_of_a_lone_engine_and_all_are_pulled(ranked: tuple[Cluster, int, int]) -> None:
+    cluster, prefill, decode = ranked
+
+    def loads(name: str, ranks: int) -> list[Any]:
+        return list(parse_loads(cluster.metrics(name), ranks))
+
+    asked = prompts(24)
+    expected = [text(ask(cluster.urls["decode-0"], each, X_data_parallel_rank="0")) for each in asked]
+    within(60, lambda: _all_proven(cluster, prefill * decode))
+    before = loads("prefill-0", prefill), loads("decode-0", decode)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda each: ask(cluster.endpoint, each), asked))
+    assert [text(each) for each in answers] == expected
+    sent = sum(each["usage"]["prompt_tokens"] for each in answers)
+    within(10, lambda: sum(each.running + each.waiting for each in loads("decode-0", decode)) == 0)
+    after = loads("prefill-0", prefill), loads("decode-0", decode)
+    by_p = [now.prompt_tokens - then.prompt_tokens for now, then in zip(after[0], before[0], strict=True)]
+    pulled = [now.external_kv_tokens - then.external_kv_tokens for now, then in zip(after[1], before[1], strict=True)]
+    print(f"prompt tokens {sent}, at each rank of P {by_p}, pulled by each rank of D {pulled}")
+    assert sum(by_p) == sent and all(each > sent / 10 for each in (*by_p, *pulled)), (by_p, pulled)
+    assert sum(pulled) >= 0.99 * sent
+    assert all(each.recomputed_tokens == 0 for each in after[1])
+    within(20, lambda: _free_of_holds(cluster))
+
+
+def _all_proven(cluster: Cluster, pairs: int) -> bool:
+    return cluster.router_metric('baton_pair_proofs_total{result="passed"}', 0.0) >= pairs
+
+
+def _free_of_holds(cluster: Cluster) -> bool:
+    held = Counter[str]()
+    for name, of_one in cluster.status().items():
+        held[name] = round(of_one["load"]["kv_usage"] * 1e6)
+    return not +held
+
+
+MIXED = """
+models:
+  - name: baton-tiny
+    pools:
+      prefill: {start: 1}
+      decode: {start: 1, shape: {dp: 2}}
+      extra: {decode-b: {role: decode, start: 1}}
+transfer: {connector: auto}
+router: {policy: least_load}
+"""
+"""A D of two ranks, and one without."""
+
+
+def _ready(cluster: Cluster, instances: int) -> bool:
+    states = [each["state"] for each in cluster.status().values()]
+    return states == ["ready"] * instances
+
+
+def _cores(cluster: Cluster) -> dict[str, int]:
+    """Processes of engine cores of the D with ranks, by vLLM's titles for them."""
+    found = {}
+    for process in psutil.Process(cluster.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            title = " ".join(process.cmdline())
+            if "EngineCore_DP" in title:
+                found[title.split()[0].removeprefix("VLLM::")] = process.pid
+    return found
+
+
+def test_a_killed_rank_costs_no_request_and_comes_back(tmp_path: Path) -> None:
+    """vLLM ends a server with one of its engine cores: both ranks leave, and come back under new epochs."""
+    with Cluster.of(tmp_path, MIXED) as cluster:
+        within(120, lambda: _all_proven(cluster, 3))
+        asked = prompts(40, seed=9)
+        expected = [text(ask(cluster.urls["prefill-0"], each, X_data_parallel_rank="0")) for each in asked[:10]]
+        before = {name: each["epoch"] for name, each in cluster.status().items()}
+        cores = _cores(cluster)
+        assert sorted(cores) == ["EngineCore_DP0", "EngineCore_DP1"]
+        with ThreadPoolExecutor(3) as pool:
+            answers = [pool.submit(ask, cluster.endpoint, each) for each in asked]
+            within(60, lambda: sum(each.done() for each in answers) >= 6)
+            os.kill(cores["EngineCore_DP1"], signal.SIGKILL)
+            said = [text(each.result()) for each in answers]  # raises for any status but 200
+        assert said[:10] == expected
+        within(240, lambda: _ready(cluster, 4))
+        after = {name: each["epoch"] for name, each in cluster.status().items()}
+        assert after["prefill-0"] == before["prefill-0"] and after["decode-b-0"] == before["decode-b-0"]
+        assert all(after[name] > before[name] for name in ("decode-0@0", "decode-0@1"))
+        loads = [each.external_kv_tokens for each in parse_loads(cluster.metrics("decode-0"), 2)]
+        asked = prompts(24, seed=10)
+
+        def pulled() -> bool:
+            for each in asked:
+                ask(cluster.endpoint, each)
+            now = [each.external_kv_tokens for each in parse_loads(cluster.metrics("decode-0"), 2)]
+            return all(after > before for after, before in zip(now, loads, strict=True))
+
+        within(60, pulled)
+
+
+BOTH = """
+models:
+  - name: baton-tiny
+    pools:
+      both: {start: STARTS, shape: {dp: DP}, engine_args: {num-gpu-blocks-override: 96}}
+transfer: {connector: auto}
+router: {policy: workload}
+"""
+TALKS, TURNS = 8, 5
+
+
+def _hit_rate(cluster: Cluster) -> float:
+    """Of conversations that take turns, the part of all prompt tokens that was in a cache."""
+    talks = [(each * 12)[:1150] for each in prompts(TALKS, seed=21)]  # a chunk that routers know has some 1,000 bytes
+    counts = Counter[str]()
+    for turn in range(TURNS):
+        with ThreadPoolExecutor(1 if turn else TALKS) as pool:  # the first turns at once, so that they go to both
+            answers = list(pool.map(lambda said: ask(cluster.endpoint, said), talks))
+        for number, (said, answer) in enumerate(zip(talks, answers, strict=True)):
+            usage = answer["usage"]
+            counts["prompt"] += usage["prompt_tokens"]
+            counts["cached"] += (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+            talks[number] = (
+                said + text(answer) + f" and on day {turn} of talk {number} the fox went up the hill again. "
+            )
+    return counts["cached"] / counts["prompt"]
+
+
+def test_prefixes_are_found_as_on_two_instances(tmp_path: Path) -> None:
+    rates = []
+    for name, starts, ranks in (("ranks", 1, 2), ("instances", 2, 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = BOTH.replace("STARTS", str(starts)).replace("DP", str(ranks))
+        with Cluster.of(folder, file) as cluster:
+            rates.append(_hit_rate(cluster))
+            used = [each.prompt_tokens for name in cluster.urls for each in parse_loads(cluster.metrics(name), ranks)]
+            print(f"{name}: {rates[-1]:.4f} of all prompt tokens were cached; prompt tokens {used}")
+            assert len(used) == 2 and min(used) > sum(used) / 10
+    assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.02, rates
+
+
+TIERED = """
+models:
+  - name: baton-tiny
+    pools:
+      prefill: {start: 1, shape: {dp: 2}, engine_args: {num-gpu-blocks-override: 24}}
+      decode: {start: 1}
+transfer: {connector: auto}
+router: {policy: least_load}
+"""
+
+
+def _counted(cluster: Cluster, name: str) -> Counter[str]:
+    """A metric of the agents', by instance; of several tiers, their sum."""
+    found = Counter[str]()
+    for agent in {each["agent"] for each in cluster.status().values()}:
+        with urllib.request.urlopen(f"{agent}/metrics", timeout=30) as answer:
+            for line in answer.read().decode().splitlines():
+                if line.startswith(name + "{"):
+                    found[line.split('instance="')[1].split('"')[0]] += round(float(line.rsplit(" ", 1)[1]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "tiers", ["", "kv: {host_gib: 0.04, disk_gib: 1, disk_folder: FOLDER/kv}\n"], ids=["none", "two"]
+)
+def test_each_rank_tells_what_its_cache_drops_or_its_tiers_keep(tmp_path: Path, tiers: str) -> None:
+    metric = "baton_agent_kv_kept_tokens" if tiers else "baton_agent_kv_evicted_tokens_total"
+    long = [f"{number} " + "a fox ran over the hill. " * 60 for number in range(16)]
+    with Cluster.of(tmp_path, TIERED + tiers.replace("FOLDER", str(tmp_path))) as cluster:
+        for each in long:
+            ask(cluster.endpoint, each)
+        within(60, lambda: all(_counted(cluster, metric)[f"prefill-0@{rank}"] >= 4 * 1400 for rank in (0, 1)))
+        print(metric, _counted(cluster, metric))
+        if not tiers:
+            assert _counted(cluster, metric)["decode-0"] == 0
+
+
+EXPERTS = """
+models:
+  - name: MODEL
+    served_name: baton-tiny
+    pools:
+      prefill:
+        start: 1
+        shape: {dp: 2, ep: 2}
+        engine_args: &args {dtype: float32, max-model-len: 512}
+        env: {PYTHONPATH: SITE}
+      decode: {start: 1, engine_args: *args}
+transfer: {connector: auto}
+router: {policy: least_load}
+"""
+SITE = Path(clusters.__file__).parent / "expert_site"
+
+
+def test_experts_spread_over_ranks_are_handed_over(tmp_path: Path) -> None:
+    """A mixture's ranks compute each step together; on CPU vLLM needs the start-up patch of this test for it."""
+    (tmp_path / "model").mkdir()
+    model = write_model("experts", tmp_path / "model")
+    with Cluster.of(tmp_path, EXPERTS.replace("MODEL", str(model)).replace("SITE", str(SITE))) as cluster:
+        within(120, lambda: _all_proven(cluster, 2))
+        asked = [each[:400] for each in prompts(12, seed=4)]
+        expected = [text(ask(cluster.urls["decode-0"], each, X_data_parallel_rank="0")) for each in asked]
+        before = parse_loads(cluster.metrics("prefill-0"), 2), parse_loads(cluster.metrics("decode-0"), 1)
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(lambda each: ask(cluster.endpoint, each), asked))
+        assert [text(each) for each in answers] == expected
+        after = parse_loads(cluster.metrics("prefill-0"), 2), parse_loads(cluster.metrics("decode-0"), 1)
+        by_p = [now.prompt_tokens - then.prompt_tokens for now, then in zip(after[0], before[0], strict=True)]
+        pulled = after[1][0].external_kv_tokens - before[1][0].external_kv_tokens
+        print(f"experts: prompt tokens at each rank of P {by_p}, pulled {pulled}")
+        assert min(by_p) > 0 and pulled == sum(by_p)
+
+
+@dataclass
+class Outside(Engines):
+    """Servers with one rank each of a P that others balance, and a D."""
+
+    rpc_port: int = field(default_factory=pair._free_port)
+
+    def _start(self, name: str, role: Role, number: int) -> Running:
+        rank = ("--data-parallel-size", "2", "--data-parallel-rank", name[1:], "--data-parallel-address", "127.0.0.1",
+                "--data-parallel-rpc-port", str(self.rpc_port))  # fmt: skip
+        self.flags = rank if role is Role.PREFILL else ()
+        return super()._start(name, role, number)
+
+
+def test_ranks_that_are_balanced_from_outside_are_engines_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair, "START_S", 600.0)
+    roles = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d": Role.DECODE}
+    with Outside(tmp_path, str(model_path()), roles) as engines:
+        within(20, lambda: len(knock(engines.door("d"), {"ask": "state"})["peers"]) == 2)
+        for number, said in enumerate(prompts(8, seed=33)):
+            body = {"model": "tiny", "prompt": said, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+            status, answer = post(engines.url(f"p{number % 2}"), "/v1/completions", wire.prefill_body(body))
+            transfer = wire.read_transfer(answer)
+            assert status == 200 and transfer is not None and transfer.producer.endswith(f"_dp{number % 2}")
+            before = load(engines.url("d")).external_kv_tokens
+            status, answer = post(engines.url("d"), "/v1/completions", wire.decode_body(body, transfer))
+            assert status == 200
+            within(5, lambda: load(engines.url("d")).external_kv_tokens - before == transfer.tokens)  # noqa: B023
+            alone = post(engines.url("d"), "/v1/completions", {**body, "cache_salt": "alone"})[1]
+            assert text(answer) == text(alone)
+        within(10, lambda: all(knock(engines.door(name), {"ask": "state"})["holds"] == 0 for name in ("p0", "p1")))
