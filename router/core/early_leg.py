@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Final
 
-LEAD_S: Final = 0.5
+LEAD_S: Final = 2.0
 """How long before P's expected answer the leg is sent. Much longer than any tokenizer takes (some 10 ms for 10,000
-tokens), as predictions err; and short against D's steps: a leg that waits through 25 steps of 20 ms costs D some 25
-lookups of a prompt's blocks, at most a millisecond for 10,000 tokens."""
+tokens), as predictions err: P's answer that comes before the leg is out gains nothing. And short enough: a leg that
+waits through 100 steps of 20 ms costs D 100 lookups of a prompt's blocks, some 4 ms for 10,000 tokens."""
 
 
 def early_in_s(*, able: bool, expected_s: float | None, queued: bool) -> float | None:
