@@ -24,7 +24,7 @@ import numpy as np
 
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
-from router.predict.margins import FIRST_AIM, FIRST_WIDEST, PROMPTLY, Margins
+from router.predict.margins import FIRST_AIM, PROMPTLY, Margins
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
 
@@ -44,6 +44,10 @@ again."""
 
 SHORT_ONES: Final = 0.3
 """The share of all answers that a short answer represents; a median answer represents the others."""
+
+STEPS_WITHIN: Final = 0.1
+"""How far the time that an answer still decodes may be from what is predicted, as a share: predictions here are right
+within some 10 % (docs/policy.md)."""
 
 NEARLY: Final = 0.93
 """The share of a target to plan with: steps get longer during an answer, as other answers join it."""
@@ -210,7 +214,7 @@ class InflightLoad:
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
         self.margins: Final = Margins()
-        self.first_margins: Final = Margins(FIRST_WIDEST, PROMPTLY, FIRST_AIM)
+        self.first_margins: Final = Margins(PROMPTLY, FIRST_AIM)
         """Of TTFT targets."""
         self.answers = 0
         """The number of all answers."""
@@ -285,16 +289,28 @@ class InflightLoad:
                 self._mirror.changed(row)
             self._base_s = now
 
-    def harmed(self, row: int, ms: float, now: float) -> float:
-        """The number of answers there that would probably miss their TPOT target if a prompt took `ms` of their
-        time.
+    def harmed(self, row: int, ms: float, short: float, middle: float, now: float) -> float:
+        """The expected number of answers there that miss their TPOT target because a prompt takes `ms` of their time,
+        and would meet it otherwise.
+
+        What they will wait for besides is not known: prompts that come later, as many as of late, and steps that take
+        longer than predicted. `_likely` says where each answer's wait will probably end.
+
+        Args:
+            row: of the fleet.
+            ms: by which the prompt's steps keep answers waiting.
+            short: tokens of a short answer; those there are taken to be like this request's.
+            middle: tokens of a median answer.
+            now: in seconds.
         """
+        if ms <= 0.0:
+            return 0.0
         self._outlive(row, now)
         at = self.rows[row]
-        (short, middle), stalled = at.limits, at.stalled
-        until = stalled + ms
-        of_short = bisect_right(short, until) - bisect_right(short, stalled)
-        of_middle = bisect_right(middle, until) - bisect_right(middle, stalled)
+        busy = min(at.recent * self.faded(now), 1.0 - IDLE_MIN)
+        waits, per_token_ms = busy / (1.0 - busy), max(at.step, STEP_MS_MIN)
+        of_short = _likely(at.limits[0], at.stalled, ms, per_token_ms * short, waits)
+        of_middle = _likely(at.limits[1], at.stalled, ms, per_token_ms * middle, waits)
         return SHORT_ONES * of_short + (1 - SHORT_ONES) * of_middle
 
     # --- what happens -------------------------------------------------------------------------------------------------
@@ -543,3 +559,21 @@ class InflightLoad:
         at.step = model.decode_ms(row, at.decoding, at.answer_context)
         at.beside = model.beside_ms(row, at.decoding, at.answer_context) if at.decoding else 0.0
         self._mirror.changed(row)
+
+
+def _likely(limits: list[float], stalled: float, ms: float, decodes_ms: float, waits: float) -> float:
+    """The expected number of answers that are pushed over these limits by `ms` of a prompt.
+
+    Halfway through, an answer still decodes for half of `decodes_ms` and waits for `waits` times that, on average. Its
+    wait is taken as equally likely anywhere in a span around that, as wide as this mean, `STEPS_WITHIN` of what it
+    decodes, and the prompt. A limit in the span is passed with a probability of the prompt's part of the span.
+    """
+    mean_ms = waits * decodes_ms / 2
+    wide_ms = mean_ms + STEPS_WITHIN * decodes_ms + ms
+    low = stalled + max(0.0, mean_ms - wide_ms / 2)
+    return _between(limits, low, low + wide_ms) * ms / wide_ms
+
+
+def _between(limits: list[float], above: float, up_to: float) -> int:
+    """How many of these sorted limits lie there."""
+    return bisect_right(limits, up_to) - bisect_right(limits, above)

@@ -41,12 +41,6 @@ PROMPTLY: Final = 0.92
 """The same of a TTFT target as `WIDEST` of a TPOT one: a request that is planned to begin at the last moment begins too
 late half of the time."""
 
-FIRST_WIDEST: Final = 0.95
-"""The upper bound of a margin of first tokens, which begins at `PROMPTLY`: where predictions prove right, a request is
-let in until its first token would come nearer to the edge of its target. Four loads, four seeds each: with 0.98 as many
-were attained and up to half a point less of what is let in was kept; with `PROMPTLY` itself prompts of all lengths
-attained 0.7 points less."""
-
 FIRST_AIM: Final = 0.005
 """Share of first tokens that may be late: less than of answers, since a narrower margin only shortens the wait at whose
 end a request is refused. Engines compute as many prompts."""
@@ -59,21 +53,20 @@ none saved, every miss of a class that misses less than its aim would narrow its
 class Margins:
     """Of one router, for one kind of target: by target, milliseconds."""
 
-    __slots__ = ("_aim", "_begin", "_levels", "_lowest", "_widest", "step")
+    __slots__ = ("_aim", "_levels", "_lowest", "_widest", "step")
 
-    def __init__(self, widest: float = WIDEST, begin: float = WIDEST, aim: float = MISSED_AIM) -> None:
-        """`widest`: a margin's upper bound. `begin`: where it begins. `aim`: the share that may miss."""
+    def __init__(self, widest: float = WIDEST, aim: float = MISSED_AIM) -> None:
+        """`widest`: where a margin begins, and its upper bound. `aim`: the share that may miss."""
         self._levels: Final[dict[float, float]] = {}
         """By target: logarithm of its margin over the widest; above 0, what is saved."""
         self._widest: Final = widest
-        self._begin: Final = math.log(begin / widest)
         self._lowest: Final = math.log(NARROWEST / widest)
         self._aim: Final = aim
         self.step = STEP
 
     def of(self, target_ms: float) -> float:
         """Up to which part of the target a prediction has room."""
-        level = self._levels.get(target_ms, self._begin)
+        level = self._levels.get(target_ms, 0.0)
         return self._widest * math.exp(level) if level < 0.0 else self._widest
 
     def limit_ms(self, target_ms: float) -> float:
@@ -82,9 +75,9 @@ class Margins:
 
     def limits_ms(self, targets_ms: Floats) -> Floats:
         """`limit_ms` of many targets."""
-        limits: Floats = targets_ms * (self._widest * math.exp(self._begin))
+        limits: Floats = targets_ms * self._widest
         for target_ms, level in self._levels.items():
-            if level != self._begin:
+            if level < 0.0:
                 limits[targets_ms == target_ms] = self.limit_ms(target_ms)
         return limits
 
@@ -96,7 +89,7 @@ class Margins:
             under: the margin that it was let in under.
             observed_ms: its mean time per token, or the first token's.
         """
-        level = self._levels.get(target_ms, self._begin)
+        level = self._levels.get(target_ms, 0.0)
         if observed_ms <= target_ms:
             level += self.step * self._aim
         elif under <= self.of(target_ms) * math.exp(self.step * STEPS_AHEAD):

@@ -65,10 +65,9 @@ class Outgoing:
             self._open = opened(self._request.raw)
         return (*self._open, closing(fields))
 
-    @property
-    def untraced(self) -> bytes:
+    def untraced(self, target: Instance) -> bytes:
         """The headers of a leg of which traces do not tell, as lines."""
-        return self._head
+        return self._head if RANK_MARK not in target.id else _at_rank(self._head, target)
 
     def source_body(self, instance: InstanceId, attempt: int) -> tuple[bytes | memoryview, ...]:
         """The client's body with a source leg's fields."""

@@ -1,7 +1,7 @@
 """A source leg: another instance is asked to hold what its cache has of a prompt, before the leg that pulls it is sent.
 
-A shell. The source's answer, its failure and the end of the wait all send the leg, at most once. A
-hold that is not pulled is given up by its name, which the router knows before the source has answered.
+A shell. The source's answer, its failure and the end of the wait all send the leg, at most once. A hold that is not
+pulled is given up by its name, which the router knows before the source has answered.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ class Sourcing(AwaitedSource):
         parts.dispatch.leg_started(name)
         self._began = time.monotonic()
         self._timer = parts.engines.loop.call_later(self.source.wait_s, self._late)
-        self.http = parts.engines.legs.send(
-            target.url, self._request.path, self._outgoing.untraced, body, self, once=True
-        )
+        headers = self._outgoing.untraced(target)
+        self.http = parts.engines.legs.send(target.url, self._request.path, headers, body, self, once=True)
 
     def _late(self) -> None:
         self._give_up()

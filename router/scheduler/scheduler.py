@@ -52,8 +52,8 @@ class SchedulingContext:
     """One request at the scheduler."""
 
     __slots__ = (
-        "aggregated", "ahead", "decode", "degraded", "ended", "entered", "expected", "foretold", "lane", "late",
-        "prefill", "promise", "tpot_ms", "ttft_ms", "wanted",
+        "aggregated", "ahead", "begun", "decode", "degraded", "ended", "entered", "expected", "foretold", "lane",
+        "late", "prefill", "promise", "tpot_ms", "ttft_ms", "wanted",
     )  # fmt: skip
 
     def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
@@ -78,6 +78,8 @@ class SchedulingContext:
         """The predicted time of each later token."""
         self.degraded = False
         """The request has its class's second promise."""
+        self.begun = False
+        """Its client had the first token before its last choice."""
         self.aggregated: bool | None = None
         """The guard's decision to serve it aggregated; None: the guard was not asked."""
         self.foretold: Foretold | None = None
@@ -161,7 +163,8 @@ class Scheduler:
         if effect.second and (self._has_a_queue(context) or self._second_legs < 1):
             return Chosen(None, None, "its prefill instance has a queue, or there are enough second legs"), ()
         self._now = max(self._now, now)
-        former = context.decode
+        former, booking = context.decode, context.expected.booking
+        context.begun = context.begun or (booking is not None and booking.first_s >= 0)
         calls = self.occupy(context, None) if effect.second else self._leave_place(context, now)
         wanted = self._judged(context, self._asks(context, effect, now))
         if context.late and context.promise.sheds:
@@ -222,7 +225,7 @@ class Scheduler:
             hand_over=effect.hand_over and not self._aggregated(context, effect, now),
             excluded=effect.excluded,
             routers=self.view.routers,
-            ttft_ms=promise.ttft_ms,
+            ttft_ms=0.0 if context.begun else promise.ttft_ms,
             tpot_ms=promise.tpot_ms,
             sheds=promise.sheds,
             lengths_within=promise.lengths_within,
@@ -288,7 +291,7 @@ class Scheduler:
         lead_ms = AHEAD_MS + min([speeds[row].lead for row in rows.tolist()]) if len(rows) else 0.0
         promptly = PROMPTLY
         if wanted.sheds:
-            promptly = min(promptly, fleet.inflight.first_margins.of(wanted.ttft_ms))
+            promptly = fleet.inflight.first_margins.of(wanted.ttft_ms)
         lead_ms += self.saturation.pause_ms + (1 - promptly) * wanted.ttft_ms
         self.line.enter(context, wanted, work_ms, lead_ms)
         calls: Calls = ()

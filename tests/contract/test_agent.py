@@ -225,8 +225,11 @@ async def test_ranks_come_back_under_new_epochs(starter: Starter) -> None:
     stage.puppet.becomes(Process.RESTARTING)
     stage.puppet.becomes(Process.STARTING, 2)
     stage.puppet.becomes(Process.READY, 2)
-    await eventually(lambda: min(rank.machine.epoch for rank in stage.agent.ranks) > max(before), "both are new", 5)
-    await eventually(stage.agent.is_ready, "both take work again", 5)
+
+    def new() -> bool:
+        return stage.agent.is_ready() and min(rank.machine.epoch for rank in stage.agent.ranks) > max(before)
+
+    await eventually(new, "both are new", 5)
     for beat, old in zip([stage.agent._heartbeat(rank) for rank in stage.agent.ranks], before, strict=True):
         assert beat.epoch > old and beat.state is MemberState.READY
 

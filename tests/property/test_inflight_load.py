@@ -72,9 +72,9 @@ def test_nothing_depends_on_who_asks_what_is_harmed(history: list[tuple[float, s
         if what == "begin":
             here.begin(now, prompt, short, tpot_ms)
         elif what == "ask":
-            asked.harmed(0, 100.0, now)
+            asked.harmed(0, 100.0, short, 40.0, now)
         elif here.open:
             here.go_on(now, which, ends=what == "end")
     for ms in (0.0, 1.0, 10.0, 100.0, 1000.0, 1e5):
-        assert asked.harmed(0, ms, now) == silent.harmed(0, ms, now)
+        assert asked.harmed(0, ms, 20.0, 40.0, now) == silent.harmed(0, ms, 20.0, 40.0, now)
     assert asked.rows[0].limits == silent.rows[0].limits

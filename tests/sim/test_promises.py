@@ -8,7 +8,18 @@ import pytest
 
 from costs import shipped
 from loadgen.report import Targets
-from sim.experiments.overload import PROMISES, SCENARIOS, URGENT, around, by_decile, kept, of_class, run, targets
+from sim.experiments.overload import (
+    PROMISES,
+    SCENARIOS,
+    URGENT,
+    Kept,
+    around,
+    by_decile,
+    kept,
+    of_class,
+    run,
+    targets,
+)
 from sim.experiments.systems import Shelf
 
 TWO_CLASSES = replace(SCENARIOS[0], seconds=20.0)
@@ -20,14 +31,19 @@ def shelf() -> Shelf:
 
 
 def test_what_is_let_in_is_kept_and_nobody_pays_for_it(shelf: Shelf) -> None:
-    """Before margins were learned, one in ten that were let in missed their time per token."""
+    """By prices alone, one in twenty that were let in missed their time per token."""
+    kept_of = {True: Kept(0, 0, 0), False: Kept(0, 0, 0)}
     attained = {True: 0.0, False: 0.0}
-    for seed in (4, 5):  # of one alone, attainment by chance decides: 20 s are a thousand requests
-        found = {learns: run(TWO_CLASSES, shelf, seed, learns=learns) for learns in attained}
-        mine, theirs = (kept(found[learns], of_class(found[learns], URGENT)) for learns in (True, False))
-        assert theirs.kept < 0.95 < mine.kept
-        for learns, each in found.items():
-            attained[learns] += kept(each).attained
+    for seed in (4, 5):  # of one alone, chance decides: 20 s are a thousand requests
+        for learns, before in kept_of.items():
+            result = run(TWO_CLASSES, shelf, seed, learns=learns)
+            mine = kept(result, of_class(result, URGENT))
+            kept_of[learns] = Kept(
+                before.arrived + mine.arrived, before.admitted + mine.admitted, before.met + mine.met
+            )
+            attained[learns] += kept(result).attained
+    assert kept_of[False].kept < 0.96
+    assert kept_of[True].kept > 0.965
     assert attained[True] >= attained[False]
 
 
@@ -40,8 +56,8 @@ def test_first_tokens_that_come_after_a_hand_over_are_in_time(shelf: Shelf, told
     rows, mine = result.columns, of_class(result, URGENT)
     first_ms = (rows["first_ns"] - rows["at_ns"]) / 1e6
     late = mine & (rows["status"] != 429) & (first_ms > PROMISES[URGENT].ttft_ms)
-    assert late.sum() <= 3
-    assert kept(result, mine).kept >= 0.96
+    assert late.sum() <= 2
+    assert kept(result, mine).kept >= 0.97
 
 
 def test_after_an_instance_has_slowed_down_what_is_let_in_is_kept_again(shelf: Shelf) -> None:

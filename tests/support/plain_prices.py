@@ -169,7 +169,19 @@ class Plain:
             pushed = missed(found.step / limit) - missed(inflight.rows[row].step / limit)
             found.decode += pushed * inflight.rows[row].decoding * MISS
             if inflight.rows[row].decoding:
-                found.harm = MISS * inflight.harmed(row, found.stall, wanted.now)
+                found.harm = MISS * self._harmed(row, found.stall)
+
+    def _harmed(self, row: int, stall: float) -> float:
+        """Every limit looked at by itself."""
+        at, found = self.inflight.rows[row], 0.0
+        busy = 1.0 - float(self.inflight.idle(self.wanted.now)[row])
+        self.inflight._outlive(row, self.wanted.now)
+        for share, limits, tokens in zip((0.3, 0.7), at.limits, (max(2.0, self.lengths[0]), self.middle), strict=True):
+            mean = busy / (1.0 - busy) * at.step * tokens / 2
+            wide = mean + 0.1 * at.step * tokens + stall
+            begin = max(0.0, mean - wide / 2)
+            found += share * sum(begin < limit - at.stalled <= begin + wide for limit in limits) * stall / wide
+        return found
 
     def waits(self, row: int) -> float:
         """What is overdue takes as long again as it is late."""

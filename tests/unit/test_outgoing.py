@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from cluster import wire
-from cluster.ids import RequestId, TransferId
-from router.request.outgoing import _prefill_ending
+from cluster.ids import InstanceId, RequestId, TransferId
+from cluster.instance import Instance, Role
+from router.request.outgoing import Outgoing, _prefill_ending
 
 VALUES: dict[str, Any] = {"stream_options": {"include_usage": True}, "max_completion_tokens": 7, "min_tokens": 3}
 CASES = [
@@ -27,3 +29,13 @@ def test_a_ready_made_end_says_what_is_said_of_each_body(token_ids: bool) -> Non
         start, end = _prefill_ending(*has, token_ids)
         said = msgspec.json.decode(b"{" + start + str(transfer).encode() + end)
         assert said == wire.prefill_fields(body, token_ids=token_ids, transfer=transfer)
+
+
+@pytest.mark.parametrize(("name", "more"), [("p", b""), ("p@0", b"x-data-parallel-rank: 0\r\n"), ("p@x", b"")])
+def test_every_leg_names_its_rank(name: str, more: bytes) -> None:
+    """Prefill and decode legs (`lines`), and a source's (`untraced`)."""
+    leg = object.__new__(Outgoing)
+    leg._head = b"a: b\r\n"
+    leg._trace = SimpleNamespace(recorded=False, sends=lambda *_: None)
+    target = Instance(id=InstanceId(name), role=Role.BOTH, url="http://h")
+    assert leg.lines("leg", target) == leg.untraced(target) == b"a: b\r\n" + more

@@ -146,3 +146,18 @@ def test_answers_teach_margins_if_they_were_served_to_their_end_be_it_their_limi
     assert inflight.first_margins.of(1000) < PROMPTLY, "a second late: learned as soon as it has come"
     here.finish(context, WANTED.arrived + 2.0 + 0.05 * 19, 20, cut_off=cut_off, complete=complete)
     assert (inflight.margins.of(40) < WIDEST) == complete
+
+
+@pytest.mark.parametrize("sheds", [True, False])
+def test_an_answer_that_has_begun_is_continued_elsewhere_however_long_ago_it_came(sheds: bool) -> None:
+    """Its client had the first token in time. Judged by its arrival, it would be given up as late in mid-stream."""
+    make = Make(prefill=STEP, decode=STEP)
+    here = scheduler(admission=True, makes=lambda _: make)
+    context = SchedulingContext(WANTED, Promise(ttft_ms=1000, tpot_ms=40, sheds=sheds))
+    first = here.choose(context, ASK, WANTED.arrived)[0]
+    assert first.decode is not None
+    here.opened(context, WANTED.arrived + 0.1)
+    again = Choose(frozenset({first.decode}), hand_over=True)
+    chosen, _ = here.choose(context, again, WANTED.arrived + 5.0)
+    assert chosen.decode is not None and not context.late
+    here.finish(context, WANTED.arrived + 6.0, None, complete=True)

@@ -57,10 +57,11 @@ class Prices(RowPrices):
     # --- effects on other requests ----------------------------------------------------------------------------------
 
     def harm(self, row: int) -> float:
-        """What this prompt does to the targets of answers there."""
+        """What this prompt does to the targets of answers there: `MISS` for each that is expected to miss by it."""
         if not self.promised or not self.fleet.inflight.rows[row].decoding:
             return 0.0
-        return MISS * self.fleet.inflight.harmed(row, self.stall_at(row), self.wanted.now)
+        short = max(2.0, self.lengths[0])
+        return MISS * self.fleet.inflight.harmed(row, self.stall_at(row), short, self.middle, self.wanted.now)
 
     def handoff(self, prefill: int, decode: int) -> float:
         """The cost of a pause, before the first token (`waits`) or between the first and the second. The latter is the
