@@ -1,6 +1,6 @@
 """vLLM's connectors and Baton's side by side: the time from P's answer to D's next token, and the cost of idling.
 
-    make bench-handoff ARGS="--part connectors"          about 35 minutes
+    make bench-handoff ARGS="--part connectors"          about 80 minutes
     make bench-handoff ARGS="--gpu"                      two engines on GPUs, a model of 8B's layers
 
 Each connector gets two engines of its own, on one of this machine's cores each or on its GPUs: vLLM's pull connector
@@ -14,8 +14,8 @@ time.
 `hand-over` is the time from P's answer to D's first token, less the median of D's later steps in the same run. It is
 measured alone; alone while P computes other prompts without a pause; with eight holds pulled at once while P is idle;
 and in a loop of eight clients that prefill and decode without a pause. Legs go one after the other, except that push,
-which is made for it, gets both at once (not in `eight`, which begins with holds): D has then done its part before P
-answers.
+which is made for it, and `early` get both at once (not in `eight`, which begins with holds): D has then done its part
+before P answers. `early` uses the engines of `ours`: it is what a router does by itself with Baton's connector.
 
 A hold is given up as a router does it: by its name with Baton's connector, by a rejected decode leg with vLLM's. A hold
 that P never answered has no name there, and is free when the lease ends.
@@ -41,7 +41,8 @@ from cluster.instance import Role
 from engine.vllm.hardware import find_hardware
 
 ON_CPU: Final = "tiny,fat"
-TURNS: Final = 3
+TURNS: Final = 8
+"""Of five hand-overs each: forty for each figure that is measured one by one."""
 RESTS_S: Final = 1.3
 """After each step vLLM's workers spin for a second: no connector is measured beside that."""
 WAYS: Final = ("alone", "busy", "eight", "loop")
@@ -58,6 +59,8 @@ class Contestant:
     """Whether NIXL's progress thread is paced at start-up."""
     together: bool = False
     """Whether both legs are sent at once."""
+    beside: str = ""
+    """The contestant whose engines it uses: it differs in what the router does."""
 
     @property
     def ours(self) -> bool:
@@ -83,6 +86,7 @@ CONTESTANTS: Final = {
     "tuned": Contestant("vLLM pull, tuned", "NixlConnector"),
     "push": Contestant("vLLM push, tuned", "NixlPushConnector", together=True),
     "ours": Contestant("Baton pull", "BatonConnector"),
+    "early": Contestant("Baton pull, early leg", "BatonConnector", together=True, beside="ours"),
 }
 
 
@@ -117,10 +121,13 @@ def run(
     with ExitStack() as stack:
         fleets: dict[str, Fleet] = {}
         for name, each in contestants.items():
-            place = folder / name
-            place.mkdir()
-            two = stack.enter_context(engines(each, model, place, gpus))
-            fleets[name] = Fleet(two, ours=each.ours, together=each.together)
+            if each.beside in fleets:
+                two = fleets[each.beside].engines
+            else:
+                place = folder / name
+                place.mkdir()
+                two = stack.enter_context(engines(each, model, place, gpus))
+            fleets[name] = Fleet(two, ours=each.ours, together=each.together, seed=len(fleets))
         figures: dict[str, dict[str, Any]] = {name: {"lengths": {}} for name in fleets}
         for length in LENGTHS:
             say(f"{', '.join(each.name for each in contestants.values())}: {model.name}, {length} tokens")
@@ -218,10 +225,29 @@ def targets(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 # With the step: a hand-over alone is small beside it, and the ratio of two small numbers is noise.
                 ratio = (ours["hand_over_ms"] + ours["step_ms"]) / (tuned["hand_over_ms"] + tuned["step_ms"])
                 told[f"{model}_{length}_{way}_over_tuned"] = target(ratio, limit)
+        told |= _choice(model, by_name)
         told[f"{model}_idle_cores"] = target(by_name["ours"]["idle_cores"], 0.05)
         told[f"{model}_free_after_s"] = target(by_name["ours"]["free_after_s"], 1.0)
         told[f"{model}_left_after_s"] = target(by_name["ours"]["left_after_s"], 1.0)
         told[f"{model}_held_at_the_end"] = target(by_name["ours"]["held_at_the_end"], 0.0)
+    return told
+
+
+def _choice(model: str, by_name: Mapping[str, Any]) -> dict[str, Any]:
+    """What a router chooses with Baton's connector against the better of vLLM's tuned pull and push, and against
+    Baton's pull. With the step, as above.
+    """
+    if not {"early", "tuned", "push"} <= set(by_name):
+        return {}
+    told: dict[str, Any] = {}
+    for length in LENGTHS:
+        cells = {name: mine["lengths"][str(length)] for name, mine in by_name.items()}
+        for way in WAYS:
+            ms = {name: ways[way]["hand_over_ms"] + ways[way]["step_ms"] for name, ways in cells.items()}
+            chosen = ms["early" if way != "eight" else "ours"]
+            told[f"{model}_{length}_{way}_choice_over_best"] = target(chosen / min(ms["tuned"], ms["push"]), 1.05)
+        alone = {name: ways["alone"]["hand_over_ms"] for name, ways in cells.items()}
+        told[f"{model}_{length}_early_over_pull_alone"] = target(alone["early"] / alone["ours"], 0.6)
     return told
 
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from bench.pair import Engines, cores_used
 from cluster import wire
-from cluster.ids import RequestId, TransferId
+from cluster.ids import InstanceId, RequestId, TransferId
 from kvtransfer.door import ask as knock
 
 PATH: Final = "/v1/completions"
@@ -58,7 +58,7 @@ class Fleet:
     def __init__(self, engines: Engines, *, ours: bool, together: bool = False, seed: int = 3) -> None:
         self.engines, self.ours, self.together = engines, ours, together
         self.p, self.d = engines.url("p"), engines.url("d")
-        self._chance, self._lock, self._made = random.Random(seed), threading.Lock(), 0
+        self._chance, self._lock, self._made = random.Random(seed), threading.Lock(), seed * 1_000_000
         self._known: dict[str, Any] = {}
 
     def prompt(self, tokens: int) -> tuple[TransferId, list[int]]:
@@ -90,7 +90,7 @@ class Fleet:
     def hand_over(self, length: int) -> Seen:
         """One hand-over, from prompt to end; both legs at once if the connector works so and P's address is known."""
         name, prompt = self.prompt(length)
-        if self.together and self._known:
+        if self.together and (self.ours or self._known):
             return self._both_legs(name, prompt)
         begun = time.perf_counter()
         transfer = self.prefill(name, prompt)
@@ -99,13 +99,13 @@ class Fleet:
         return _seen(begun, answered, self.decode(name, prompt, transfer))
 
     def _both_legs(self, name: TransferId, prompt: list[int]) -> Seen:
-        """Tell D where P is before P has answered, as vLLM's push connector is meant to be used.
+        """Tell D where P is before P has answered: an early leg, or as vLLM's push connector is meant to be used.
 
-        The two legs find each other by their `X-Request-Id`; P fills in the blocks and the id of its request.
+        With push the two legs find each other by their `X-Request-Id`; P fills in the blocks and the id of its request.
         """
-        transfer = wire.TransferFields(
-            {**self._known, "remote_block_ids": [], "remote_request_id": name.request, "remote_num_tokens": len(prompt)}
-        )
+        pushed = {**self._known, "remote_block_ids": [], "remote_request_id": name.request}
+        early = wire.early_fields(name, InstanceId("p"), pins=True)["kv_transfer_params"]
+        transfer = wire.TransferFields(early if self.ours else {**pushed, "remote_num_tokens": len(prompt)})
         with ThreadPoolExecutor(1) as pool:
             begun = time.perf_counter()
             decoding = pool.submit(self.decode, name, prompt, transfer)

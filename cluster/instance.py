@@ -92,6 +92,9 @@ class Instance:
     """How often this instance's engine has been started; 0 when unknown (an engine we did not start)."""
     pins: bool = False
     """Whether the engine can be told its answer's first token (`engine.vllm.pin`)."""
+    early: bool = False
+    """Whether the engine takes decode legs before their prompt is computed, and tells others when one is
+    (`decode.early`)."""
     weights: str = ""
     """Which weights the engine serves; compared for equality only. KV of other weights is useless. Empty: unknown, and
     taken as equal to those of any other instance."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from cluster.ids import TransferId
+from cluster.ids import InstanceId, TransferId
 from cluster.scan import Steps
 
 TRANSFER_KEYS: frozenset[str] = frozenset({"kv_transfer_params", "ec_transfer_params"})
@@ -64,6 +64,14 @@ ADAPTER = "baton_adapter"
 """Baton's own key among the transfer fields: the digest of the LoRA adapter with which P has computed the blocks
 (empty: unknown). Baton's connector writes it in P and compares it in D. No key: the model itself, or another connector
 in P."""
+
+EARLY = "baton_early"
+"""Baton's own key among the transfer fields of a decode leg that is sent before P has answered: the instance that
+computes the prompt. P's connector tells D's when the hold of the leg's name (`TRANSFER`) is there, and which token P
+has chosen; the leg waits for that without any blocks."""
+
+PINS = "baton_pins"
+"""Beside `EARLY`, true: D's answer begins with P's token, if that is the answer's first (as with `FIRST_TOKEN`)."""
 
 CACHED_ONLY = "baton_cached_only"
 """Baton's own key among the transfer fields, true on a *source leg*: the engine holds as much of the prompt as its KV
@@ -289,6 +297,14 @@ def decode_body(
     if first_token is not None:
         fields[FIRST_TOKEN] = first_token
     return {**body, "kv_transfer_params": fields} if fields else body
+
+
+def early_fields(name: TransferId, producer: InstanceId, *, pins: bool) -> dict[str, Any]:
+    """The fields of a decode leg that is sent while `producer` computes the prompt, under the name of its hold-to-be.
+
+    Nothing of vLLM's own stands in them: its connector would take them for a hold.
+    """
+    return {"kv_transfer_params": {TRANSFER: str(name), EARLY: producer, PINS: pins}}
 
 
 def release_body(transfer: TransferFields) -> dict[str, Any]:

@@ -71,11 +71,15 @@ class ProducerPeers:
         """The producer was introduced; earlier lives of the same instance are removed. `shakes_hands`: the ranks will
         report the result.
         """
-        for former in [each for each, peer in self._peers.items() if peer.instance == instance and each != engine]:
+        for former in self.lives(instance, but=engine):
             del self._peers[former]
         peer = self._peers.setdefault(engine, ProducerLife(instance))
         if shakes_hands:
             peer.meeting_until = now + MEETING_S * self._unit
+
+    def lives(self, instance: str, *, but: str) -> list[str]:
+        """The known lives of an instance, without the one of this engine id."""
+        return [each for each, peer in self._peers.items() if peer.instance == instance and each != but]
 
     def forgotten(self, engine: str) -> None:
         """The producer is gone."""

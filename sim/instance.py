@@ -105,7 +105,9 @@ class Slowness:
 class SimInstance:
     """State of one instance."""
 
-    def __init__(self, member: SimulatedMember, index: int, *, peers: bool = False) -> None:
+    def __init__(self, member: SimulatedMember, index: int, *, peers: bool = False, early: bool = False) -> None:
+        """`peers`: whether it takes prompts' beginnings from others; `early`: whether it takes early legs."""
+        self.early: Final = early
         self.member: Final = member
         self.name: Final = member.name
         self.index: Final = index
@@ -153,7 +155,14 @@ class SimInstance:
     @property
     def instance(self) -> Instance:
         """The instance as the fleet addresses it."""
-        return Instance(id=self.name, role=self.agent.role, url=f"http://{self.name}", epoch=self.epoch, pins=True)
+        return Instance(
+            id=self.name,
+            role=self.agent.role,
+            url=f"http://{self.name}",
+            epoch=self.epoch,
+            pins=True,
+            early=self.early,
+        )
 
     def handle(self, event: ev.Event, now_ns: int) -> tuple[ev.Effect, ...]:
         """Send an event to the twin, on its own clock."""

@@ -80,6 +80,7 @@ class Passage(SchedulingContext):
         "answer",
         "arrival",
         "cached_tokens",
+        "early_ns",
         "first_ns",
         "flags",
         "front",
@@ -145,6 +146,8 @@ class Passage(SchedulingContext):
         self.prefilled_on = -1
         self.cached_tokens = self.flags = self.status = 0
         self.first_ns = self.second_ns = -1
+        self.early_ns = 0
+        """When D's server has read its early leg, if there is one."""
         self._pending: deque[j.Effect] = deque()
 
     def begin(self, _: object = None) -> None:
@@ -193,6 +196,13 @@ class Passage(SchedulingContext):
                 self._spoken()
             case j.SendDecode(instance, transfer, _, source):
                 return self._send_decode(instance, transfer, source)
+            case j.SendEarly(instance, _, _):
+                self.early_ns = front.world.front_of_pull(front.world.by_name[instance])
+            case j.UseEarly(transfer):
+                assert self.decode is not None
+                return self._send_decode(self.decode, transfer, None, at_server_ns=self.early_ns)
+            case j.CloseEarly():
+                pass  # it holds nothing: its server's time was spent
             case j.Relay():
                 self._spoken()
             case j.Finish(outcome):
@@ -293,8 +303,14 @@ class Passage(SchedulingContext):
         return next(leg for leg in reversed(self.prefill_legs) if leg.at.name == instance)
 
     def _send_decode(
-        self, instance: InstanceId, transfer: TransferFields | None, beginning: j.PrefixSource | None
+        self,
+        instance: InstanceId,
+        transfer: TransferFields | None,
+        beginning: j.PrefixSource | None,
+        *,
+        at_server_ns: int | None = None,
     ) -> j.Event | None:
+        """`at_server_ns`: of an early leg, when the engine's server has read it."""
         front = self.front
         away = front.scheduler.turned_away(instance)
         if away is not None:
@@ -314,7 +330,10 @@ class Passage(SchedulingContext):
             pull=source,
         )
         self.answer = SimulatedLeg(self, at, request, self.legs, prefill=False)
-        self._send(self.answer, beginning)
+        if at_server_ns is None:
+            self._send(self.answer, beginning)
+        else:
+            front.world.send(self.answer, at_server_ns=at_server_ns)
         return None
 
     def _close_decode(self) -> None:

@@ -36,6 +36,10 @@ class SimSettings:
     """`router.api.config.RouterConfig.seeding`: P's first token goes out before the handoff. Every engine can be
     told.
     """
+    early: bool = False
+    """Whether engines take early legs, and routers send them (`router.core.early_leg`). Then P's notice takes
+    to D as long as its answer takes to the router, and D's server has read the leg by then (`pull_front_ms`). What a
+    leg costs D while it waits is not simulated. Off: published results are of before."""
     greedy: bool = False
     """Whether requests are repeatable (temperature 0 or a seed), so that `router.core.eligibility` lets a dead stream
     be resumed. Clients' default is not."""

@@ -79,7 +79,8 @@ class World:
         self.settings: Final = settings or SimSettings()
         self.kernel: Final = Kernel()
         self.instances: Final = [
-            SimInstance(each, index, peers=self.settings.peers) for index, each in enumerate(members)
+            SimInstance(each, index, peers=self.settings.peers, early=self.settings.early)
+            for index, each in enumerate(members)
         ]
         """All instances that ever existed."""
         self.by_name: Final = {each.name: each for each in self.instances}
@@ -154,7 +155,7 @@ class World:
 
     def add(self, member: SimulatedMember) -> None:
         """Add an instance, which starts now."""
-        at = SimInstance(member, len(self.instances), peers=self.settings.peers)
+        at = SimInstance(member, len(self.instances), peers=self.settings.peers, early=self.settings.early)
         self.instances.append(at)
         self.by_name[at.name] = at
         self.living[at] = None
@@ -355,12 +356,21 @@ class World:
         else:
             self.kernel.at(when_ns + self.hop_ns, call, word)
 
-    def send(self, leg: SimulatedLeg) -> None:
-        """The router sends a leg."""
+    def front_of_pull(self, at: SimInstance) -> int:
+        """An early leg is sent: when its engine's server has read it, in the kernel's nanoseconds."""
+        return self.rough.front_ns(at, self.kernel.now_ns + self.hop_ns, self._pull_front_ns)
+
+    def send(self, leg: SimulatedLeg, *, at_server_ns: int | None = None) -> None:
+        """The router sends a leg. `at_server_ns`: its engine's server has read it then (an early leg); the notice of
+        its producer takes as long as the producer's answer to the router.
+        """
         at = leg.at
         at.legs[leg.request.id] = leg
         if at.cut_off:
             self.kernel.at(self.kernel.now_ns + round(self.settings.connect_s * NS), self._no_connection, leg)
+            return
+        if at_server_ns is not None:
+            self.kernel.at(max(self.kernel.now_ns, at_server_ns), self._submit, leg)
             return
         front_ns = self._pull_front_ns if leg.request.pull is not None else at.member.prompt_front_ns
         self.kernel.at(self.rough.front_ns(at, self.kernel.now_ns + self.hop_ns, front_ns), self._submit, leg)

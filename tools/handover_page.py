@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from decode import push as decode_push
+from decode.early import EARLY_ROWS, EarlyState
 from decode.table import READINGS, WANTS, Reading, Want
 from kvtransfer.rows import Table, TransitionRow, rows
 from prefill import push as prefill_push
@@ -24,6 +25,7 @@ TABLES: tuple[tuple[str, Any, StrEnum], ...] = (
     ("A hold, at each rank of the producer", LEASES, RankHold.MARKED),
     ("A pull, at each rank of the consumer", READINGS, Reading.READING),
     ("A pull, at the consumer's scheduler", WANTS, Want.PULLING),
+    ("An early leg, at the consumer's scheduler", EARLY_ROWS, EarlyState.WAITING),
     ("A push, at the producer (not spoken yet)", prefill_push.ROWS, prefill_push.PushHoldState.COMPUTING),
     ("A push, at the consumer (not spoken yet)", decode_push.ROWS, decode_push.PushPullState.RESERVED),
 )

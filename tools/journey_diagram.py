@@ -22,6 +22,8 @@ NAMES = tuple(InstanceId(name) for name in "pqdefg")
 EVENTS: dict[str, j.Event] = {
     "two chosen": j.Chosen(NAMES[0], NAMES[2], ""),
     "two others chosen": j.Chosen(NAMES[1], NAMES[4], ""),
+    "two chosen, early leg": j.Chosen(NAMES[0], NAMES[2], "", early_s=0.0),
+    "early leg lost": j.EarlyLost(""),
     "one chosen": j.Chosen(None, NAMES[3], ""),
     "all full": j.Chosen(None, None, "", wait=True),
     "no instance": j.Chosen(None, None, ""),
@@ -61,7 +63,7 @@ def explore() -> dict[tuple[str, str], dict[tuple[str, str], None]]:
                     said = ", ".join(type(effect).__name__ for effect in effects)
                     found.setdefault((_state(machine), name), {})[(_state(then), said)] = None
                 key = (_state(then), then.attempt, then.transfer is None, then.touched, then.first_token, then.aborted,
-                       then.asks_second)  # fmt: skip
+                       then.asks_second, then.early)  # fmt: skip
                 if key not in seen:
                     seen.add(key)
                     following.append(then)
@@ -77,6 +79,7 @@ def _time(machine: j.Journey) -> float:
 def _state(machine: j.Journey) -> str:
     silent = {j.JourneyState.STREAMING, j.JourneyState.DONE, j.JourneyState.RELEASING, j.JourneyState.CANCELLING}
     state = "prefilling twice" if len(machine.legs) > 1 else str(machine.state)
+    state += ", early leg out" if machine.early else ""
     return f"{state} (spoken)" if machine.spoken and machine.state not in silent else state
 
 
@@ -87,7 +90,11 @@ def diagram(found: dict[tuple[str, str], dict[tuple[str, str], None]]) -> str:
         for target, _ in outcomes:
             if target != state:
                 edges.setdefault((state, target), {})[event] = None
-    ids = {state: state.replace(" (spoken)", "_spoken").replace(" ", "_") for pair in edges for state in pair}
+    ids = {
+        state: state.replace(" (spoken)", "_spoken").replace(",", "").replace(" ", "_")
+        for pair in edges
+        for state in pair
+    }
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> choosing"]
     lines += [f'    state "{state}" as {name}' for state, name in ids.items() if state != name]
     lines += [f"    {ids[a]} --> {ids[b]}: {', '.join(events)}" for (a, b), events in edges.items()]

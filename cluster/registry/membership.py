@@ -176,6 +176,8 @@ class Heartbeat:
     """The only tenants whose requests the instance serves; none: all tenants."""
     pins: bool = False
     """Whether the engine can be told its answer's first token."""
+    early: bool = False
+    """Whether the engine takes decode legs before their prompt is computed."""
     shape: dict[str, int] = field(default_factory=dict)
     """Ranks by kind of parallelism: tp, dp, ep, pp."""
     sent_at: float = 0.0
@@ -200,6 +202,7 @@ class Heartbeat:
             url=self.url,
             epoch=self.epoch,
             pins=self.pins,
+            early=self.early,
             weights=self.weights,
             node=self.node,
             tenants=frozenset(self.tenants),

@@ -485,6 +485,7 @@ class Agent:
             node=self.config.node,
             tenants=self.config.tenants,
             pins=self.spec.pins,
+            early=rank.moves is not None and rank.moves.early,
             sent_at=time.time(),  # noqa: TID251 - for information only, no decision depends on it
         )
 

@@ -16,6 +16,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Load, Role
 from cluster.registry.membership import Member, MemberState
 from kvtransfer.asks import LEFT
+from kvtransfer.early_notes import LINE_STAGE
 
 MET = "met"
 """The engine's word for a peer whose memory it has read."""
@@ -45,6 +46,11 @@ class EngineEndpoint:
         payloads = [{"stage": stage, "rank": rank, "data": data} for stage, rank, data in self.payloads]
         told = {"engine_id": self.engine_id, "epoch": self.epoch, "compatibility": self.compatibility}
         return json.dumps({**told, "payloads": payloads}, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def early(self) -> bool:
+        """Whether it has a line to other engines: then it takes early legs (`decode.early`)."""
+        return any(stage == LINE_STAGE for stage, _, _ in self.payloads)
 
     @property
     def digest(self) -> str:

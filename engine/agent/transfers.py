@@ -100,6 +100,8 @@ class Transfers:
         self.meetings = Meetings()
         self.handoffs = HandoffReport()
         """The engine's last report of the blocks that come and go."""
+        self.early = False
+        """Whether the engine takes early legs (`decode.early`)."""
         self.counts = {"introduced": 0, "forgotten": 0, "not_opened": 0, "refused_by_engine": 0}
         self.left = ""
         """Why vLLM's own connector hands over the engine's KV cache; empty: Baton's does."""
@@ -188,6 +190,7 @@ class Transfers:
             self._say_once(f"{self.me}: its engine's door has no metadata: {str(answer.get('error'))[:200]}")
         else:
             self.meetings.began(ours)
+        self.early = ours is not None and ours.early
         return ours
 
         # --- this engine, for others

@@ -37,6 +37,7 @@ from engine.twin.events import (
 )
 from engine.twin.holds import TIME_UP
 from engine.twin.request import HoldSource
+from kvtransfer.early_notes import Ready
 from kvtransfer.hold_marks import mark_of
 from kvtransfer.notes import Beat
 from kvtransfer.notes import ReadNote as HasRead
@@ -73,6 +74,18 @@ class MockPeers(Protocol):
     def near(self, producer: Producer) -> MockHandoffs | None:
         """The producer itself, if it runs in this process."""
 
+    def wait_for(self, name: str, told: Callable[[Ready], None]) -> None:
+        """An early leg waits for the hold of this name, of an instance in this process."""
+
+    def wait_no_more(self, name: str) -> None:
+        """That leg is over."""
+
+    def ready(self, hold: str, ready: Ready) -> None:
+        """A hold is there. `hold`: unique in this process."""
+
+    def over(self, hold: str) -> None:
+        """It is over."""
+
 
 class MockHandoffs:
     """The hand-overs of one instance."""
@@ -101,6 +114,8 @@ class MockHandoffs:
 
     def begin_life(self, epoch: int, engine_id: str) -> None:
         """The engine has started: drop everything from a former life."""
+        for request in self._holds:
+            self._peers.over(f"{self.engine_id}/{request}")
         self.epoch, self.engine_id = epoch, engine_id
         self._wanted.clear()
         self._holds.clear()
@@ -197,7 +212,19 @@ class MockHandoffs:
         """The request is over; its hold is not wanted any more."""
         self._wanted.pop(source.transfer, None)
 
+    def early(self, name: str, told: Callable[[Ready], None]) -> None:
+        """An early leg waits for this hold, without blocks."""
+        self._peers.wait_for(name, told)
+
+    def early_over(self, name: str) -> None:
+        """It waits no more."""
+        self._peers.wait_no_more(name)
+
     # -- as a producer --
+
+    def ready(self, request: RequestId, ready: Ready) -> None:
+        """A request has left a hold: tell the early leg that waits for it."""
+        self._peers.ready(f"{self.engine_id}/{request}", ready)
 
     def hold_id(self, request: RequestId) -> TransferId:
         """The id under which a request's blocks are held."""
@@ -219,6 +246,7 @@ class MockHandoffs:
     def ended(self, effect: HoldEnded) -> None:
         """A hold of this instance has ended."""
         self._holds.pop(effect.request, None)
+        self._peers.over(f"{self.engine_id}/{effect.request}")
         self.metrics.counts["nixl_num_kv_expired_reqs"] += effect.because == TIME_UP
 
     def holds(self) -> int:

@@ -6,6 +6,8 @@ make a mock call an address. Routers remove them from clients' requests.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -13,7 +15,9 @@ import aiohttp
 from engine.mock.handoffs import BlocksRead, MockHandoffs
 from engine.mock.transfer import Producer
 from engine.twin.request import HoldSource
+from kvtransfer.early_notes import Ready
 from kvtransfer.hold_marks import CLEAR, FIELD, mark_of
+from prefill.callers import Callers
 
 ANSWER_S = 5.0
 """A producer that has not answered by then counts as gone."""
@@ -25,6 +29,33 @@ class HttpPeers:
     def __init__(self) -> None:
         self._near: dict[tuple[str, int], MockHandoffs] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._callers = Callers()
+        """Of this process's instances, by the rules of Baton's connector."""
+        self._early: dict[str, Callable[[Ready], None]] = {}
+        """Early legs of this process that wait for a hold, by its name."""
+
+    def wait_for(self, name: str, told: Callable[[Ready], None]) -> None:
+        """An early leg waits for the hold of this name: `told` is called once it is there, or now."""
+        ready = self._callers.wanted(name, name, asyncio.get_running_loop().time())
+        if ready is None:
+            self._early[name] = told
+        else:
+            told(ready)
+
+    def wait_no_more(self, name: str) -> None:
+        """The leg is over."""
+        self._early.pop(name, None)
+
+    def ready(self, hold: str, ready: Ready) -> None:
+        """A hold is there. `hold`: unique in this process."""
+        for caller in self._callers.filled(hold, ready):
+            told = self._early.pop(caller, None)
+            if told is not None:
+                told(ready)
+
+    def over(self, hold: str) -> None:
+        """It is over."""
+        self._callers.over(hold)
 
     def add(self, host: str, port: int, handoffs: MockHandoffs) -> None:
         """Add an instance of this process, with its address."""

@@ -64,6 +64,8 @@ class TwinPart:
     """Tokens that were held for it, and whose pull has failed."""
     submitting: asyncio.TimerHandle | None = None
     """Until the engine sees it."""
+    awaits: str = ""
+    """An early leg that the engine has not seen: the name of its hold-to-be."""
 
     @property
     def misspeaks(self) -> FaultKind | None:

@@ -15,7 +15,7 @@ from typing import Any
 from cluster.errors import ApiError, bad_request
 from cluster.http.requests import Request
 from cluster.ids import RequestId
-from cluster.wire import RELEASE_MODEL
+from cluster.wire import EARLY, PINS, RELEASE_MODEL
 from engine.mock.answers import DONE, AnswerHead, Events, MockChoice, encode, event
 from engine.mock.asked import MockLimits, MockRequest, UnknownToken, read_asked, read_body
 from engine.mock.clock import Clock
@@ -26,11 +26,21 @@ from engine.mock.metrics import Metrics
 from engine.mock.prompts import Prompted, said_tokens
 from engine.mock.replies import MockAnswer, Replies, TwinPart
 from engine.mock.settings import MS, MockSettings
-from engine.mock.transfer import Producer, Reference, asks_a_source, pinned_token, read_reference, wants_hold
+from engine.mock.transfer import (
+    Producer,
+    Reference,
+    asks_a_source,
+    early_name,
+    hold_fields,
+    pinned_token,
+    read_reference,
+    wants_hold,
+)
 from engine.mock.words import END
-from engine.twin.events import AbortRequest, RequestFinished, Submit
+from engine.twin.events import AbortRequest, Hold, RequestFinished, Submit
 from engine.twin.request import TwinRequest
 from engine.twin.tokens import VOCABULARY, Prompt, Segment
+from kvtransfer.early_notes import Ready
 from kvtransfer.fields import name_in
 
 
@@ -147,6 +157,12 @@ class Serving:
                 part.reference = reference if single else None
                 part.pinned = pinned_token(asked.transfer) if single else None
                 answer.parts.append(part)
+        awaited = early_name(asked.transfer) if single else ""
+        if awaited:
+            part = answer.parts[0]
+            part.awaits = awaited
+            self._handoffs.early(awaited, lambda ready: self._ready(part, ready))
+            return
         delay_s = self._clock.real_s(self._settings.first_token_ms)
         for copy, part in enumerate(answer.parts):
             twin_request = self._twin_request(part, copy % asked.n)
@@ -154,6 +170,22 @@ class Serving:
                 part.submitting = self._loop.call_later(delay_s, self._submit, part, twin_request)
             else:
                 self._submit(part, twin_request)
+
+    def _ready(self, part: TwinPart, ready: Ready) -> None:
+        """The hold of an early leg is there: it is a decode leg from here on."""
+        if self._parts.get(part.id) is not part:
+            return
+        part.awaits = ""
+        asked = part.answer.asked
+        assert isinstance(asked.transfer, dict), "read from JSON"
+        fields = ready.fields
+        asked.transfer.update(fields)
+        part.reference = read_reference(fields)
+        if part.reference is not None:
+            self._handoffs.want(part.reference)
+        whole = fields.get("remote_num_tokens") == len(part.prompt.ids)
+        part.pinned = ready.token if asked.transfer.get(PINS) is True and whole else None
+        self._submit(part, self._twin_request(part, 0))
 
     def _part(self, answer: MockAnswer, prompt: Prompted, index: int, name: str) -> TwinPart:
         self._count += 1
@@ -223,10 +255,20 @@ class Serving:
         part.over = effect
         if effect.hold is not None:
             self._handoffs.held(effect.hold)
+            self._tell_early(part, effect.hold, effect.local_tokens)
         if part.reference is not None and effect.reason == "abort":
             self._handoffs.forget(part.reference.source)
         self._count_end(part, effect)
         self._touched[part] = None
+
+    def _tell_early(self, part: TwinPart, hold: Hold, cached_tokens: int) -> None:
+        """Before the answer is written: an early leg may wait for this hold."""
+        name = name_in(part.answer.asked.transfer)
+        if name is None:
+            return
+        fields = hold_fields(hold, self.replies.here, name=name, tp=self._settings.tp, cached_tokens=cached_tokens)
+        made = [*part.choice.ids, *part.fresh] if part.made else []
+        self._handoffs.ready(part.id, Ready(name, fields, made[-1] if made else None))
 
     def refused(self, request: RequestId, because: str) -> None:
         """The twin does not take it."""
@@ -320,11 +362,15 @@ class Serving:
                 self._abort_part(part)
 
     def _abort_part(self, part: TwinPart) -> None:
-        if part.submitting is None:
+        if part.submitting is None and not part.awaits:
             self._clock.tell(AbortRequest(part.id))
             return
-        part.submitting.cancel()
-        part.submitting = None
+        if part.awaits:
+            self._handoffs.early_over(part.awaits)
+            part.awaits = ""
+        elif part.submitting is not None:
+            part.submitting.cancel()
+            part.submitting = None
         if part.reference is not None:
             self._handoffs.give_back(part.reference.source)
         over = RequestFinished(
@@ -361,4 +407,4 @@ def leg_of(body: Mapping[str, Any], fields: Mapping[str, Any]) -> FaultLeg:
         return FaultLeg.RELEASE
     if wants_hold(fields):
         return FaultLeg.PREFILL
-    return FaultLeg.DECODE if fields.get("do_remote_prefill") else FaultLeg.WHOLE
+    return FaultLeg.DECODE if fields.get("do_remote_prefill") or EARLY in fields else FaultLeg.WHOLE

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.ids import InstanceId, RequestId, TransferId
-from cluster.wire import CACHED_ONLY, FROM_CACHE, TRANSFER
+from cluster.wire import CACHED_ONLY, EARLY, FROM_CACHE, TRANSFER
 from decode.pins import pinned
 from engine.mock.asked import invalid
 from engine.twin.events import Hold
 from engine.twin.request import HoldSource
 from engine.twin.tokens import VOCABULARY
-from kvtransfer.fields import handed_over
+from kvtransfer.fields import handed_over, name_in
 from kvtransfer.hold_marks import FIELD, slot_in
 
 ATTEMPT: Final = 1
@@ -71,6 +71,11 @@ def hold_fields(
         "transfer_mode": "pull",
         "remote_prefill_cached_tokens": cached_tokens,
     }
+
+
+def early_name(fields: Mapping[str, Any]) -> str:
+    """The name of the hold that an early leg waits for; empty: it is none."""
+    return (name_in(fields) or "") if EARLY in fields else ""
 
 
 def wants_hold(fields: Mapping[str, Any]) -> bool:

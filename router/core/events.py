@@ -60,6 +60,9 @@ class Chosen(msgspec.Struct, frozen=True):
     shed_s: int | None = None
     """The request is shed, as its class asks if a promise cannot be kept; the client should retry after so many
     seconds."""
+    early_s: float | None = None
+    """The decode leg may be sent so many seconds from now, while P computes (`router.core.early_leg`). None: it is sent
+    once P has answered."""
     source: PrefixSource | None = None
     """Where the instance that computes the prompt pulls its beginning from; None: it computes what it lacks."""
 
@@ -102,6 +105,12 @@ class Lost(msgspec.Struct, frozen=True):
     """For a prefill leg, its instance; None: the leg that was sent last."""
 
 
+class EarlyLost(msgspec.Struct, frozen=True):
+    """The early leg has failed, or was refused, while P computes: the decode leg is sent once P has answered."""
+
+    because: str
+
+
 class Opened(msgspec.Struct, frozen=True):
     """The answering engine has begun its answer: the first event of a stream is here, or the whole body."""
 
@@ -124,7 +133,9 @@ class Tick(msgspec.Struct, frozen=True):
     """The time that `next_wakeup` gave has come."""
 
 
-Event = Chosen | FleetChanged | PrefillAnswered | Refused | Lost | Opened | Ended | ClientLeft | Released | Tick
+Event = (
+    Chosen | FleetChanged | PrefillAnswered | Refused | Lost | EarlyLost | Opened | Ended | ClientLeft | Released | Tick
+)
 
 
 # --- effects: what the driver must do --------------------------------------------------------------------------------
@@ -169,6 +180,27 @@ class SendDecode(msgspec.Struct, frozen=True):
     """The token that the answer must begin with."""
     source: PrefixSource | None = None
     """For an aggregated request, as for `SendPrefill`."""
+
+
+class SendEarly(msgspec.Struct, frozen=True):
+    """Send the decode leg while P computes: it waits at its engine for the hold of P's leg. Answer with `Opened` or
+    `EarlyLost`, and after `UseEarly` as for `SendDecode`.
+    """
+
+    instance: InstanceId
+    producer: InstanceId
+    attempt: int
+    """P's leg's."""
+
+
+class UseEarly(msgspec.Struct, frozen=True):
+    """P has answered with this hold, which the early leg pulls: from here on it is the decode leg."""
+
+    transfer: TransferFields
+
+
+class CloseEarly(msgspec.Struct, frozen=True):
+    """Close the early leg's connection: its engine forgets it. Its place at the instance stays taken."""
 
 
 class CancelPrefill(msgspec.Struct, frozen=True):
@@ -236,6 +268,9 @@ Effect = (
     | SendPrefill
     | SendSeed
     | SendDecode
+    | SendEarly
+    | UseEarly
+    | CloseEarly
     | CancelPrefill
     | ClosePrefill
     | OutlastPrefill

@@ -13,6 +13,8 @@ The guarantees:
   instance or gets an error; after the first byte another instance continues where that is exact
   (`router.core.eligibility`), else the stream ends with an error event;
 - where it is exact and D can be told its first token, the client gets P's token before the hand-over begins (a *seed*);
+- where it may be (`router.core.early_leg`), the decode leg is at D before P has answered (an *early leg*). It holds
+  nothing there, and ends with P's leg if that fails: then all goes on as if it had not been sent;
 - if a P stays silent for its turn, a second leg is sent to another P, where there is one. The first answer is used; the
   other leg runs to its end unused, and its hold is released.
 
@@ -36,7 +38,9 @@ from router.core.events import (
     Chosen,
     ClientLeft,
     CloseDecode,
+    CloseEarly,
     ClosePrefill,
+    EarlyLost,
     Effect,
     Ended,
     Event,
@@ -56,9 +60,11 @@ from router.core.events import (
     Release,
     Released,
     SendDecode,
+    SendEarly,
     SendPrefill,
     SendSeed,
     Tick,
+    UseEarly,
 )
 
 __all__ = [
@@ -75,7 +81,9 @@ __all__ = [
     "Chosen",
     "ClientLeft",
     "CloseDecode",
+    "CloseEarly",
     "ClosePrefill",
+    "EarlyLost",
     "Effect",
     "Ended",
     "Event",
@@ -96,9 +104,11 @@ __all__ = [
     "Release",
     "Released",
     "SendDecode",
+    "SendEarly",
     "SendPrefill",
     "SendSeed",
     "Tick",
+    "UseEarly",
 ]
 
 PATIENCE_S = 1.0
@@ -141,9 +151,10 @@ class Journey:
     """
 
     __slots__ = (
-        "aborted", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode", "excluded",
-        "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs", "now", "outcome", "prefill",
-        "spoken", "stall_s", "state", "stream", "touched", "transfer", "turn_ends", "whole_deadline",
+        "aborted", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode", "early",
+        "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs", "now",
+        "outcome", "prefill", "spoken", "stall_s", "state", "stream", "touched", "transfer",
+        "turn_ends", "whole_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -202,6 +213,10 @@ class Journey:
         self.aborted = False
         self.held_until = 0.0
         """Until when the hold may be given to a D."""
+        self.early = False
+        """The decode leg is at `decode` already, and waits for the hold of the only prefill leg."""
+        self.early_at = math.inf
+        """When it is to be sent; infinite: not, or it was."""
         self.turn_ends = math.inf
         """The time at which the leg that was sent last has used up its share of a waiting client's time."""
 
@@ -219,7 +234,7 @@ class Journey:
         if self.state is JourneyState.CHOOSING:
             return self.deadline
         if self.state is JourneyState.PREFILLING:
-            return self.turn_ends if self.attempt < self.attempts_max else self.deadline
+            return min(self.early_at, self.turn_ends if self.attempt < self.attempts_max else self.deadline)
         if self.state is JourneyState.OPENING:
             limit = self.turn_ends if self._may_turn else self.deadline
             return limit if self.stream else self.whole_deadline
@@ -257,7 +272,21 @@ class Journey:
         release = self._let_go(event.decode if event.decode != self.prefill else previous)
         if event.prefill is None:  # aggregated: one engine serves it all; a producer must never be asked to pull
             return (*release, self._send_decode(event.decode, None, event.source))
-        return (*release, self._send_prefill(event.prefill, event.source))
+        prefill = self._send_prefill(event.prefill, event.source)
+        if event.early_s is None or self.spoken:
+            return (*release, prefill)
+        self.early_at = self.now + event.early_s
+        return (*release, prefill, *(self._send_early() if event.early_s <= 0 else ()))
+
+    def _send_early(self) -> tuple[Effect, ...]:
+        assert self.decode is not None and self.prefill is not None
+        self.early, self.early_at = True, math.inf
+        return (SendEarly(self.decode, self.prefill, self.attempt),)
+
+    def _drop_early(self) -> tuple[Effect, ...]:
+        """The hold that the early leg waits for will not come, or is not wanted."""
+        under_way, self.early, self.early_at = self.early, False, math.inf
+        return (CloseEarly(),) if under_way else ()
 
     def _second_chosen(self, event: Chosen) -> tuple[Effect, ...]:
         if not self.asks_second:
@@ -266,9 +295,10 @@ class Journey:
         if event.prefill is None or event.decode is None or not {event.prefill, event.decode}.isdisjoint(self.legs):
             self._begin_turn()  # nothing to do but wait; an instance may be free after as long again
             return ()
+        early = self._drop_early()  # it waits for the hold of the first P
         self.attempt += 1
         self.because, self.decode = event.because, event.decode
-        return (self._send_prefill(event.prefill, event.source),)
+        return (*early, self._send_prefill(event.prefill, event.source))
 
     def _send_prefill(self, instance: InstanceId, source: PrefixSource | None) -> SendPrefill:
         self.state, self.prefill = JourneyState.PREFILLING, instance
@@ -312,14 +342,17 @@ class Journey:
         self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
         self.excluded = (self.excluded | {*self.legs}) - {by}
         self.prefill = by
-        others = self._outlast()
+        early = self.early and not stopped and self.transfer is not None
+        others = self._outlast() if early else (*self._outlast(), *self._drop_early())
+        self.early, self.early_at = False, math.inf
         if not stopped:  # also if P's stop token is not the answer's first: then P's answer is of no use
             seed: tuple[Effect, ...] = ()
             if event.first_token is not None and self.stream and not self.spoken:
                 self.first_token = event.first_token
                 self._speak()
                 seed = (SendSeed(),)
-            return (*others, *seed, self._send_decode(self.decode, self.transfer))
+            sent = self._send_decode(self.decode, self.transfer)
+            return (*others, *seed, UseEarly(self.transfer) if early and self.transfer is not None else sent)
         # P's first token was the last one (EOS, a stop string): there is nothing to hand over.
         if not self.stream:
             return (*others, AnswerFromPrefill(), *self._wind_up("served"))
@@ -347,7 +380,7 @@ class Journey:
             self.last_failure = f"{by}: the prefill leg was refused with HTTP {event.status}"
             self.prefill = self.legs[-1]
             return ()
-        others = self._outlast()
+        others = (*self._outlast(), *self._drop_early())
         if self.spoken:
             error = upstream_failed(f"{by}: the prefill leg was refused with HTTP {event.status}")
             return (*others, *self._fail(error))
@@ -382,6 +415,19 @@ class Journey:
         """Let the prefill legs that are still under way run to their end unused."""
         left, self.legs, self.asks_second = self.legs, (), False
         return tuple(OutlastPrefill(leg) for leg in left)
+
+    def _early_opened(self, event: Opened) -> tuple[Effect, ...]:
+        """D has begun its answer, and P's has not arrived: it is late, or D has computed the prompt itself. P's token
+        is of no use any more.
+        """
+        if not self.early:
+            return ()
+        self.early, self.early_at = False, math.inf
+        return (*self._outlast(), *self._opened(event))
+
+    def _early_lost(self, event: EarlyLost) -> tuple[Effect, ...]:
+        self.early = False
+        return ()
 
     def _opened(self, event: Opened) -> tuple[Effect, ...]:
         self.state = JourneyState.STREAMING
@@ -435,12 +481,13 @@ class Journey:
         self.deadline = self.now + self.stall_s
 
     def _try_again(self, failed: InstanceId, because: str) -> tuple[Effect, ...]:
+        early = self._drop_early()
         self.excluded |= {failed}
         self.last_failure = f"{failed}: {because}"
         if self.attempt >= self.attempts_max:
-            return self._fail(upstream_failed(self.last_failure))
+            return (*early, *self._fail(upstream_failed(self.last_failure)))
         self.state = JourneyState.CHOOSING
-        return (self._choose(),)
+        return (*early, self._choose())
 
     def _fail(self, error: ApiError) -> tuple[Effect, ...]:
         return (self._say(error), *self._wind_up("failed"))
@@ -460,6 +507,8 @@ class Journey:
             assert self.decode is not None
             self.touched = True
             return (CloseDecode(), *self._try_again(self.decode, "no token in its turn"))
+        if self.state is JourneyState.PREFILLING and now >= self.early_at and now < self.deadline:
+            return self._send_early()
         if self.state is JourneyState.PREFILLING and now < self.deadline:
             return self._ask_second()
         limit = self.stall_s if self.spoken else self.deadline_s
@@ -475,6 +524,7 @@ class Journey:
             self.outcome = outcome
             self.state = JourneyState.CANCELLING
             self.give_up = now + PATIENCE_S
+            self.early, self.early_at = False, math.inf
             self._answered(self.prefill)
             return (CloseDecode(), *self._outlast())  # D's place is free at once
         if self.state in {JourneyState.OPENING, JourneyState.STREAMING}:
@@ -500,6 +550,8 @@ _TABLE = {
     (JourneyState.PREFILLING, PrefillAnswered): Journey._prefilled,
     (JourneyState.PREFILLING, Refused): Journey._prefill_refused,
     (JourneyState.PREFILLING, Lost): Journey._prefill_lost,
+    (JourneyState.PREFILLING, EarlyLost): Journey._early_lost,
+    (JourneyState.PREFILLING, Opened): Journey._early_opened,
     (JourneyState.OPENING, Opened): Journey._opened,
     (JourneyState.OPENING, Refused): Journey._decode_refused,
     (JourneyState.OPENING, Lost): Journey._decode_lost,

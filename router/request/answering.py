@@ -115,6 +115,61 @@ class Answering:
         sourcing.begin()
         return None
 
+    def send_early(self, effect: j.SendEarly, owner: LegOwner, *, pins: bool) -> None:
+        """Send the leg while its producer computes the prompt, under the name of the hold-to-be. `pins`: D's answer is
+        to begin with P's token. Its place is taken already.
+        """
+        instance, parts = effect.instance, self._parts
+        fields = wire.early_fields(
+            self._outgoing.transfer_id(effect.producer, effect.attempt), effect.producer, pins=pins
+        )
+        body = self._outgoing.body(self._outgoing.stamped(fields, instance, effect.producer, effect.attempt))
+        leg = self.leg = AnswerLeg(
+            owner, instance, self._reply.outlet, streams=self._request.stream, bytes_max=parts.limits.answer_bytes_max
+        )
+        leg.early, leg.producer = True, effect.producer
+        target = parts.view.get(instance).instance
+        headers = self._outgoing.early_lines(target)
+        silence_s = parts.limits.stall_s if self._request.stream else 0.0
+        parts.losses.watch(instance, leg, leg.left)
+        leg.http = parts.engines.legs.send(
+            target.url, self._request.path, headers, body, leg, once=True, silence_s=silence_s
+        )
+
+    def use_early(self, transfer: wire.TransferFields) -> j.Event | None:
+        """Its producer has answered: the leg pulls this hold, and is the decode leg from here on."""
+        leg = self.leg
+        if leg is None:
+            return j.Lost("its early leg is gone")
+        self._parts.meters.early_legs.labels("used").inc()
+        leg.early, leg.pulled, leg.started = False, transfer.producer, time.monotonic()
+        self.way = "handoff"
+        if self._parts.view.knows(leg.instance):
+            self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance)
+        return None
+
+    def drop_early(self, because: str = "closed") -> None:
+        """Close the early leg, if there is one; the place at its instance stays taken."""
+        leg = self.leg
+        if leg is not None and leg.early:
+            self.leg, self._in_one_piece = None, None
+            self._parts.losses.unwatch(leg.instance, leg)
+            leg.close()
+            self._parts.meters.early_legs.labels(because).inc()
+
+    def _early_over(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
+        """The early leg has failed, or has its answer before its producer has answered."""
+        if failure is not None:
+            self.drop_early("lost")
+            because = failure.because if type(failure) is j.Lost else "its engine refused it"
+            return j.EarlyLost(because)
+        leg.early = False
+        self._parts.meters.early_legs.labels("answered first").inc()
+        self.way = "handoff"
+        if self._parts.view.knows(leg.instance):
+            self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance)
+        return self.opened(leg, None)
+
     def _presume(self, now: float) -> None:
         """No engine reports when the prompt of an answer in one piece is computed: use the predicted time."""
         context = self._scheduled.context
@@ -151,6 +206,8 @@ class Answering:
 
     def opened(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
         """The leg's status is known: its answer begins, or it has failed."""
+        if leg.early:
+            return self._early_over(leg, failure)
         parts = self._parts
         leg.opening = False
         self._outgoing.forget_body()

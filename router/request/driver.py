@@ -193,6 +193,16 @@ class RequestDriver(LegOwner):
         self._trace.seeds()
         self.reply.give(seed)
 
+    def _send_early(self, effect: j.SendEarly) -> None:
+        exact = not self._parts.view.not_exact(effect.producer, effect.instance)
+        self._answering.send_early(effect, self, pins=exact and self._seeding.may())
+
+    def _use_early(self, effect: j.UseEarly) -> j.Event | None:
+        return self._answering.use_early(effect.transfer)
+
+    def _close_early(self, _: j.CloseEarly) -> None:
+        self._answering.drop_early()
+
     def _send_decode(self, effect: j.SendDecode) -> j.Event | None:
         return self._answering.send(effect, self, self._prefilling.producer, self._journey.attempt)
 
@@ -403,6 +413,9 @@ _CARRY_OUT: Mapping[type[j.Effect], Callable[[RequestDriver, Any], j.Event | Non
     j.SendPrefill: RequestDriver._send_prefill,
     j.SendSeed: RequestDriver._send_seed,
     j.SendDecode: RequestDriver._send_decode,
+    j.SendEarly: RequestDriver._send_early,
+    j.UseEarly: RequestDriver._use_early,
+    j.CloseEarly: RequestDriver._close_early,
     j.CancelPrefill: RequestDriver._begin_cancel,
     j.ClosePrefill: RequestDriver._close_prefill,
     j.OutlastPrefill: RequestDriver._outlast_prefill,

@@ -205,6 +205,7 @@ class AnswerLeg:
         "_streams",
         "cache_control",
         "content_type",
+        "early",
         "http",
         "instance",
         "opening",
@@ -240,6 +241,8 @@ class AnswerLeg:
         self.started = time.monotonic()
         self.opening = True
         """Nothing has arrived that tells its status."""
+        self.early = False
+        """It waits for a hold that its producer has not answered with yet."""
         self.relays = False
         """Its bytes go to the client as they arrive."""
         self.status, self.content_type, self.cache_control = 0, "", ""

@@ -16,6 +16,7 @@ from cluster.request import Request
 from router.request.body import closing, opened
 from router.request.parts import Parts
 from router.request.trace import RequestTrace
+from router.telemetry.timing import Stage
 
 
 class Outgoing:
@@ -48,6 +49,12 @@ class Outgoing:
         """A leg is sent: returns its headers, as lines."""
         self._trace.sends(stage, target)
         head = lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
+        return head if RANK_MARK not in target.id else _at_rank(head, target)
+
+    def early_lines(self, target: Instance) -> bytes:
+        """The headers of a leg that is sent while another one is waited for: its stage begins only after that one's."""
+        recorded = self._trace.recorded
+        head = lines(self._trace.traced(Stage.DECODE_LEG, target, self.headers)) if recorded else self._head
         return head if RANK_MARK not in target.id else _at_rank(head, target)
 
     def body(self, fields: Mapping[str, Any]) -> tuple[bytes | memoryview, ...]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from cluster.ids import InstanceId
+from router.core.early_leg import early_in_s
 from router.core.journey import Choose, Chosen, Lost
 from router.core.values import NO_PROMISE, Promise, Wanted
 from router.fleet import events as d
@@ -191,7 +192,20 @@ class Scheduler:
             self._take_place(context, wanted, chosen)
             if context.aggregated:
                 chosen = replace(chosen, because=f"{chosen.because}; {LOSES}")
+            if chosen.prefill is not None:
+                chosen = self._with_early(context, chosen, now)
         return chosen, calls + self.occupy(context, chosen.decode)
+
+    def _with_early(self, context: SchedulingContext, chosen: Chosen, now: float) -> Chosen:
+        """The choice of two instances, with the time of an early leg if it may have one."""
+        prefill, decode = chosen.prefill, chosen.decode
+        assert prefill is not None and decode is not None
+        if not self.view.get(decode).instance.early:
+            return chosen
+        expected_s = context.wanted.arrived + context.ttft_ms / 1000 - now if context.ttft_ms > 0 else None
+        able = self.view.get(prefill).instance.early
+        early_s = early_in_s(able=able, expected_s=expected_s, queued=context.ahead > 0)
+        return chosen if early_s is None else replace(chosen, early_s=early_s)
 
     def _keeps_apart(self, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
         """Whether the chosen decode instance must not use the blocks of an instance that holds or computes them."""

@@ -26,6 +26,16 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 """Buckets from a router's own overhead to a long generation."""
 
 
+def _at_hand_over(registry: CollectorRegistry) -> tuple[Counter, Counter]:
+    """Early legs, and seeds."""
+    told = (
+        "Decode legs that were sent while P computed: used, closed (P's leg gave no hold), lost, or answered first "
+        "(D's first token came before P's answer)."
+    )
+    seeds = Counter("baton_seeds", "First tokens given to clients before the handoff.", registry=registry)
+    return Counter("baton_early_legs", told, ["result"], registry=registry), seeds
+
+
 class RouterMetrics:
     """Counters and histograms of one router process."""
 
@@ -64,7 +74,7 @@ class RouterMetrics:
         )
         told = "Engines' answers that were none: too_long, encoded, malformed (no HTTP), no_completion (nonsense)."
         self.unfit = Counter("baton_unfit_answers", told, ["why"], registry=self.registry)
-        self.seeds = Counter("baton_seeds", "First tokens given to clients before the handoff.", registry=self.registry)
+        self.early_legs, self.seeds = _at_hand_over(self.registry)
         self.broken_seams = Counter(
             "baton_broken_seams",
             "Streams that did not go on with what their client had been given; ended with an error.",

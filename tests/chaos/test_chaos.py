@@ -166,7 +166,8 @@ async def test_a_bug_of_ours_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(wire, "decode_body", broken)
+    for name in ("decode_body", "early_fields"):
+        monkeypatch.setattr(wire, name, broken)
     scenario = Scenario(name="a bug of ours", fault={}, hurts=Hurts.SOME, lease="nobody is left who knows the hold")
     outcome = await Run(scenario=scenario, router=in_process).outcome()
     assert outcome.kinds == {Kind.ERROR: CLIENTS}

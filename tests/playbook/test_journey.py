@@ -18,7 +18,9 @@ from router.core.journey import (
     Chosen,
     ClientLeft,
     CloseDecode,
+    CloseEarly,
     ClosePrefill,
+    EarlyLost,
     Ended,
     Fail,
     FailStream,
@@ -36,9 +38,11 @@ from router.core.journey import (
     Release,
     Released,
     SendDecode,
+    SendEarly,
     SendPrefill,
     SendSeed,
     Tick,
+    UseEarly,
 )
 
 P, P2, P3, D, D2 = (InstanceId(name) for name in ("p", "p2", "p3", "d", "d2"))
@@ -633,3 +637,99 @@ def test_what_is_held_goes_to_no_d_that_must_not_have_it() -> None:
             (Chosen(P2, D2, "other weights", anew=True), [Release(D2, HOLD), SendPrefill(P2, 2)]),
         ],
     )
+
+
+# --- early legs ------------------------------------------------------------------------------------------------------
+
+EARLY = Chosen(P, D, "test", early_s=0.0)
+SENT_EARLY = [SendPrefill(P, 1), SendEarly(D, P, 1)]
+
+
+def early(*, stream: bool = True) -> Journey:
+    machine = journey(stream=stream)
+    machine.begin()
+    play(machine, [(EARLY, list(SENT_EARLY))])
+    return machine
+
+
+def test_an_early_leg_becomes_the_decode_leg() -> None:
+    machine = early()
+    play(machine, [(HELD, [UseEarly(HOLD)]), (Opened(), [Relay()]), (Ended(), [Finish("served")])])
+
+
+def test_with_a_seed_the_client_has_ps_token_first() -> None:
+    play(early(), [(PrefillAnswered("length", HOLD, 5), [SendSeed(), UseEarly(HOLD)]), (Opened(), [Relay()])])
+
+
+def test_it_may_be_sent_later() -> None:
+    machine = journey()
+    machine.begin()
+    play(machine, [(Chosen(P, D, "test", early_s=4.0), [SendPrefill(P, 1)])])
+    assert machine.next_wakeup() == 5.0
+    play(machine, [(Tick(), [])], now=4.0)
+    play(machine, [(Tick(), [SendEarly(D, P, 1)]), (HELD, [UseEarly(HOLD)])], now=5.0)
+
+
+def test_p_that_answers_before_that_gets_an_ordinary_decode_leg() -> None:
+    machine = journey()
+    machine.begin()
+    play(machine, [(Chosen(P, D, "test", early_s=4.0), [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
+    assert machine.early_at > 1e9
+
+
+def test_d_that_answers_before_p_is_relayed_and_ps_leg_is_outlasted() -> None:
+    play(early(), [(Opened(), [OutlastPrefill(P), Relay()]), (HELD, []), (Ended(), [Finish("served")])])
+
+
+def test_an_early_leg_that_is_lost_costs_nothing() -> None:
+    play(early(), [(EarlyLost("reset"), []), (HELD, [SendDecode(D, HOLD)]), (Opened(), [Relay()])])
+
+
+def test_p_lost_closes_it_and_others_are_chosen() -> None:
+    script: list[tuple[object, list[object]]] = [
+        (Lost("died", by=P), [CloseEarly(), Choose(frozenset({P}), hand_over=True)]),
+        (Chosen(P2, D2, "test", early_s=0.0), [SendPrefill(P2, 2), SendEarly(D2, P2, 2)]),
+        (PrefillAnswered("length", HOLD), [UseEarly(HOLD)]),
+    ]
+    play(early(), script)
+
+
+@pytest.mark.parametrize("answered", [Refused(400), PrefillAnswered("stop", HOLD), PrefillAnswered("abort", None)])
+def test_whatever_is_no_hold_to_pull_closes_it(answered: object) -> None:
+    machine = early()
+    effects = machine.handle(answered, 1.0)  # type: ignore[arg-type]
+    assert CloseEarly() in effects and not machine.early
+    assert not any(isinstance(effect, UseEarly) for effect in effects)
+
+
+def test_p_that_holds_nothing_closes_it_and_d_computes() -> None:
+    play(early(), [(PrefillAnswered("length", None), [CloseEarly(), SendDecode(D, None)])])
+
+
+def test_a_client_that_leaves_closes_it() -> None:
+    play(
+        early(),
+        [(ClientLeft(), [CloseDecode()]), (HELD, [Release(D, HOLD)]), (Released(ok=True), [Finish("client_left")])],
+    )
+
+
+def test_a_second_leg_closes_it_first() -> None:
+    machine = early()
+    play(machine, [(Tick(), [Choose(frozenset({P}), hand_over=True, second=True, holders=(P,))])], now=51.0)
+    play(machine, [(Chosen(P2, D2, "test"), [CloseEarly(), SendPrefill(P2, 2)])], now=51.0)
+    play(machine, [(PrefillAnswered("length", HOLD, by=P), [OutlastPrefill(P2), SendDecode(D2, HOLD)])], now=52.0)
+
+
+def test_an_early_leg_that_breaks_after_p_answered_may_have_touched_the_hold() -> None:
+    script: list[tuple[object, list[object]]] = [
+        (HELD, [UseEarly(HOLD)]),
+        (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
+        (Chosen(P, D2, "test", early_s=0.0), [Release(D2, HOLD), SendPrefill(P, 2), SendEarly(D2, P, 2)]),
+    ]
+    play(early(), script)
+
+
+def test_a_client_with_a_part_gets_no_early_leg() -> None:
+    machine = journey()
+    machine.spoken = True
+    play(machine, [(EARLY, [SendPrefill(P, 1)])])

@@ -22,6 +22,8 @@ EVENTS = st.one_of(
     ),
     st.builds(j.Refused, st.sampled_from((400, 503)), st.none() | NAMES),
     st.builds(j.Lost, st.just("lost"), st.booleans(), st.booleans(), st.none() | NAMES),
+    st.builds(j.EarlyLost, st.just("lost")),
+    st.builds(j.Chosen, NAMES, NAMES, st.just(""), early_s=st.sampled_from((0.0, 10.0))),
     st.just(j.Opened()),
     st.just(j.Ended()),
     st.just(j.ClientLeft()),
@@ -36,7 +38,7 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
     effects: list[j.Effect] = [*machine.begin()]
     held: TransferFields | None = None
     legs: set[InstanceId] = set()
-    touched = False
+    touched = early = False
     now = 0.0
     for event, step in events:
         now += step
@@ -64,10 +66,23 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
                 legs.add(effect.instance)
             if isinstance(effect, j.OutlastPrefill):
                 legs.remove(effect.instance)
+            if isinstance(effect, j.SendEarly):
+                assert not early and legs == {effect.producer}, "an early leg waits for the only prefill leg"
+                early = True
+            if isinstance(effect, j.UseEarly):
+                assert early and not legs and effect.transfer is held and not touched, "it pulls what it waited for"
+            if isinstance(effect, j.UseEarly | j.CloseEarly | j.CloseDecode):
+                assert early or not isinstance(effect, j.CloseEarly), "what is closed was open"
+                early = False
             if isinstance(effect, j.SendDecode | j.AnswerFromPrefill):
+                assert not early, "one answering leg at a time"
                 assert not legs, "whoever answers first is the only one that is waited for"
             if isinstance(effect, j.SendDecode) and effect.transfer is not None:
                 assert effect.transfer is held and not touched, "nobody pulls what is not surely held"
+        if isinstance(event, j.EarlyLost) and before is j.JourneyState.PREFILLING:
+            early = False
+        if any(isinstance(effect, j.Relay) for effect in caused):
+            early = False
         if machine.state in {j.JourneyState.STREAMING, j.JourneyState.DONE} and any(
             isinstance(effect, j.Relay | j.CloseDecode) for effect in caused
         ):
@@ -81,6 +96,8 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
     heard = [type(e) for e in effects if isinstance(e, j.SendSeed | j.Relay | j.Fail | j.FailStream | j.ForwardRefusal)]
     assert j.Fail not in heard[1:] and j.ForwardRefusal not in heard[1:], "no status after the first byte"
     assert j.FailStream not in heard[:1] and j.FailStream not in heard[:-1], "an error event ends a stream"
-    bound = [e.first_token for e in effects if isinstance(e, j.SendDecode)]
-    assert not any(isinstance(e, j.SendSeed) for e in effects) or None not in bound[-1:], "a seed binds whoever goes on"
-    assert sum(isinstance(e, j.SendPrefill | j.SendDecode) for e in effects) <= 2 * machine.attempts_max
+    seeded = next((at for at, e in enumerate(effects) if isinstance(e, j.SendSeed)), len(effects))
+    bound = [e.first_token for e in effects[seeded:] if isinstance(e, j.SendDecode)]
+    assert None not in bound, "a seed binds whoever goes on"
+    legs_sent = j.SendPrefill | j.SendDecode | j.SendEarly
+    assert sum(isinstance(e, legs_sent) for e in effects) <= 3 * machine.attempts_max

@@ -36,14 +36,22 @@ _LIMITS = ("first_token_s", "stall_s", "whole_s")
 @asynccontextmanager
 async def in_process(fleet: ChaosFleet, seed: int) -> AsyncIterator[str]:
     """By the seed: engines by URL that pin (the client has P's token before the hand-over), by URL that do not, or
-    announced in a registry, with credits. At the end no place is taken and no task is left."""
+    announced in a registry, with credits. Early legs are taken by half of those by URL, and by all that are announced.
+    At the end no place is taken and no task is left.
+    """
     if seed % 3 == 2:
         registry = MemoryRegistry(clock=time.monotonic)
         async with announced(fleet, registry, registry, seed) as endpoint:
             yield endpoint
         return
     instances = tuple(
-        Instance(id=InstanceId(name), role=mock.settings.role, url=fleet.url(name), pins=seed % 3 == 0)
+        Instance(
+            id=InstanceId(name),
+            role=mock.settings.role,
+            url=fleet.url(name),
+            pins=seed % 3 == 0,
+            early=seed % 2 == 0,
+        )
         for name, mock in fleet.mocks.instances.items()
     )
     async with _serving(_config(instances=instances), None, len(fleet.mocks.instances), seed) as endpoint:
@@ -80,6 +88,7 @@ async def _beat(fleet: ChaosFleet, mock: Mock, registry: Registry, stop: asyncio
             url=fleet.url(name),
             models=({"id": "fake"},),
             pins=True,
+            early=True,
         )
         with contextlib.suppress(RegistryDown):  # an agent goes on, and so do its heartbeats
             await registry.beat(beat)

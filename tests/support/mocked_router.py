@@ -51,12 +51,12 @@ class MockedRouter:
 
 @asynccontextmanager
 async def mocked_router(
-    settings: Sequence[MockSettings], *, pins: bool = False, up: bool = True, **router: Any
+    settings: Sequence[MockSettings], *, pins: bool = False, early: bool = False, up: bool = True, **router: Any
 ) -> AsyncIterator[MockedRouter]:
     """A router that has seen every mock, and has said that it is ready; without `up` before either."""
     async with MockFleet(list(settings)) as mocks, aiohttp.ClientSession() as client:
         instances = tuple(
-            Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins)
+            Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins, early=early)
             for name, each in mocks.instances.items()
         )
         config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **hands_over(router))

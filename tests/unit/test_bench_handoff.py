@@ -97,4 +97,7 @@ def test_every_connector_has_its_row_and_ours_is_held_to_the_tuned_one() -> None
     assert told["fat_250_alone_over_tuned"] == {"value": 0.6, "target": 1.0, "met": True}
     assert told["fat_1900_eight_over_tuned"]["target"] == 0.7
     assert told["fat_left_after_s"]["met"] is False
+    assert told["fat_250_alone_choice_over_best"] == {"value": 1.0, "target": 1.05, "met": True}
+    assert told["fat_250_early_over_pull_alone"]["value"] == 2.143
+    assert told["fat_250_eight_choice_over_best"]["value"] == 0.6, "eight holds are there first: no leg is early"
     assert connectors.targets({"fat": {"ours": figures(1)}}) == {}

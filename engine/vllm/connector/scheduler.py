@@ -26,6 +26,7 @@ from decode.peers import PEERS_MAX, ProducerLife, ProducerPeers
 from decode.pulls import Pulls, worth_pulling
 from engine.vllm.adapters import Adapters
 from engine.vllm.connector.cached import cut_to_cached, only_whole_blocks
+from engine.vllm.connector.early import EarlyDesk
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
 from engine.vllm.connector.served import rank_in
 from engine.vllm.weights import adapter_marks, adapter_of
@@ -39,6 +40,9 @@ from prefill.holds import Holds
 from prefill.rests import Rest
 
 logger = logging.getLogger("vllm.baton.scheduler")
+
+LISTEN_EVERY_S = 0.0005
+"""The longest time that an engine without work lets a notice on the line wait, while one is expected."""
 
 
 class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
@@ -59,6 +63,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._holds = Holds(Slots(SLOTS, secrets.token_bytes(32)))
         self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
         self._pulls = Pulls(ProducerPeers())
+        self._early = EarlyDesk(self._pulls.peers)
         self._computing = Computing() if options.get("digests") else None
         """Legs whose blocks will get digests; None: digests are off."""
         self._adapters = Adapters(adapter_of, adapter_marks)
@@ -73,8 +78,11 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Where vLLM would open its ZMQ port to all callers, open the agent socket instead."""
         encoder = msgspec.msgpack.Encoder()
-        self._payloads = tuple(
-            Payload(stage, rank, encoder.encode(handshake)) for (stage, rank), handshake in sorted(metadata.items())
+        self._payloads = (
+            tuple(
+                Payload(stage, rank, encoder.encode(handshake)) for (stage, rank), handshake in sorted(metadata.items())
+            )
+            + self._early.payloads()
         )
         self._compatibility = next(iter(metadata.values())).compatibility_hash
         if self._door_path is None:
@@ -104,12 +112,13 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return {"ok": True}
 
     def _state(self) -> dict[str, Any]:
-        counts = self._holds.counts + self._pulls.counts + self._counts
+        counts = self._holds.counts + self._pulls.counts + self._counts + self._early.counts
         return {
             "engine_id": self.engine_id,
             "holds": self._holds.held,
             "legs": self._holds.open_legs,
             "pulls": self._pulls.under_way,
+            "early": self._early.waiting,
             "slots_free": self._holds.slots.free,
             "recomputed_tokens": self._pulls.recomputed_tokens,
             "peers": {engine: self._told_of(engine, peer) for engine, peer in self._pulls.peers.items()},
@@ -147,6 +156,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             request.kv_transfer_params = None
             if isinstance(fields, dict) and fields.get("do_remote_prefill"):
                 self._pulls.local(request.request_id, held_in(fields, len(request.prompt_token_ids or ())))
+        if self._early.opened(request):
+            return  # it has no fields of a hold yet
         self._unpin_others(request)
         if _holds(request) and request.kv_transfer_params.get(CACHED_ONLY):
             had = cut_to_cached(request, self._core, self.block_size)
@@ -182,8 +193,14 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         about = ("" if adapter is None else adapter.lora_name, places)
         return names((request.prompt_token_ids or ())[:tokens], self.block_size, repr(about).encode())
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many of a prompt's tokens are pulled: those that P holds, if the hold can be confirmed; else none."""
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many of a prompt's tokens are pulled: those that P holds, if the hold can be confirmed; else none. None:
+        the engine asks again at its next step, and goes on with other requests.
+        """
+        if self._early.waits(request.request_id):
+            self._hear()
+            if self._early.waits(request.request_id):
+                return None, False
         fields = request.kv_transfer_params
         if not fields or not fields.get("do_remote_prefill"):
             return 0, False
@@ -228,6 +245,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Hold the request's blocks, unless the router has given the hold up already."""
         mine = request.request_id
         self._pulls.finished(mine)
+        self._early.finished(mine)
         if not _holds(request):
             passed: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
             return passed
@@ -235,6 +253,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if self._computing is not None:
             self._computing.end(mine)
         if not held or fields is None:
+            self._early.over(mine)
             self._holds.dropped(mine)  # its blocks are free at once: no rank may use it any more
             self._reqs_need_save.pop(mine, None)
             return held, fields
@@ -247,6 +266,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             fields[FIELD] = slot.field()
         if request.kv_transfer_params.get(CACHED_ONLY):
             only_whole_blocks(fields, self.block_size)
+        elif slot is not None:
+            self._early.filled(request, fields)
         return held, fields
 
     # --- a step ---
@@ -254,6 +275,12 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
         """vLLM's metadata, with what has come in since the last step."""
         self._rest(scheduler_output)
+        self._hear()
+        self._early.ask()
+        self._early.report_cached()
+        for new in scheduler_output.scheduled_new_reqs:
+            if self._holds.wanted(new.req_id):
+                self._early.began(new.req_id, new.num_computed_tokens)
         introductions, forgotten = self._take_asked()
         expected = {name: self._expected(*entry[:2]) for name, entry in self._reqs_need_recv.items()}
         meta = BatonMetadata(super().build_connector_meta(scheduler_output))
@@ -261,6 +288,14 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         meta.introductions, meta.forgotten = introductions, forgotten
         meta.orders = self._holds.take_orders()
         return meta
+
+    def _hear(self) -> bool:
+        """Take what has come over the line. Returns whether that was the hold of an early leg."""
+        ready = self._early.hear()
+        for request in ready:
+            self._unpin_others(request)
+            super().on_new_request(request)  # from here on P is asked to hold
+        return bool(ready)
 
     def _expected(self, request: Any, local: Any) -> ExpectedHold:
         """What a request must find at its producer. Without `local` blocks it reads nothing, and only sends the
@@ -293,10 +328,14 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             match self._asked.get():
                 case Introduce() as met:
                     meets = self.vllm_config.kv_transfer_config.kv_role != "kv_producer"  # such a one meets none
+                    for former in self._pulls.peers.lives(met.instance, but=met.engine_id):
+                        self._early.forget(former)
+                    self._early.meet(met)
                     self._pulls.peers.met(met.engine_id, met.instance, time.monotonic(), shakes_hands=meets)
                     introductions.append(met)
                 case Forget(engine_id):
                     self._pulls.peers.forgotten(engine_id)
+                    self._early.forget(engine_id)
                     forgotten.append(engine_id)
                 case ReleaseName(name):
                     self._holds.release(name, time.monotonic())
@@ -312,15 +351,21 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             or self._holds.has_orders
             or self._reqs_need_recv
             or not self._asked.empty()
-            or core.scheduler.has_unfinished_requests()
+            or core.scheduler.get_num_unfinished_requests() > self._early.waiting
             or not core.is_running()
         ):
             self._rests.news(now)
             return
-        arrived = core.input_queue
+        arrived, until = core.input_queue, now + self._rests.pause_s(now)
+        while self._early.listens() and (left_s := until - time.monotonic()) > 0:
+            with arrived.not_empty:
+                if arrived.queue or arrived.not_empty.wait(min(LISTEN_EVERY_S, left_s)):
+                    return
+            if self._hear():
+                return
         with arrived.not_empty:
-            if not arrived.queue:
-                arrived.not_empty.wait(self._rests.pause_s(now))
+            if not arrived.queue and (left_s := until - time.monotonic()) > 0:
+                arrived.not_empty.wait(left_s)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """The workers' reports: ended holds, ended pulls, and counts."""
@@ -339,6 +384,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         for request in connector_output.finished_sending or ():
             # Every rank cleared its slot before this report, and its blocks are freed after it.
             self._holds.reported(request)
+            self._early.over(request)
 
     def shutdown(self) -> None:
         """Called when the engine ends."""

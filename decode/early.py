@@ -1,0 +1,178 @@
+"""Early legs: decode requests that are here before their prompt is computed. Pure.
+
+An early leg names the instance that computes its prompt, and the name of the hold that is to come
+(`cluster.wire.EARLY`). It waits in the engine's queue and has no blocks. The rules (`EARLY_ROWS`):
+
+1. it becomes an ordinary pull when its own producer, and no other engine, says that the hold is there;
+2. it is computed here if that producer is not known, is lost, or its pulls are set aside, and after `WAIT_S_MAX`: no
+   leg waits for ever, whatever becomes of its router;
+3. while it waits nothing is reserved for it, so to end it is to forget it.
+
+Whether the producer is still at work its router sees: it ends the leg when the producer fails, and chooses anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from kvtransfer.early_notes import Ready
+from kvtransfer.rows import Table, TransitionRow
+
+WAIT_S_MAX: Final = 120.0
+"""The longest wait: a router gives a leg up much earlier (half of what is left of a client's time)."""
+ASK_AGAIN_S: Final = 1.0
+"""A notice can be lost, as any message: the question is asked again this often."""
+LEGS_MAX: Final = 4096
+"""Early legs of one engine; more are computed here."""
+
+
+class EarlyState(StrEnum):
+    """The state of an early leg."""
+
+    WAITING = "waiting"
+    READY = "ready"
+    """Its hold is there: it is a pull from here on (`decode.table.WANTS`)."""
+    LOCAL = "local"
+    """This instance computes its prompt."""
+    OVER = "over"
+
+
+class EarlyCause(StrEnum):
+    """What moves an early leg to another state."""
+
+    TOLD = "told"
+    """Its producer says that the hold is there."""
+    PRODUCER_LOST = "producer lost"
+    """Its producer is not introduced any more, cannot be asked, or is set aside."""
+    TIME_UP = "time up"
+    FINISHED = "finished"
+    """The request is over: aborted, or answered."""
+
+
+class EarlyAct(StrEnum):
+    """The acts on the way."""
+
+    PULL = "pull"
+    """The hold's fields become the request's."""
+    COMPUTE = "compute"
+
+
+EARLY_ROWS: Table[EarlyState, EarlyCause, EarlyAct] = {
+    EarlyState.WAITING: {
+        EarlyCause.TOLD: TransitionRow(EarlyState.READY, (EarlyAct.PULL,)),
+        EarlyCause.PRODUCER_LOST: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE,)),
+        EarlyCause.TIME_UP: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE,)),
+        EarlyCause.FINISHED: TransitionRow(EarlyState.OVER),
+    },
+    EarlyState.READY: {EarlyCause.FINISHED: TransitionRow(EarlyState.OVER)},
+    EarlyState.LOCAL: {EarlyCause.FINISHED: TransitionRow(EarlyState.OVER)},
+}
+"""The rows. A pair without a row changes nothing: what comes twice or late is counted."""
+
+
+@dataclass(slots=True)
+class _Leg:
+    name: str
+    engine: str
+    until: float
+    ask_at: float
+    state: EarlyState = EarlyState.WAITING
+    ready: Ready | None = None
+
+
+class EarlyLegs:
+    """The early legs of one engine, by its request ids. `now` in seconds times `unit`."""
+
+    def __init__(self, unit: float = 1.0) -> None:
+        """`unit`: ticks of the caller's clock in a second."""
+        self._unit: Final = unit
+        self._legs: Final[dict[str, _Leg]] = {}
+        self._named: Final[dict[str, list[str]]] = {}
+        self.waiting = 0
+        """How many legs wait."""
+        self.counts: Final[Counter[str]] = Counter()
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._legs
+
+    def opened(self, request: str, name: str, engine: str, now: float) -> None:
+        """An early leg has arrived. `engine`: the present life of its producer; empty: none that can be asked."""
+        if request in self._legs:
+            return
+        leg = _Leg(name, engine, now + WAIT_S_MAX * self._unit, now)
+        lost = not engine or len(self._legs) >= LEGS_MAX
+        self._legs[request] = leg
+        self._named.setdefault(name, []).append(request)
+        self.waiting += 1
+        self.counts["early legs"] += 1
+        if lost:
+            self._move(request, leg, EarlyCause.PRODUCER_LOST)
+
+    def due(self, now: float) -> list[tuple[str, str]]:
+        """The questions to ask now: engine and name."""
+        asks = []
+        for leg in self._legs.values() if self.waiting else ():
+            if leg.state is EarlyState.WAITING and now >= leg.ask_at:
+                leg.ask_at = now + ASK_AGAIN_S * self._unit
+                asks.append((leg.engine, leg.name))
+        return asks
+
+    def told(self, engine: str, ready: Ready) -> list[str]:
+        """An engine says that a hold is there: returns the legs that may pull it now."""
+        moved = []
+        for request in list(self._named.get(ready.name, ())):
+            leg = self._legs[request]
+            own = leg.engine == engine and ready.fields.get("remote_engine_id") == engine
+            if own and self._move(request, leg, EarlyCause.TOLD):
+                leg.ready = ready
+                moved.append(request)
+        self.counts["early notices ignored"] += not moved
+        return moved
+
+    def waits(self, request: str, now: float) -> bool:
+        """Whether a request is an early leg whose hold is not there yet."""
+        leg = self._legs.get(request)
+        if leg is None:
+            return False
+        if leg.state is EarlyState.WAITING and now >= leg.until:
+            self._move(request, leg, EarlyCause.TIME_UP)
+        return leg.state is EarlyState.WAITING
+
+    def ready(self, request: str) -> Ready | None:
+        """What its producer has said of the request's hold; None: nothing yet, or it is no early leg."""
+        leg = self._legs.get(request)
+        return None if leg is None else leg.ready
+
+    def lost(self, is_lost: Callable[[str], bool]) -> None:
+        """Producers may be gone, or set aside: their legs are computed here."""
+        for request, leg in list(self._legs.items()) if self.waiting else ():
+            if leg.state is EarlyState.WAITING and is_lost(leg.engine):
+                self._move(request, leg, EarlyCause.PRODUCER_LOST)
+
+    def finished(self, request: str) -> None:
+        """The request is over."""
+        leg = self._legs.get(request)
+        if leg is not None:
+            self._move(request, leg, EarlyCause.FINISHED)
+
+    def _move(self, request: str, leg: _Leg, cause: EarlyCause) -> bool:
+        row = EARLY_ROWS[leg.state].get(cause)
+        if row is None:
+            return False
+        self.waiting -= leg.state is EarlyState.WAITING
+        leg.state = row.state
+        if EarlyAct.COMPUTE in row.acts:
+            self.counts["early legs computed here"] += 1
+        if EarlyAct.PULL in row.acts:
+            self.counts["early legs told"] += 1
+        if row.state is EarlyState.OVER:
+            del self._legs[request]
+            same = self._named[leg.name]
+            same.remove(request)
+            if not same:
+                del self._named[leg.name]
+        return True

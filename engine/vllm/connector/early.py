@@ -1,0 +1,174 @@
+"""Early legs in the connector's scheduler half: passes requests and notices to `decode.early` and `prefill.callers`.
+
+Runs inside vLLM's engine core, on vLLM's own thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any, Final
+
+from cluster.wire import EARLY, FIRST_TOKEN, PINS, TRANSFER
+from decode.early import EarlyLegs
+from decode.peers import ProducerPeers
+from engine.vllm.connector.line import Line, open_line
+from kvtransfer.asks import Introduce, Payload
+from kvtransfer.early_notes import LINE_STAGE, Ready, Want, encode, parse
+from kvtransfer.fields import name_in, sane
+from prefill.callers import Callers
+
+LISTEN_S: Final = 0.1
+"""How long after a hold was made an idle producer listens for its consumer without resting: a leg that was sent early,
+but arrived late, asks within the router's own few milliseconds."""
+
+
+class EarlyDesk:
+    """Both sides of early legs in one engine: as D the legs that wait, as P those who ask."""
+
+    def __init__(self, peers: ProducerPeers) -> None:
+        self._line: Line | None = open_line()
+        self._peers: Final = peers
+        self._legs: Final = EarlyLegs()
+        self._callers: Final = Callers()
+        self._requests: Final[dict[str, Any]] = {}
+        """vLLM's requests of early legs, by their ids."""
+        self._cached: Final[dict[str, int]] = {}
+        """Tokens that prefill legs under way had in the prefix cache."""
+        self._filled_at = 0.0
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Counts of all events since the start."""
+        return self._legs.counts
+
+    @property
+    def waiting(self) -> int:
+        """The number of early legs whose hold is not there yet."""
+        return self._legs.waiting
+
+    # --- peers ---
+
+    def payloads(self) -> tuple[Payload, ...]:
+        """What other engines need for the line, among an engine's payloads."""
+        return () if self._line is None else (Payload(LINE_STAGE, 0, self._line.payload),)
+
+    def meet(self, met: Introduce) -> None:
+        """An engine was introduced."""
+        if self._line is None:
+            return
+        for each in met.payloads:
+            if each.stage == LINE_STAGE:
+                self._line.meet(met.engine_id, each.data)
+
+    def forget(self, engine: str) -> None:
+        """An engine has gone, or another life of its instance was introduced."""
+        if self._line is not None:
+            self._line.part(engine)
+
+    # --- as D ---
+
+    def opened(self, request: Any) -> bool:
+        """A request has arrived. Returns whether it is an early leg."""
+        fields = request.kv_transfer_params
+        if not isinstance(fields, dict) or EARLY not in fields:
+            return False
+        name, producer = name_in(fields), fields[EARLY]
+        engine = self._engine_of(producer) if name is not None and isinstance(producer, str) else ""
+        self._requests[request.request_id] = request
+        self._legs.opened(request.request_id, name or "", engine, time.monotonic())
+        self.ask()
+        return True
+
+    def _engine_of(self, instance: str) -> str:
+        for engine, peer in self._peers.items():
+            if peer.instance == instance and self._line is not None and engine in self._line:
+                return engine
+        return ""
+
+    def ask(self) -> None:
+        """Ask the producers, where a question is due."""
+        now = time.monotonic()
+        self._legs.lost(lambda engine: engine not in self._peers or not self._peers.may_pull(engine, now))
+        for engine, name in self._legs.due(now):
+            if self._line is not None:
+                self._line.tell(engine, encode(Want(name)))
+
+    def waits(self, request: str) -> bool:
+        """Whether the request is an early leg whose hold is not there yet."""
+        return self._legs.waits(request, time.monotonic())
+
+    def report_cached(self) -> None:
+        """Let the answers of early legs say how much *P* had cached, as those of other decode legs do: the API server
+        reads that of a leg's own fields, and an early leg has none when it gets there.
+        """
+        for name, request in list(self._requests.items()):
+            ready, stats = self._legs.ready(name), request.prefill_stats
+            if stats is None:  # its first token is out
+                del self._requests[name]
+            elif ready is not None:
+                stats.num_cached_tokens = min(stats.num_cached_tokens, ready.cached)
+
+    # --- as P ---
+
+    def began(self, request: str, cached_tokens: int) -> None:
+        """A prefill leg is scheduled for the first time."""
+        self._cached.setdefault(request, cached_tokens)
+
+    def filled(self, request: Any, fields: dict[str, Any]) -> None:
+        """A prefill leg has left a hold: tell those who wait for it, before its answer is on its way."""
+        name, cached = name_in(fields), self._cached.pop(request.request_id, 0)
+        if name is None or self._line is None:
+            return
+        self.hear()
+        tokens = list(request.output_token_ids)
+        ready = Ready(name, fields, int(tokens[0]) if len(tokens) == 1 else None, cached)
+        for caller in self._callers.filled(request.request_id, ready):
+            self._line.tell(caller, encode(ready))
+        self._filled_at = time.monotonic()
+
+    def over(self, request: str) -> None:
+        """A hold is over, or its leg left none."""
+        self._cached.pop(request, None)
+        self._callers.over(request)
+
+    # --- both ---
+
+    def finished(self, request: str) -> None:
+        """A request is over."""
+        self._legs.finished(request)
+        self._requests.pop(request, None)
+
+    def listens(self) -> bool:
+        """Whether a notice may come at any moment."""
+        return self._legs.waiting > 0 or time.monotonic() - self._filled_at < LISTEN_S
+
+    def hear(self) -> list[Any]:
+        """Take the notices that have come. Returns the requests whose hold is there now: their fields are set."""
+        if self._line is None:
+            return []
+        requests: list[Any] = []
+        for engine, raw in self._line.heard():
+            note = parse(raw)
+            if isinstance(note, Want):
+                ready = self._callers.wanted(engine, note.name, time.monotonic())
+                if ready is not None:
+                    self._line.tell(engine, encode(ready))
+            elif isinstance(note, Ready):
+                requests += [self._take(request, note) for request in self._legs.told(engine, note)]
+            else:
+                self.counts["early notices ignored"] += 1
+        return requests
+
+    def _take(self, name: str, ready: Ready) -> Any:
+        """The hold's fields become the request's, as if they had come with it."""
+        request = self._requests[name]
+        fields = request.kv_transfer_params
+        told = {key: value for key, value in ready.fields.items() if key not in {EARLY, PINS, FIRST_TOKEN, TRANSFER}}
+        if sane(told) is None:
+            told = {"do_remote_prefill": False}
+        whole = told.get("remote_num_tokens") == len(request.prompt_token_ids or ())
+        if fields.get(PINS) is True and whole and ready.token is not None:
+            told[FIRST_TOKEN] = ready.token
+        fields.update(told)  # the very mapping that the sampling parameters have
+        return request

@@ -1,0 +1,92 @@
+"""A line between the scheduler halves of introduced engines: short notices, without any memory of either.
+
+Runs inside vLLM's engine core. It is a NIXL agent of its own, with no memory registered, so a notice does not wait for
+a worker's step. It has no progress thread: notices arrive when `heard` is called, which the engine's thread does at
+every step (0.7 µs), and an idle line costs nothing. One thread uses it.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any
+
+logger = logging.getLogger("vllm.baton.line")
+
+
+class Line:
+    """The agent, and the engines at its other ends, by their engine ids."""
+
+    def __init__(self, agent: Any) -> None:
+        """`agent`: as NIXL's Python agent."""
+        self._agent = agent
+        self.payload: bytes = agent.get_agent_metadata()
+        """What another engine needs in order to send notices here."""
+        self._names: dict[str, str] = {}
+        self._engines: dict[str, str] = {}
+
+    def __contains__(self, engine: str) -> bool:
+        return engine in self._names
+
+    def meet(self, engine: str, payload: bytes) -> None:
+        """Notices can be sent to this engine, and taken from it, from now on. Never raises."""
+        if engine in self._names:
+            return
+        try:
+            name = self._agent.add_remote_agent(payload)
+            name = name.decode() if isinstance(name, bytes) else str(name)
+            self._names[engine], self._engines[name] = name, engine
+            self._agent.make_connection(name)
+        except Exception:  # NIXL raises classes of its own, some from C++
+            logger.exception("%s: no line", engine)
+            self.part(engine)
+
+    def part(self, engine: str) -> None:
+        """The engine is gone. Never raises."""
+        name = self._names.pop(engine, None)
+        if name is None:
+            return
+        self._engines.pop(name, None)
+        try:
+            self._agent.remove_remote_agent(name)
+        except Exception:  # noqa: BLE001 - as above
+            logger.debug("%s: its line was gone", engine)
+
+    def tell(self, engine: str, note: bytes) -> bool:
+        """Send a notice. Returns whether it is on its way. Never raises."""
+        name = self._names.get(engine)
+        if name is None:
+            return False
+        try:
+            self._agent.send_notif(name, note)
+        except Exception:  # noqa: BLE001 - as above
+            logger.debug("%s cannot be told", engine)
+            return False
+        return True
+
+    def heard(self) -> list[tuple[str, bytes]]:
+        """The notices that have come, each with the engine that sent it. Those of strangers are left out."""
+        if not self._names:
+            return []
+        try:
+            notes = self._agent.get_new_notifs()
+        except Exception:  # noqa: BLE001 - as above
+            logger.debug("the line cannot be read")
+            return []
+        found = []
+        for name, told in notes.items():
+            engine = self._engines.get(name.decode() if isinstance(name, bytes) else name)
+            found += [(engine, note) for note in told] if engine is not None else []
+        return found
+
+
+def open_line() -> Line | None:
+    """A line; None where NIXL makes none: then no early leg is taken."""
+    try:
+        from vllm.distributed.nixl_utils import NixlWrapper, nixl_agent_config  # noqa: PLC0415 - loads NIXL
+
+        config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        return Line(NixlWrapper(f"baton-line-{uuid.uuid4()}", config))
+    except Exception:  # as above
+        logger.exception("No line to other engines: decode legs are taken only after their prompt is computed")
+        return None

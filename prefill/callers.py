@@ -1,0 +1,64 @@
+"""Who waits for a hold that is not there yet: the producer's side of early legs (`decode.early`). Pure.
+
+A consumer asks for a hold by its name, before or after the prompt is computed. It is answered once: when the prompt is
+computed, or at once if the hold stands. A name that never becomes a hold (the leg was aborted, or given up) is answered
+by nobody: the router, which sees why, ends the waiting leg.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvtransfer.early_notes import Ready
+from kvtransfer.timers import Alarms
+
+REMEMBER_S: Final = 600.0
+"""How long a question is remembered: as long as a name that was given up (`prefill.holds`)."""
+NAMES_MAX: Final = 16_384
+"""Names that are asked for at one time; further questions are not remembered, and come again (`decode.early`)."""
+CALLERS_MAX: Final = 4
+"""Consumers that may ask for one name: a router sends a leg to one at a time."""
+
+
+class Callers:
+    """The questions at one producer, by name. `now` in seconds times `unit`."""
+
+    def __init__(self, unit: float = 1.0) -> None:
+        """`unit`: ticks of the caller's clock in a second."""
+        self._remember: Final = REMEMBER_S * unit
+        self._asked: Final[dict[str, tuple[str, ...]]] = {}
+        self._until: Final[Alarms[str]] = Alarms()
+        self._standing: Final[dict[str, Ready]] = {}
+        """By name, what stands."""
+        self._names: Final[dict[str, str]] = {}
+        """By request, the name of its hold."""
+
+    @property
+    def asked(self) -> int:
+        """How many names are asked for, and are not there."""
+        return len(self._asked)
+
+    def wanted(self, caller: str, name: str, now: float) -> Ready | None:
+        """A consumer asks for a name: the answer, if the hold stands."""
+        standing = self._standing.get(name)
+        if standing is not None:
+            return standing
+        while (old := self._until.pop(now)) is not None:
+            del self._asked[old]
+        callers = self._asked.get(name, ())
+        if caller not in callers and len(callers) < CALLERS_MAX and (callers or len(self._asked) < NAMES_MAX):
+            self._asked[name] = (*callers, caller)
+            self._until.set(name, now + self._remember)
+        return None
+
+    def filled(self, request: str, ready: Ready) -> tuple[str, ...]:
+        """A prompt is computed and held: the consumers that are to be told."""
+        self._standing[ready.name], self._names[request] = ready, ready.name
+        self._until.drop(ready.name)
+        return self._asked.pop(ready.name, ())
+
+    def over(self, request: str) -> None:
+        """The hold is over, or was given up: nobody is told of it any more."""
+        name = self._names.pop(request, None)
+        if name is not None:
+            self._standing.pop(name, None)
