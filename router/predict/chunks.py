@@ -120,6 +120,9 @@ class ReadPrompt(NamedTuple):
 
 def read_prompt(body: Mapping[str, Any]) -> ReadPrompt:
     """The prompt of an OpenAI body."""
+    if body.get("messages") is None:
+        text = _completion(body.get("prompt"))
+        return ReadPrompt(text, prompt_bytes(body, text), 0)
     media = MediaReader()
     text = prompt_text(body, media)
     return ReadPrompt(text, prompt_bytes(body, text, media), media.count)

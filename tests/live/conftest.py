@@ -32,7 +32,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     running = Cluster.start(state, str(file))
     try:
         running.wait_ready()
-        within(60, running.proven)  # what engines pull for the router's own prompts is counted with the tests'
+        # What engines pull for the router's own prompts is counted with the tests'. One of each role: three pairs.
+        within(60, lambda: running.proven(3))
         yield running
     finally:
         if running.process.poll() is None:
