@@ -108,6 +108,7 @@ class Passage(SchedulingContext):
         wanted = Wanted(
             model=model,
             hand_over=hand_over,
+            one_prompt=hand_over,
             prefill_only=one,
             prompt_tokens=tokens,
             prefix=arrival.prefix,

@@ -133,6 +133,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The request is expected to miss its TTFT target in any case (`router.scheduler.flow_control.queue`)."""
     whose: str = ""
     """The request's tenant, if some instances are reserved for it: other tenants use other instances."""
+    one_prompt: bool = False
+    """Every leg of it reads one and the same prompt (`eligibility`), so that its beginning may come from another
+    instance's KV cache."""
     unseeded: bool = False
     """A stream whose first token cannot come from P: it is handed over, and the client waits for D."""
     scoring: Any = None

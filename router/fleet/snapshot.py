@@ -497,7 +497,9 @@ class FleetSnapshot(Sequence[InstanceView]):
         if source == row or not self.sharing >> source & self.sharing >> row & 1:
             return False
         columns, there, here = self.columns, self._rows[source], self._rows[row]
-        if not there.ready or (row in self.shunning and there.id in self.shunning[row]):
+        if not there.instance.serves(wanted.whose) or not there.ready:
+            return False
+        if row in self.shunning and there.id in self.shunning[row]:
             return False
         if self.strangers(source, row) or there.meaning(wanted.model) != here.meaning(wanted.model):
             return False

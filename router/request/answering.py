@@ -115,11 +115,14 @@ class Answering:
         sourcing.begin()
         return None
 
-    def send_early(self, effect: j.SendEarly, owner: LegOwner, *, pins: bool) -> None:
+    def send_early(self, effect: j.SendEarly, owner: LegOwner, *, pins: bool) -> j.Event | None:
         """Send the leg while its producer computes the prompt, under the name of the hold-to-be. `pins`: D's answer is
         to begin with P's token. Its place is taken already.
         """
         instance, parts = effect.instance, self._parts
+        away = parts.scheduler.turned_away(instance)
+        if away is not None:
+            return j.EarlyLost(away.because)  # once P has answered, another instance is chosen
         fields = wire.early_fields(
             self._outgoing.transfer_id(effect.producer, effect.attempt), effect.producer, pins=pins
         )
@@ -127,7 +130,7 @@ class Answering:
         leg = self.leg = AnswerLeg(
             owner, instance, self._reply.outlet, streams=self._request.stream, bytes_max=parts.limits.answer_bytes_max
         )
-        leg.early, leg.producer = True, effect.producer
+        leg.early, leg.pins, leg.producer = True, pins, effect.producer
         target = parts.view.get(instance).instance
         headers = self._outgoing.early_lines(target)
         silence_s = parts.limits.stall_s if self._request.stream else 0.0
@@ -135,6 +138,12 @@ class Answering:
         leg.http = parts.engines.legs.send(
             target.url, self._request.path, headers, body, leg, once=True, silence_s=silence_s
         )
+        return None
+
+    @property
+    def early_unpinned(self) -> bool:
+        """Whether an early leg is under way that need not begin with P's token."""
+        return self.leg is not None and self.leg.early and not self.leg.pins
 
     def use_early(self, transfer: wire.TransferFields) -> j.Event | None:
         """Its producer has answered: the leg pulls this hold, and is the decode leg from here on."""
@@ -144,6 +153,8 @@ class Answering:
         self._parts.meters.early_legs.labels("used").inc()
         leg.early, leg.pulled, leg.started = False, transfer.producer, time.monotonic()
         self.way = "handoff"
+        if leg.http is not None and self._request.stream and self._parts.limits.stall_s:
+            leg.http.limit_silence(self._parts.limits.stall_s)  # it was silent while P computed
         if self._parts.view.knows(leg.instance):
             self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance)
         return None

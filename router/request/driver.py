@@ -193,9 +193,9 @@ class RequestDriver(LegOwner):
         self._trace.seeds()
         self.reply.give(seed)
 
-    def _send_early(self, effect: j.SendEarly) -> None:
+    def _send_early(self, effect: j.SendEarly) -> j.Event | None:
         exact = not self._parts.view.not_exact(effect.producer, effect.instance)
-        self._answering.send_early(effect, self, pins=exact and self._seeding.may())
+        return self._answering.send_early(effect, self, pins=exact and self._seeding.may())
 
     def _use_early(self, effect: j.UseEarly) -> j.Event | None:
         return self._answering.use_early(effect.transfer)
@@ -282,7 +282,8 @@ class RequestDriver(LegOwner):
             self._try(self._read_prefill, leg, said)
 
     def _read_prefill(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> j.Event:
-        return self._prefilling.read(leg, said, newest=leg.attempt == self._journey.attempt)
+        newest = leg.attempt == self._journey.attempt
+        return self._prefilling.read(leg, said, newest=newest, unpinned=self._answering.early_unpinned)
 
     def prefill_left(self, leg: PrefillLeg) -> None:
         """The leg's instance is lost; the leg may still do its work and hold blocks for this request."""

@@ -180,8 +180,8 @@ class PrefillLeg:
     def _over(self, told: PrefillSaid | j.Lost | j.Refused) -> None:
         self.http = None
         source, self.source = self.source, None
-        if source is not None and not isinstance(told, PrefillSaid):
-            source.close()
+        if source is not None and not (isinstance(told, PrefillSaid) and told.answer.status == 200):
+            source.close()  # nothing has pulled, or may: a pull that has ended has released it already
         self._owner.prefill_over(self)
         self._told = told
         if self._said is not None:
@@ -209,6 +209,7 @@ class AnswerLeg:
         "http",
         "instance",
         "opening",
+        "pins",
         "producer",
         "pulled",
         "relays",
@@ -243,6 +244,8 @@ class AnswerLeg:
         """Nothing has arrived that tells its status."""
         self.early = False
         """It waits for a hold that its producer has not answered with yet."""
+        self.pins = False
+        """As an early leg: its answer is to begin with P's token."""
         self.relays = False
         """Its bytes go to the client as they arrive."""
         self.status, self.content_type, self.cache_control = 0, "", ""

@@ -105,8 +105,10 @@ class Prefilling:
 
     # -- their answers --
 
-    def read(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused, *, newest: bool) -> j.Event:
-        """A leg has ended by itself. `newest`: it is of the last attempt."""
+    def read(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused, *, newest: bool, unpinned: bool) -> j.Event:
+        """A leg has ended by itself. `newest`: it is of the last attempt. `unpinned`: an early leg was sent, before the
+        pair was proven, that need not begin with P's token.
+        """
         if isinstance(said, PrefillSaid):
             self._parts.meters.leg("prefill", said.at - leg.started)
         fields = self._fields(leg.instance, said.answer) if isinstance(said, PrefillSaid) else said
@@ -124,7 +126,7 @@ class Prefilling:
         self._trace.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
         transfer = self._transfer_in(fields)
         not_first = self._not_first(leg, transfer, fields)
-        token = self._seeding.read(fields, not_first)
+        token = self._seeding.read(fields, not_first or ("its early leg is not pinned" if unpinned else ""))
         if token is not None:
             self._scheduled.spoken_by(leg.instance)
         return j.PrefillAnswered(reason, transfer, token, not not_first, by=leg.instance)

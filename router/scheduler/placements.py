@@ -62,7 +62,9 @@ class Placements:
         booking.cached_tokens = prices.cached_at(prompt_row)
         if wanted.sheds:
             booking.margin = prices.margin_at(answer_row)
-            booking.first_margin = inflight.first_margins.of(prices.ttft_ms) if prices.ttft_ms else 0.0
+            # A request that an instance has failed says nothing of the margin by which it was let in.
+            counts = prices.ttft_ms and not wanted.excluded
+            booking.first_margin = inflight.first_margins.of(prices.ttft_ms) if counts else 0.0
             booking.ttft_ms = prices.ttft_ms
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)

@@ -228,6 +228,49 @@ async def test_an_aggregated_request_pulls_its_beginning_too(monkeypatch: pytest
         await fleet.nothing_is_held()
 
 
+@pytest.mark.parametrize("more", [{"prompt": [2, 1]}, {"truncate_prompt_tokens": 300}, {"n": 2}])
+async def test_where_legs_may_read_other_prompts_there_is_no_source(more: dict[str, Any]) -> None:
+    """A batch's prompts would all pull what the first one's source has; a truncated one's hold is of other tokens."""
+    text = "".join(SENTENCE.format(line) for line in range(30))
+    async with peers("p0", "p1", "d0") as fleet:
+
+        async def ask(**body: Any) -> list[str]:
+            asked = {"model": "fake", "prompt": text, "max_tokens": 20, "temperature": 0, **body}
+            async with fleet.client.post(f"{fleet.endpoint}/v1/completions", json=asked) as answer:
+                told = await answer.json()
+                assert answer.status == 200, told
+            return [each["text"] for each in told["choices"]]
+
+        await ask()
+        for name in ("p0", "p1"):  # both without what they had
+            await fleet.beat(name, epoch=2)
+        prompts = (
+            {"prompt": [text, "".join(SENTENCE.format(line) for line in range(60, 90))]} if "prompt" in more else {}
+        )
+        said = await ask(**{**more, **prompts})
+        assert len(said) == more.get("n", len(prompts.get("prompt", "x")))
+        assert {outcome: await fleet.counted(outcome) for outcome in ("held", "nothing", "late")} == {
+            "held": 0, "nothing": 0, "late": 0,
+        }  # fmt: skip
+        await fleet.nothing_is_held()
+
+
+async def test_a_hold_of_a_source_ends_where_its_puller_refuses() -> None:
+    async with peers("p0", "p1", "d0") as fleet:
+        _, first = await fleet.turn("one")
+        gone = str(first["prefill"])
+        other = {"p0": "p1", "p1": "p0"}[gone]
+        await fleet.beat(gone, state=MemberState.DRAINING)
+        await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
+        async with fleet.client.post(
+            f"{fleet.mocks.instances[other].url}/mock/faults", json={"fault": "refuse", "leg": "prefill", "times": 1}
+        ) as answer:
+            assert answer.status == 200, await answer.text()
+        await fleet.turn("two")
+        assert await fleet.counted("held") == 1
+        await fleet.nothing_is_held()
+
+
 async def test_clients_name_no_source() -> None:
     """What a client sends of transfer fields never reaches an engine."""
     fields = wire.source_fields({}, transfer=TransferId(RequestId("mine"), 1, 1))["kv_transfer_params"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
@@ -45,7 +47,7 @@ def sharing(*roles: Role, weights: str = "") -> FleetView:
 def long(**more: object) -> Wanted:
     """A long prompt, of which chunks may be cached."""
     told = {"prompt_tokens": 4096, "prefix": CHUNKS, "prefix_block_tokens": 64.0, "output_tokens": 200.0, **more}
-    return Wanted(model="m", hand_over=True, **told)  # type: ignore[arg-type]
+    return Wanted(model="m", hand_over=True, **{"one_prompt": True, **told})  # type: ignore[arg-type]
 
 
 def has(made: FleetView, name: str, chunks: int = 60) -> None:
@@ -105,6 +107,22 @@ def test_a_source_that_computes_long_prompts_is_none() -> None:
         assert chosen.decode == "p1"
         placements.placed(Placement(), other, chosen)
     assert prices_of(fleet, long()).source_at(0) is None
+
+
+def test_a_request_of_several_prompts_or_another_one_in_each_leg_has_no_source() -> None:
+    """A batch is named by its first prompt: all of its prompts would pull that one's beginning."""
+    made = sharing(P, D)
+    has(made, "d1")
+    assert prices_of(made.all(), long()).source_at(0) is not None
+    assert prices_of(made.all(), long(one_prompt=False)).source_at(0) is None
+
+
+def test_an_instance_that_is_reserved_is_no_source_for_others() -> None:
+    made = sharing(P, D)
+    view = made.get(InstanceId("d1"))
+    view.instance = dataclasses.replace(view.instance, tenants=("acme",))
+    fleet = made.all()
+    assert fleet.shares(1, 0, long(whose="acme")) and not fleet.shares(1, 0, long())
 
 
 def test_what_has_as_much_needs_no_source() -> None:

@@ -115,17 +115,20 @@ class EarlyDesk:
         """A prefill leg is scheduled for the first time."""
         self._cached.setdefault(request, cached_tokens)
 
-    def filled(self, request: Any, fields: dict[str, Any]) -> None:
-        """A prefill leg has left a hold: tell those who wait for it, before its answer is on its way."""
+    def filled(self, request: Any, fields: dict[str, Any]) -> list[Any]:
+        """A prefill leg has left a hold: tell those who wait for it, before its answer is on its way. Returns what
+        `hear` does.
+        """
         name, cached = name_in(fields), self._cached.pop(request.request_id, 0)
         if name is None or self._line is None:
-            return
-        self.hear()
+            return []
+        heard = self.hear()
         tokens = list(request.output_token_ids)
         ready = Ready(name, fields, int(tokens[0]) if len(tokens) == 1 else None, cached)
         for caller in self._callers.filled(request.request_id, ready):
             self._line.tell(caller, encode(ready))
         self._filled_at = time.monotonic()
+        return heard
 
     def over(self, request: str) -> None:
         """A hold is over, or its leg left none."""

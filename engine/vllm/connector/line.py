@@ -75,7 +75,7 @@ class Line:
             return []
         found = []
         for name, told in notes.items():
-            engine = self._engines.get(name.decode() if isinstance(name, bytes) else name)
+            engine = self._engines.get(name.decode(errors="replace") if isinstance(name, bytes) else name)
             found += [(engine, note) for note in told] if engine is not None else []
         return found
 

@@ -266,8 +266,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             fields[FIELD] = slot.field()
         if request.kv_transfer_params.get(CACHED_ONLY):
             only_whole_blocks(fields, self.block_size)
-        elif slot is not None:
-            self._early.filled(request, fields)
+        else:  # also without a slot: its early leg is told that nothing would confirm the pull, and does not wait
+            self._ready(self._early.filled(request, fields))
         return held, fields
 
     # --- a step ---
@@ -292,10 +292,14 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def _hear(self) -> bool:
         """Take what has come over the line. Returns whether that was the hold of an early leg."""
         ready = self._early.hear()
-        for request in ready:
+        self._ready(ready)
+        return bool(ready)
+
+    def _ready(self, requests: list[Any]) -> None:
+        """The holds of these early legs are there."""
+        for request in requests:
             self._unpin_others(request)
             super().on_new_request(request)  # from here on P is asked to hold
-        return bool(ready)
 
     def _expected(self, request: Any, local: Any) -> ExpectedHold:
         """What a request must find at its producer. Without `local` blocks it reads nothing, and only sends the

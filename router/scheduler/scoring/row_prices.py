@@ -139,7 +139,7 @@ class RowPrices(Figures):
                     ms, stall_ms, _ = cached[speed.kind]
                     self._prompt[place] = speed.prefill_factor * ms
                     self._stall[place] = speed.prefill_factor * stall_ms
-            if self.fleet.sharing:
+            if self.fleet.sharing and self.wanted.one_prompt:
                 self._find_sources(rows, first)
         loads = self.fleet.inflight.rows
         for at, row in enumerate(rows):
