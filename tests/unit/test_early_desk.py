@@ -1,0 +1,85 @@
+"""Early legs in the connector's scheduler half, with a line that the test holds in its hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.ids import RequestId, TransferId
+from cluster.wire import EARLY, TRANSFER
+from decode.peers import ProducerPeers
+from engine.vllm.connector import early
+from engine.vllm.connector.early import EarlyDesk
+from kvtransfer.asks import Introduce, Payload
+from kvtransfer.early_notes import LINE_STAGE, Ready, Want, encode, parse
+
+OTHER = "engine-o"
+MINE, THEIRS = (str(TransferId(RequestId(name), 1, 1)) for name in ("mine", "theirs"))
+
+
+class _Line:
+    """A line without NIXL: what was told, and what is to be heard."""
+
+    payload = b"line"
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Want | Ready | None]] = []
+        self.comes: list[tuple[str, bytes]] = []
+        self._met: set[str] = set()
+
+    def __contains__(self, engine: str) -> bool:
+        return engine in self._met
+
+    def meet(self, engine: str, payload: bytes) -> None:
+        assert payload == self.payload
+        self._met.add(engine)
+
+    def tell(self, engine: str, note: bytes) -> bool:
+        self.told.append((engine, parse(note)))
+        return True
+
+    def heard(self) -> list[tuple[str, bytes]]:
+        found, self.comes = self.comes, []
+        return found
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> _Line:
+    found = _Line()
+    monkeypatch.setattr(early, "open_line", lambda: found)
+    return found
+
+
+@pytest.fixture
+def desk(line: _Line) -> EarlyDesk:
+    peers = ProducerPeers()
+    found = EarlyDesk(peers)
+    peers.met(OTHER, "other", 0.0)
+    found.meet(Introduce(OTHER, "other", (Payload(LINE_STAGE, 0, line.payload),)))
+    return found
+
+
+def _request(name: str, fields: dict[str, Any]) -> Any:
+    return SimpleNamespace(request_id=name, kv_transfer_params=fields, prompt_token_ids=[1, 2], output_token_ids=[7])
+
+
+def _hold(engine: str) -> dict[str, Any]:
+    return {"remote_engine_id": engine, "do_remote_prefill": True, "remote_num_tokens": 2}
+
+
+def test_a_hold_that_is_told_of_while_another_one_is_made_is_not_missed(desk: EarlyDesk, line: _Line) -> None:
+    """An engine that is D of one request and P of another looks at the line when it has made a hold."""
+    waiting = _request("leg", {EARLY: "other", TRANSFER: MINE})
+    assert desk.opened(waiting) and desk.waits("leg")
+    line.comes = [(OTHER, encode(Ready(MINE, _hold(OTHER), 5)))]
+    assert desk.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS}) == [waiting]
+    assert not desk.waits("leg") and waiting.kv_transfer_params["do_remote_prefill"] is True
+
+
+def test_a_hold_is_told_to_those_who_asked_also_in_the_last_moment(desk: EarlyDesk, line: _Line) -> None:
+    line.comes = [(OTHER, encode(Want(THEIRS)))]
+    desk.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS})
+    ((caller, note),) = line.told
+    assert caller == OTHER and isinstance(note, Ready) and (note.name, note.token) == (THEIRS, 7)
