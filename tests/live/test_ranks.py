@@ -209,6 +209,7 @@ def test_each_rank_tells_what_its_cache_drops_or_its_tiers_keep(tmp_path: Path, 
     metric = "baton_agent_kv_kept_tokens" if tiers else "baton_agent_kv_evicted_tokens_total"
     long = [f"{number} " + "a fox ran over the hill. " * 60 for number in range(16)]
     with Cluster.of(tmp_path, TIERED + tiers.replace("FOLDER", str(tmp_path))) as cluster:
+        within(120, lambda: _all_proven(cluster, 2))  # until then D serves whole
         for each in long:
             ask(cluster.endpoint, each)
         within(60, lambda: all(_counted(cluster, metric)[f"prefill-0@{rank}"] >= 4 * 1400 for rank in (0, 1)))
