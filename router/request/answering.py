@@ -151,12 +151,11 @@ class Answering:
         if leg is None:
             return j.Lost("its early leg is gone")
         self._parts.meters.early_legs.labels("used").inc()
-        leg.early, leg.pulled, leg.started = False, transfer.producer, time.monotonic()
+        leg.early, leg.pulled = False, transfer.producer
         self.way = "handoff"
         if leg.http is not None and self._request.stream and self._parts.limits.stall_s:
             leg.http.limit_silence(self._parts.limits.stall_s)  # it was silent while P computed
-        if self._parts.view.knows(leg.instance):
-            self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance)
+        self._waited_for(leg)
         return None
 
     def drop_early(self, because: str = "closed") -> None:
@@ -177,9 +176,15 @@ class Answering:
         leg.early = False
         self._parts.meters.early_legs.labels("answered first").inc()
         self.way = "handoff"
-        if self._parts.view.knows(leg.instance):
-            self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance)
+        self._waited_for(leg)
         return self.opened(leg, None)
+
+    def _waited_for(self, leg: AnswerLeg) -> None:
+        """The early leg is the decode leg from now on."""
+        now = time.monotonic()
+        ahead_s, leg.started = now - leg.started, now
+        if self._parts.view.knows(leg.instance):
+            self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance, ahead_s=ahead_s)
 
     def _presume(self, now: float) -> None:
         """No engine reports when the prompt of an answer in one piece is computed: use the predicted time."""

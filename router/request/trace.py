@@ -112,11 +112,11 @@ class RequestTrace:
         """The request has left the queue."""
         self._timeline.enter(Stage.ROUTER, time.monotonic())
 
-    def sends(self, leg: str, instance: Instance) -> None:
-        """A leg is sent."""
+    def sends(self, leg: str, instance: Instance, *, ahead_s: float = 0.0) -> None:
+        """A leg is sent; an early leg was sent `ahead_s` seconds ago, and is waited for from now on."""
         now = time.monotonic()
         self._leg = leg
-        self._timeline.enter(leg, now)
+        self._timeline.enter(leg, now, ahead_s)
         self._story.add(now, "leg", (_LEG_NAMES[leg], instance))
 
     @property

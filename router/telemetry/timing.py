@@ -68,6 +68,17 @@ class EngineTimes(NamedTuple):
     generation_s: float | None = None
     """From its first token to its last."""
 
+    def after(self, ahead_s: float) -> EngineTimes:
+        """The same without the first `ahead_s` seconds: an engine counts from a leg's arrival, which of an early leg
+        belongs to another stage.
+        """
+        if ahead_s <= 0.0:
+            return self
+        queue_s = max(0.0, self.queue_s - ahead_s)
+        return self._replace(
+            queue_s=queue_s, first_s=min(self.first_s, max(0.0, self.queue_s + self.first_s - ahead_s))
+        )
+
 
 def engine_times(metrics: object) -> EngineTimes | None:
     """The times in the ``metrics`` of an answer (``--enable-per-request-metrics``); None if they are missing or
@@ -132,7 +143,18 @@ class StreamShape(NamedTuple):
 class RequestTimeline:
     """The current stage of a request, and since when. Times are monotonic seconds of one clock."""
 
-    __slots__ = ("_ended", "_first", "_reports", "_second", "_since", "_stages", "_stream", "arrived", "seeded")
+    __slots__ = (
+        "_ahead",
+        "_ended",
+        "_first",
+        "_reports",
+        "_second",
+        "_since",
+        "_stages",
+        "_stream",
+        "arrived",
+        "seeded",
+    )
 
     def __init__(self, arrived: float, *, stream: bool) -> None:
         self.seeded = False
@@ -142,13 +164,17 @@ class RequestTimeline:
         self._since: list[float] = [arrived]
         self._reports: dict[int, EngineTimes] = {}
         """The engines' reports, by stage."""
+        self._ahead: dict[int, float] = {}
+        """Legs that were sent before their stage began (early legs), by stage: by how many seconds."""
         self._first: int | None = None
         """The stage that began as the first token was sent; all stages before it belong to the first sum."""
         self._second: int | None = None
         self._ended: float | None = None
 
-    def enter(self, stage: str, now: float) -> None:
-        """Begin another stage."""
+    def enter(self, stage: str, now: float, ahead_s: float = 0.0) -> None:
+        """Begin another stage. `ahead_s`: how long ago its leg was sent, while another stage was under way."""
+        if ahead_s > 0.0:
+            self._ahead[len(self._stages)] = ahead_s
         self._stages.append(stage)
         self._since.append(now)
 
@@ -181,7 +207,7 @@ class RequestTimeline:
         """The report of the last such leg's engine."""
         for number in range(len(self._stages) - 1, -1, -1):
             if self._stages[number] == leg:
-                self._reports[number] = times
+                self._reports[number] = times.after(self._ahead.get(number, 0.0))
                 return
 
     def shape(self) -> StreamShape | None:

@@ -80,6 +80,30 @@ def test_what_d_says_of_a_leg_takes_its_place() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("queued_s", "queue_ms", "step_ms", "residual_ms"),
+    [(0.080, 30, 20, 4), (0.045, 0, 15, 39), (0.020, 0, 0, 54)],
+    ids=["queued until later", "its step had begun", "its token was there"],
+)
+def test_of_an_early_leg_counts_what_comes_after_ps_answer(
+    queued_s: float, queue_ms: float, step_ms: float, residual_ms: float
+) -> None:
+    """D counts from the leg's arrival, 50 ms before the stage began; what it did until then is beside P's leg."""
+    line = RequestTimeline(100.0, stream=True)
+    line.enter(Stage.PREFILL_LEG, 100.001)
+    line.enter(Stage.ROUTER, 100.063)
+    line.report(Stage.PREFILL_LEG, P)
+    line.seeded = True
+    line.relabel(Stage.RELAY)
+    line.first(100.065, Stage.ROUTER)
+    line.enter(Stage.DECODE_LEG, 100.066, 0.050)
+    line.enter(Stage.STEP, 100.120)
+    line.second(100.140)
+    line.report(Stage.DECODE_LEG, EngineTimes(queued_s, 0.020))
+    said = {"router": 1, "handoff_queue_d": queue_ms, "step_d": step_ms, "step": 20, "residual": residual_ms}
+    assert known(line.read(101.0).tt2t) == {name: ms for name, ms in said.items() if ms}
+
+
 def test_a_plain_request_waits_for_the_handoff() -> None:
     line = RequestTimeline(0.0, stream=True)
     line.enter(Stage.PREFILL_LEG, 0.001)
