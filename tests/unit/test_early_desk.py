@@ -14,6 +14,7 @@ from engine.vllm.connector import early
 from engine.vllm.connector.early import EarlyDesk
 from kvtransfer.asks import Introduce, Payload
 from kvtransfer.early_notes import LINE_STAGE, Ready, Want, encode, parse
+from kvtransfer.hold_marks import FIELD, Slots, slot_in
 
 OTHER = "engine-o"
 MINE, THEIRS = (str(TransferId(RequestId(name), 1, 1)) for name in ("mine", "theirs"))
@@ -53,8 +54,12 @@ def line(monkeypatch: pytest.MonkeyPatch) -> _Line:
 
 
 @pytest.fixture
-def desk(line: _Line) -> EarlyDesk:
-    peers = ProducerPeers()
+def peers() -> ProducerPeers:
+    return ProducerPeers()
+
+
+@pytest.fixture
+def desk(line: _Line, peers: ProducerPeers) -> EarlyDesk:
     found = EarlyDesk(peers)
     peers.met(OTHER, "other", 0.0)
     found.meet(Introduce(OTHER, "other", (Payload(LINE_STAGE, 0, line.payload),)))
@@ -76,6 +81,26 @@ def test_a_hold_that_is_told_of_while_another_one_is_made_is_not_missed(desk: Ea
     line.comes = [(OTHER, encode(Ready(MINE, _hold(OTHER), 5)))]
     assert desk.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS}) == [waiting]
     assert not desk.waits("leg") and waiting.kv_transfer_params["do_remote_prefill"] is True
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_hold_for_a_leg_that_is_computed_here_is_declined(
+    desk: EarlyDesk, line: _Line, peers: ProducerPeers, *, readable: bool
+) -> None:
+    """The ranks tell the producer, with the hold's fields. The request keeps its own, so vLLM pulls nothing."""
+    leg = _request("leg", {EARLY: "other", TRANSFER: MINE})
+    assert desk.opened(leg)
+    peers.forgotten(OTHER)
+    desk.ask()
+    assert not desk.waits("leg") and desk.take_declined() == []
+    slot = Slots(1, bytes(32)).take("hold")
+    assert slot is not None
+    blocks = {"remote_request_id": "prompt", "remote_block_ids": [[3]], FIELD: slot.field() if readable else "?"}
+    line.comes = [(OTHER, encode(Ready(MINE, {**_hold(OTHER), **blocks}, 5)))]
+    assert desk.hear() == [] and leg.kv_transfer_params == {EARLY: "other", TRANSFER: MINE}
+    declined = desk.take_declined()
+    assert [(each.request_id, slot_in(each.kv_transfer_params)) for each in declined] == [("leg", slot)] * readable
+    assert desk.take_declined() == []
 
 
 def test_a_hold_is_told_to_those_who_asked_also_in_the_last_moment(desk: EarlyDesk, line: _Line) -> None:

@@ -101,6 +101,20 @@ def test_it_is_computed_here_if_its_producer_is_unknown_or_lost_or_time_is_up() 
     assert legs.counts["early legs computed here"] == 3 and legs.waiting == 0
 
 
+def test_a_hold_that_comes_while_its_prompt_is_computed_here_is_declined_once() -> None:
+    legs = EarlyLegs()
+    legs.opened("r", "n", P, 0.0)
+    legs.lost(lambda engine: engine == P)
+    assert legs.take_declined() == []
+    assert legs.told(OTHER, ready(engine=OTHER)) == [] and legs.take_declined() == [], "not its producer's"
+    assert legs.told(P, ready()) == [] and legs.take_declined() == [("r", ready())]
+    assert legs.ready("r") is None and legs.take_declined() == []
+    assert legs.told(P, ready()) == [] and legs.take_declined() == [], "twice"
+    legs.finished("r")
+    assert "r" not in legs and legs.waiting == 0
+    assert legs.counts["early holds declined"] == 1 and legs.counts["early notices ignored"] == 2
+
+
 def test_an_aborted_leg_is_forgotten_and_a_late_word_changes_nothing() -> None:
     legs = EarlyLegs()
     legs.opened("r", "n", P, 0.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, Final
 
 from cluster.wire import EARLY, FIRST_TOKEN, PINS, TRANSFER
@@ -15,7 +16,7 @@ from decode.peers import ProducerPeers
 from engine.vllm.connector.line import Line, open_line
 from kvtransfer.asks import Introduce, Payload
 from kvtransfer.early_notes import LINE_STAGE, Ready, Want, encode, parse
-from kvtransfer.fields import name_in, sane
+from kvtransfer.fields import name_in, pull_in, sane
 from prefill.callers import Callers
 
 LISTEN_S: Final = 0.1
@@ -162,6 +163,18 @@ class EarlyDesk:
             else:
                 self.counts["early notices ignored"] += 1
         return requests
+
+    def take_declined(self) -> list[Any]:
+        """Stand-ins for the requests that this engine computes although their hold is there now, once. Each has its
+        request's id, and the hold's fields: with them the ranks tell the producer that the hold is not wanted. The
+        requests themselves keep their fields, so vLLM pulls nothing for them.
+        """
+        address = {"remote_host": "", "remote_port": 0}  # vLLM reads both; Baton's ranks go by introductions
+        return [
+            SimpleNamespace(request_id=request, kv_transfer_params={**address, **ready.fields})
+            for request, ready in self._legs.take_declined()
+            if sane(ready.fields) is not None and not isinstance(pull_in(ready.fields), str)
+        ]
 
     def _take(self, name: str, ready: Ready) -> Any:
         """The hold's fields become the request's, as if they had come with it."""

@@ -277,6 +277,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._rest(scheduler_output)
         self._hear()
         self._early.ask()
+        for declined in self._early.take_declined():
+            self._reqs_need_recv[declined.request_id] = (declined, [], (), False)  # only a notice, as of an aborted leg
         self._early.report_cached()
         for new in scheduler_output.scheduled_new_reqs:
             if self._holds.wanted(new.req_id):
