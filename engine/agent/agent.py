@@ -312,10 +312,8 @@ class Agent:
 
     def metrics(self) -> str:
         """The metrics as Prometheus text."""
-        text = exposition_of(self.ranks)
-        for rank in self.ranks:
-            text += "" if rank.moves is None else exposition(rank.id, rank.moves.handoffs)
-        return text
+        handoffs = {rank.id: rank.moves.handoffs for rank in self.ranks if rank.moves is not None}
+        return exposition_of(self.ranks) + exposition(handoffs)
 
     # -- the machine --
 

@@ -152,14 +152,18 @@ def _pulls(engine: str, told: object) -> PullState | None:
     return PullState(engine, name, str(told.get("link", ""))[:TEXT_CHARS_MAX], pulled, failed, aside, shunned)
 
 
-def exposition(instance: InstanceId, told: HandoffReport) -> str:
-    """The report as Prometheus text, for an agent's ``/metrics``."""
-    events = [(f'event="{_escaped(name)}"', count) for name, count in sorted(told.counts.items())]
+def exposition(reports: Mapping[InstanceId, HandoffReport]) -> str:
+    """The reports of an agent's instances as Prometheus text, for its ``/metrics``: each name once."""
+    events: list[tuple[str, int]] = []
     pulls: list[tuple[str, int]] = []
-    for each in told.pulls:
-        producer = f'producer="{_escaped(each.instance)}"'
-        pulls += [(f'{producer},ended="well"', each.pulled), (f'{producer},ended="badly"', each.failed)]
-    aside = [(f'producer="{_escaped(each.instance)}"', int(each.aside)) for each in told.pulls]
+    aside: list[tuple[str, int]] = []
+    for instance, told in reports.items():
+        mine = f'instance="{instance}"'
+        events += [(f'{mine},event="{_escaped(name)}"', count) for name, count in sorted(told.counts.items())]
+        for each in told.pulls:
+            producer = f'{mine},producer="{_escaped(each.instance)}"'
+            pulls += [(f'{producer},ended="well"', each.pulled), (f'{producer},ended="badly"', each.failed)]
+            aside.append((producer, int(each.aside)))
     lines = []
     for name, kind, samples in (
         ("baton_agent_connector_events_total", "counter", events),
@@ -167,7 +171,7 @@ def exposition(instance: InstanceId, told: HandoffReport) -> str:
         ("baton_agent_pair_set_aside", "gauge", aside),
     ):
         lines += [f"# TYPE {name} {kind}\n"] if samples else []
-        lines += [f'{name}{{instance="{instance}",{labels}}} {value}\n' for labels, value in samples]
+        lines += [f"{name}{{{labels}}} {value}\n" for labels, value in samples]
     return "".join(lines)
 
 
