@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import EngineFailed
-from cluster.instance import Role
+from cluster.instance import Role, total_load
 from cluster.registry.membership import Heartbeat, Member, MemberState
 from cluster.registry.registry import Registry, RegistryDown
 from cluster.telemetry import tracing
@@ -41,7 +41,7 @@ from engine.agent.machine import (
     Tick,
 )
 from engine.agent.meetings import exposition
-from engine.agent.rank import Rank, exposition_of
+from engine.agent.rank import Rank, exposition_of, figures
 from engine.agent.rules import RoleRules
 from engine.agent.transfers import MEETING_S, Transfers
 from engine.vllm.adapters import Adapters
@@ -224,8 +224,8 @@ class Agent:
                 make_room(path)
                 works.append((follow(path, rank.evictions), f"evictions of {rank.id}"))
             if self._identity is not None and self.spec.door:
-                rank.moves = self._transfers(rank, self._identity.of_rank(rank.id), self.registry)
-                works.append((rank.moves.run(), f"transfers of {rank.id}"))
+                rank.transfers = self._transfers(rank, self._identity.of_rank(rank.id), self.registry)
+                works.append((rank.transfers.run(), f"transfers of {rank.id}"))
         return works
 
     def _transfers(self, rank: Rank, identity: Identity, registry: Registry) -> Transfers:
@@ -281,7 +281,7 @@ class Agent:
 
     def state(self) -> dict[str, Any]:
         """Everything that the agent knows of the instance."""
-        machine, loads = self.machine, [rank.machine.load for rank in self.ranks]
+        machine = self.machine
         told = {
             "instance": self.spec.instance,
             "role": machine.role.value,
@@ -297,14 +297,13 @@ class Agent:
             "weights": self._weights,
             "node": self.config.node,
             "credits": sum(rank.machine.credits for rank in self.ranks),
-            "grants": {name: router.granted[-1][1] for name, router in machine.shared.routers.items()},
-            "load": {
-                "running": sum(load.running for load in loads),
-                "waiting": sum(load.waiting for load in loads),
-                "kv_usage": sum(load.kv_usage for load in loads) / len(loads),
-            },
+            "grants": self.ranks[0].grants(),
+            "load": figures(total_load([rank.machine.load for rank in self.ranks])),
             "pulls": [
-                asdict(each) for rank in self.ranks if rank.moves is not None for each in rank.moves.handoffs.pulls
+                asdict(each)
+                for rank in self.ranks
+                if rank.transfers is not None
+                for each in rank.transfers.handoffs.pulls
             ],
             "log": str(self.engine.log_path),
         }
@@ -312,7 +311,7 @@ class Agent:
 
     def metrics(self) -> str:
         """The metrics as Prometheus text."""
-        handoffs = {rank.id: rank.moves.handoffs for rank in self.ranks if rank.moves is not None}
+        handoffs = {rank.id: rank.transfers.handoffs for rank in self.ranks if rank.transfers is not None}
         return exposition_of(self.ranks) + exposition(handoffs)
 
     # -- the machine --
@@ -399,15 +398,15 @@ class Agent:
         """Meet enough peers before the instance takes work, within a time limit, so that no request waits for a
         handshake.
         """
-        met = [rank.moves for rank in self.ranks if rank.moves is not None]
+        met = [rank.transfers for rank in self.ranks if rank.transfers is not None]
         if not met:
             return
         self._nudge()  # announce the models now, so that peers know to meet this engine
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MEETING_S):
-                for moves in met:
-                    while not moves.acquainted.enough and self._news.empty():
-                        await moves.looked()
+                for each in met:
+                    while not each.acquainted.enough and self._news.empty():
+                        await each.looked()
                 return
         self._say(
             f"{self.spec.instance} has not met enough others in {MEETING_S:g} s; it takes work that is not handed over"
@@ -477,7 +476,7 @@ class Agent:
             credits=machine.credits,
             grants=machine.grants((epoch, rank.seq)),
             shuns=rank.shuns(),
-            peers=rank.moves is not None and rank.moves.shares,
+            peers=rank.transfers is not None and rank.transfers.shares,
             evicted=(rank.evictions.tokens, rank.evictions.clears),
             kept=rank.evictions.kept,
             revision=self.config.revision,
@@ -485,7 +484,7 @@ class Agent:
             node=self.config.node,
             tenants=self.config.tenants,
             pins=self.spec.pins,
-            early=rank.moves is not None and rank.moves.early,
+            early=rank.transfers is not None and rank.transfers.early,
             sent_at=time.time(),  # noqa: TID251 - for information only, no decision depends on it
         )
 
