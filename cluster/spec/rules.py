@@ -14,9 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from cluster.instance import TENANTS_MAX, Role
 from cluster.spec import flags, sides
-from cluster.spec.finding import Finding
 from cluster.spec.pairing import refused_pair
-from cluster.spec.problems import FieldPath, Severity, nearest, quoted
+from cluster.spec.problems import FieldPath, Finding, Severity, nearest, quoted
 from cluster.spec.settings import Connector, Model, Pool, SloClass, Spec, WhenMissed
 from cluster.spec.units import shown
 

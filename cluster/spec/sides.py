@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from cluster.instance import Role
 from cluster.spec import flags
-from cluster.spec.finding import Finding
 from cluster.spec.pairing import refused_pair
-from cluster.spec.problems import FieldPath, Severity
+from cluster.spec.problems import FieldPath, Finding, Severity
 from cluster.spec.settings import Connector, Model, Pool, Spec
 
 ROLE_PAIRS: Final = (
