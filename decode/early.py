@@ -1,4 +1,4 @@
-"""Early legs: decode requests that are here before their prompt is computed. Pure.
+"""Early legs: decode requests that arrive before their prompt is computed. Pure.
 
 An early leg names the instance that computes its prompt, and the name of the hold that is to come
 (`cluster.wire.EARLY`). It waits in the engine's queue and has no blocks. The rules (`EARLY_ROWS`):
@@ -9,7 +9,8 @@ An early leg names the instance that computes its prompt, and the name of the ho
 3. while it waits nothing is reserved for it, so to end it is to forget it;
 4. if its producer makes the hold while the prompt is computed here, the producer is told that the hold is not wanted.
 
-Whether the producer is still at work its router sees: it ends the leg when the producer fails, and chooses anew.
+The consumer cannot tell whether the producer is still at work. The router can: if the producer fails, it ends the leg
+and chooses other instances.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class EarlyLegs:
             self._move(request, leg, EarlyCause.PRODUCER_LOST)
 
     def due(self, now: float) -> list[tuple[str, str]]:
-        """The questions to ask now: engine and name."""
+        """The questions to ask now: the producer's engine id, and the name of the hold."""
         asks = []
         for leg in self._legs.values() if self.waiting else ():
             if leg.state is EarlyState.WAITING and now >= leg.ask_at:
@@ -164,7 +165,7 @@ class EarlyLegs:
         return None if leg is None else leg.ready
 
     def lost(self, is_lost: Callable[[str], bool]) -> None:
-        """Producers may be gone, or set aside: their legs are computed here."""
+        """The legs of producers that are lost (gone, or set aside) are computed here."""
         for request, leg in list(self._legs.items()) if self.waiting else ():
             if leg.state is EarlyState.WAITING and is_lost(leg.engine):
                 self._move(request, leg, EarlyCause.PRODUCER_LOST)

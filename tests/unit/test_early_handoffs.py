@@ -1,4 +1,4 @@
-"""Early legs in the connector's scheduler half, with a line that the test holds in its hand."""
+"""Early legs in the connector's scheduler half, with a channel that the test holds in its hand."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from cluster.ids import RequestId, TransferId
 from cluster.wire import EARLY, TRANSFER
 from decode.peers import ProducerPeers
 from engine.vllm.connector import early
-from engine.vllm.connector.early import EarlyDesk
+from engine.vllm.connector.early import EarlyHandoffs
 from kvtransfer.asks import Introduce, Payload
-from kvtransfer.early_notes import LINE_STAGE, Ready, Want, encode, parse
+from kvtransfer.early_notes import CHANNEL_STAGE, Ready, Want, encode, parse
 from kvtransfer.hold_marks import FIELD, Slots, slot_in
 
 OTHER = "engine-o"
 MINE, THEIRS = (str(TransferId(RequestId(name), 1, 1)) for name in ("mine", "theirs"))
 
 
-class _Line:
-    """A line without NIXL: what was told, and what is to be heard."""
+class _Channel:
+    """A channel without NIXL: what was told, and what is to be heard."""
 
-    payload = b"line"
+    payload = b"channel"
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Want | Ready | None]] = []
@@ -47,9 +47,9 @@ class _Line:
 
 
 @pytest.fixture
-def line(monkeypatch: pytest.MonkeyPatch) -> _Line:
-    found = _Line()
-    monkeypatch.setattr(early, "open_line", lambda: found)
+def channel(monkeypatch: pytest.MonkeyPatch) -> _Channel:
+    found = _Channel()
+    monkeypatch.setattr(early, "open_channel", lambda: found)
     return found
 
 
@@ -59,10 +59,10 @@ def peers() -> ProducerPeers:
 
 
 @pytest.fixture
-def desk(line: _Line, peers: ProducerPeers) -> EarlyDesk:
-    found = EarlyDesk(peers)
+def handoffs(channel: _Channel, peers: ProducerPeers) -> EarlyHandoffs:
+    found = EarlyHandoffs(peers)
     peers.met(OTHER, "other", 0.0)
-    found.meet(Introduce(OTHER, "other", (Payload(LINE_STAGE, 0, line.payload),)))
+    found.meet(Introduce(OTHER, "other", (Payload(CHANNEL_STAGE, 0, channel.payload),)))
     return found
 
 
@@ -74,37 +74,39 @@ def _hold(engine: str) -> dict[str, Any]:
     return {"remote_engine_id": engine, "do_remote_prefill": True, "remote_num_tokens": 2}
 
 
-def test_a_hold_that_is_told_of_while_another_one_is_made_is_not_missed(desk: EarlyDesk, line: _Line) -> None:
-    """An engine that is D of one request and P of another looks at the line when it has made a hold."""
+def test_a_hold_that_is_told_of_while_another_one_is_made_is_not_missed(
+    handoffs: EarlyHandoffs, channel: _Channel
+) -> None:
+    """An engine that is D of one request and P of another looks at the channel when it has made a hold."""
     waiting = _request("leg", {EARLY: "other", TRANSFER: MINE})
-    assert desk.opened(waiting) and desk.waits("leg")
-    line.comes = [(OTHER, encode(Ready(MINE, _hold(OTHER), 5)))]
-    assert desk.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS}) == [waiting]
-    assert not desk.waits("leg") and waiting.kv_transfer_params["do_remote_prefill"] is True
+    assert handoffs.opened(waiting) and handoffs.waits("leg")
+    channel.comes = [(OTHER, encode(Ready(MINE, _hold(OTHER), 5)))]
+    assert handoffs.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS}) == [waiting]
+    assert not handoffs.waits("leg") and waiting.kv_transfer_params["do_remote_prefill"] is True
 
 
 @pytest.mark.parametrize("readable", [True, False])
 def test_a_hold_for_a_leg_that_is_computed_here_is_declined(
-    desk: EarlyDesk, line: _Line, peers: ProducerPeers, *, readable: bool
+    handoffs: EarlyHandoffs, channel: _Channel, peers: ProducerPeers, *, readable: bool
 ) -> None:
     """The ranks tell the producer, with the hold's fields. The request keeps its own, so vLLM pulls nothing."""
     leg = _request("leg", {EARLY: "other", TRANSFER: MINE})
-    assert desk.opened(leg)
+    assert handoffs.opened(leg)
     peers.forgotten(OTHER)
-    desk.ask()
-    assert not desk.waits("leg") and desk.take_declined() == []
+    handoffs.ask()
+    assert not handoffs.waits("leg") and handoffs.take_declined() == []
     slot = Slots(1, bytes(32)).take("hold")
     assert slot is not None
     blocks = {"remote_request_id": "prompt", "remote_block_ids": [[3]], FIELD: slot.field() if readable else "?"}
-    line.comes = [(OTHER, encode(Ready(MINE, {**_hold(OTHER), **blocks}, 5)))]
-    assert desk.hear() == [] and leg.kv_transfer_params == {EARLY: "other", TRANSFER: MINE}
-    declined = desk.take_declined()
+    channel.comes = [(OTHER, encode(Ready(MINE, {**_hold(OTHER), **blocks}, 5)))]
+    assert handoffs.hear() == [] and leg.kv_transfer_params == {EARLY: "other", TRANSFER: MINE}
+    declined = handoffs.take_declined()
     assert [(each.request_id, slot_in(each.kv_transfer_params)) for each in declined] == [("leg", slot)] * readable
-    assert desk.take_declined() == []
+    assert handoffs.take_declined() == []
 
 
-def test_a_hold_is_told_to_those_who_asked_also_in_the_last_moment(desk: EarlyDesk, line: _Line) -> None:
-    line.comes = [(OTHER, encode(Want(THEIRS)))]
-    desk.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS})
-    ((caller, note),) = line.told
+def test_a_hold_is_told_to_those_who_asked_also_in_the_last_moment(handoffs: EarlyHandoffs, channel: _Channel) -> None:
+    channel.comes = [(OTHER, encode(Want(THEIRS)))]
+    handoffs.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS})
+    ((caller, note),) = channel.told
     assert caller == OTHER and isinstance(note, Ready) and (note.name, note.token) == (THEIRS, 7)
