@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -78,6 +78,21 @@ class Load:
     """Prompt tokens taken since the engine's start, cached or not."""
     generation_tokens: int = 0
     """Tokens generated since the engine's start."""
+
+
+def total_load(loads: Sequence[Load]) -> Load:
+    """The load of an engine, from those of its data parallel ranks, at least one: sums; of `kv_usage` the mean."""
+    return Load(
+        running=sum(load.running for load in loads),
+        waiting=sum(load.waiting for load in loads),
+        kv_usage=sum(load.kv_usage for load in loads) / len(loads),
+        external_kv_tokens=sum(load.external_kv_tokens for load in loads),
+        recomputed_tokens=sum(load.recomputed_tokens for load in loads),
+        kv_tokens=sum(load.kv_tokens for load in loads),
+        deferred=sum(load.deferred for load in loads),
+        prompt_tokens=sum(load.prompt_tokens for load in loads),
+        generation_tokens=sum(load.generation_tokens for load in loads),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

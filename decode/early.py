@@ -1,4 +1,4 @@
-"""Early legs: decode requests that are here before their prompt is computed. Pure.
+"""Early legs: decode requests that arrive before their prompt is computed. Pure.
 
 An early leg names the instance that computes its prompt, and the name of the hold that is to come
 (`cluster.wire.EARLY`). It waits in the engine's queue and has no blocks. The rules (`EARLY_ROWS`):
@@ -6,9 +6,11 @@ An early leg names the instance that computes its prompt, and the name of the ho
 1. it becomes an ordinary pull when its own producer, and no other engine, says that the hold is there;
 2. it is computed here if that producer is not known, is lost, or its pulls are set aside, and after `WAIT_S_MAX`: no
    leg waits for ever, whatever becomes of its router;
-3. while it waits nothing is reserved for it, so to end it is to forget it.
+3. while it waits nothing is reserved for it, so to end it is to forget it;
+4. if its producer makes the hold while the prompt is computed here, the producer is told that the hold is not wanted.
 
-Whether the producer is still at work its router sees: it ends the leg when the producer fails, and chooses anew.
+The consumer cannot tell whether the producer is still at work. The router can: if the producer fails, it ends the leg
+and chooses other instances.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ class EarlyState(StrEnum):
 
     WAITING = "waiting"
     READY = "ready"
-    """Its hold is there: it is a pull from here on (`decode.table.WANTS`)."""
+    """The producer holds the prompt: the request is a pull from here on (`decode.table.WANTS`)."""
     LOCAL = "local"
     """This instance computes its prompt."""
+    DECLINED = "declined"
+    """This instance computes its prompt, and has told the producer that it does not want the hold."""
     OVER = "over"
 
 
@@ -59,6 +63,8 @@ class EarlyAct(StrEnum):
     PULL = "pull"
     """The hold's fields become the request's."""
     COMPUTE = "compute"
+    GIVE_BACK = "give back"
+    """Tell the producer, with the mark as proof, that it need not hold (as `decode.table.PullAct`)."""
 
 
 EARLY_ROWS: Table[EarlyState, EarlyCause, EarlyAct] = {
@@ -69,7 +75,11 @@ EARLY_ROWS: Table[EarlyState, EarlyCause, EarlyAct] = {
         EarlyCause.FINISHED: TransitionRow(EarlyState.OVER),
     },
     EarlyState.READY: {EarlyCause.FINISHED: TransitionRow(EarlyState.OVER)},
-    EarlyState.LOCAL: {EarlyCause.FINISHED: TransitionRow(EarlyState.OVER)},
+    EarlyState.LOCAL: {
+        EarlyCause.TOLD: TransitionRow(EarlyState.DECLINED, (EarlyAct.GIVE_BACK,)),
+        EarlyCause.FINISHED: TransitionRow(EarlyState.OVER),
+    },
+    EarlyState.DECLINED: {EarlyCause.FINISHED: TransitionRow(EarlyState.OVER)},
 }
 """The rows. A pair without a row changes nothing: what comes twice or late is counted."""
 
@@ -92,8 +102,9 @@ class EarlyLegs:
         self._unit: Final = unit
         self._legs: Final[dict[str, _Leg]] = {}
         self._named: Final[dict[str, list[str]]] = {}
+        self._declined: list[tuple[str, Ready]] = []
         self.waiting = 0
-        """How many legs wait."""
+        """The number of legs that wait."""
         self.counts: Final[Counter[str]] = Counter()
 
     def __contains__(self, request: str) -> bool:
@@ -113,7 +124,7 @@ class EarlyLegs:
             self._move(request, leg, EarlyCause.PRODUCER_LOST)
 
     def due(self, now: float) -> list[tuple[str, str]]:
-        """The questions to ask now: engine and name."""
+        """The questions to ask now: the producer's engine id, and the name of the hold."""
         asks = []
         for leg in self._legs.values() if self.waiting else ():
             if leg.state is EarlyState.WAITING and now >= leg.ask_at:
@@ -127,14 +138,20 @@ class EarlyLegs:
         for request in list(self._named.get(ready.name, ())):
             leg = self._legs[request]
             own = leg.engine == engine and ready.fields.get("remote_engine_id") == engine
-            if own and self._move(request, leg, EarlyCause.TOLD):
-                leg.ready = ready
+            if own and self._move(request, leg, EarlyCause.TOLD, ready):
                 moved.append(request)
         self.counts["early notices ignored"] += not moved
-        return moved
+        return [request for request in moved if self._legs[request].ready is not None]
+
+    def take_declined(self) -> list[tuple[str, Ready]]:
+        """The requests that are computed here although their hold is there now, once: their producers are to be told
+        that these holds are not wanted.
+        """
+        declined, self._declined = self._declined, []
+        return declined
 
     def waits(self, request: str, now: float) -> bool:
-        """Whether a request is an early leg whose hold is not there yet."""
+        """Whether the request is an early leg that still waits for its producer's notice."""
         leg = self._legs.get(request)
         if leg is None:
             return False
@@ -148,7 +165,7 @@ class EarlyLegs:
         return None if leg is None else leg.ready
 
     def lost(self, is_lost: Callable[[str], bool]) -> None:
-        """Producers may be gone, or set aside: their legs are computed here."""
+        """The legs of producers that are lost (gone, or set aside) are computed here."""
         for request, leg in list(self._legs.items()) if self.waiting else ():
             if leg.state is EarlyState.WAITING and is_lost(leg.engine):
                 self._move(request, leg, EarlyCause.PRODUCER_LOST)
@@ -159,7 +176,7 @@ class EarlyLegs:
         if leg is not None:
             self._move(request, leg, EarlyCause.FINISHED)
 
-    def _move(self, request: str, leg: _Leg, cause: EarlyCause) -> bool:
+    def _move(self, request: str, leg: _Leg, cause: EarlyCause, ready: Ready | None = None) -> bool:
         row = EARLY_ROWS[leg.state].get(cause)
         if row is None:
             return False
@@ -169,6 +186,10 @@ class EarlyLegs:
             self.counts["early legs computed here"] += 1
         if EarlyAct.PULL in row.acts:
             self.counts["early legs told"] += 1
+            leg.ready = ready
+        if EarlyAct.GIVE_BACK in row.acts and ready is not None:
+            self.counts["early holds declined"] += 1
+            self._declined.append((request, ready))
         if row.state is EarlyState.OVER:
             del self._legs[request]
             same = self._named[leg.name]

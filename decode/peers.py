@@ -77,8 +77,8 @@ class ProducerPeers:
         if shakes_hands:
             peer.meeting_until = now + MEETING_S * self._unit
 
-    def lives(self, instance: str, *, but: str) -> list[str]:
-        """The known lives of an instance, without the one of this engine id."""
+    def lives(self, instance: str, *, but: str = "") -> list[str]:
+        """The known lives of an instance, without the one that has the engine id `but`."""
         return [each for each, peer in self._peers.items() if peer.instance == instance and each != but]
 
     def forgotten(self, engine: str) -> None:

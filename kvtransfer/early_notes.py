@@ -3,7 +3,7 @@ Pure; the parser is total.
 
 D asks P for a name (`Want`) as soon as it has the leg. P answers once the hold of that name is there (`Ready`), at once
 if it is there already. Both are JSON objects, and travel between the scheduler halves of two introduced engines
-(`engine.vllm.connector.line`), beside every transfer of blocks.
+(`engine.vllm.connector.notices`), beside every transfer of blocks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kvtransfer.fields import NAME_CHARS_MAX
 NOTE_BYTES_MAX: Final = 1 << 20
 """The block ids of a prompt of a million tokens take half of it."""
 
-LINE_STAGE: Final = 511
-"""The pipeline stage under which an engine's handshake payloads list its line: the last that an agent takes
-(`kvtransfer.asks.PAYLOADS_MAX`), and no real one. A connector that knows no lines reads stage 0 only."""
+CHANNEL_STAGE: Final = 511
+"""The pipeline stage under which an engine's handshake payloads list its notice channel: the last that an agent takes
+(`kvtransfer.asks.PAYLOADS_MAX`), and no real one. A connector without such a channel reads stage 0 only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Who waits for a hold that is not there yet: the producer's side of early legs (`decode.early`). Pure.
+"""The producer's side of early legs (`decode.early`): consumers that ask for a hold before it is made. Pure.
 
-A consumer asks for a hold by its name, before or after the prompt is computed. It is answered once: when the prompt is
-computed, or at once if the hold stands. A name that never becomes a hold (the leg was aborted, or given up) is answered
-by nobody: the router, which sees why, ends the waiting leg.
+A consumer asks for a hold by its name, before or after the prompt is computed. The producer answers when the prompt is
+computed, or at once if the hold stands. If no hold is ever made (the leg was aborted, or given up), the producer does
+not answer: the router, which sees why, ends the waiting leg.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Callers:
         self._asked: Final[dict[str, tuple[str, ...]]] = {}
         self._until: Final[Alarms[str]] = Alarms()
         self._standing: Final[dict[str, Ready]] = {}
-        """By name, what stands."""
+        """By name, the holds that stand."""
         self._names: Final[dict[str, str]] = {}
         """By request, the name of its hold."""
 
     @property
     def asked(self) -> int:
-        """How many names are asked for, and are not there."""
+        """The number of names that are asked for and have no hold."""
         return len(self._asked)
 
     def wanted(self, caller: str, name: str, now: float) -> Ready | None:
@@ -52,13 +52,13 @@ class Callers:
         return None
 
     def filled(self, request: str, ready: Ready) -> tuple[str, ...]:
-        """A prompt is computed and held: the consumers that are to be told."""
+        """A prompt is computed and held. Returns the consumers to tell."""
         self._standing[ready.name], self._names[request] = ready, ready.name
         self._until.drop(ready.name)
         return self._asked.pop(ready.name, ())
 
     def over(self, request: str) -> None:
-        """The hold is over, or was given up: nobody is told of it any more."""
+        """The hold has ended, or was given up: no consumer is told of it any more."""
         name = self._names.pop(request, None)
         if name is not None:
             self._standing.pop(name, None)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from cluster.errors import UsageError
-from cluster.spec.finding import Finding
-from cluster.spec.problems import FieldPath, Problem, Severity, nearest, quoted
+from cluster.spec.problems import FieldPath, Finding, Problem, Severity, nearest, quoted
 from cluster.spec.reader import FilePlace, Reader, sorted_problems
 from cluster.spec.rules import FloorOf, check
 from cluster.spec.settings import Spec

@@ -26,6 +26,20 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a rule has found: a problem that has no line number yet."""
+
+    path: FieldPath
+    message: str
+    fix: str
+    uses: tuple[FieldPath, ...] = ()
+    """What it was concluded from, beside `path`."""
+    severity: Severity = Severity.ERROR
+    value: str | None = None
+    """Shown instead of the file's own text, where that is a secret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One thing in the file that is wrong, or looks wrong."""
 

@@ -14,9 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from cluster.instance import TENANTS_MAX, Role
 from cluster.spec import flags, sides
-from cluster.spec.finding import Finding
 from cluster.spec.pairing import refused_pair
-from cluster.spec.problems import FieldPath, Severity, nearest, quoted
+from cluster.spec.problems import FieldPath, Finding, Severity, nearest, quoted
 from cluster.spec.settings import Connector, Model, Pool, SloClass, Spec, WhenMissed
 from cluster.spec.units import shown
 
@@ -365,16 +364,16 @@ def _copied_heads(spec: Spec, floor_of: FloorOf) -> Iterator[Finding]:
     """Pairs that vLLM refuses, which only the model's own sizes tell."""
     for at, model in enumerate(spec.models):
         floor, pools = floor_of(spec, model), model.pools.every()
-        for (giver, (gives, our_pool)), (taker, (takes, their_pool)) in permutations(pools.items(), 2):
-            if floor is None or floor.kv_heads is None or (gives, takes) not in sides.GIVE_AND_TAKE:
+        for (producer, (gives, our_pool)), (consumer, (takes, their_pool)) in permutations(pools.items(), 2):
+            if floor is None or floor.kv_heads is None or (gives, takes) not in sides.ROLE_PAIRS:
                 continue
             ours, theirs = our_pool.shape.tp, their_pool.shape.tp
             because = refused_pair(ours, theirs, floor.kv_heads)
             if because and not refused_pair(ours, theirs):
-                where = (giver,) if giver == gives.value else ("extra", giver)
+                where = (producer,) if producer == gives.value else ("extra", producer)
                 path = ("models", at, "pools", *where, "shape", "tp")
                 most = max(theirs, floor.kv_heads)
-                message = f"vLLM hands nothing over from {giver} to {taker}: {because}"
+                message = f"vLLM hands nothing over from {producer} to {consumer}: {because}"
                 yield Finding(path=path, message=message, fix=f"write `tp: {most}` or less", uses=(path[:2],))
 
 

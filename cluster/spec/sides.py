@@ -14,25 +14,24 @@ from typing import Any, Final
 
 from cluster.instance import Role
 from cluster.spec import flags
-from cluster.spec.finding import Finding
 from cluster.spec.pairing import refused_pair
-from cluster.spec.problems import FieldPath, Severity
+from cluster.spec.problems import FieldPath, Finding, Severity
 from cluster.spec.settings import Connector, Model, Pool, Spec
 
-GIVE_AND_TAKE: Final = (
+ROLE_PAIRS: Final = (
     (Role.PREFILL, Role.DECODE),
     (Role.PREFILL, Role.BOTH),
     (Role.BOTH, Role.DECODE),
     (Role.BOTH, Role.BOTH),
 )
-"""Roles of the two sides of a hand-over."""
+"""Roles of the producer and the consumer of a hand-over."""
 
 _BLOCK, _PREFILL_RANKS, _DECODE_RANKS = "block-size", "prefill-context-parallel-size", "decode-context-parallel-size"
 _ROUTED, _DRAFTS = "enable-return-routed-experts", "speculative-config"
 _LORA = ("enable-lora", "lora-modules")
 _READ_HIDDEN_STATES: Final = ("eagle", "mtp", "dflash", "dspark")
-"""Beginnings and ends of the methods of speculation whose drafts need the model's hidden states, hence KV cache of
-their own that P has to have filled (``SpeculativeConfig.use_eagle``; each ``…_mtp`` is one)."""
+"""A method of speculative decoding reads the model's hidden states if its name begins like this, or ends in ``_mtp``
+(``SpeculativeConfig.use_eagle``). Its draft model then has KV cache of its own, which P must fill as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Side:
 
     @property
     def at_tp(self) -> FieldPath:
-        """Where its tensor parallel size stands."""
+        """The path of its tensor parallel size."""
         return (*self.path, "shape", "tp")
 
 
@@ -78,7 +77,7 @@ def check(spec: Spec) -> Iterator[Finding]:
 
 def pairs(sides: list[Side]) -> Iterator[tuple[Side, Side]]:
     """Every producer with every consumer."""
-    yield from ((one, other) for one, other in permutations(sides, 2) if (one.role, other.role) in GIVE_AND_TAKE)
+    yield from ((one, other) for one, other in permutations(sides, 2) if (one.role, other.role) in ROLE_PAIRS)
 
 
 def _sides(path: FieldPath, model: Model) -> Iterator[Side]:
@@ -90,15 +89,17 @@ def _sides(path: FieldPath, model: Model) -> Iterator[Side]:
 def _of(sides: list[Side]) -> Iterator[Finding]:
     together = list(pairs(sides))
     among = {side.name for side in sides if side.role is Role.BOTH and side.pool.at_most > 1}
-    gives = among | {giver.name for giver, _ in together}
-    takes = among | {taker.name for _, taker in together} | {side.name for side in sides if side.role is Role.DECODE}
+    gives = among | {producer.name for producer, _ in together}
+    takes = (
+        among | {consumer.name for _, consumer in together} | {side.name for side in sides if side.role is Role.DECODE}
+    )
     for side in sides:
         if side.pool.shape.pp > 1 and side.name in gives | takes:
             yield _stages(side, takes=side.name in takes)
         yield from _at_start(side)
-    for giver, taker in together:
+    for producer, consumer in together:
         for rule in _PAIR:
-            yield from rule(giver, taker)
+            yield from rule(producer, consumer)
 
 
 def _names(path: FieldPath, model: Model) -> Iterator[Finding]:
@@ -155,15 +156,15 @@ def _not_by_baton(sides: list[Side]) -> Iterator[Finding]:
 # -- what two pools must have in common --
 
 
-def _sizes(giver: Side, taker: Side) -> Iterator[Finding]:
-    ours, theirs = giver.pool.shape.tp, taker.pool.shape.tp
+def _sizes(producer: Side, consumer: Side) -> Iterator[Finding]:
+    ours, theirs = producer.pool.shape.tp, consumer.pool.shape.tp
     if refused_pair(ours, theirs):
-        message = f"{giver.name} has tp {ours}: one must be a multiple of the other for a handoff"
+        message = f"{producer.name} has tp {ours}: one must be a multiple of the other for a handoff"
         fix = f"write `tp: {ours}`, or a multiple or divisor of it"
-        yield Finding(path=taker.at_tp, message=message, fix=fix, uses=(giver.at_tp,))
+        yield Finding(path=consumer.at_tp, message=message, fix=fix, uses=(producer.at_tp,))
 
 
-def _same(giver: Side, taker: Side) -> Iterator[Finding]:
+def _same(producer: Side, consumer: Side) -> Iterator[Finding]:
     """Flags that both must have with one value, and why."""
     for names, why in (
         (flags.SAME_ON_BOTH_SIDES, "the KV cache of one is refused by the other"),
@@ -171,12 +172,19 @@ def _same(giver: Side, taker: Side) -> Iterator[Finding]:
         (flags.SAME_WORDS, "one reads the request, the other writes the answer"),
     ):
         for flag in names:
-            (our_path, ours), (their_path, theirs) = giver.given(flag), taker.given(flag)
-            if _meant(flag, ours) != _meant(flag, theirs):
-                path = our_path if theirs is None else their_path
-                message = f"{giver.name} and {taker.name} must agree on it: {why}"
+            path = _disagreement(producer, consumer, flag)
+            if path is not None:
+                message = f"{producer.name} and {consumer.name} must agree on it: {why}"
                 fix = "give it to both pools with one value, or to none"
-                yield Finding(path=path, message=message, fix=fix, uses=(giver.path, taker.path))
+                yield Finding(path=path, message=message, fix=fix, uses=(producer.path, consumer.path))
+
+
+def _disagreement(producer: Side, consumer: Side, flag: str) -> FieldPath | None:
+    """Where the two give a flag different values; None: they agree on it."""
+    (our_path, ours), (their_path, theirs) = producer.given(flag), consumer.given(flag)
+    if _meant(flag, ours) == _meant(flag, theirs):
+        return None
+    return our_path if theirs is None else their_path
 
 
 def _meant(flag: str, value: Any) -> Any:
@@ -184,73 +192,78 @@ def _meant(flag: str, value: Any) -> Any:
     return None if value is False or value == flags.LEFT_OUT.get(flag) else value
 
 
-def _blocks(giver: Side, taker: Side) -> Iterator[Finding]:
+def _blocks(producer: Side, consumer: Side) -> Iterator[Finding]:
     """``KC/utils.py``, `block_size_ratio`; and `_validate_remote_agent_handshake` where ranks are fewer, too."""
-    ours, theirs = giver.number(_BLOCK), taker.number(_BLOCK)
-    path = taker.given(_BLOCK)[0]
-    fewer = giver.pool.shape.tp > taker.pool.shape.tp
+    ours, theirs = producer.number(_BLOCK), consumer.number(_BLOCK)
+    path = consumer.given(_BLOCK)[0]
+    fewer = producer.pool.shape.tp > consumer.pool.shape.tp
     if ours is None and theirs is None:
         return
     if ours is None or theirs is None:
-        path = giver.given(_BLOCK)[0] if theirs is None else path
-        lacks = taker.name if theirs is None else giver.name
+        path = producer.given(_BLOCK)[0] if theirs is None else path
+        lacks = consumer.name if theirs is None else producer.name
         message = f"{lacks} has vLLM's default, which depends on its hardware: sizes may not fit each other"
         fix = f"write `{_BLOCK}: {ours or theirs}` under both, or under none"
-        yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, uses=(giver.path, taker.path))
+        yield Finding(
+            path=path, message=message, fix=fix, severity=Severity.WARNING, uses=(producer.path, consumer.path)
+        )
     elif theirs % ours:
-        message = f"{giver.name} has {ours}: decode's blocks must be a multiple of prefill's"
-        yield Finding(path=path, message=message, fix=f"write `{_BLOCK}: {ours}`", uses=(giver.path,))
+        message = f"{producer.name} has {ours}: decode's blocks must be a multiple of prefill's"
+        yield Finding(path=path, message=message, fix=f"write `{_BLOCK}: {ours}`", uses=(producer.path,))
     elif fewer and theirs != ours:
-        message = f"{giver.name} has {ours}, and a larger `tp`: blocks must then be of one size"
-        yield Finding(path=path, message=message, fix=f"write `{_BLOCK}: {ours}`", uses=(giver.path, taker.at_tp))
+        message = f"{producer.name} has {ours}, and a larger `tp`: blocks must then be of one size"
+        yield Finding(path=path, message=message, fix=f"write `{_BLOCK}: {ours}`", uses=(producer.path, consumer.at_tp))
 
 
-def _context_ranks(giver: Side, taker: Side) -> Iterator[Finding]:
+def _context_ranks(producer: Side, consumer: Side) -> Iterator[Finding]:
     """Keys and values spread over ranks (`_validate_remote_parallel_config`, `_validate_remote_agent_handshake`)."""
-    ours, theirs = giver.number(_DECODE_RANKS) or 1, taker.number(_DECODE_RANKS) or 1
-    prompt = giver.number(_PREFILL_RANKS) or 1
+    ours, theirs = producer.number(_DECODE_RANKS) or 1, consumer.number(_DECODE_RANKS) or 1
+    prompt = producer.number(_PREFILL_RANKS) or 1
     few, many = sorted((ours, theirs))
-    path = giver.given(_DECODE_RANKS)[0] if theirs == 1 else taker.given(_DECODE_RANKS)[0]
+    path = producer.given(_DECODE_RANKS)[0] if theirs == 1 else consumer.given(_DECODE_RANKS)[0]
     if many % few:
-        message = f"{giver.name} has {ours} and {taker.name} {theirs}: one must be a multiple of the other"
-        yield Finding(path=path, message=message, fix=f"write `{_DECODE_RANKS}: {ours}`", uses=(giver.path,))
+        message = f"{producer.name} has {ours} and {consumer.name} {theirs}: one must be a multiple of the other"
+        yield Finding(path=path, message=message, fix=f"write `{_DECODE_RANKS}: {ours}`", uses=(producer.path,))
     elif prompt > 1 and ours == 1 and theirs > 1:
-        message = f"{giver.name} holds whole copies (`{_PREFILL_RANKS}: {prompt}`), which no part can be read from"
-        fix = f"write `{_DECODE_RANKS}: {prompt}` under {giver.name}, too, or remove it here"
-        yield Finding(path=path, message=message, fix=fix, uses=(giver.path,))
+        message = f"{producer.name} holds whole copies (`{_PREFILL_RANKS}: {prompt}`), which no part can be read from"
+        fix = f"write `{_DECODE_RANKS}: {prompt}` under {producer.name}, too, or remove it here"
+        yield Finding(path=path, message=message, fix=fix, uses=(producer.path,))
 
 
-def _drafts(giver: Side, taker: Side) -> Iterator[Finding]:
-    """Speculation that needs what P has computed is on both or on none (`_get_speculative_compatibility_factors`)."""
-    (our_path, ours), (their_path, theirs) = giver.given(_DRAFTS), taker.given(_DRAFTS)
+def _drafts(producer: Side, consumer: Side) -> Iterator[Finding]:
+    """Speculation that reads hidden states is on both or on none (`_get_speculative_compatibility_factors`)."""
+    (our_path, ours), (their_path, theirs) = producer.given(_DRAFTS), consumer.given(_DRAFTS)
     if _reads_states(ours) != _reads_states(theirs):
         path = our_path if _reads_states(ours) else their_path
-        message = f"{giver.name} and {taker.name} must agree on it: its drafts need what prefill has computed for them"
+        message = (
+            f"{producer.name} and {consumer.name} must agree on it: its drafts need what prefill has computed for them"
+        )
         fix = "give it to both pools with one value, or to none; `ngram` may be on decode alone"
-        yield Finding(path=path, message=message, fix=fix, uses=(giver.path, taker.path))
-    elif ours is not None and theirs is None and giver.role is Role.PREFILL:
-        message = f"{giver.name} makes one token of an answer, and {taker.name} the others without it"
-        fix = f"write it under {taker.name}, too, or instead"
-        yield Finding(path=our_path, message=message, fix=fix, severity=Severity.WARNING, uses=(taker.path,))
+        yield Finding(path=path, message=message, fix=fix, uses=(producer.path, consumer.path))
+    elif ours is not None and theirs is None and producer.role is Role.PREFILL:
+        message = f"{producer.name} makes one token of an answer, and {consumer.name} the others without it"
+        fix = f"write it under {consumer.name}, too, or instead"
+        yield Finding(path=our_path, message=message, fix=fix, severity=Severity.WARNING, uses=(consumer.path,))
 
 
 def _reads_states(config: Any) -> tuple[str, Any] | None:
-    """Method and draft model of such speculation; None without it."""
+    """Method and draft model, if that method reads hidden states; else None."""
     method = config.get("method") if isinstance(config, Mapping) else None
     if isinstance(method, str) and (method.startswith(_READ_HIDDEN_STATES) or method.endswith("_mtp")):
         return method, config.get("model")
     return None
 
 
-def _adapters(giver: Side, taker: Side) -> Iterator[Finding]:
-    """Served all the same, whole, on the side that has it."""
+def _adapters(producer: Side, consumer: Side) -> Iterator[Finding]:
+    """Adapters that differ: a request for one is served whole, by the side that has it."""
     for flag in _LORA:
-        (our_path, ours), (their_path, theirs) = giver.given(flag), taker.given(flag)
-        if _meant(flag, ours) != _meant(flag, theirs):
-            path = our_path if theirs is None else their_path
-            message = f"{giver.name} and {taker.name} differ: requests for such an adapter are handed over by none"
+        path = _disagreement(producer, consumer, flag)
+        if path is not None:
+            message = (
+                f"{producer.name} and {consumer.name} differ: requests for such an adapter are handed over by none"
+            )
             fix = "give both pools the same adapters, by the same names and files"
-            uses = (giver.path, taker.path)
+            uses = (producer.path, consumer.path)
             yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, uses=uses)
             return
 

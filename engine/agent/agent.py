@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import secrets
 import socket
@@ -14,17 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import EngineFailed, UsageError
-from cluster.instance import Role
-from cluster.registry.membership import (
-    BEAT_EVERY_S,
-    Heartbeat,
-    MemberKind,
-    Membership,
-    MemberState,
-)
-from cluster.registry.registry import NameRefused, Registry, RegistryDown
+from cluster.errors import EngineFailed
+from cluster.instance import Role, total_load
+from cluster.registry.membership import Heartbeat, Member, MemberState
+from cluster.registry.registry import Registry, RegistryDown
 from cluster.telemetry import tracing
+from engine.agent.announcer import Announcer
 from engine.agent.grants import concerning
 from engine.agent.http import Gate, agent_app, listen
 from engine.agent.kv_events import follow, make_room
@@ -47,7 +41,7 @@ from engine.agent.machine import (
     Tick,
 )
 from engine.agent.meetings import exposition
-from engine.agent.rank import Rank, exposition_of
+from engine.agent.rank import Rank, exposition_of, figures
 from engine.agent.rules import RoleRules
 from engine.agent.transfers import MEETING_S, Transfers
 from engine.vllm.adapters import Adapters
@@ -58,8 +52,6 @@ from kvtransfer.asks import door_of
 from kvtransfer.seal import Identity
 from kvtransfer.ticket import SigningKey
 
-logger = logging.getLogger("baton.agent")
-
 LOOK_EVERY_S = 0.5
 """Seconds between two readings of the engine's metrics: the figures in a heartbeat are never older than this plus one
 heartbeat."""
@@ -68,9 +60,6 @@ MODELS_EVERY_LOOKS = 20
 """Readings of the metrics between two of the models: adapters are loaded and unloaded while an engine runs (ten
 seconds)."""
 
-ROUTERS_MAX = 128
-"""Most routers that share an instance's credits: their names and grants take a third of a heartbeat. Of more routers,
-those whose names sort first."""
 ADAPTERS_EVERY_LOOKS = 2
 """The same for an engine that has adapters: a name with new weights is noticed within a second."""
 
@@ -79,9 +68,6 @@ GOODBYE_S = 5.0
 broken."""
 
 _SERVING = frozenset({AgentState.STARTING, AgentState.READY, AgentState.RESTARTING, AgentState.DRAINING})
-
-CLAIM_ATTEMPTS_S = 2.5
-"""A taken name is claimed again for this many ttls: the name of a killed agent is free after one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +130,9 @@ class Agent:
         self._tell = tell
         self._say = say
         self._id = secrets.token_hex(8)
-        self._routers = None if registry is None else Membership(registry.ttl_s)
         self._models: tuple[dict[str, Any], ...] = ()
         self._weights = ""
         self._adapters = Adapters(config.adapter, config.adapter_marks)
-        self._nudge = asyncio.Event()
         self._look = asyncio.Event()
         self._code: asyncio.Future[int] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -156,6 +140,20 @@ class Agent:
         self._engine_running = False
         self._local_epoch = 0
         self._over = False
+        self.announcer = (
+            None
+            if registry is None
+            else Announcer(
+                registry,
+                self._id,
+                self.ranks,
+                beat=self._heartbeat,
+                heard=self._routers_heard,
+                lost=self._name_lost,
+                say=say,
+            )
+        )
+        """Its part in the registry; None: it has no registry."""
 
     @property
     def machine(self) -> AgentMachine:
@@ -177,12 +175,14 @@ class Agent:
         traced = tracing("baton-agent")
         runner, self.url = await listen(agent_app(self, gate, traced), config.host, config.port)
         try:
-            await self._claim(self._code)
+            if self.announcer is not None:
+                await self.announcer.claim(self._code)
             return self._code.result() if self._code.done() else await self._run_tasks(self._code)
         finally:
             with contextlib.suppress(TimeoutError):  # its lease ends without a goodbye, too
                 async with asyncio.timeout(GOODBYE_S):
-                    await self._say_goodbye()
+                    if self.announcer is not None:
+                        await self.announcer.say_goodbye()
             await runner.cleanup()
             if traced is not None:
                 await asyncio.to_thread(traced.close)
@@ -204,6 +204,8 @@ class Agent:
                 await self._engine_changed(self._news.get_nowait())
         finally:
             self._over = True
+            if self.announcer is not None:
+                self.announcer.stop()
             for task in tasks:
                 task.cancel()
             self._disarm()
@@ -213,17 +215,17 @@ class Agent:
 
     def _works(self) -> list[tuple[Coroutine[Any, Any, None], str]]:
         works = [(self._follow_engine(), "news"), (self._watch_load(), "load")]
-        if self.registry is None:
+        if self.registry is None or self.announcer is None:
             return works
-        works.append((self._beat_forever(), "beats"))
+        works.append((self.announcer.run(), "beats"))
         for rank in self.ranks:
             if self.spec.evictions:
                 path = Path(events_path(self.spec.evictions, self.spec.first_rank + rank.number))
                 make_room(path)
                 works.append((follow(path, rank.evictions), f"evictions of {rank.id}"))
             if self._identity is not None and self.spec.door:
-                rank.moves = self._transfers(rank, self._identity.of_rank(rank.id), self.registry)
-                works.append((rank.moves.run(), f"transfers of {rank.id}"))
+                rank.transfers = self._transfers(rank, self._identity.of_rank(rank.id), self.registry)
+                works.append((rank.transfers.run(), f"transfers of {rank.id}"))
         return works
 
     def _transfers(self, rank: Rank, identity: Identity, registry: Registry) -> Transfers:
@@ -237,7 +239,7 @@ class Agent:
             role=lambda: rank.machine.role,
             models=lambda: [str(entry["id"]) for entry in self._models if "id" in entry],
             shares=self.spec.has_peers,
-            on_change=self._nudge.set,
+            on_change=self._nudge,
         )
 
     @staticmethod
@@ -279,7 +281,7 @@ class Agent:
 
     def state(self) -> dict[str, Any]:
         """Everything that the agent knows of the instance."""
-        machine, loads = self.machine, [rank.machine.load for rank in self.ranks]
+        machine = self.machine
         told = {
             "instance": self.spec.instance,
             "role": machine.role.value,
@@ -295,14 +297,13 @@ class Agent:
             "weights": self._weights,
             "node": self.config.node,
             "credits": sum(rank.machine.credits for rank in self.ranks),
-            "grants": {name: router.granted[-1][1] for name, router in machine.shared.routers.items()},
-            "load": {
-                "running": sum(load.running for load in loads),
-                "waiting": sum(load.waiting for load in loads),
-                "kv_usage": sum(load.kv_usage for load in loads) / len(loads),
-            },
+            "grants": self.ranks[0].grants(),
+            "load": figures(total_load([rank.machine.load for rank in self.ranks])),
             "pulls": [
-                asdict(each) for rank in self.ranks if rank.moves is not None for each in rank.moves.handoffs.pulls
+                asdict(each)
+                for rank in self.ranks
+                if rank.transfers is not None
+                for each in rank.transfers.handoffs.pulls
             ],
             "log": str(self.engine.log_path),
         }
@@ -310,10 +311,8 @@ class Agent:
 
     def metrics(self) -> str:
         """The metrics as Prometheus text."""
-        text = exposition_of(self.ranks)
-        for rank in self.ranks:
-            text += "" if rank.moves is None else exposition(rank.id, rank.moves.handoffs)
-        return text
+        handoffs = {rank.id: rank.transfers.handoffs for rank in self.ranks if rank.transfers is not None}
+        return exposition_of(self.ranks) + exposition(handoffs)
 
     # -- the machine --
 
@@ -329,7 +328,7 @@ class Agent:
         for effect in effects:
             match effect:
                 case Publish():
-                    self._nudge.set()
+                    self._nudge()
                     self._look.set()
                 case Say(line):
                     self._say(line)
@@ -399,15 +398,15 @@ class Agent:
         """Meet enough peers before the instance takes work, within a time limit, so that no request waits for a
         handshake.
         """
-        met = [rank.moves for rank in self.ranks if rank.moves is not None]
+        met = [rank.transfers for rank in self.ranks if rank.transfers is not None]
         if not met:
             return
-        self._nudge.set()  # announce the models now, so that peers know to meet this engine
+        self._nudge()  # announce the models now, so that peers know to meet this engine
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MEETING_S):
-                for moves in met:
-                    while not moves.acquainted.enough and self._news.empty():
-                        await moves.looked()
+                for each in met:
+                    while not each.acquainted.enough and self._news.empty():
+                        await each.looked()
                 return
         self._say(
             f"{self.spec.instance} has not met enough others in {MEETING_S:g} s; it takes work that is not handed over"
@@ -427,7 +426,7 @@ class Agent:
         if [_meaning(entry) for entry in entries] != [_meaning(entry) for entry in self._models]:
             self._models = entries
         if before != self._adapters.digests:
-            self._nudge.set()
+            self._nudge()
 
     @property
     def _has_adapters(self) -> bool:
@@ -446,7 +445,7 @@ class Agent:
                             self._feed_rank(rank, LoadRead(rank.read(load)))
                         looks += 1
                         if self._adapters.check():
-                            self._nudge.set()
+                            self._nudge()
                         if looks % (ADAPTERS_EVERY_LOOKS if self._has_adapters else MODELS_EVERY_LOOKS) == 0:
                             await self._hear_models(await probe.models())
                 with contextlib.suppress(TimeoutError):
@@ -477,7 +476,7 @@ class Agent:
             credits=machine.credits,
             grants=machine.grants((epoch, rank.seq)),
             shuns=rank.shuns(),
-            peers=rank.moves is not None and rank.moves.shares,
+            peers=rank.transfers is not None and rank.transfers.shares,
             evicted=(rank.evictions.tokens, rank.evictions.clears),
             kept=rank.evictions.kept,
             revision=self.config.revision,
@@ -485,89 +484,25 @@ class Agent:
             node=self.config.node,
             tenants=self.config.tenants,
             pins=self.spec.pins,
-            early=rank.moves is not None and rank.moves.early,
+            early=rank.transfers is not None and rank.transfers.early,
             sent_at=time.time(),  # noqa: TID251 - for information only, no decision depends on it
         )
 
-    async def _claim(self, ended: asyncio.Future[int]) -> None:
-        """Claim the names. The name of an agent that has just died is free after a ttl, so wait that long."""
-        if self.registry is None:
-            return
-        deadline = time.monotonic() + CLAIM_ATTEMPTS_S * self.registry.ttl_s
-        for rank in self.ranks:
-            await self._claim_one(rank, self.registry, deadline, ended)
-
-    async def _claim_one(self, rank: Rank, registry: Registry, deadline: float, ended: asyncio.Future[int]) -> None:
-        told = False
-        while not ended.done():
-            try:
-                # A name that was another agent's needs an epoch that it never had.
-                rank.machine.epoch = rank.epoch = await registry.next_epoch(rank.id, rank.epoch)
-                claimed = await registry.claim(self._heartbeat(rank))
-            except RegistryDown as down:
-                if time.monotonic() > deadline:
-                    raise UsageError(f"--registry: {down}") from None
-                logger.warning("%s", down)
-                await asyncio.sleep(BEAT_EVERY_S)
-                continue
-            if not isinstance(claimed, NameRefused):
-                return
-            if time.monotonic() > deadline:
-                raise UsageError(f"--name {self.spec.instance}: {claimed.because}; choose another name")
-            if not told:
-                self._say(f"{rank.id}: {claimed.because}; waiting for it to be free")
-                told = True
-            await asyncio.sleep(BEAT_EVERY_S)
-
-    async def _beat_forever(self) -> None:
-        assert self.registry is not None and self._routers is not None
-        down = False
-        while not self._over:  # not by cancellation alone: a library may swallow one
-            await self._hear_routers(self.registry, self._routers)
-            try:
-                answers = [await self.registry.beat(self._heartbeat(rank)) for rank in self.ranks]
-            except RegistryDown as reason:
-                if not down:
-                    logger.warning("%s; serving on", reason)
-                down = True
-            else:
-                if down:
-                    logger.info("the registry is back")
-                down = False
-                refused = next((answer for answer in answers if isinstance(answer, NameRefused)), None)
-                if refused is not None:
-                    self._say(f"{self.spec.instance} lost its name: {refused.because}")
-                    self._feed(DrainAsked(self.config.drain_s, leave=True))
-            self._nudge.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_EVERY_S):
-                    await self._nudge.wait()
-
-    async def _hear_routers(self, registry: Registry, routers: Membership) -> None:
-        """Read which routers share the credits, and how many each one wants. Without the registry, the last reading
-        holds.
-        """
-        now = asyncio.get_running_loop().time()
-        try:
-            beats = await registry.read(MemberKind.ROUTER)
-        except RegistryDown:
-            routers.deaf(now)  # the heartbeat reports the outage
-            return
-        routers.fold(beats, now)
+    def _routers_heard(self, routers: list[Member]) -> None:
+        """Tell each rank which routers share its credits, and how many each of them wants."""
         names = [str(entry["id"]) for entry in self._models if "id" in entry]
-        whose = self.config.tenants
-        heard = list(routers.snapshot())[:ROUTERS_MAX]
         for rank in self.ranks:
-            said = (concerning(each.beat, rank.id, rank.machine.role, names, whose) for each in heard)
+            said = (concerning(each.beat, rank.id, rank.machine.role, names, self.config.tenants) for each in routers)
             self._feed_rank(rank, RoutersHeard(tuple(said)))
 
-    async def _say_goodbye(self) -> None:
-        if self.registry is None:
-            return
-        with contextlib.suppress(RegistryDown):
-            for rank in self.ranks:
-                await self.registry.leave(rank.id, self._id)
-        await self.registry.close()
+    def _name_lost(self, because: str) -> None:
+        self._say(f"{self.spec.instance} lost its name: {because}")
+        self._feed(DrainAsked(self.config.drain_s, leave=True))
+
+    def _nudge(self) -> None:
+        """What the heartbeats say has changed."""
+        if self.announcer is not None:
+            self.announcer.nudge()
 
 
 def _meaning(entry: dict[str, Any]) -> tuple[object, ...]:

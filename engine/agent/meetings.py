@@ -15,15 +15,13 @@ from typing import Any
 from cluster.ids import InstanceId
 from cluster.instance import Load, Role
 from cluster.registry.membership import Member, MemberState
-from kvtransfer.asks import LEFT
-from kvtransfer.early_notes import LINE_STAGE
+from kvtransfer.asks import LEFT, PAYLOADS_MAX
+from kvtransfer.early_notes import CHANNEL_STAGE
 
 MET = "met"
 """The engine's word for a peer whose memory it has read."""
 TEXT_CHARS_MAX = 512
 PEERS_MAX = 4096
-PAYLOADS_MAX = 512
-"""Most ranks of one engine."""
 ALIVE = frozenset({MemberState.STARTING, MemberState.READY, MemberState.DRAINING})
 """States in which an instance can be met. A draining one still hands over its holds; a starting one is met before it
 takes work."""
@@ -49,8 +47,8 @@ class EngineEndpoint:
 
     @property
     def early(self) -> bool:
-        """Whether it has a line to other engines: then it takes early legs (`decode.early`)."""
-        return any(stage == LINE_STAGE for stage, _, _ in self.payloads)
+        """Whether it has a notice channel: then it takes early legs (`decode.early`)."""
+        return any(stage == CHANNEL_STAGE for stage, _, _ in self.payloads)
 
     @property
     def digest(self) -> str:
@@ -152,14 +150,18 @@ def _pulls(engine: str, told: object) -> PullState | None:
     return PullState(engine, name, str(told.get("link", ""))[:TEXT_CHARS_MAX], pulled, failed, aside, shunned)
 
 
-def exposition(instance: InstanceId, told: HandoffReport) -> str:
-    """The report as Prometheus text, for an agent's ``/metrics``."""
-    events = [(f'event="{_escaped(name)}"', count) for name, count in sorted(told.counts.items())]
+def exposition(reports: Mapping[InstanceId, HandoffReport]) -> str:
+    """The reports of an agent's instances as Prometheus text, for its ``/metrics``: each name once."""
+    events: list[tuple[str, int]] = []
     pulls: list[tuple[str, int]] = []
-    for each in told.pulls:
-        producer = f'producer="{_escaped(each.instance)}"'
-        pulls += [(f'{producer},ended="well"', each.pulled), (f'{producer},ended="badly"', each.failed)]
-    aside = [(f'producer="{_escaped(each.instance)}"', int(each.aside)) for each in told.pulls]
+    aside: list[tuple[str, int]] = []
+    for instance, told in reports.items():
+        mine = f'instance="{instance}"'
+        events += [(f'{mine},event="{_escaped(name)}"', count) for name, count in sorted(told.counts.items())]
+        for each in told.pulls:
+            producer = f'{mine},producer="{_escaped(each.instance)}"'
+            pulls += [(f'{producer},ended="well"', each.pulled), (f'{producer},ended="badly"', each.failed)]
+            aside.append((producer, int(each.aside)))
     lines = []
     for name, kind, samples in (
         ("baton_agent_connector_events_total", "counter", events),
@@ -167,7 +169,7 @@ def exposition(instance: InstanceId, told: HandoffReport) -> str:
         ("baton_agent_pair_set_aside", "gauge", aside),
     ):
         lines += [f"# TYPE {name} {kind}\n"] if samples else []
-        lines += [f'{name}{{instance="{instance}",{labels}}} {value}\n' for labels, value in samples]
+        lines += [f"{name}{{{labels}}} {value}\n" for labels, value in samples]
     return "".join(lines)
 
 
@@ -301,13 +303,13 @@ class Acquainted:
         consumers = [each for each in listed if role.prefills and each.beat.role.decodes]
         sources = [each for each in listed if shares and each.beat.peers and each not in producers]
         former, self.shuns = self.shuns, unable([*producers, *sources], found, told)
-        unmet = unable(producers, found, told)
         knows = {each.id: self._since.get(each.id, each.beat.order) for each in consumers if each.id in found}
         self._since = knows
         # A consumer that has met this engine announces with any later heartbeat whether it cannot pull from it.
         ready = [each for each in consumers if each.id in knows and each.beat.order > knows[each.id]]
         able = sum(me not in each.beat.shuns for each in ready)
-        enough_pull = len(producers) - len(unmet) >= min(PEERS_ENOUGH, len(producers))
+        pulled_from = sum(each.id not in self.shuns for each in producers)
+        enough_pull = pulled_from >= min(PEERS_ENOUGH, len(producers))
         self.enough = enough_pull and able >= min(PEERS_ENOUGH, len(consumers))
         return self.shuns != former
 

@@ -20,7 +20,7 @@ from engine.vllm.evictions import Evictions
 class Rank:
     """See the module."""
 
-    __slots__ = ("epoch", "evictions", "id", "machine", "moves", "number", "seq")
+    __slots__ = ("epoch", "evictions", "id", "machine", "number", "seq", "transfers")
 
     def __init__(self, machine: AgentMachine, *, tiered: bool) -> None:
         """`tiered`: its engine has tiers below its KV cache."""
@@ -28,7 +28,7 @@ class Rank:
         self.number = rank_of(self.id) or 0
         self.machine = machine
         self.evictions = Evictions(tiered=tiered)
-        self.moves: Transfers | None = None
+        self.transfers: Transfers | None = None
         """The part that introduces it to its peers, while there is one."""
         self.epoch = 0
         """The number of this start of the engine, among all that its name ever had."""
@@ -37,14 +37,14 @@ class Rank:
 
     def read(self, load: Load) -> Load:
         """Its load, with what its agent socket counts better than vLLM."""
-        return load if self.moves is None else with_door(load, self.moves.handoffs)
+        return load if self.transfers is None else with_door(load, self.transfers.handoffs)
 
     def shuns(self) -> tuple[InstanceId, ...]:
         """Producers from which it can pull nothing now; of very many, the first that fit into a heartbeat."""
-        if self.moves is None:
+        if self.transfers is None:
             return ()
         kept, left = [], SHUNS_BYTES_MAX
-        for name in self.moves.acquainted.shuns[:SHUNS_MAX]:
+        for name in self.transfers.acquainted.shuns[:SHUNS_MAX]:
             left -= len(name)
             if left >= 0:
                 kept.append(name)
@@ -52,15 +52,19 @@ class Rank:
 
     def told(self) -> dict[str, Any]:
         """What its agent tells of it."""
-        machine, load = self.machine, self.machine.load
+        machine = self.machine
         return {
             "instance": self.id,
             "state": machine.state.value,
             "epoch": machine.epoch,
             "credits": machine.credits,
-            "grants": {name: router.granted[-1][1] for name, router in machine.shared.routers.items()},
-            "load": {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},
+            "grants": self.grants(),
+            "load": figures(machine.load),
         }
+
+    def grants(self) -> dict[str, int]:
+        """The legs that each router may have there now, by the router's name."""
+        return {name: router.granted[-1][1] for name, router in self.machine.shared.routers.items()}
 
     def samples(self) -> dict[str, float]:
         """Its metrics, by name."""
@@ -77,6 +81,11 @@ class Rank:
             "baton_agent_kv_evicted_tokens_total": self.evictions.tokens,
             "baton_agent_recomputed_tokens_total": load.recomputed_tokens,
         }
+
+
+def figures(load: Load) -> dict[str, float]:
+    """What an agent tells of a load."""
+    return {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage}
 
 
 def exposition_of(ranks: tuple[Rank, ...]) -> str:

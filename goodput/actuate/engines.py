@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from cluster.ids import InstanceId, engine_of
-from cluster.instance import Load
+from cluster.instance import total_load
 from cluster.registry.membership import Heartbeat, MemberState
 
 _ORDER: Final = (
@@ -41,21 +41,7 @@ def _one(engine: InstanceId, ranks: Sequence[Heartbeat]) -> Heartbeat:
         least,
         id=engine,
         epoch=max(beat.epoch for beat in ranks),
-        load=_total([beat.load for beat in ranks]),
+        load=total_load([beat.load for beat in ranks]),
         credits=sum(beat.credits for beat in ranks),
         holds=sum(beat.holds for beat in ranks),
-    )
-
-
-def _total(loads: Sequence[Load]) -> Load:
-    return Load(
-        running=sum(load.running for load in loads),
-        waiting=sum(load.waiting for load in loads),
-        kv_usage=sum(load.kv_usage for load in loads) / len(loads),
-        external_kv_tokens=sum(load.external_kv_tokens for load in loads),
-        recomputed_tokens=sum(load.recomputed_tokens for load in loads),
-        kv_tokens=sum(load.kv_tokens for load in loads),
-        deferred=sum(load.deferred for load in loads),
-        prompt_tokens=sum(load.prompt_tokens for load in loads),
-        generation_tokens=sum(load.generation_tokens for load in loads),
     )

@@ -23,7 +23,7 @@ from cluster.spec.settings import (
     Spec,
     Transfer,
 )
-from cluster.spec.sides import GIVE_AND_TAKE
+from cluster.spec.sides import ROLE_PAIRS
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ _SHAPE = (
 )
 
 
-def _same_tp(giver: str, taker: str) -> CelRule:
-    ours, theirs = _or(f"self.{giver}.shape.tp", 1), _or(f"self.{taker}.shape.tp", 1)
+def _same_tp(producer: str, consumer: str) -> CelRule:
+    ours, theirs = _or(f"self.{producer}.shape.tp", 1), _or(f"self.{consumer}.shape.tp", 1)
     return CelRule(
-        f"!has(self.{giver}) || !has(self.{taker}) || {ours} % {theirs} == 0 || {theirs} % {ours} == 0",
-        f"`tp` of {giver} or {taker} must be a multiple of the other's for a handoff",
+        f"!has(self.{producer}) || !has(self.{consumer}) || {ours} % {theirs} == 0 || {theirs} % {ours} == 0",
+        f"`tp` of {producer} or {consumer} must be a multiple of the other's for a handoff",
     )
 
 
@@ -82,7 +82,7 @@ _POOLS = (
         f"{_or('self.prefill.shape.pp', 1)} == 1 || !(has(self.decode) || has(self.both))",
         "vLLM's NixlConnector hands no KV cache over from an instance with pipeline stages: `pp` of prefill must be 1",
     ),
-    *(_same_tp(giver.value, taker.value) for giver, taker in GIVE_AND_TAKE if giver is not taker),
+    *(_same_tp(producer.value, consumer.value) for producer, consumer in ROLE_PAIRS if producer is not consumer),
 )
 
 _CLASS = (

@@ -37,14 +37,14 @@ class Replicas(SharedFleet):
     def admins(self) -> dict[str, str]:
         """Admin sides by router, of those that announce themselves."""
         agent = next(iter(self.agents.values()))
-        assert agent._routers is not None
-        return {str(each.id): str(each.beat.agent_url) for each in agent._routers.snapshot()}
+        assert agent.announcer is not None
+        return {str(each.id): str(each.beat.agent_url) for each in agent.announcer.routers.snapshot()}
 
     def pids(self) -> dict[str, int]:
         """Process ids by router."""
         agent = next(iter(self.agents.values()))
-        assert agent._routers is not None
-        return {str(each.id): int(each.beat.where.rpartition(":")[2]) for each in agent._routers.snapshot()}
+        assert agent.announcer is not None
+        return {str(each.id): int(each.beat.where.rpartition(":")[2]) for each in agent.announcer.routers.snapshot()}
 
     async def begin(self) -> None:
         file = str(self._cluster_file())

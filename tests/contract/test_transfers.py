@@ -283,7 +283,7 @@ async def test_nothing_is_pulled_from_whom_an_engine_has_set_aside(fleet) -> Non
     d.door.aside.add("p0")
     await fleet.settle(1)
     assert d.transfers.acquainted.shuns == ("p0",) and d.changes == 3
-    text = exposition(InstanceId("d0"), d.transfers.handoffs)
+    text = exposition({InstanceId("d0"): d.transfers.handoffs})
     assert 'baton_agent_pair_set_aside{instance="d0",producer="p0"} 1\n' in text
     assert 'baton_agent_pulls_total{instance="d0",producer="p0",ended="badly"} 1\n' in text
     assert 'baton_agent_connector_events_total{instance="d0",event="a block is not what was held"} 1\n' in text
@@ -480,7 +480,7 @@ def test_only_an_engine_reads_as_one() -> None:
      {"peers": {"e": {"instance": 5}, "f": {"instance": "p", "pulled": "x"}}}],
 )  # fmt: skip
 def test_a_state_that_makes_no_sense_says_nothing(told: Any) -> None:
-    assert read_state(told) == HandoffReport() and exposition(InstanceId("d"), read_state(told)) == ""
+    assert read_state(told) == HandoffReport() and exposition({InstanceId("d"): read_state(told)}) == ""
 
 
 def test_a_connectors_door_understands_what_agents_say() -> None:

@@ -38,7 +38,7 @@ from cluster.registry.membership import Heartbeat, MemberKind, Membership, Membe
 from cluster.registry.redis import RedisRegistry
 from cluster.registry.registry import Author, RegistryDown
 from decode.rules import DecodeRules
-from engine.agent.agent import ROUTERS_MAX
+from engine.agent.announcer import ROUTERS_MAX
 from engine.agent.grants import concerning
 from engine.agent.machine import AgentMachine, RoutersHeard, Tick
 

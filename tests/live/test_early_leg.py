@@ -26,6 +26,7 @@ from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Role
 from engine.tiny import model_path
 from kvtransfer.door import ask as knock
+from kvtransfer.door import introduce_each_other
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -181,6 +182,24 @@ def test_a_client_that_leaves_d_early_frees_all(fleet: Fleet) -> None:
 def test_a_leg_of_an_unknown_producer_is_computed_here(fleet: Fleet) -> None:
     prompt = fleet.prompt(200)
     assert tokens_of(fleet.early(fleet.name(), prompt, by="nobody")) == fleet.alone(prompt)
+
+
+def test_a_hold_for_a_leg_that_is_computed_here_ends_at_once(fleet: Fleet) -> None:
+    """D loses P, computes the prompt itself, and meets P again: it tells P that it does not want the hold, long before
+    the hold's lease ends.
+    """
+    prompt, name = fleet.prompt(100), fleet.name()
+    long = {**fleet.body(prompt, LONG), **wire.early_fields(name, P, pins=True)}
+    declined = fleet.count("early holds declined")
+    answer = fleet.pool.submit(ask, fleet.d, PATH, long)
+    fleet.waits()
+    knock(fleet.engines.door("d"), {"ask": "forget", "engine_id": fleet.state("p")["engine_id"]})
+    fleet.waits(0)
+    introduce_each_other(*((each, fleet.engines.door(each)) for each in "pd"))
+    fleet.prefill(name, prompt)
+    within(10, lambda: fleet.count("early holds declined") == declined + 1 and fleet.state("p")["holds"] == 0)
+    status, told = answer.result(60)
+    assert status == 200 and told["choices"][0]["token_ids"][:6] == fleet.alone(prompt)
 
 
 def test_others_are_served_while_a_leg_waits(fleet: Fleet) -> None:

@@ -197,8 +197,8 @@ class SharedFleet:
         await until(lambda: all(len(each) == count for each in self.grants().values()), "all have grants", READY_S)
         await until(lambda: all(self.bound(name) <= self.places for name in self.agents), "all go by them", READY_S)
         agent = next(iter(self.agents.values()))
-        assert agent._routers is not None
-        names = {member.beat.url: str(member.id) for member in agent._routers.snapshot()}
+        assert agent.announcer is not None
+        names = {member.beat.url: str(member.id) for member in agent.announcer.routers.snapshot()}
         for front in self.fronts:
             front.name = names[front.endpoint]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.wire import EARLY, PINS, TRANSFER, early_fields
 from decode.early import ASK_AGAIN_S, LEGS_MAX, WAIT_S_MAX, EarlyLegs
-from engine.vllm.connector.line import Line
+from engine.vllm.connector.notices import NoticeChannel
 from kvtransfer.early_notes import NOTE_BYTES_MAX, Ready, Want, encode, parse
 from kvtransfer.fields import pull_in, sane
 from prefill.callers import CALLERS_MAX, NAMES_MAX, REMEMBER_S, Callers
@@ -99,6 +99,20 @@ def test_it_is_computed_here_if_its_producer_is_unknown_or_lost_or_time_is_up() 
     assert legs.waits("other", WAIT_S_MAX - 1) and not legs.waits("other", WAIT_S_MAX)
     assert legs.told(OTHER, ready("c", OTHER)) == [], "too late: it is computed here"
     assert legs.counts["early legs computed here"] == 3 and legs.waiting == 0
+
+
+def test_a_hold_that_comes_while_its_prompt_is_computed_here_is_declined_once() -> None:
+    legs = EarlyLegs()
+    legs.opened("r", "n", P, 0.0)
+    legs.lost(lambda engine: engine == P)
+    assert legs.take_declined() == []
+    assert legs.told(OTHER, ready(engine=OTHER)) == [] and legs.take_declined() == [], "not its producer's"
+    assert legs.told(P, ready()) == [] and legs.take_declined() == [("r", ready())]
+    assert legs.ready("r") is None and legs.take_declined() == []
+    assert legs.told(P, ready()) == [] and legs.take_declined() == [], "twice"
+    legs.finished("r")
+    assert "r" not in legs and legs.waiting == 0
+    assert legs.counts["early holds declined"] == 1 and legs.counts["early notices ignored"] == 2
 
 
 def test_an_aborted_leg_is_forgotten_and_a_late_word_changes_nothing() -> None:
@@ -193,7 +207,7 @@ def test_in_any_order_no_leg_stays_behind_a_hold_that_stands(events: list[tuple[
     assert waiting.isdisjoint(standing), "what stands has been told"
 
 
-# --- the line --------------------------------------------------------------------------------------------------------
+# --- the notice channel ----------------------------------------------------------------------------------------------
 
 
 class Agent:
@@ -231,28 +245,28 @@ class Agent:
             raise RuntimeError("no")
 
 
-def test_a_line_hears_those_it_knows_and_no_stranger() -> None:
+def test_a_channel_hears_those_it_knows_and_no_stranger() -> None:
     agent = Agent()
-    line = Line(agent)
+    channel = NoticeChannel(agent)
     agent.notes = {"agent-p": [b"x"]}
-    assert line.heard() == [], "nobody is known yet, and nothing is asked of NIXL"
-    line.meet(P, b"p")
+    assert channel.heard() == [], "nobody is known yet, and nothing is asked of NIXL"
+    channel.meet(P, b"p")
     agent.notes = {"agent-p": [b"1", b"2"], "stranger": [b"3"]}
-    assert line.heard() == [(P, b"1"), (P, b"2")] and P in line
-    assert line.tell(P, b"hello") and agent.sent == [("agent-p", b"hello")]
-    line.part(P)
-    assert not line.tell(P, b"hello") and P not in line
+    assert channel.heard() == [(P, b"1"), (P, b"2")] and P in channel
+    assert channel.tell(P, b"hello") and agent.sent == [("agent-p", b"hello")]
+    channel.part(P)
+    assert not channel.tell(P, b"hello") and P not in channel
 
 
-def test_a_line_that_breaks_raises_nothing() -> None:
+def test_a_channel_that_breaks_raises_nothing() -> None:
     agent = Agent()
-    line = Line(agent)
-    line.meet(P, b"p")
+    channel = NoticeChannel(agent)
+    channel.meet(P, b"p")
     agent.breaks = True
-    assert not line.tell(P, b"x") and line.heard() == []
-    line.meet(OTHER, b"q")
-    assert OTHER not in line
-    line.part(P)
+    assert not channel.tell(P, b"x") and channel.heard() == []
+    channel.meet(OTHER, b"q")
+    assert OTHER not in channel
+    channel.part(P)
 
 
 # --- the choice ------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def existing() -> dict[str, set[str]]:
                 found[family.name + suffix] = labels | ({"le"} if suffix == "_bucket" else set())
     agent = (ROOT / "engine/agent/rank.py").read_text()
     one = HandoffReport({"held": 1}, (PullState("e", InstanceId("prefill-0"), "met", 1, 0, aside=False),))
-    for name, labels in re.findall(r"^(baton_\w+)\{(.*)\}", exposition(InstanceId("decode-0"), one), re.MULTILINE):
+    for name, labels in re.findall(r"^(baton_\w+)\{(.*)\}", exposition({InstanceId("decode-0"): one}), re.MULTILINE):
         found[name] = set(re.findall(r"(\w+)=", labels))
     for name in re.findall(r"# TYPE (baton_agent_\w+) ", agent):
         found[name] = {"instance", "role", "tier"}

@@ -13,6 +13,7 @@ from cluster.instance import Instance, Load, Role
 from cluster.registry.layout import users
 from cluster.registry.membership import Heartbeat, MemberState, decode, encode
 from cluster.wire import TICKET, fields_digest
+from engine.agent.meetings import HandoffReport, PullState, exposition
 from engine.vllm.evictions import SOCKET, events_path
 from engine.vllm.metrics import parse_load, parse_loads
 from engine.vllm.spec import EngineSpec, ranks_in
@@ -40,6 +41,17 @@ def test_names_say_engine_and_rank() -> None:
     assert [rank_of(name) for name in (P, P0, P1, InstanceId("p@12"))] == [None, 0, 1, 12]
     assert [rank_of(InstanceId(name)) for name in ("p@", "p@x", "@1", "p@1@2", "p@01")] == [None] * 5
     assert Instance(id=P1, role=Role.BOTH, url="http://h").rank == 1
+
+
+def test_the_metrics_of_ranks_have_each_name_once() -> None:
+    """A page with two ``# TYPE`` lines for one name is refused by Prometheus' own library."""
+    report = HandoffReport({"held": 1}, (PullState("e", InstanceId("q"), "met", 2, 1, aside=True),))
+    lines = exposition({P0: report, P1: report}).splitlines()
+    types = [line for line in lines if line.startswith("#")]
+    assert len(types) == len(set(types)) == 3
+    assert [line for line in lines if line.startswith("baton_agent_connector_events_total")] == [
+        f'baton_agent_connector_events_total{{instance="{name}",event="held"}} 1' for name in (P0, P1)
+    ]
 
 
 def test_an_engine_has_no_rank_in_its_own_name() -> None:

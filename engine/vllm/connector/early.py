@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, Final
 
 from cluster.wire import EARLY, FIRST_TOKEN, PINS, TRANSFER
 from decode.early import EarlyLegs
 from decode.peers import ProducerPeers
-from engine.vllm.connector.line import Line, open_line
+from engine.vllm.connector.notices import NoticeChannel, open_channel
 from kvtransfer.asks import Introduce, Payload
-from kvtransfer.early_notes import LINE_STAGE, Ready, Want, encode, parse
-from kvtransfer.fields import name_in, sane
+from kvtransfer.early_notes import CHANNEL_STAGE, Ready, Want, encode, parse
+from kvtransfer.fields import name_in, pull_in, sane
 from prefill.callers import Callers
 
 LISTEN_S: Final = 0.1
@@ -23,11 +24,11 @@ LISTEN_S: Final = 0.1
 but arrived late, asks within the router's own few milliseconds."""
 
 
-class EarlyDesk:
-    """Both sides of early legs in one engine: as D the legs that wait, as P those who ask."""
+class EarlyHandoffs:
+    """Both sides of early legs in one engine: as D its waiting legs, as P the engines that ask for its holds."""
 
     def __init__(self, peers: ProducerPeers) -> None:
-        self._line: Line | None = open_line()
+        self._channel: NoticeChannel | None = open_channel()
         self._peers: Final = peers
         self._legs: Final = EarlyLegs()
         self._callers: Final = Callers()
@@ -44,27 +45,27 @@ class EarlyDesk:
 
     @property
     def waiting(self) -> int:
-        """The number of early legs whose hold is not there yet."""
+        """The number of early legs that wait for their producers' notices."""
         return self._legs.waiting
 
     # --- peers ---
 
     def payloads(self) -> tuple[Payload, ...]:
-        """What other engines need for the line, among an engine's payloads."""
-        return () if self._line is None else (Payload(LINE_STAGE, 0, self._line.payload),)
+        """What other engines need to send notices here, as one of this engine's payloads."""
+        return () if self._channel is None else (Payload(CHANNEL_STAGE, 0, self._channel.payload),)
 
     def meet(self, met: Introduce) -> None:
         """An engine was introduced."""
-        if self._line is None:
+        if self._channel is None:
             return
         for each in met.payloads:
-            if each.stage == LINE_STAGE:
-                self._line.meet(met.engine_id, each.data)
+            if each.stage == CHANNEL_STAGE:
+                self._channel.meet(met.engine_id, each.data)
 
     def forget(self, engine: str) -> None:
         """An engine has gone, or another life of its instance was introduced."""
-        if self._line is not None:
-            self._line.part(engine)
+        if self._channel is not None:
+            self._channel.part(engine)
 
     # --- as D ---
 
@@ -81,21 +82,21 @@ class EarlyDesk:
         return True
 
     def _engine_of(self, instance: str) -> str:
-        for engine, peer in self._peers.items():
-            if peer.instance == instance and self._line is not None and engine in self._line:
-                return engine
-        return ""
+        """The present life of an instance, if notices can be sent to it; else empty."""
+        if self._channel is None:
+            return ""
+        return next((engine for engine in self._peers.lives(instance) if engine in self._channel), "")
 
     def ask(self) -> None:
         """Ask the producers, where a question is due."""
         now = time.monotonic()
         self._legs.lost(lambda engine: engine not in self._peers or not self._peers.may_pull(engine, now))
         for engine, name in self._legs.due(now):
-            if self._line is not None:
-                self._line.tell(engine, encode(Want(name)))
+            if self._channel is not None:
+                self._channel.tell(engine, encode(Want(name)))
 
     def waits(self, request: str) -> bool:
-        """Whether the request is an early leg whose hold is not there yet."""
+        """Whether the request is an early leg that still waits for its producer's notice."""
         return self._legs.waits(request, time.monotonic())
 
     def report_cached(self) -> None:
@@ -116,17 +117,17 @@ class EarlyDesk:
         self._cached.setdefault(request, cached_tokens)
 
     def filled(self, request: Any, fields: dict[str, Any]) -> list[Any]:
-        """A prefill leg has left a hold: tell those who wait for it, before its answer is on its way. Returns what
-        `hear` does.
+        """A prefill leg has left a hold: tell the consumers that asked for it, before its answer is on its way.
+        Returns what `hear` does, as questions that have just come are heard first.
         """
         name, cached = name_in(fields), self._cached.pop(request.request_id, 0)
-        if name is None or self._line is None:
+        if name is None or self._channel is None:
             return []
         heard = self.hear()
         tokens = list(request.output_token_ids)
         ready = Ready(name, fields, int(tokens[0]) if len(tokens) == 1 else None, cached)
         for caller in self._callers.filled(request.request_id, ready):
-            self._line.tell(caller, encode(ready))
+            self._channel.tell(caller, encode(ready))
         self._filled_at = time.monotonic()
         return heard
 
@@ -147,21 +148,35 @@ class EarlyDesk:
         return self._legs.waiting > 0 or time.monotonic() - self._filled_at < LISTEN_S
 
     def hear(self) -> list[Any]:
-        """Take the notices that have come. Returns the requests whose hold is there now: their fields are set."""
-        if self._line is None:
+        """Take the notices that have come. Returns the early legs that are pulls from now on: they have their holds'
+        fields.
+        """
+        if self._channel is None:
             return []
         requests: list[Any] = []
-        for engine, raw in self._line.heard():
+        for engine, raw in self._channel.heard():
             note = parse(raw)
             if isinstance(note, Want):
                 ready = self._callers.wanted(engine, note.name, time.monotonic())
                 if ready is not None:
-                    self._line.tell(engine, encode(ready))
+                    self._channel.tell(engine, encode(ready))
             elif isinstance(note, Ready):
                 requests += [self._take(request, note) for request in self._legs.told(engine, note)]
             else:
                 self.counts["early notices ignored"] += 1
         return requests
+
+    def take_declined(self) -> list[Any]:
+        """Stand-ins for the requests that this engine computes although their hold is there now, once. Each has its
+        request's id, and the hold's fields: with them the ranks tell the producer that the hold is not wanted. The
+        requests themselves keep their fields, so vLLM pulls nothing for them.
+        """
+        address = {"remote_host": "", "remote_port": 0}  # vLLM reads both; Baton's ranks go by introductions
+        return [
+            SimpleNamespace(request_id=request, kv_transfer_params={**address, **ready.fields})
+            for request, ready in self._legs.take_declined()
+            if sane(ready.fields) is not None and not isinstance(pull_in(ready.fields), str)
+        ]
 
     def _take(self, name: str, ready: Ready) -> Any:
         """The hold's fields become the request's, as if they had come with it."""

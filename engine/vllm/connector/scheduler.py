@@ -26,7 +26,7 @@ from decode.peers import PEERS_MAX, ProducerLife, ProducerPeers
 from decode.pulls import Pulls, worth_pulling
 from engine.vllm.adapters import Adapters
 from engine.vllm.connector.cached import cut_to_cached, only_whole_blocks
-from engine.vllm.connector.early import EarlyDesk
+from engine.vllm.connector.early import EarlyHandoffs
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
 from engine.vllm.connector.served import rank_in
 from engine.vllm.weights import adapter_marks, adapter_of
@@ -42,7 +42,7 @@ from prefill.rests import Rest
 logger = logging.getLogger("vllm.baton.scheduler")
 
 LISTEN_EVERY_S = 0.0005
-"""The longest time that an engine without work lets a notice on the line wait, while one is expected."""
+"""The longest time that an engine without work lets a notice wait, while one is expected."""
 
 
 class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
@@ -63,7 +63,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._holds = Holds(Slots(SLOTS, secrets.token_bytes(32)))
         self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
         self._pulls = Pulls(ProducerPeers())
-        self._early = EarlyDesk(self._pulls.peers)
+        self._early = EarlyHandoffs(self._pulls.peers)
         self._computing = Computing() if options.get("digests") else None
         """Legs whose blocks will get digests; None: digests are off."""
         self._adapters = Adapters(adapter_of, adapter_marks)
@@ -277,6 +277,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._rest(scheduler_output)
         self._hear()
         self._early.ask()
+        for declined in self._early.take_declined():
+            self._reqs_need_recv[declined.request_id] = (declined, [], (), False)  # only a notice, as of an aborted leg
         self._early.report_cached()
         for new in scheduler_output.scheduled_new_reqs:
             if self._holds.wanted(new.req_id):
@@ -290,7 +292,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return meta
 
     def _hear(self) -> bool:
-        """Take what has come over the line. Returns whether that was the hold of an early leg."""
+        """Take what has come from other engines. Returns whether that was the hold of an early leg."""
         ready = self._early.hear()
         self._ready(ready)
         return bool(ready)

@@ -1,8 +1,8 @@
-"""A line between the scheduler halves of introduced engines: short notices, without any memory of either.
+"""The notice channel between the scheduler halves of introduced engines. It carries short texts, and reads no memory.
 
 Runs inside vLLM's engine core. It is a NIXL agent of its own, with no memory registered, so a notice does not wait for
 a worker's step. It has no progress thread: notices arrive when `heard` is called, which the engine's thread does at
-every step (0.7 µs), and an idle line costs nothing. One thread uses it.
+every step (0.7 µs), and an idle channel costs nothing. One thread uses it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import logging
 import uuid
 from typing import Any
 
-logger = logging.getLogger("vllm.baton.line")
+logger = logging.getLogger("vllm.baton.channel")
 
 
-class Line:
+class NoticeChannel:
     """The agent, and the engines at its other ends, by their engine ids."""
 
     def __init__(self, agent: Any) -> None:
@@ -38,7 +38,7 @@ class Line:
             self._names[engine], self._engines[name] = name, engine
             self._agent.make_connection(name)
         except Exception:  # NIXL raises classes of its own, some from C++
-            logger.exception("%s: no line", engine)
+            logger.exception("%s: no channel", engine)
             self.part(engine)
 
     def part(self, engine: str) -> None:
@@ -50,7 +50,7 @@ class Line:
         try:
             self._agent.remove_remote_agent(name)
         except Exception:  # noqa: BLE001 - as above
-            logger.debug("%s: its line was gone", engine)
+            logger.debug("%s: its channel was gone", engine)
 
     def tell(self, engine: str, note: bytes) -> bool:
         """Send a notice. Returns whether it is on its way. Never raises."""
@@ -71,7 +71,7 @@ class Line:
         try:
             notes = self._agent.get_new_notifs()
         except Exception:  # noqa: BLE001 - as above
-            logger.debug("the line cannot be read")
+            logger.debug("the channel cannot be read")
             return []
         found = []
         for name, told in notes.items():
@@ -80,13 +80,15 @@ class Line:
         return found
 
 
-def open_line() -> Line | None:
-    """A line; None where NIXL makes none: then no early leg is taken."""
+def open_channel() -> NoticeChannel | None:
+    """This engine's channel; None if NIXL cannot make one: then the engine takes no early legs."""
     try:
         from vllm.distributed.nixl_utils import NixlWrapper, nixl_agent_config  # noqa: PLC0415 - loads NIXL
 
         config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-        return Line(NixlWrapper(f"baton-line-{uuid.uuid4()}", config))
-    except Exception:  # as above
-        logger.exception("No line to other engines: decode legs are taken only after their prompt is computed")
+        return NoticeChannel(NixlWrapper(f"baton-channel-{uuid.uuid4()}", config))
+    except Exception:  # as above; and without a channel the engine still serves
+        logger.exception(
+            "No notice channel to other engines: decode legs are taken only after their prompt is computed"
+        )
         return None

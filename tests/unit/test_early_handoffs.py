@@ -1,0 +1,112 @@
+"""Early legs in the connector's scheduler half, with a channel that the test holds in its hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.ids import RequestId, TransferId
+from cluster.wire import EARLY, TRANSFER
+from decode.peers import ProducerPeers
+from engine.vllm.connector import early
+from engine.vllm.connector.early import EarlyHandoffs
+from kvtransfer.asks import Introduce, Payload
+from kvtransfer.early_notes import CHANNEL_STAGE, Ready, Want, encode, parse
+from kvtransfer.hold_marks import FIELD, Slots, slot_in
+
+OTHER = "engine-o"
+MINE, THEIRS = (str(TransferId(RequestId(name), 1, 1)) for name in ("mine", "theirs"))
+
+
+class _Channel:
+    """A channel without NIXL: what was told, and what is to be heard."""
+
+    payload = b"channel"
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Want | Ready | None]] = []
+        self.comes: list[tuple[str, bytes]] = []
+        self._met: set[str] = set()
+
+    def __contains__(self, engine: str) -> bool:
+        return engine in self._met
+
+    def meet(self, engine: str, payload: bytes) -> None:
+        assert payload == self.payload
+        self._met.add(engine)
+
+    def tell(self, engine: str, note: bytes) -> bool:
+        self.told.append((engine, parse(note)))
+        return True
+
+    def heard(self) -> list[tuple[str, bytes]]:
+        found, self.comes = self.comes, []
+        return found
+
+
+@pytest.fixture
+def channel(monkeypatch: pytest.MonkeyPatch) -> _Channel:
+    found = _Channel()
+    monkeypatch.setattr(early, "open_channel", lambda: found)
+    return found
+
+
+@pytest.fixture
+def peers() -> ProducerPeers:
+    return ProducerPeers()
+
+
+@pytest.fixture
+def handoffs(channel: _Channel, peers: ProducerPeers) -> EarlyHandoffs:
+    found = EarlyHandoffs(peers)
+    peers.met(OTHER, "other", 0.0)
+    found.meet(Introduce(OTHER, "other", (Payload(CHANNEL_STAGE, 0, channel.payload),)))
+    return found
+
+
+def _request(name: str, fields: dict[str, Any]) -> Any:
+    return SimpleNamespace(request_id=name, kv_transfer_params=fields, prompt_token_ids=[1, 2], output_token_ids=[7])
+
+
+def _hold(engine: str) -> dict[str, Any]:
+    return {"remote_engine_id": engine, "do_remote_prefill": True, "remote_num_tokens": 2}
+
+
+def test_a_hold_that_is_told_of_while_another_one_is_made_is_not_missed(
+    handoffs: EarlyHandoffs, channel: _Channel
+) -> None:
+    """An engine that is D of one request and P of another looks at the channel when it has made a hold."""
+    waiting = _request("leg", {EARLY: "other", TRANSFER: MINE})
+    assert handoffs.opened(waiting) and handoffs.waits("leg")
+    channel.comes = [(OTHER, encode(Ready(MINE, _hold(OTHER), 5)))]
+    assert handoffs.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS}) == [waiting]
+    assert not handoffs.waits("leg") and waiting.kv_transfer_params["do_remote_prefill"] is True
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_hold_for_a_leg_that_is_computed_here_is_declined(
+    handoffs: EarlyHandoffs, channel: _Channel, peers: ProducerPeers, *, readable: bool
+) -> None:
+    """The ranks tell the producer, with the hold's fields. The request keeps its own, so vLLM pulls nothing."""
+    leg = _request("leg", {EARLY: "other", TRANSFER: MINE})
+    assert handoffs.opened(leg)
+    peers.forgotten(OTHER)
+    handoffs.ask()
+    assert not handoffs.waits("leg") and handoffs.take_declined() == []
+    slot = Slots(1, bytes(32)).take("hold")
+    assert slot is not None
+    blocks = {"remote_request_id": "prompt", "remote_block_ids": [[3]], FIELD: slot.field() if readable else "?"}
+    channel.comes = [(OTHER, encode(Ready(MINE, {**_hold(OTHER), **blocks}, 5)))]
+    assert handoffs.hear() == [] and leg.kv_transfer_params == {EARLY: "other", TRANSFER: MINE}
+    declined = handoffs.take_declined()
+    assert [(each.request_id, slot_in(each.kv_transfer_params)) for each in declined] == [("leg", slot)] * readable
+    assert handoffs.take_declined() == []
+
+
+def test_a_hold_is_told_to_those_who_asked_also_in_the_last_moment(handoffs: EarlyHandoffs, channel: _Channel) -> None:
+    channel.comes = [(OTHER, encode(Want(THEIRS)))]
+    handoffs.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS})
+    ((caller, note),) = channel.told
+    assert caller == OTHER and isinstance(note, Ready) and (note.name, note.token) == (THEIRS, 7)
