@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from cluster import wire
+from cluster.ids import InstanceId
+from cluster.instance import Instance
 from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
@@ -21,11 +24,6 @@ from router.request.scheduled import ScheduledRequest
 from router.request.sourcing import Sourcing
 from router.request.trace import RequestTrace
 from router.telemetry.timing import Stage
-
-
-def _told(held: wire.TransferFields | None) -> wire.TransferFields | None:
-    """A source's hold as the answering engine is told of it: its usage counts what it had, and what it pulled."""
-    return None if held is None else held.untold()
 
 
 class Answering:
@@ -78,42 +76,49 @@ class Answering:
         holder = producer if pulls else None
         held_by, held_at = (instance, attempt) if holder is None else (holder.instance, holder.attempt)
         self._scheduled.occupy(instance)
-        leg = self.leg = AnswerLeg(
-            owner, instance, self._reply.outlet, streams=self._request.stream, bytes_max=parts.limits.answer_bytes_max
-        )
+        leg = self._new_leg(instance, owner)
         if transfer is not None:
             leg.pulled, leg.producer = transfer.producer, None if producer is None else producer.instance
         elif not self._request.stream:
             self._presume(leg.started)
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.AGGREGATED_LEG, target)
-        silence_s = parts.limits.stall_s if self._request.stream else 0.0
-        parts.losses.watch(instance, leg, leg.left)
 
         def send(held: wire.TransferFields | None) -> None:
             fields = wire.decode_body({}, held, effect.first_token)
             if fields:
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
-            leg.http = parts.engines.legs.send(
-                target.url,
-                self._request.path,
-                headers,
-                self._outgoing.body(fields),
-                leg,
-                once=held is not None,
-                silence_s=silence_s,
-            )
+            self._send(leg, target, headers, fields, once=held is not None)
+
+        def send_with(held: wire.TransferFields | None) -> None:
+            send(None if held is None else held.untold())  # its usage counts what it had, and what it pulled
 
         if effect.source is None or pulls:
             send(transfer)
             return None
-        sourcing = Sourcing(
-            parts, self._request, self._outgoing, effect.source, attempt, lambda held: send(_told(held))
-        )
+        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, attempt, send_with)
         leg.source = sourcing
         sourcing.begin()
         return None
+
+    def _new_leg(self, instance: InstanceId, owner: LegOwner) -> AnswerLeg:
+        parts, streams = self._parts, self._request.stream
+        leg = AnswerLeg(owner, instance, self._reply.outlet, streams=streams, bytes_max=parts.limits.answer_bytes_max)
+        parts.losses.watch(instance, leg, leg.left)
+        self.leg = leg
+        return leg
+
+    def _send(self, leg: AnswerLeg, target: Instance, headers: bytes, fields: Mapping[str, Any], *, once: bool) -> None:
+        leg.http = self._parts.engines.legs.send(
+            target.url,
+            self._request.path,
+            headers,
+            self._outgoing.body(fields),
+            leg,
+            once=once,
+            silence_s=self._parts.limits.stall_s if self._request.stream else 0.0,
+        )
 
     def send_early(self, effect: j.SendEarly, owner: LegOwner, *, pins: bool) -> j.Event | None:
         """Send the leg while its producer computes the prompt, under the name of the hold-to-be. `pins`: D's answer is
@@ -123,21 +128,13 @@ class Answering:
         away = parts.scheduler.turned_away(instance)
         if away is not None:
             return j.EarlyLost(away.because)  # once P has answered, another instance is chosen
-        fields = wire.early_fields(
-            self._outgoing.transfer_id(effect.producer, effect.attempt), effect.producer, pins=pins
-        )
-        body = self._outgoing.body(self._outgoing.stamped(fields, instance, effect.producer, effect.attempt))
-        leg = self.leg = AnswerLeg(
-            owner, instance, self._reply.outlet, streams=self._request.stream, bytes_max=parts.limits.answer_bytes_max
-        )
+        name = self._outgoing.transfer_id(effect.producer, effect.attempt)
+        unsigned = wire.early_fields(name, effect.producer, pins=pins)
+        fields = self._outgoing.stamped(unsigned, instance, effect.producer, effect.attempt)
+        leg = self._new_leg(instance, owner)
         leg.early, leg.pins, leg.producer = True, pins, effect.producer
         target = parts.view.get(instance).instance
-        headers = self._outgoing.early_lines(target)
-        silence_s = parts.limits.stall_s if self._request.stream else 0.0
-        parts.losses.watch(instance, leg, leg.left)
-        leg.http = parts.engines.legs.send(
-            target.url, self._request.path, headers, body, leg, once=True, silence_s=silence_s
-        )
+        self._send(leg, target, self._outgoing.early_lines(Stage.DECODE_LEG, target), fields, once=True)
         return None
 
     @property
@@ -146,18 +143,23 @@ class Answering:
         return self.leg is not None and self.leg.early and not self.leg.pins
 
     def use_early(self, transfer: wire.TransferFields) -> j.Event | None:
-        """Its producer has answered: the leg pulls this hold, and is the decode leg from here on."""
+        """Its producer has answered: the leg pulls this hold."""
         leg = self.leg
         if leg is None:
             return j.Lost("its early leg is gone")
-        self._parts.meters.early_legs.labels("used").inc()
-        leg.early, leg.pulled, leg.started = False, transfer.producer, time.monotonic()
-        self.way = "handoff"
+        leg.pulled, leg.started = transfer.producer, time.monotonic()
         if leg.http is not None and self._request.stream and self._parts.limits.stall_s:
             leg.http.limit_silence(self._parts.limits.stall_s)  # it was silent while P computed
+        self._is_decode_leg(leg, "used")
+        return None
+
+    def _is_decode_leg(self, leg: AnswerLeg, because: str) -> None:
+        """The early leg is the decode leg from here on."""
+        leg.early = False
+        self.way = "handoff"
+        self._parts.meters.early_legs.labels(because).inc()
         if self._parts.view.knows(leg.instance):
             self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance)
-        return None
 
     def drop_early(self, because: str = "closed") -> None:
         """Close the early leg, if there is one; the place at its instance stays taken."""
@@ -174,11 +176,7 @@ class Answering:
             self.drop_early("lost")
             because = failure.because if type(failure) is j.Lost else "its engine refused it"
             return j.EarlyLost(because)
-        leg.early = False
-        self._parts.meters.early_legs.labels("answered first").inc()
-        self.way = "handoff"
-        if self._parts.view.knows(leg.instance):
-            self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance)
+        self._is_decode_leg(leg, "answered first")
         return self.opened(leg, None)
 
     def _presume(self, now: float) -> None:

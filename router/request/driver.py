@@ -28,11 +28,11 @@ from router.core.eligibility import Verdict
 from router.core.slo import SHED
 from router.core.timing_parts import EngineTold
 from router.http.outlet import Outlet
-from router.http.upstream import EngineLost
+from router.http.upstream import Answer, EngineLost
 from router.predict.predictors import PredictedRequest
 from router.request.answering import Answering
 from router.request.engine_words import EngineWords
-from router.request.legs import AnswerLeg, LegOwner, PrefillLeg, PrefillSaid
+from router.request.legs import AnswerLeg, AwaitedSource, LegOwner, PrefillLeg, PrefillSaid
 from router.request.outgoing import Outgoing
 from router.request.parts import Parts
 from router.request.prefilling import Prefilling
@@ -334,6 +334,10 @@ class RequestDriver(LegOwner):
     def relayed(self, data: bytes) -> None:
         """More bytes of the stream have arrived."""
         self._try(self.reply.feed, data)
+
+    def source_over(self, source: AwaitedSource, said: Answer | EngineLost | None) -> None:
+        """A source has answered, or its leg broke off; None: it has not answered in time."""
+        self._try(source.take, said)
 
     # -- the end --
 
