@@ -80,6 +80,7 @@ MODULES = (
     "router.request.body",
     "router.request.driver",
     "router.request.engine_words",
+    "router.request.in_one_piece",
     "router.request.legs",
     "router.request.outgoing",
     "router.request.parts",

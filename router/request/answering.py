@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,9 +12,8 @@ from cluster.instance import Instance
 from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
-from router.core.timing_parts import EngineTold
-from router.http.upstream import Answer
 from router.request.engine_words import EngineWords
+from router.request.in_one_piece import AnswerInOnePiece
 from router.request.legs import AnswerLeg, LegOwner, PrefillLeg
 from router.request.outgoing import Outgoing
 from router.request.parts import Parts
@@ -30,8 +28,8 @@ class Answering:
     """The answering leg of one request."""
 
     __slots__ = (
-        "_in_one_piece", "_outgoing", "_parts", "_presumed", "_reply", "_request", "_resumable", "_scheduled", "_trace",
-        "_words", "leg", "relayed", "way",
+        "_outgoing", "_parts", "_reply", "_request", "_resumable", "_scheduled", "_trace",
+        "_words", "in_one_piece", "leg", "relayed", "way",
     )  # fmt: skip
 
     def __init__(
@@ -60,10 +58,7 @@ class Answering:
         """The label in metrics: by hand-over, or aggregated ("whole")."""
         self.relayed = False
         """The client has received a part of an engine's answer."""
-        self._in_one_piece: tuple[Answer, EngineTold] | None = None
-        """The whole answer, if it is not streamed."""
-        self._presumed: asyncio.TimerHandle | None = None
-        """The timer at which the prompt of an answer in one piece counts as computed."""
+        self.in_one_piece: Final = AnswerInOnePiece(parts, request, scheduled, words, trace)
 
     def send(self, effect: j.SendDecode, owner: LegOwner, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
         """Send the leg and report its events to `owner`. `producer`: the leg whose hold it pulls."""
@@ -80,7 +75,7 @@ class Answering:
         if transfer is not None:
             leg.pulled, leg.producer = transfer.producer, None if producer is None else producer.instance
         elif not self._request.stream:
-            self._presume(leg.started)
+            self.in_one_piece.presume(leg.started)
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.AGGREGATED_LEG, target)
 
@@ -165,7 +160,8 @@ class Answering:
         """Close the early leg, if there is one; the place at its instance stays taken."""
         leg = self.leg
         if leg is not None and leg.early:
-            self.leg, self._in_one_piece = None, None
+            self.leg = None
+            self.in_one_piece.arrived = None
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
             self._parts.meters.early_legs.labels(because).inc()
@@ -179,18 +175,6 @@ class Answering:
         self._is_decode_leg(leg, "answered first")
         return self.opened(leg, None)
 
-    def _presume(self, now: float) -> None:
-        """No engine reports when the prompt of an answer in one piece is computed: use the predicted time."""
-        context = self._scheduled.context
-        if self._scheduled.foretold and context.ttft_ms > 0:
-            left_s = self._request.arrived + context.ttft_ms / 1000 - now
-            self._presumed = self._parts.engines.loop.call_later(max(0.0, left_s), self._scheduled.prompt_presumed)
-
-    def presume_no_more(self) -> None:
-        """The prompt is known to be computed, or the leg is over."""
-        if self._presumed is not None:
-            self._presumed.cancel()
-
     # -- how it begins --
 
     def no_stream(self, leg: AnswerLeg, because: str) -> j.Event:
@@ -199,19 +183,9 @@ class Answering:
 
     def ended(self, leg: AnswerLeg) -> j.Event:
         """The whole answer has arrived, and none of it was relayed."""
-        return self.opened(leg, self._read_in_one_piece(leg))
-
-    def _read_in_one_piece(self, leg: AnswerLeg) -> j.Event | None:
         if leg.status == 200 and self._request.stream:
-            return self._words.unfit(leg.instance, "the stream ended before its first token")
-        answer = Answer(leg.status, leg.content_type, leg.pieces)
-        if answer.status != 200:
-            return self._words.refused(leg.instance, answer)
-        told = engine_answers.completion_in(answer.body)
-        if isinstance(told, str):
-            return self._words.unfit(leg.instance, told)
-        self._in_one_piece = answer, told
-        return None
+            return self.opened(leg, self._words.unfit(leg.instance, "the stream ended before its first token"))
+        return self.opened(leg, self.in_one_piece.read(leg))
 
     def opened(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
         """The leg's status is known: its answer begins, or it has failed."""
@@ -231,7 +205,7 @@ class Answering:
         leg.source = None  # it has pulled, or computed
         if leg.pulled:
             parts.view.pair_met(leg.pulled, leg.instance)
-        self.presume_no_more()
+        self.in_one_piece.presume_no_more()
         if self._request.stream or self._scheduled.context.wanted.prefill_only:
             self._scheduled.opened()  # else the whole answer has arrived, which tells no time
         self._trace.opened(spoken=self._reply.first_out)
@@ -244,8 +218,8 @@ class Answering:
         if not self.relayed and not seeded:
             self._parts.meters.first_byte(time.monotonic() - self._request.arrived)
         self.relayed = True
-        if self._in_one_piece is not None:
-            answer, told = self._in_one_piece
+        if self.in_one_piece.arrived is not None:
+            answer, told = self.in_one_piece.arrived
             self._reply.respond(200, answer.body, engine_answers.json_type(answer.content_type), told=told)
             return j.Ended()
         leg = self.leg
@@ -272,24 +246,13 @@ class Answering:
 
     def close(self) -> None:
         """Break the leg off, if there is one; its place is free."""
-        leg, self.leg, self._in_one_piece = self.leg, None, None
+        leg, self.leg, self.in_one_piece.arrived = self.leg, None, None
         if leg is not None:
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
-        self.presume_no_more()
+        self.in_one_piece.presume_no_more()
         self._scheduled.occupy(None)
 
     def part(self) -> None:
         """Drop the reference to the leg, which refers to the driver."""
         self.leg = None
-
-    def engine_said(self, tokens: int | None) -> tuple[float, float] | None:
-        """For an answer in one piece: the engine's times in ms, for the prompt if the same engine computed it, and for
-        each later token.
-        """
-        times = self._trace.times
-        if self._request.stream or times is None or not tokens:
-            return None
-        after_s = times.generation_s or 0.0
-        prompt_ms = 0.0 if self._presumed is None else times.first_s * 1000
-        return prompt_ms, after_s * 1000 / (tokens - 1) if tokens > 2 else 0.0

@@ -16,7 +16,6 @@ from cluster.request import Request
 from router.request.body import closing, opened
 from router.request.parts import Parts
 from router.request.trace import RequestTrace
-from router.telemetry.timing import Stage
 
 
 class Outgoing:
