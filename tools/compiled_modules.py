@@ -74,6 +74,7 @@ MODULES = (
     "router.predict.prefix_cache",
     "router.predict.prompt_tokens",
     "router.predict.sketches",
+    "router.predict.source_delay",
     "router.predict.step_model",
     "router.predict.transfer_model",
     "router.request.answering",
