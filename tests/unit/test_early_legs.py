@@ -235,7 +235,7 @@ def test_a_line_hears_those_it_knows_and_no_stranger() -> None:
     agent = Agent()
     line = Line(agent)
     agent.notes = {"agent-p": [b"x"]}
-    assert line.heard() == [], "nobody is known yet, and nothing is asked of NIXL"
+    assert line.heard() == [], "no engine is known yet, and nothing is asked of NIXL"
     line.meet(P, b"p")
     agent.notes = {"agent-p": [b"1", b"2"], "stranger": [b"3"]}
     assert line.heard() == [(P, b"1"), (P, b"2")] and P in line
