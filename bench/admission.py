@@ -83,7 +83,7 @@ class Ran:
             if part and scenario is not None:
                 among &= overload.around(scenario, each)[part]
             parts.append(overload.kept(each, among))
-        return Kept(*(sum(getattr(each, field) for each in parts) for field in ("arrived", "admitted", "met")))
+        return sum(parts, Kept(0, 0, 0))
 
     def deciles(self) -> list[float]:
         """Attainment by decile of prompt length, mean of the seeds."""

@@ -60,7 +60,7 @@ class Contestant:
     together: bool = False
     """Whether both legs are sent at once."""
     beside: str = ""
-    """The contestant whose engines it uses: it differs in what the router does."""
+    """The name of another contestant: both use the same engines, and differ only in what the router does."""
 
     @property
     def ours(self) -> bool:

@@ -79,10 +79,10 @@ class SimulatedLeg:
         self.outlasted = False
         """Of a prefill leg: its request goes on without it; only its hold is still to be released."""
         self.waiting: SimulatedLeg | None = None
-        """Of a source leg: the leg that is sent once this one is answered, and pulls its hold..."""
+        """Of a source leg: the leg that is sent once this one is answered, and pulls its hold."""
         self.sent_ns = -1
         self.expected_ms = 0.0
-        """... when it was sent, and how long the router expects it to take."""
+        """Of a source leg: when it was sent, and the time in which the router expects its answer."""
 
 
 class Slowness:

@@ -281,13 +281,15 @@ class Passage(SchedulingContext):
 
     def _source_late(self, asked: SimulatedLeg) -> None:
         if not asked.detached:
-            self._sourced(asked, None)
+            self._sourced(asked, None, timed=True)
 
-    def _sourced(self, asked: SimulatedLeg, finished: ev.RequestFinished | None) -> None:
-        """A source leg has been answered; None: it is lost, or late."""
+    def _sourced(self, asked: SimulatedLeg, finished: ev.RequestFinished | None, *, timed: bool) -> None:
+        """A source leg has been answered; None: it is lost, refused, or late. `timed`: its time counts for the next
+        prices, as it does live.
+        """
         held = None if finished is None else _transfer(asked, finished)
         leg, late = asked.waiting, asked.detached
-        if not late and asked.at.ready:
+        if timed and not late:
             late_ms = (self.front.kernel.now_ns - asked.sent_ns) / 1e6 - asked.expected_ms
             self.front.fleet.handle(d.Sourced(late_ms, self.front.kernel.now_s), self.front.kernel.now_s)
         self.front.leg_over(asked)
@@ -364,7 +366,7 @@ class Passage(SchedulingContext):
     def answered(self, leg: SimulatedLeg, finished: ev.RequestFinished) -> None:
         """A leg has come to its end, and its last word is here."""
         if leg.waiting is not None:
-            self._sourced(leg, finished)
+            self._sourced(leg, finished, timed=True)
             return
         if leg.detached:
             return
@@ -410,7 +412,7 @@ class Passage(SchedulingContext):
         if leg.detached:
             return
         if leg.waiting is not None:
-            self._sourced(leg, None)
+            self._sourced(leg, None, timed=False)
             return
         self._over(leg)
         if leg.outlasted:
@@ -422,7 +424,8 @@ class Passage(SchedulingContext):
     def lost(self, leg: SimulatedLeg, because: str, *, untouched: bool = False) -> None:
         """The leg can no longer end well."""
         if leg.waiting is not None:
-            self._source_late(leg)
+            if not leg.detached:
+                self._sourced(leg, None, timed=False)
             return
         if leg.detached or (not leg.prefill and leg is not self.answer):
             return

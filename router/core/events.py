@@ -30,15 +30,15 @@ class JourneyState(StrEnum):
 
 
 class PrefixSource(msgspec.Struct, frozen=True):
-    """An instance whose KV cache has a prompt's beginning that the chosen one lacks: it is to be pulled from there."""
+    """The instance from whose KV cache the chosen instance is to pull the beginning of the prompt."""
 
     instance: InstanceId
     tokens: int
-    """The prompt's tokens that are expected there."""
+    """The prompt's tokens that its KV cache is expected to have."""
     wait_s: float
     """The longest wait for the source's answer. Without one the prompt is computed as if there were no source."""
     leg_ms: float = 0.0
-    """When the answer is expected, by the price."""
+    """The time in which the source is expected to answer, by the price."""
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------

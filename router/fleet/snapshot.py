@@ -472,8 +472,8 @@ class FleetSnapshot(Sequence[InstanceView]):
         self.sharing = self.sharing | bit if takes_part else self.sharing & ~bit
 
     def sources(self, match: Match, wanted: Wanted) -> list[tuple[int, int]]:
-        """Rows that share, can take a leg, and have a beginning of the prompt: how many chunks, and which row, the most
-        first; at most `SOURCES_MAX`.
+        """At most `SOURCES_MAX` rows that share, can take a leg, and have a beginning of the prompt: each as the number
+        of its chunks and the row, the most chunks first.
         """
         found: list[tuple[int, int]] = []
         columns = self.columns
@@ -483,7 +483,7 @@ class FleetSnapshot(Sequence[InstanceView]):
                 row = (left & -left).bit_length() - 1
                 left &= left - 1
                 limit = columns.limits(wanted.routers).item(row)
-                # Two places: it may be the decode instance, too, whose place is taken first.
+                # Two places must be free: the source may be the decode instance of the pair, too.
                 if columns.inflight.item(row) + 1 < limit and self._rows[row].id not in wanted.excluded:
                     # A source leg looks into the KV cache alone: what is in a tier is not pulled by others.
                     held = chunks if self.prefixes is None else self.prefixes.in_cache(row, wanted.prefix, chunks)
@@ -540,8 +540,8 @@ class FleetSnapshot(Sequence[InstanceView]):
             self.columns.changed()
 
     def parted_pairs(self) -> set[tuple[InstanceId, InstanceId]]:
-        """Producers and consumers of which the one hands nothing over to the other for now. What instances shun as
-        sources of prompts' beginnings alone is not here.
+        """Producers and consumers between which nothing is handed over now. Instances that are set aside only as
+        sources of prompts' beginnings are not among them.
         """
         found = set()
         for row, shunned in self.shunning.items():

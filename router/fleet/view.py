@@ -323,7 +323,7 @@ def _cached(view: FleetView, event: Any) -> Iterable[InstanceId]:
 
 
 def _sourced(view: FleetView, event: Any) -> Iterable[InstanceId]:
-    view.all().inflight.source_took(event.late_ms, event.now)
+    view.all().inflight.source_delay.took(event.late_ms, event.now)
     return _NONE
 
 

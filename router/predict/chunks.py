@@ -265,8 +265,8 @@ def _as_it_came(unread: Unread) -> bytes:
 
 
 def _parts_apart(raw: memoryview, media: MediaReader) -> list[str]:
-    """The text of a message whose content is a list of parts, none of which is parsed that holds a picture; empty: it
-    has another form. Text beyond what is named is left out.
+    """The text of a message whose content is a list of parts; parts with a picture are not parsed. Text beyond what is
+    named is left out. Empty: the message has another form.
     """
     if bytes(raw[:1]) != b"{":
         return []

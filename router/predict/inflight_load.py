@@ -25,6 +25,7 @@ import numpy as np
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
 from router.predict.margins import FIRST_AIM, PROMPTLY, Margins
+from router.predict.source_delay import SourceDelay
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
 
@@ -33,14 +34,6 @@ DUTY_S: Final = 5.0
 several of an 8B's. With a shorter time one long prompt looks like steady load; with a longer one a burst is over before
 it is seen."""
 IDLE_MIN: Final = 0.1
-
-SOURCES_SEEN: Final = 20
-"""The mean of so many source legs is what the next one is expected to take longer."""
-SOURCE_LATE_MS: Final = 500.0
-"""One leg counts for at most this much: an engine that stood still says little."""
-SOURCE_FADES_S: Final = 60.0
-"""In so many seconds without source legs half of what is learned is forgotten: else, after slow ones, none was tried
-again."""
 
 SHORT_ONES: Final = 0.3
 """The share of all answers that a short answer represents; a median answer represents the others."""
@@ -221,10 +214,7 @@ class InflightLoad:
         self.turn = 0
         """Counts what happens: what was read before is not true any more."""
         self.rows: Final[list[RowLoad]] = []
-        self._source_late_ms: float = 0.0
-        self._sourced_s: float = 0.0
-        """When that was learned."""
-        self._sources = 0
+        self.source_delay: Final = SourceDelay()
         self._base_s: float = 0.0
         """The time that `RowLoad.recent` is told for."""
         self._mirror: Final = Mirror(_MIRRORED)
@@ -375,19 +365,6 @@ class InflightLoad:
             self.step_model.prompt_took(row, at.plain_ms, at.observed_ms)
         at.plain_ms = booking.plain_ms
         at.observed_ms = (now - max(at.since, booking.sent_s)) * 1000.0
-
-    def source_took(self, late_ms: float, now: float) -> None:
-        """A source leg was answered, so much later than its price says."""
-        self._sources = min(self._sources + 1, SOURCES_SEEN)
-        known_ms, late_ms = self.source_late_ms(now), min(max(late_ms, -SOURCE_LATE_MS), SOURCE_LATE_MS)
-        self._source_late_ms = max(0.0, known_ms + (late_ms - known_ms) / self._sources)
-        self._sourced_s = now
-
-    def source_late_ms(self, now: float) -> float:
-        """By how much source legs take longer than their price says, at least 0: what front ends take here."""
-        if not self._source_late_ms:
-            return 0.0
-        return self._source_late_ms * float(0.5 ** (max(0.0, now - self._sourced_s) / SOURCE_FADES_S))
 
     def pulls(self, row: int) -> TransferModel:
         """What it pulls."""

@@ -38,12 +38,11 @@ STEPS_AHEAD: Final = 3.0
 """Steps by which a margin may be ahead of what answers that end now were let in under."""
 
 PROMPTLY: Final = 0.92
-"""The same of a TTFT target as `WIDEST` of a TPOT one: a request that is planned to begin at the last moment begins too
-late half of the time."""
+"""`WIDEST` of a TTFT target: a request that is planned to begin at the last moment begins too late half of the time."""
 
 FIRST_AIM: Final = 0.005
-"""Share of first tokens that may be late: less than of answers, since a narrower margin only shortens the wait at whose
-end a request is refused. Engines compute as many prompts."""
+"""Share of first tokens that may be late. It is smaller than that of answers, as a narrower margin costs less here:
+requests are refused after a shorter wait, and engines compute as many prompts."""
 
 SAVED: Final = 5.0
 """Misses that a class at the widest margin may have before the margin narrows: so much it has kept beyond the aim. With

@@ -211,7 +211,10 @@ class _Held:
 
 
 class PrefixCacheIndex:
-    """The index. Instances are identified by their row in the view's columns."""
+    """The index. Instances are identified by their row in the view's columns.
+
+    The class is long because what each instance holds, its tiers and the names that `match` reads change together.
+    """
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries_max: Final = entries_max

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from cluster import wire
+from cluster.ids import InstanceId
+from cluster.instance import Instance
 from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
-from router.core.timing_parts import EngineTold
-from router.http.upstream import Answer
 from router.request.engine_words import EngineWords
+from router.request.in_one_piece import AnswerInOnePiece
 from router.request.legs import AnswerLeg, LegOwner, PrefillLeg
 from router.request.outgoing import Outgoing
 from router.request.parts import Parts
@@ -23,17 +24,12 @@ from router.request.trace import RequestTrace
 from router.telemetry.timing import Stage
 
 
-def _told(held: wire.TransferFields | None) -> wire.TransferFields | None:
-    """A source's hold as the answering engine is told of it: its usage counts what it had, and what it pulled."""
-    return None if held is None else held.untold()
-
-
 class Answering:
     """The answering leg of one request."""
 
     __slots__ = (
-        "_in_one_piece", "_outgoing", "_parts", "_presumed", "_reply", "_request", "_resumable", "_scheduled", "_trace",
-        "_words", "leg", "relayed", "way",
+        "_outgoing", "_parts", "_reply", "_request", "_resumable", "_scheduled", "_trace",
+        "_words", "in_one_piece", "leg", "relayed", "way",
     )  # fmt: skip
 
     def __init__(
@@ -62,10 +58,7 @@ class Answering:
         """The label in metrics: by hand-over, or aggregated ("whole")."""
         self.relayed = False
         """The client has received a part of an engine's answer."""
-        self._in_one_piece: tuple[Answer, EngineTold] | None = None
-        """The whole answer, if it is not streamed."""
-        self._presumed: asyncio.TimerHandle | None = None
-        """The timer at which the prompt of an answer in one piece counts as computed."""
+        self.in_one_piece: Final = AnswerInOnePiece(parts, request, scheduled, words, trace)
 
     def send(self, effect: j.SendDecode, owner: LegOwner, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
         """Send the leg and report its events to `owner`. `producer`: the leg whose hold it pulls."""
@@ -78,42 +71,49 @@ class Answering:
         holder = producer if pulls else None
         held_by, held_at = (instance, attempt) if holder is None else (holder.instance, holder.attempt)
         self._scheduled.occupy(instance)
-        leg = self.leg = AnswerLeg(
-            owner, instance, self._reply.outlet, streams=self._request.stream, bytes_max=parts.limits.answer_bytes_max
-        )
+        leg = self._new_leg(instance, owner)
         if transfer is not None:
             leg.pulled, leg.producer = transfer.producer, None if producer is None else producer.instance
         elif not self._request.stream:
-            self._presume(leg.started)
+            self.in_one_piece.presume(leg.started)
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.AGGREGATED_LEG, target)
-        silence_s = parts.limits.stall_s if self._request.stream else 0.0
-        parts.losses.watch(instance, leg, leg.left)
 
         def send(held: wire.TransferFields | None) -> None:
             fields = wire.decode_body({}, held, effect.first_token)
             if fields:
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
-            leg.http = parts.engines.legs.send(
-                target.url,
-                self._request.path,
-                headers,
-                self._outgoing.body(fields),
-                leg,
-                once=held is not None,
-                silence_s=silence_s,
-            )
+            self._send(leg, target, headers, fields, once=held is not None)
+
+        def send_with(held: wire.TransferFields | None) -> None:
+            send(None if held is None else held.untold())  # its usage counts what it had, and what it pulled
 
         if effect.source is None or pulls:
             send(transfer)
             return None
-        sourcing = Sourcing(
-            parts, self._request, self._outgoing, effect.source, attempt, lambda held: send(_told(held))
-        )
+        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, attempt, send_with)
         leg.source = sourcing
         sourcing.begin()
         return None
+
+    def _new_leg(self, instance: InstanceId, owner: LegOwner) -> AnswerLeg:
+        parts, streams = self._parts, self._request.stream
+        leg = AnswerLeg(owner, instance, self._reply.outlet, streams=streams, bytes_max=parts.limits.answer_bytes_max)
+        parts.losses.watch(instance, leg, leg.left)
+        self.leg = leg
+        return leg
+
+    def _send(self, leg: AnswerLeg, target: Instance, headers: bytes, fields: Mapping[str, Any], *, once: bool) -> None:
+        leg.http = self._parts.engines.legs.send(
+            target.url,
+            self._request.path,
+            headers,
+            self._outgoing.body(fields),
+            leg,
+            once=once,
+            silence_s=self._parts.limits.stall_s if self._request.stream else 0.0,
+        )
 
     def send_early(self, effect: j.SendEarly, owner: LegOwner, *, pins: bool) -> j.Event | None:
         """Send the leg while its producer computes the prompt, under the name of the hold-to-be. `pins`: D's answer is
@@ -123,21 +123,13 @@ class Answering:
         away = parts.scheduler.turned_away(instance)
         if away is not None:
             return j.EarlyLost(away.because)  # once P has answered, another instance is chosen
-        fields = wire.early_fields(
-            self._outgoing.transfer_id(effect.producer, effect.attempt), effect.producer, pins=pins
-        )
-        body = self._outgoing.body(self._outgoing.stamped(fields, instance, effect.producer, effect.attempt))
-        leg = self.leg = AnswerLeg(
-            owner, instance, self._reply.outlet, streams=self._request.stream, bytes_max=parts.limits.answer_bytes_max
-        )
+        name = self._outgoing.transfer_id(effect.producer, effect.attempt)
+        unsigned = wire.early_fields(name, effect.producer, pins=pins)
+        fields = self._outgoing.stamped(unsigned, instance, effect.producer, effect.attempt)
+        leg = self._new_leg(instance, owner)
         leg.early, leg.pins, leg.producer = True, pins, effect.producer
         target = parts.view.get(instance).instance
-        headers = self._outgoing.early_lines(target)
-        silence_s = parts.limits.stall_s if self._request.stream else 0.0
-        parts.losses.watch(instance, leg, leg.left)
-        leg.http = parts.engines.legs.send(
-            target.url, self._request.path, headers, body, leg, once=True, silence_s=silence_s
-        )
+        self._send(leg, target, self._outgoing.early_lines(Stage.DECODE_LEG, target), fields, once=True)
         return None
 
     @property
@@ -146,23 +138,31 @@ class Answering:
         return self.leg is not None and self.leg.early and not self.leg.pins
 
     def use_early(self, transfer: wire.TransferFields) -> j.Event | None:
-        """Its producer has answered: the leg pulls this hold, and is the decode leg from here on."""
+        """Its producer has answered: the leg pulls this hold."""
         leg = self.leg
         if leg is None:
             return j.Lost("its early leg is gone")
-        self._parts.meters.early_legs.labels("used").inc()
-        leg.early, leg.pulled = False, transfer.producer
-        self.way = "handoff"
+        leg.pulled = transfer.producer
         if leg.http is not None and self._request.stream and self._parts.limits.stall_s:
             leg.http.limit_silence(self._parts.limits.stall_s)  # it was silent while P computed
-        self._waited_for(leg)
+        self._is_decode_leg(leg, "used")
         return None
+
+    def _is_decode_leg(self, leg: AnswerLeg, because: str) -> None:
+        """The early leg is the decode leg from now on."""
+        now = time.monotonic()
+        ahead_s, leg.started, leg.early = now - leg.started, now, False
+        self.way = "handoff"
+        self._parts.meters.early_legs.labels(because).inc()
+        if self._parts.view.knows(leg.instance):
+            self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance, ahead_s=ahead_s)
 
     def drop_early(self, because: str = "closed") -> None:
         """Close the early leg, if there is one; the place at its instance stays taken."""
         leg = self.leg
         if leg is not None and leg.early:
-            self.leg, self._in_one_piece = None, None
+            self.leg = None
+            self.in_one_piece.arrived = None
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
             self._parts.meters.early_legs.labels(because).inc()
@@ -173,30 +173,8 @@ class Answering:
             self.drop_early("lost")
             because = failure.because if type(failure) is j.Lost else "its engine refused it"
             return j.EarlyLost(because)
-        leg.early = False
-        self._parts.meters.early_legs.labels("answered first").inc()
-        self.way = "handoff"
-        self._waited_for(leg)
+        self._is_decode_leg(leg, "answered first")
         return self.opened(leg, None)
-
-    def _waited_for(self, leg: AnswerLeg) -> None:
-        """The early leg is the decode leg from now on."""
-        now = time.monotonic()
-        ahead_s, leg.started = now - leg.started, now
-        if self._parts.view.knows(leg.instance):
-            self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance, ahead_s=ahead_s)
-
-    def _presume(self, now: float) -> None:
-        """No engine reports when the prompt of an answer in one piece is computed: use the predicted time."""
-        context = self._scheduled.context
-        if self._scheduled.foretold and context.ttft_ms > 0:
-            left_s = self._request.arrived + context.ttft_ms / 1000 - now
-            self._presumed = self._parts.engines.loop.call_later(max(0.0, left_s), self._scheduled.prompt_presumed)
-
-    def presume_no_more(self) -> None:
-        """The prompt is known to be computed, or the leg is over."""
-        if self._presumed is not None:
-            self._presumed.cancel()
 
     # -- how it begins --
 
@@ -206,19 +184,9 @@ class Answering:
 
     def ended(self, leg: AnswerLeg) -> j.Event:
         """The whole answer has arrived, and none of it was relayed."""
-        return self.opened(leg, self._read_in_one_piece(leg))
-
-    def _read_in_one_piece(self, leg: AnswerLeg) -> j.Event | None:
         if leg.status == 200 and self._request.stream:
-            return self._words.unfit(leg.instance, "the stream ended before its first token")
-        answer = Answer(leg.status, leg.content_type, leg.pieces)
-        if answer.status != 200:
-            return self._words.refused(leg.instance, answer)
-        told = engine_answers.completion_in(answer.body)
-        if isinstance(told, str):
-            return self._words.unfit(leg.instance, told)
-        self._in_one_piece = answer, told
-        return None
+            return self.opened(leg, self._words.unfit(leg.instance, "the stream ended before its first token"))
+        return self.opened(leg, self.in_one_piece.read(leg))
 
     def opened(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
         """The leg's status is known: its answer begins, or it has failed."""
@@ -238,7 +206,7 @@ class Answering:
         leg.source = None  # it has pulled, or computed
         if leg.pulled:
             parts.view.pair_met(leg.pulled, leg.instance)
-        self.presume_no_more()
+        self.in_one_piece.presume_no_more()
         if self._request.stream or self._scheduled.context.wanted.prefill_only:
             self._scheduled.opened()  # else the whole answer has arrived, which tells no time
         self._trace.opened(spoken=self._reply.first_out)
@@ -251,8 +219,8 @@ class Answering:
         if not self.relayed and not seeded:
             self._parts.meters.first_byte(time.monotonic() - self._request.arrived)
         self.relayed = True
-        if self._in_one_piece is not None:
-            answer, told = self._in_one_piece
+        if self.in_one_piece.arrived is not None:
+            answer, told = self.in_one_piece.arrived
             self._reply.respond(200, answer.body, engine_answers.json_type(answer.content_type), told=told)
             return j.Ended()
         leg = self.leg
@@ -279,24 +247,13 @@ class Answering:
 
     def close(self) -> None:
         """Break the leg off, if there is one; its place is free."""
-        leg, self.leg, self._in_one_piece = self.leg, None, None
+        leg, self.leg, self.in_one_piece.arrived = self.leg, None, None
         if leg is not None:
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
-        self.presume_no_more()
+        self.in_one_piece.presume_no_more()
         self._scheduled.occupy(None)
 
     def part(self) -> None:
         """Drop the reference to the leg, which refers to the driver."""
         self.leg = None
-
-    def engine_said(self, tokens: int | None) -> tuple[float, float] | None:
-        """For an answer in one piece: the engine's times in ms, for the prompt if the same engine computed it, and for
-        each later token.
-        """
-        times = self._trace.times
-        if self._request.stream or times is None or not tokens:
-            return None
-        after_s = times.generation_s or 0.0
-        prompt_ms = 0.0 if self._presumed is None else times.first_s * 1000
-        return prompt_ms, after_s * 1000 / (tokens - 1) if tokens > 2 else 0.0

@@ -28,11 +28,11 @@ from router.core.eligibility import Verdict
 from router.core.slo import SHED
 from router.core.timing_parts import EngineTold
 from router.http.outlet import Outlet
-from router.http.upstream import EngineLost
+from router.http.upstream import Answer, EngineLost
 from router.predict.predictors import PredictedRequest
 from router.request.answering import Answering
 from router.request.engine_words import EngineWords
-from router.request.legs import AnswerLeg, LegOwner, PrefillLeg, PrefillSaid
+from router.request.legs import AnswerLeg, AwaitedSource, LegOwner, PrefillLeg, PrefillSaid
 from router.request.outgoing import Outgoing
 from router.request.parts import Parts
 from router.request.prefilling import Prefilling
@@ -335,17 +335,21 @@ class RequestDriver(LegOwner):
         """More bytes of the stream have arrived."""
         self._try(self.reply.feed, data)
 
+    def source_over(self, source: AwaitedSource, said: Answer | EngineLost | None) -> None:
+        """A source has answered, or its leg broke off; None: it has not answered in time."""
+        self._try(source.take, said)
+
     # -- the end --
 
     def _finish(self, effect: j.Finish) -> None:
         answering, reply, parts = self._answering, self.reply, self._parts
-        answering.presume_no_more()
+        answering.in_one_piece.presume_no_more()
         tokens = self._scheduled.count_tokens(self._request, reply.tokens())
         complete = effect.outcome == "served"
         cut_off = reply.cut_off or not complete
         here = None if self._scheduled.resumed else tokens
         now = time.monotonic()
-        self._scheduled.finish(now, here, answering.engine_said(here), cut_off=cut_off, complete=complete)
+        self._scheduled.finish(now, here, answering.in_one_piece.engine_said(here), cut_off=cut_off, complete=complete)
         self._forget()
         outcome = SHED if self._shed else effect.outcome
         parts.meters.ended(self._request.path, answering.way, outcome, now - self._request.arrived)

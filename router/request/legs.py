@@ -64,88 +64,28 @@ class LegOwner(ABC):
     def relayed(self, data: bytes) -> None:
         """More bytes of the stream have arrived."""
 
-
-class AwaitedSource(ABC):
-    """Another instance's hold of the prompt's beginning: a leg waits for it before it is sent, and then pulls it."""
-
-    __slots__ = ()
-
-    @property
     @abstractmethod
-    def under_way(self) -> bool:
-        """Whether the leg still waits."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """The leg will not pull: give the hold up."""
+    def source_over(self, source: AwaitedSource, said: Answer | EngineLost | None) -> None:
+        """A source has answered, or its leg broke off; None: it has not answered in time."""
 
 
-class PrefillSaid:
-    """An engine's answer to a prefill leg, and its time."""
+class CollectedAnswer:
+    """An answer whose bytes make sense only together: a `LegListener` but for its end."""
 
-    __slots__ = ("answer", "at")
+    __slots__ = ("_bytes", "_bytes_max", "_content_type", "_pieces", "_status", "http")
 
-    def __init__(self, answer: Answer, at: float) -> None:
-        self.answer: Final = answer
-        self.at: Final = at
-
-
-class PrefillLeg:
-    """A prefill leg that was sent. If the client leaves, the leg is not cut off before its answer says what it
-    holds.
-    """
-
-    __slots__ = (
-        "_bytes",
-        "_bytes_max",
-        "_content_type",
-        "_owner",
-        "_pieces",
-        "_said",
-        "_status",
-        "_told",
-        "attempt",
-        "http",
-        "instance",
-        "source",
-        "started",
-    )
-
-    def __init__(self, owner: LegOwner, instance: InstanceId, attempt: int, bytes_max: int) -> None:
-        """`bytes_max`: the most bytes of its answer that are kept."""
-        self._owner = owner
-        self._bytes_max = bytes_max
-        self.instance = instance
-        self.attempt = attempt
-        self.started = 0.0
-        self.http: EngineLeg | None = None
-        self.source: AwaitedSource | None = None
-        self._said: asyncio.Future[PrefillSaid | j.Lost | j.Refused] | None = None
-        """For work that outlives the request."""
-        self._told: PrefillSaid | j.Lost | j.Refused | None = None
+    def __init__(self, bytes_max: int) -> None:
+        """`bytes_max`: the most bytes that are kept."""
+        self._bytes_max: Final = bytes_max
         self._status, self._content_type = 0, ""
         self._pieces: list[bytes] = []
         self._bytes = 0
+        self.http: EngineLeg | None = None
 
-    def said(self) -> asyncio.Future[PrefillSaid | j.Lost | j.Refused]:
-        """Done when the leg has ended."""
-        if self._said is None:
-            self._said = asyncio.get_running_loop().create_future()
-            if self._told is not None:
-                self._said.set_result(self._told)
-        return self._said
-
-    def cut(self) -> None:
-        """The leg's answer is not wanted any more."""
-        http, self.http = self.http, None
-        source, self.source = self.source, None
-        waits = source is not None and source.under_way
-        if source is not None:
-            source.close()
-        if http is not None:
-            http.close()
-        if http is not None or waits:
-            self._owner.prefill_over(self)
+    @property
+    def answer(self) -> Answer:
+        """What has arrived."""
+        return Answer(self._status, self._content_type, b"".join(self._pieces))
 
     def opened(self, status: int, content_type: str, cache_control: str) -> None:
         self._status, self._content_type = status, content_type
@@ -163,16 +103,81 @@ class PrefillLeg:
     def happened(self, found: object) -> None:
         """Never called."""
 
+
+class AwaitedSource(CollectedAnswer, ABC):
+    """Another instance's hold of the prompt's beginning: a leg waits for it before it is sent, and then pulls it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def take(self, said: Answer | EngineLost | None) -> None:
+        """Send the leg that waits, with the hold that this answer describes, or without one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The leg will not pull: give the hold up."""
+
+
+class PrefillSaid:
+    """An engine's answer to a prefill leg, and its time."""
+
+    __slots__ = ("answer", "at")
+
+    def __init__(self, answer: Answer, at: float) -> None:
+        self.answer: Final = answer
+        self.at: Final = at
+
+
+class PrefillLeg(CollectedAnswer):
+    """A prefill leg that is sent, at once or when its source is over. If the client leaves, a leg that was sent is not
+    cut off before its answer says what it holds.
+    """
+
+    __slots__ = ("_owner", "_said", "_told", "attempt", "instance", "source", "started")
+
+    def __init__(self, owner: LegOwner, instance: InstanceId, attempt: int, bytes_max: int) -> None:
+        """`bytes_max`: the most bytes of its answer that are kept."""
+        super().__init__(bytes_max)
+        self._owner = owner
+        self.instance = instance
+        self.attempt = attempt
+        self.started = 0.0
+        self.source: AwaitedSource | None = None
+        self._said: asyncio.Future[PrefillSaid | j.Lost | j.Refused] | None = None
+        """For work that outlives the request."""
+        self._told: PrefillSaid | j.Lost | j.Refused | None = None
+
+    def said(self) -> asyncio.Future[PrefillSaid | j.Lost | j.Refused]:
+        """Done when the leg has ended."""
+        if self._said is None:
+            self._said = asyncio.get_running_loop().create_future()
+            if self._told is not None:
+                self._said.set_result(self._told)
+        return self._said
+
+    def cut(self) -> None:
+        """The leg's answer is not wanted any more."""
+        http, self.http = self.http, None
+        source, self.source = self.source, None
+        if source is not None:
+            source.close()
+        if http is not None:
+            http.close()
+        if http is not None or source is not None:
+            self._owner.prefill_over(self)
+
+    def forgo(self) -> bool:
+        """The leg is not wanted any more: end it if it still waits for its source. Returns whether it did."""
+        waits = self.source is not None and self.http is None
+        if waits:
+            self._over(j.Lost("it was not needed any more, and not sent", untouched=True))
+        return waits
+
     def ended(self) -> None:
-        answer = Answer(self._status, self._content_type, b"".join(self._pieces))
-        self._end(PrefillSaid(answer, time.monotonic()))
+        self._end(PrefillSaid(self.answer, time.monotonic()))
 
     def lost(self, lost: EngineLost) -> None:
         self._end(lost)
-
-    def forgo(self) -> None:
-        """It waits for a source, and will not be sent any more."""
-        self._over(j.Lost("it was not needed any more, and not sent", untouched=True))
 
     def _end(self, said: PrefillSaid | EngineLost) -> None:
         self._over(said if isinstance(said, PrefillSaid) else self._owner.engine_lost(self.instance, said))

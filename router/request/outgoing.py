@@ -16,7 +16,6 @@ from cluster.request import Request
 from router.request.body import closing, opened
 from router.request.parts import Parts
 from router.request.trace import RequestTrace
-from router.telemetry.timing import Stage
 
 
 class Outgoing:
@@ -48,14 +47,12 @@ class Outgoing:
     def lines(self, stage: str, target: Instance) -> bytes:
         """A leg is sent: returns its headers, as lines."""
         self._trace.sends(stage, target)
-        head = lines(self._trace.traced(stage, target, self.headers)) if self._trace.recorded else self._head
-        return head if RANK_MARK not in target.id else _at_rank(head, target)
+        return self.early_lines(stage, target)
 
-    def early_lines(self, target: Instance) -> bytes:
-        """The headers of a leg that is sent while another one is waited for: its stage begins only after that one's."""
+    def early_lines(self, stage: str, target: Instance) -> bytes:
+        """The same of a leg whose stage begins later, as another leg is waited for."""
         recorded = self._trace.recorded
-        head = lines(self._trace.traced(Stage.DECODE_LEG, target, self.headers)) if recorded else self._head
-        return head if RANK_MARK not in target.id else _at_rank(head, target)
+        return _at_rank(lines(self._trace.traced(stage, target, self.headers)) if recorded else self._head, target)
 
     def body(self, fields: Mapping[str, Any]) -> tuple[bytes | memoryview, ...]:
         """The client's body with these fields of the router's."""
@@ -67,7 +64,7 @@ class Outgoing:
 
     def untraced(self, target: Instance) -> bytes:
         """The headers of a leg of which traces do not tell, as lines."""
-        return self._head if RANK_MARK not in target.id else _at_rank(self._head, target)
+        return _at_rank(self._head, target)
 
     def source_body(self, instance: InstanceId, attempt: int) -> tuple[bytes | memoryview, ...]:
         """The client's body with a source leg's fields."""
@@ -108,7 +105,9 @@ class Outgoing:
 
 
 def _at_rank(head: bytes, target: Instance) -> bytes:
-    return head if target.rank is None else b"%b%b: %d\r\n" % (head, _RANK, target.rank)
+    if RANK_MARK not in target.id or target.rank is None:
+        return head
+    return b"%b%b: %d\r\n" % (head, _RANK, target.rank)
 
 
 _RANK: Final = wire.RANK_HEADER.encode()

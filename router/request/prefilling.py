@@ -79,15 +79,12 @@ class Prefilling:
             return
 
         def send(held: wire.TransferFields | None) -> None:
-            if self._legs.get(instance) is not leg:
-                leg.forgo()
-                return
             body = self._outgoing.prefill_body(instance, attempt, token_ids=token_ids, source=held)
             leg.http = parts.engines.legs.send(
                 target.url, self._request.path, headers, body, leg, once=held is not None
             )
 
-        sourcing = Sourcing(parts, self._request, self._outgoing, effect.source, attempt, send)
+        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, attempt, send)
         leg.source = sourcing
         sourcing.begin()
 
@@ -176,18 +173,19 @@ class Prefilling:
     def cancel(self, instance: InstanceId) -> None:
         """Ask P to abort its leg, if it was sent."""
         leg = self._legs.get(instance)
-        if leg is not None and leg.source is not None and leg.source.under_way:
-            leg.forgo()
-            return
-        self._parts.tasks.spawn(self._releases().cancel_prefill(instance), f"abort-{self._request.id}")
+        if leg is None or not leg.forgo():
+            self._parts.tasks.spawn(self._releases().cancel_prefill(instance), f"abort-{self._request.id}")
 
     def outlast(self, instance: InstanceId) -> None:
-        """Another leg has answered: let this one end by itself."""
-        self._parts.tasks.spawn(self._releases().outlast(self._legs.pop(instance)), f"release-{self._request.id}")
+        """Another leg has answered: let this one end by itself, if it was sent."""
+        leg = self._legs.pop(instance)
+        if not leg.forgo():
+            self._parts.tasks.spawn(self._releases().outlast(leg), f"release-{self._request.id}")
 
     def see_out(self, leg: PrefillLeg) -> None:
-        """The leg's instance is lost; the leg may still do its work and hold blocks for this request."""
-        self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
+        """The leg's instance is lost; a leg that was sent may still do its work and hold blocks for this request."""
+        if not leg.forgo():
+            self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
 
     def release(self, effect: j.Release, done: Callable[[asyncio.Task[j.Event]], None]) -> None:
         """Give the hold up in a task of its own. `done` is called at its end."""

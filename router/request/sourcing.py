@@ -17,9 +17,8 @@ from cluster.request import Request
 from router.core import journey as j
 from router.core.engine_answers import object_in
 from router.fleet import events as d
-from router.http.legs import EngineLeg
-from router.http.upstream import EngineLost, too_long
-from router.request.legs import AwaitedSource
+from router.http.upstream import Answer, EngineLost
+from router.request.legs import AwaitedSource, LegOwner
 from router.request.outgoing import Outgoing
 from router.request.parts import Parts
 from router.request.releases import Releases
@@ -31,8 +30,8 @@ class Sourcing(AwaitedSource):
     """One source leg."""
 
     __slots__ = (
-        "_attempt", "_began", "_bytes", "_held", "_outgoing", "_over", "_parts", "_pieces", "_request", "_send",
-        "_status", "_timer", "http", "source",
+        "_attempt", "_began", "_held", "_outgoing", "_over", "_owner", "_parts", "_request", "_send", "_timer",
+        "source",
     )  # fmt: skip
 
     def __init__(
@@ -40,22 +39,21 @@ class Sourcing(AwaitedSource):
         parts: Parts,
         request: Request,
         outgoing: Outgoing,
+        owner: LegOwner,
         source: j.PrefixSource,
         attempt: int,
         send: Callable[[wire.TransferFields | None], None],
     ) -> None:
         """`send` sends the leg that waits, with the hold that it is to pull, or without one."""
+        super().__init__(parts.limits.answer_bytes_max)
         self._parts: Final = parts
         self._request: Final = request
         self._outgoing: Final = outgoing
+        self._owner: Final = owner
         self.source: Final = source
         self._attempt: Final = attempt
         self._send: Final = send
-        self.http: EngineLeg | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._status = 0
-        self._pieces: list[bytes] = []
-        self._bytes = 0
         self._began = 0.0
         self._over = False
         self._held = False
@@ -65,7 +63,8 @@ class Sourcing(AwaitedSource):
         """Ask the source. It may have gone since it was chosen: then the leg is sent at once."""
         parts, name = self._parts, self.source.instance
         if not parts.view.knows(name) or not parts.view.get(name).ready:
-            self._end(None, "gone")
+            self._stop("gone")
+            self._send(None)
             return
         target = parts.view.get(name).instance
         body = self._outgoing.source_body(name, self._attempt)
@@ -75,58 +74,52 @@ class Sourcing(AwaitedSource):
         headers = self._outgoing.untraced(target)
         self.http = parts.engines.legs.send(target.url, self._request.path, headers, body, self, once=True)
 
+    # -- its end: the owner calls `take`, as a bug in what follows must end the request --
+
     def _late(self) -> None:
-        self._give_up()
-        self._tell_time()
-        self._end(None, "late")
-
-    # -- as a listener of its connection --
-
-    def opened(self, status: int, content_type: str, cache_control: str) -> None:
-        """The head of the answer has come (`LegListener`, as all below)."""
-        self._status = status
-
-    def body(self, data: bytes) -> None:
-        self._pieces.append(data)
-        self._bytes += len(data)
-        if self._bytes > self._parts.limits.answer_bytes_max and self.http is not None:
-            self._pieces.clear()
-            self.http.refuse(too_long(self._parts.limits.answer_bytes_max))
-
-    def chunk(self, framed: bytes, begin: int) -> None:
-        self.body(framed[begin:-2])
-
-    def happened(self, found: object) -> None:
-        """Never called."""
+        self._owner.source_over(self, None)
 
     def ended(self) -> None:
-        answer = object_in(b"".join(self._pieces)) if self._status == 200 else None
-        if answer is not None:
+        """The answer is complete (`LegListener`, as below)."""
+        self._owner.source_over(self, self.answer)
+
+    def lost(self, lost: EngineLost) -> None:
+        self._owner.source_over(self, lost)
+
+    def take(self, said: Answer | EngineLost | None) -> None:
+        if self._over:
+            return
+        held, outcome = self._read(said)
+        self._held = held is not None
+        self._stop(outcome, 0 if held is None else held.tokens)
+        self._send(held)
+
+    def _read(self, said: Answer | EngineLost | None) -> tuple[wire.TransferFields | None, str]:
+        """The hold, if there is one, and the outcome as metrics call it."""
+        if said is None:
+            self._give_up()
             self._tell_time()
-        held = None if answer is None else wire.read_transfer(answer)
+            return None, "late"
+        if isinstance(said, EngineLost):
+            if not said.reached and not said.ours:
+                self._parts.dispatch.unreachable(self.source.instance)
+            logger.info("%s: no source: %s: %s", self._request.label, self.source.instance, said)
+            return None, "lost"
+        fields = object_in(said.body) if said.status == 200 else None
+        if fields is None:
+            return None, "refused"
+        self._tell_time()
+        held = wire.read_transfer(fields)
         if held is not None and not held.is_from_cache:
             self._give_up()  # an engine that does not know source legs has computed the prompt
             held = None
-        self._end(held, "held" if held is not None else "nothing" if answer is not None else "refused")
-
-    def lost(self, lost: EngineLost) -> None:
-        if not lost.reached and not lost.ours:
-            self._parts.dispatch.unreachable(self.source.instance)
-        logger.info("%s: no source: %s: %s", self._request.label, self.source.instance, lost)
-        self._end(None, "lost")
+        return held, "nothing" if held is None else "held"
 
     def _tell_time(self) -> None:
         """It has answered, or is late: the next price of a source knows how late."""
         now = time.monotonic()
         late_ms = (now - self._began) * 1000.0 - self.source.leg_ms
         self._parts.dispatch.fleet.handle(d.Sourced(late_ms, now), now)
-
-    # -- its end --
-
-    @property
-    def under_way(self) -> bool:
-        """Whether the leg still waits."""
-        return not self._over
 
     def close(self) -> None:
         """The leg will not pull, whether it was sent or not: give the hold up, made or not."""
@@ -142,13 +135,6 @@ class Sourcing(AwaitedSource):
             releases = Releases(self._parts, self._request, self._outgoing)
             giving_up = releases.give_up(self.source.instance, self._attempt)
             self._parts.tasks.spawn(giving_up, f"release-source-{self._request.id}")
-
-    def _end(self, held: wire.TransferFields | None, outcome: str) -> None:
-        if self._over:
-            return
-        self._held = held is not None
-        self._stop(outcome, 0 if held is None else held.tokens)
-        self._send(held)
 
     def _stop(self, outcome: str, tokens: int = 0) -> None:
         self._over = True

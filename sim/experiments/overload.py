@@ -138,6 +138,10 @@ class Kept:
     admitted: int
     met: int
 
+    def __add__(self, other: Kept) -> Kept:
+        """Both together."""
+        return Kept(self.arrived + other.arrived, self.admitted + other.admitted, self.met + other.met)
+
     @property
     def kept(self) -> float:
         """The share of the admitted requests that met every target."""

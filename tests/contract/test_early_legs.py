@@ -134,7 +134,7 @@ async def test_a_token_that_is_not_the_first_is_pinned_nowhere(kind: str) -> Non
         alone = await right(router)
         await set_fault(router, kind, "p0", leg="prefill")
         told = said((await router.ask(STREAM))[1])
-        assert told == alone or kind == "wrong_token"  # without proofs nobody can know of the second
+        assert told == alone or kind == "wrong_token"  # without proofs the second kind cannot be seen
 
 
 async def test_a_client_that_leaves_leaves_nothing() -> None:

@@ -28,6 +28,7 @@ from router.core.events import Chosen, PrefixSource
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.step_model import Make
+from router.request.outgoing import Outgoing
 from router.scheduler.scoring import policies
 
 pytestmark = pytest.mark.timed
@@ -110,6 +111,31 @@ class Peers:
         turns = (await self.told(f"/explain/{name}"))["turns"]
         return text, next(each for each in turns if each["turn"] == "choice")
 
+    async def begun(self, **others: str) -> str:
+        """A first turn; then its prefill instance takes no more: the other one has nothing of it. Returns the other.
+        `others`: states of the instances besides.
+        """
+        _, first = await self.turn("one")
+        assert first["decode"] == "d0"
+        gone = str(first["prefill"])
+        other = {"p0": "p1", "p1": "p0"}[gone]
+        await self.beat(gone, state=MemberState.DRAINING)
+        await self.states(**{gone: "draining", other: "up", "d0": "up", **others})
+        return other
+
+    async def fail(self, name: str, fault: str) -> None:
+        """The next prefill leg there fails so."""
+        url = f"{self.mocks.instances[name].url}/mock/faults"
+        async with self.client.post(url, json={"fault": fault, "leg": "prefill", "times": 1}) as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def nothing_runs(self) -> None:
+        """Wait until the router has no leg, and no instance a hold."""
+        async with asyncio.timeout(5):
+            while await self.inflight():
+                await asyncio.sleep(0.01)
+        await self.nothing_is_held()
+
     async def alone(self) -> str:
         """What an engine without a cache says."""
         body = {"model": "fake", "messages": self.messages, "max_tokens": 20, "temperature": 0}
@@ -148,12 +174,8 @@ async def peers(*names: str, uncached: str = "", **router: Any) -> AsyncIterator
 async def test_the_next_turn_finds_on_p_what_d_has() -> None:
     """Its prefill instance has gone, and another one pulls what the decode instance has."""
     async with peers("p0", "p1", "d0") as fleet:
-        _, first = await fleet.turn("one")
-        assert first["decode"] == "d0" and await fleet.counted("held") == 0
-        gone = str(first["prefill"])
-        other = {"p0": "p1", "p1": "p0"}[gone]
-        await fleet.beat(gone, state=MemberState.DRAINING)
-        await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
+        other = await fleet.begun()
+        assert await fleet.counted("held") == 0
         before = fleet.pulled(other)
         _, second = await fleet.turn("two")
         assert (second["prefill"], second["decode"]) == (other, "d0")
@@ -166,15 +188,8 @@ async def test_the_next_turn_finds_on_p_what_d_has() -> None:
 @pytest.mark.parametrize("fault", ["refuse", "break", "hang"])
 async def test_a_source_that_does_not_answer_costs_its_wait(fault: str) -> None:
     async with peers("p0", "p1", "d0") as fleet:
-        _, first = await fleet.turn("one")
-        gone = str(first["prefill"])
-        other = {"p0": "p1", "p1": "p0"}[gone]
-        await fleet.beat(gone, state=MemberState.DRAINING)
-        await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
-        async with fleet.client.post(
-            f"{fleet.mocks.instances['d0'].url}/mock/faults", json={"fault": fault, "leg": "prefill", "times": 1}
-        ) as answer:
-            assert answer.status == 200, await answer.text()
+        other = await fleet.begun()
+        await fleet.fail("d0", fault)
         _, second = await fleet.turn("two")
         assert "more from d0" in second["because"] and second["prefill"] == other
         outcome = {"refuse": "refused", "break": "lost", "hang": "late"}[fault]
@@ -184,11 +199,7 @@ async def test_a_source_that_does_not_answer_costs_its_wait(fault: str) -> None:
 
 async def test_a_source_that_has_evicted_it_has_nothing() -> None:
     async with peers("p0", "p1", "d0", uncached="d0") as fleet:
-        _, first = await fleet.turn("one")
-        gone = str(first["prefill"])
-        other = {"p0": "p1", "p1": "p0"}[gone]
-        await fleet.beat(gone, state=MemberState.DRAINING)
-        await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
+        other = await fleet.begun()
         before = fleet.pulled(other)
         await fleet.turn("two")
         assert await fleet.counted("nothing") == 1 and fleet.pulled(other) == before
@@ -257,15 +268,8 @@ async def test_where_legs_may_read_other_prompts_there_is_no_source(more: dict[s
 
 async def test_a_hold_of_a_source_ends_where_its_puller_refuses() -> None:
     async with peers("p0", "p1", "d0") as fleet:
-        _, first = await fleet.turn("one")
-        gone = str(first["prefill"])
-        other = {"p0": "p1", "p1": "p0"}[gone]
-        await fleet.beat(gone, state=MemberState.DRAINING)
-        await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
-        async with fleet.client.post(
-            f"{fleet.mocks.instances[other].url}/mock/faults", json={"fault": "refuse", "leg": "prefill", "times": 1}
-        ) as answer:
-            assert answer.status == 200, await answer.text()
+        other = await fleet.begun()
+        await fleet.fail(other, "refuse")
         await fleet.turn("two")
         assert await fleet.counted("held") == 1
         await fleet.nothing_is_held()
@@ -285,17 +289,10 @@ def patient(instance: Instance) -> Make:
     return replace(usual, prefill=replace(usual.prefill, token_ms=10 * usual.prefill.token_ms))
 
 
-async def _waits_for_its_source(fleet: Peers) -> asyncio.Task[Any]:
+async def _waits_for_its_source(fleet: Peers, **others: str) -> asyncio.Task[Any]:
     """A second turn whose source hangs."""
-    _, first = await fleet.turn("one")
-    gone = str(first["prefill"])
-    other = {"p0": "p1", "p1": "p0"}[gone]
-    await fleet.beat(gone, state=MemberState.DRAINING)
-    await fleet.states(**{gone: "draining", other: "up", "d0": "up"})
-    async with fleet.client.post(
-        f"{fleet.mocks.instances['d0'].url}/mock/faults", json={"fault": "hang", "leg": "prefill", "times": 1}
-    ) as answer:
-        assert answer.status == 200
+    await fleet.begun(**others)
+    await fleet.fail("d0", "hang")
     turn = asyncio.create_task(fleet.turn("two"))
     async with asyncio.timeout(5):
         while await fleet.inflight() < 3:  # the source's place, the prefill leg's, and the answer's
@@ -308,9 +305,9 @@ async def test_a_client_that_leaves_while_a_source_is_waited_for() -> None:
         turn = await _waits_for_its_source(fleet)
         turn.cancel()
         async with asyncio.timeout(5):
-            while await fleet.counted("unwanted") < 1 or await fleet.inflight():
+            while await fleet.counted("unwanted") < 1:
                 await asyncio.sleep(0.01)
-        await fleet.nothing_is_held()
+        await fleet.nothing_runs()
 
 
 async def test_an_instance_that_is_lost_while_its_source_is_waited_for() -> None:
@@ -321,7 +318,44 @@ async def test_an_instance_that_is_lost_while_its_source_is_waited_for() -> None
             await fleet.beat(name, epoch=2)
         _, second = await turn
         assert second["decode"] == "d0"
-        async with asyncio.timeout(5):
-            while await fleet.inflight():
-                await asyncio.sleep(0.01)
-        await fleet.nothing_is_held()
+        await fleet.nothing_runs()
+
+
+@pytest.mark.parametrize("fault", ["", "break", "hang"])
+async def test_a_bug_at_the_end_of_a_source_leg_ends_that_request_alone(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the leg ends, the request's places are free at once, and its client is told."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    async with peers("p0", "p1", "d0") as fleet:
+        other = await fleet.begun()
+        if fault:
+            await fleet.fail("d0", fault)
+        with monkeypatch.context() as patch:
+            patch.setattr(Outgoing, "prefill_body", broken)  # called once the source is over
+            body = {"model": "fake", "messages": fleet.messages, "max_tokens": 20}
+            async with (
+                asyncio.timeout(5),
+                fleet.client.post(f"{fleet.endpoint}/v1/chat/completions", json=body) as answer,
+            ):
+                assert answer.status == 500, await answer.text()
+        assert await fleet.counted({"": "held", "break": "lost", "hang": "late"}[fault]) == 1
+        await fleet.nothing_runs()
+        _, next_one = await fleet.turn("two")
+        assert next_one["prefill"] == other
+
+
+async def test_a_leg_that_waits_for_its_source_ends_where_another_leg_answers_first() -> None:
+    """It was not sent: nothing is asked of its instance, and its places are free at once."""
+    async with peers("p0", "p1", "p2", "d0", makes=patient, first_token_s=4.0) as fleet:
+        await fleet.beat("p2", state=MemberState.DRAINING)
+        await fleet.states(p0="up", p1="up", p2="draining", d0="up")
+        turn = await _waits_for_its_source(fleet, p2="draining")
+        await fleet.beat("p2")
+        _, second = await turn
+        assert await fleet.counted("unwanted") == 1
+        assert second["prefill"] == "p2"
+        await fleet.nothing_runs()

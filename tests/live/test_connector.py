@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import socket
@@ -14,13 +13,12 @@ from typing import Any
 
 import pytest
 from support.cluster import within
-from support.engine_pair import Open, ask, get, load
+from support.engine_pair import Open, ask, load
+from support.two_engines import TwoEngines, real_engines
 
-from bench.pair import Engines, cores_used
+from bench.pair import cores_used
 from cluster import wire
 from cluster.ids import RequestId, TransferId
-from cluster.instance import Role
-from engine.tiny import model_path
 from kvtransfer.door import ask as knock
 from kvtransfer.hold_marks import FIELD
 
@@ -32,25 +30,10 @@ BLOCK = 128
 EDGES = (2, 3, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, 8 * BLOCK, 1900)
 
 
-class Fleet:
-    """The two engines, and what a router does with them."""
+class Fleet(TwoEngines):
+    """The two engines, and their legs."""
 
-    def __init__(self, engines: Engines) -> None:
-        self.engines = engines
-        self.p, self.d = engines.url("p"), engines.url("d")
-        self.chance = random.Random(11)
-        self.made = 0
-
-    def prompt(self, tokens: int) -> list[int]:
-        return [self.chance.randrange(97, 123) for _ in range(tokens)]
-
-    def body(self, prompt: list[int], tokens: int = 6) -> dict[str, Any]:
-        return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
-                "return_token_ids": True}  # fmt: skip
-
-    def name(self) -> TransferId:
-        self.made += 1
-        return TransferId(RequestId(f"live-{self.made}"), 1, 1)
+    seed = 11
 
     def leg(self, prompt: list[int], name: TransferId | None = None) -> wire.TransferFields:
         status, answer = ask(self.p, PATH, wire.prefill_body(self.body(prompt), transfer=name or self.name()))
@@ -66,45 +49,25 @@ class Fleet:
         ids: list[int] = answer["choices"][0]["token_ids"]
         return ids
 
-    def alone(self, prompt: list[int]) -> list[int]:
-        status, answer = ask(self.p, PATH, self.body(prompt))
-        assert status == 200, answer
-        ids: list[int] = answer["choices"][0]["token_ids"]
-        return ids
-
-    def state(self, name: str) -> dict[str, Any]:
-        return knock(self.engines.door(name), {"ask": "state"})
-
     def release(self, name: TransferId) -> None:
         assert knock(self.engines.door("p"), {"ask": "release", "transfer_id": str(name)}) == {"ok": True}
 
     def pulled(self) -> int:
         return load(self.d).external_kv_tokens
 
-    def nothing_is_held(self) -> bool:
-        return all(self.state(name)[what] == 0 for name in "pd" for what in ("holds", "legs", "pulls"))
-
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One for all: its prompts and names are never the same twice."""
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed: make setup")
-    folder = tmp_path_factory.mktemp("c")
-    with Engines(folder, str(model_path()), {"p": Role.PREFILL, "d": Role.DECODE}) as running:
+    with real_engines(tmp_path_factory.mktemp("c")) as running:
         made = Fleet(running)
-        within(20, lambda: all(made.state(name)["peers"] for name in "pd"))
+        made.met()
         yield made
 
 
 @pytest.fixture
 def fleet(started: Fleet) -> Iterator[Fleet]:
-    """After each test both live, and nothing is held."""
     yield started
-    for name in "pd":
-        assert started.engines.running[name].alive(), started.engines.running[name].tail()
-        assert get(started.engines.url(name), "/health")[0] == 200
-    within(10, started.nothing_is_held)
+    started.both_live()
 
 
 # --- exact -----------------------------------------------------------------------------------------------------------

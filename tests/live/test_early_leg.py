@@ -4,13 +4,12 @@ no leg hangs, whatever becomes of P, D or the order.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ from typing import Any
 import aiohttp
 import pytest
 from support.cluster import Cluster, within
-from support.engine_pair import Open, ask, get, load
+from support.engine_pair import Open, ask, load
+from support.two_engines import TwoEngines, real_engines
 
 from bench.pair import Engines
 from cluster import wire
 from cluster.ids import InstanceId, RequestId, TransferId
-from cluster.instance import Role
-from engine.tiny import model_path
 from kvtransfer.door import ask as knock
 from kvtransfer.door import introduce_each_other
 
@@ -37,25 +35,15 @@ LONG = 1900
 """Tokens of a prompt that P computes for a tenth of a second and more."""
 
 
-class Fleet:
-    """Two engines, and what a router does with them."""
+class Fleet(TwoEngines):
+    """The two engines, and their legs."""
+
+    seed = 29
+    counts = (*TwoEngines.counts, "early")
 
     def __init__(self, engines: Engines) -> None:
-        self.engines = engines
-        self.p, self.d = engines.url("p"), engines.url("d")
-        self.chance, self.made = random.Random(29), 0
+        super().__init__(engines)
         self.pool = ThreadPoolExecutor(16)
-
-    def prompt(self, tokens: int) -> list[int]:
-        return [self.chance.randrange(97, 123) for _ in range(tokens)]
-
-    def name(self) -> TransferId:
-        self.made += 1
-        return TransferId(RequestId(f"early-{self.made}"), 1, 1)
-
-    def body(self, prompt: list[int], tokens: int = 6) -> dict[str, Any]:
-        return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
-                "return_token_ids": True}  # fmt: skip
 
     def prefill(self, name: TransferId, prompt: list[int]) -> dict[str, Any]:
         status, answer = ask(self.p, PATH, wire.prefill_body(self.body(prompt), transfer=name, token_ids=True))
@@ -68,46 +56,25 @@ class Fleet:
         body = {**self.body(prompt), **wire.early_fields(name, InstanceId(by), pins=pins)}
         return self.pool.submit(ask, self.d, PATH, body)
 
-    def alone(self, prompt: list[int]) -> list[int]:
-        status, answer = ask(self.p, PATH, self.body(prompt))
-        assert status == 200, answer
-        return list(answer["choices"][0]["token_ids"])
-
-    def state(self, name: str) -> dict[str, Any]:
-        return knock(self.engines.door(name), {"ask": "state"})
-
     def count(self, name: str) -> int:
         return int(self.state("d")["counts"].get(name, 0))
 
     def waits(self, many: int = 1) -> None:
         within(10, lambda: self.state("d")["early"] == many)
 
-    def nothing_is_held(self) -> bool:
-        states = [self.state(name) for name in "pd"]
-        return all(state[what] == 0 for state in states for what in ("holds", "legs", "pulls", "early"))
-
-
-def start(folder: Any, roles: Mapping[str, Role] | None = None) -> Engines:
-    return Engines(folder, str(model_path()), roles or {"p": Role.PREFILL, "d": Role.DECODE})
-
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed: make setup")
-    with start(tmp_path_factory.mktemp("e")) as running:
+    with real_engines(tmp_path_factory.mktemp("e")) as running:
         made = Fleet(running)
-        within(20, lambda: all(made.state(name)["peers"] for name in "pd"))
+        made.met()
         yield made
 
 
 @pytest.fixture
 def fleet(started: Fleet) -> Iterator[Fleet]:
     yield started
-    for name in "pd":
-        assert started.engines.running[name].alive(), started.engines.running[name].tail()
-        assert get(started.engines.url(name), "/health")[0] == 200
-    within(10, started.nothing_is_held)
+    started.both_live()
 
 
 def tokens_of(early: Future[tuple[int, dict[str, Any]]]) -> list[int]:
@@ -216,7 +183,7 @@ def test_no_leg_hangs_when_d_or_p_is_killed(tmp_path: Any) -> None:
     """D dies: P's hold is given up by its name, and another D takes an early leg from the same P. P dies: its router
     ends the waiting leg, and D serves on.
     """
-    with start(tmp_path, {"p": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE}) as running:
+    with real_engines(tmp_path, another="e") as running:
         fleet = Fleet(running)
         within(20, lambda: all(len(fleet.state(name)["peers"]) >= 1 for name in "pde"))
         prompt, name = fleet.prompt(LONG), fleet.name()

@@ -103,11 +103,12 @@ def test_drifting_lengths_move_the_split() -> None:
 
 
 def test_a_burst_of_long_prompts_is_answered_by_a_flip_within_ten_seconds() -> None:
-    """From the burst to the first token that an instance which decoded before has computed, at four of five moments
-    between two looks: there a prompt takes 2.3 s, and at the fifth it gets its first one a turn later. Nothing can be
-    started: there are eight instances' GPUs.
+    """From the burst to the first token that an instance which decoded before has computed; wherever between two looks
+    the burst begins. Nothing can be started: there are eight instances' GPUs.
+
+    At 151.0 it takes 11.1 s: the instance is sent its third prompt in the moment in which it is flipped, and an answer
+    that waits there for all three has no time left for a fourth. All meet their targets there, too.
     """
-    took_s = []
     quiet = [Arrival(at_s=2.0 * at, input_tokens=1000, output_tokens=200) for at in range(90)]
     for begins_s in (150.2, 151.0, 152.4, 153.6, 155.2):
         times = [begins_s + (0.02 * at if at < 20 else 0.4 * (at - 19)) for at in range(60)]
@@ -119,10 +120,8 @@ def test_a_burst_of_long_prompts_is_answered_by_a_flip_within_ten_seconds() -> N
         assert flip.role is P
         theirs = result.columns[result.columns["prefill"] == result.members.index(flip.instance)]
         first_s = theirs["first_ns"][theirs["at_ns"] >= begins_s * 1e9].min() / 1e9
-        took_s.append(first_s - begins_s)
+        assert first_s - begins_s < (11.5 if begins_s == 151.0 else 10.0)
         assert result.good().all()
-    assert sorted(took_s)[3] < 10.0
-    assert max(took_s) < 13.5
 
 
 def test_a_check_says_whether_a_fleet_would_do_and_draws_no_more_than_it_may() -> None:

@@ -249,7 +249,7 @@ def test_a_channel_hears_those_it_knows_and_no_stranger() -> None:
     agent = Agent()
     channel = NoticeChannel(agent)
     agent.notes = {"agent-p": [b"x"]}
-    assert channel.heard() == [], "nobody is known yet, and nothing is asked of NIXL"
+    assert channel.heard() == [], "no engine is known yet, and nothing is asked of NIXL"
     channel.meet(P, b"p")
     agent.notes = {"agent-p": [b"1", b"2"], "stranger": [b"3"]}
     assert channel.heard() == [(P, b"1"), (P, b"2")] and P in channel

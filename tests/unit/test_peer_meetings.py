@@ -1,4 +1,4 @@
-"""Whom an engine that shares prompts' beginnings has to know, and what its heartbeat says of them."""
+"""The instances that an engine which shares prompts' beginnings must have met, and what its heartbeat says of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_instances_of_one_role_meet_if_both_share() -> None:
     assert not peers(members, ME, Role.PREFILL, ["other"], shares=True)
 
 
-def test_a_prefill_instance_tells_whom_it_cannot_pull_from_and_takes_work_all_the_same() -> None:
+def test_a_prefill_instance_names_instances_that_it_cannot_pull_from_and_takes_work_all_the_same() -> None:
     """It works once its consumers can pull from it: what it pulls itself can wait."""
     members = peers(fleet(p0=True, p1=True, d0=True, d1=False), ME, Role.PREFILL, ["m"], shares=True)
     plain, sharing = Acquainted(), Acquainted()

@@ -199,12 +199,12 @@ def test_front_ends_that_take_their_time_are_learned_and_forgotten() -> None:
     has(made, "d1")
     first = prices_of(fleet, long(now=1.0)).source_at(0)
     assert first is not None and 0 < first.leg_ms < 50
-    fleet.inflight.source_took(5.0, 1.0)
-    assert fleet.inflight.source_late_ms(1.0) == 5.0
-    fleet.inflight.source_took(-20.0, 1.0)
-    assert fleet.inflight.source_late_ms(1.0) == 0.0, "never less than the price says"
+    fleet.inflight.source_delay.took(5.0, 1.0)
+    assert fleet.inflight.source_delay.ms(1.0) == 5.0
+    fleet.inflight.source_delay.took(-20.0, 1.0)
+    assert fleet.inflight.source_delay.ms(1.0) == 0.0, "never less than the price says"
     for _ in range(4):
-        fleet.inflight.source_took(10_000.0, 1.0)
+        fleet.inflight.source_delay.took(10_000.0, 1.0)
     assert prices_of(fleet, long(now=1.0)).source_at(0) is None, "it would not pay"
-    assert fleet.inflight.source_late_ms(1.0) < 500
+    assert fleet.inflight.source_delay.ms(1.0) < 500
     assert prices_of(fleet, long(now=900.0)).source_at(0) is not None, "tried again after a while"

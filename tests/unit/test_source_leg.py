@@ -115,7 +115,7 @@ def judged(fields: dict[str, Any]) -> bool:
 
 
 def test_a_source_is_signed() -> None:
-    """Nobody who lacks the fleet's key can ask an engine as a source, or have another one pull from where he likes."""
+    """Without the fleet's key no engine can be asked as a source, nor be told to pull from any other."""
     name = TransferId(RequestId("mine"), 1, 3)
     asked = wire.source_fields({}, transfer=name)["kv_transfer_params"]
     held = wire.TransferFields({**PULL, wire.FROM_CACHE: True})

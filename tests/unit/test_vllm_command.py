@@ -126,7 +126,7 @@ def test_what_is_set_is_given() -> None:
     assert flag(argv, "--gpu-memory-utilization") == "0.45"
 
 
-def test_engines_fetch_nothing_for_clients_unless_the_user_names_whom_to_ask() -> None:
+def test_engines_fetch_for_clients_from_hosts_that_the_user_has_named_alone() -> None:
     """A picture by its address would have the engine ask whatever a client names, inside the cluster's own network."""
     words = command(spec())
     assert words[words.index("--allowed-media-domains") + 1] == "none.invalid"

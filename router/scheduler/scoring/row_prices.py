@@ -170,7 +170,7 @@ class RowPrices(Figures):
                 leg_ms = self._source_ms(source)
                 ms += (
                     leg_ms
-                    + fleet.inflight.source_late_ms(self.wanted.now)
+                    + fleet.inflight.source_delay.ms(self.wanted.now)
                     + self._pull_ms(source, row, cached - self.held(own))
                 )
                 if ms <= own_ms * (1.0 - CLEAR) and ms <= own_ms - LEAST_MS:
@@ -195,7 +195,7 @@ class RowPrices(Figures):
         here, near = inflight.rows[row], self.fleet.near(source, row)
         told_ms = inflight.step_model.handoff_ms(tokens, source, row, near=near)
         moving_ms = inflight.pulls(row).expects_ms(told_ms, now, near=near)
-        return PULL_MS + moving_ms + (2 * here.step if here.decoding else 0.0) + inflight.source_late_ms(now)
+        return PULL_MS + moving_ms + (2 * here.step if here.decoding else 0.0) + inflight.source_delay.ms(now)
 
     def source_at(self, row: int) -> PrefixSource | None:
         """Where this row would pull the prompt's beginning from; None: it computes what it lacks."""

@@ -1,0 +1,38 @@
+"""By how much source legs (`router.request.sourcing`) are answered later than their price says. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SEEN_MAX: Final = 20
+"""The mean of so many source legs is what the next one is expected to take longer."""
+LATE_MS_MAX: Final = 500.0
+"""One leg counts for at most this much: an engine that stood still says little."""
+FADES_S: Final = 60.0
+"""In so many seconds without source legs half of what is learned is forgotten: else, after slow ones, none was tried
+again."""
+
+
+class SourceDelay:
+    """What one router has learned of it, of all instances together: it is what front ends take here."""
+
+    __slots__ = ("_learned_s", "_mean_ms", "_seen")
+
+    def __init__(self) -> None:
+        self._mean_ms: float = 0.0
+        self._learned_s: float = 0.0
+        """When that was learned."""
+        self._seen = 0
+
+    def took(self, late_ms: float, now: float) -> None:
+        """A source leg was answered `late_ms` later than its price says, at `now` seconds."""
+        self._seen = min(self._seen + 1, SEEN_MAX)
+        known_ms, late_ms = self.ms(now), min(max(late_ms, -LATE_MS_MAX), LATE_MS_MAX)
+        self._mean_ms = max(0.0, known_ms + (late_ms - known_ms) / self._seen)
+        self._learned_s = now
+
+    def ms(self, now: float) -> float:
+        """The expected delay of the next leg, in milliseconds, at least 0."""
+        if not self._mean_ms:
+            return 0.0
+        return self._mean_ms * float(0.5 ** (max(0.0, now - self._learned_s) / FADES_S))

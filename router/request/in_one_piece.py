@@ -1,0 +1,68 @@
+"""The answer of a request that is not streamed: its body, and its times, which the router cannot see. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from cluster.request import Request
+from router.core import engine_answers
+from router.core import journey as j
+from router.core.timing_parts import EngineTold
+from router.http.upstream import Answer
+from router.request.engine_words import EngineWords
+from router.request.legs import AnswerLeg
+from router.request.parts import Parts
+from router.request.scheduled import ScheduledRequest
+from router.request.trace import RequestTrace
+
+
+class AnswerInOnePiece:
+    """The answer of one request, if it is not streamed."""
+
+    __slots__ = ("_parts", "_presumed", "_request", "_scheduled", "_trace", "_words", "arrived")
+
+    def __init__(
+        self, parts: Parts, request: Request, scheduled: ScheduledRequest, words: EngineWords, trace: RequestTrace
+    ) -> None:
+        self._parts: Final = parts
+        self._request: Final = request
+        self._scheduled: Final = scheduled
+        self._words: Final = words
+        self._trace: Final = trace
+        self.arrived: tuple[Answer, EngineTold] | None = None
+        """The whole answer."""
+        self._presumed: asyncio.TimerHandle | None = None
+        """The timer at which its prompt counts as computed."""
+
+    def read(self, leg: AnswerLeg) -> j.Event | None:
+        """Its leg has ended: keep the answer, or return why it is none."""
+        answer = Answer(leg.status, leg.content_type, leg.pieces)
+        if answer.status != 200:
+            return self._words.refused(leg.instance, answer)
+        told = engine_answers.completion_in(answer.body)
+        if isinstance(told, str):
+            return self._words.unfit(leg.instance, told)
+        self.arrived = answer, told
+        return None
+
+    def presume(self, now: float) -> None:
+        """No engine reports when the prompt of such an answer is computed: use the predicted time."""
+        context = self._scheduled.context
+        if self._scheduled.foretold and context.ttft_ms > 0:
+            left_s = self._request.arrived + context.ttft_ms / 1000 - now
+            self._presumed = self._parts.engines.loop.call_later(max(0.0, left_s), self._scheduled.prompt_presumed)
+
+    def presume_no_more(self) -> None:
+        """The prompt is known to be computed, or the leg is over."""
+        if self._presumed is not None:
+            self._presumed.cancel()
+
+    def engine_said(self, tokens: int | None) -> tuple[float, float] | None:
+        """The engine's times in ms, for the prompt if the same engine computed it, and for each later token."""
+        times = self._trace.times
+        if self._request.stream or times is None or not tokens:
+            return None
+        after_s = times.generation_s or 0.0
+        prompt_ms = 0.0 if self._presumed is None else times.first_s * 1000
+        return prompt_ms, after_s * 1000 / (tokens - 1) if tokens > 2 else 0.0

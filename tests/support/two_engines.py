@@ -1,0 +1,80 @@
+"""Two real engines without router or agents, P and D, and what tests do with them as a router would."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from support.cluster import within
+from support.engine_pair import COMPLETIONS, ask, get
+
+from bench.pair import Engines
+from cluster.ids import RequestId, TransferId
+from cluster.instance import Role
+from engine.tiny import model_path
+from kvtransfer.door import ask as knock
+
+
+class TwoEngines:
+    """One pair for all tests of a module: its prompts and names are never the same twice."""
+
+    seed: ClassVar[int]
+    """Of its prompts."""
+    counts: ClassVar[tuple[str, ...]] = ("holds", "legs", "pulls")
+    """What of an engine's state is 0 once nothing is held."""
+
+    def __init__(self, engines: Engines) -> None:
+        self.engines = engines
+        self.p, self.d = engines.url("p"), engines.url("d")
+        self.chance = random.Random(self.seed)
+        self.made = 0
+
+    def prompt(self, tokens: int) -> list[int]:
+        return [self.chance.randrange(97, 123) for _ in range(tokens)]
+
+    def body(self, prompt: list[int], tokens: int = 6) -> dict[str, Any]:
+        return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True}  # fmt: skip
+
+    def name(self) -> TransferId:
+        self.made += 1
+        return TransferId(RequestId(f"live-{self.made}"), 1, 1)
+
+    def alone(self, prompt: list[int]) -> list[int]:
+        status, answer = ask(self.p, COMPLETIONS, self.body(prompt))
+        assert status == 200, answer
+        ids: list[int] = answer["choices"][0]["token_ids"]
+        return ids
+
+    def state(self, name: str) -> dict[str, Any]:
+        return knock(self.engines.door(name), {"ask": "state"})
+
+    def nothing_is_held(self) -> bool:
+        states = [self.state(name) for name in "pd"]
+        return all(state[what] == 0 for state in states for what in self.counts)
+
+    def met(self) -> None:
+        """Wait until both engines know each other."""
+        within(20, lambda: all(self.state(name)["peers"] for name in "pd"))
+
+    def both_live(self) -> None:
+        """Both serve on, and come to hold nothing."""
+        for name in "pd":
+            assert self.engines.running[name].alive(), self.engines.running[name].tail()
+            assert get(self.engines.url(name), "/health")[0] == 200
+        within(10, self.nothing_is_held)
+
+
+@contextmanager
+def real_engines(folder: Path, *, another: str = "") -> Iterator[Engines]:
+    """The engines `p` and `d`, and another D of this name. Skips the test where there is no vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed: make setup")
+    roles = {"p": Role.PREFILL, "d": Role.DECODE, **({another: Role.DECODE} if another else {})}
+    with Engines(folder, str(model_path()), roles) as running:
+        yield running
