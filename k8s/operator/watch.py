@@ -69,13 +69,15 @@ class WatchCache:
         found: dict[tuple[str, str], Json] = {
             _key(each): {"apiVersion": api_version, "kind": kind, **each} for each in said.get("items") or ()
         }
-        before, self.objects = self.objects, found
         self._version = str(said["metadata"]["resourceVersion"])
+        before = self.objects
+        # What was answered while the list was read: the watch, which begins at the list, will tell of it.
+        self.objects = found | {key: each for key, each in before.items() if _later(each, self._version)}
         self.lists += 1
         for key, each in found.items():
             if before.get(key, {}).get("metadata", {}).get("resourceVersion") != each["metadata"]["resourceVersion"]:
                 self._changed(each)
-        for key in before.keys() - found.keys():
+        for key in before.keys() - self.objects.keys():
             self._changed(before[key])
         self.listed.set()
 
@@ -83,13 +85,22 @@ class WatchCache:
         async for event in self._client.watch(*self._of, self._version, self._selector):
             thing = event["object"]
             self._version = str(thing["metadata"]["resourceVersion"])
-            match event["type"]:
-                case "ADDED" | "MODIFIED":
-                    self.objects[_key(thing)] = thing
-                    self._changed(thing)
-                case "DELETED":
-                    self.objects.pop(_key(thing), None)
-                    self._changed(thing)
+            if event["type"] in {"ADDED", "MODIFIED", "DELETED"}:
+                self._take(thing, gone=event["type"] == "DELETED")
+                self._changed(thing)
+
+    def _take(self, thing: Json, *, gone: bool) -> None:
+        """An object as the watch tells it. What an answer has told already is later than that, and stays: an operator
+        that believed in a mark which it has just taken away would act by it.
+        """
+        key = _key(thing)
+        known = self.objects.get(key)
+        if known is not None and _later(known, self._version):
+            return
+        if gone:
+            self.objects.pop(key, None)
+        else:
+            self.objects[key] = thing
 
     def put(self, thing: Json) -> None:
         """An object as the server has answered it, before the watch tells it. An older one changes nothing.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from k8s.plan.values import (
     PlanLimits,
     PlannedObject,
     Remove,
+    Resume,
     Start,
     WantedModel,
     WantedPool,
@@ -217,7 +218,7 @@ def plan(desired: Desired, observed: ObservedCluster, limits: PlanLimits, now: f
         *key_actions(resource, observed, seen.keys, named, limits, now),
         *_children(desired, seen, observed),
         *todo,
-        *_unheard(observed, seen),
+        *_unheard(observed, seen, {each.name for each in todo if isinstance(each, Resume)}),
         *_gates(observed, seen),
     )
 
@@ -325,10 +326,15 @@ def _gone_models(seen: Look, limits: PlanLimits, now: float) -> Iterator[Action]
             yield Drain(move.name, "its model is gone from the resource")
 
 
-def _unheard(observed: ObservedCluster, seen: Look) -> Iterator[Action]:
-    """Drains that were marked and that the agent has not heard of: its pod was just starting, or the call was lost."""
+def _unheard(observed: ObservedCluster, seen: Look, resumed: Collection[str]) -> Iterator[Action]:
+    """Drains that were marked and that the agent has not heard of: its pod was just starting, or the call was lost.
+
+    Not of the `resumed`: their marks go in this plan, and a drain after that would have none.
+    """
     for each in seen.instances:
-        if each.draining_since is not None and not each.deleting and each.started and each.name in observed.working:
+        if each.draining_since is None or each.deleting or each.name in resumed:
+            continue
+        if each.started and each.name in observed.working:
             yield Drain(each.name, "its agent takes work and has not heard that it drains")
 
 

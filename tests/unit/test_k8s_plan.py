@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 import secrets
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from support.k8s_objects import IMAGES, SMALL, applied, conditions, desired, man
 
 from cluster.spec.example import EXAMPLE
 from k8s.crd import read_resource
-from k8s.crd.names import CONDITIONS, FIELD_MANAGER, LABEL_FAMILY, LABEL_MANAGED, LABEL_REVISION
+from k8s.crd.names import CONDITIONS, FIELD_MANAGER, LABEL_DRAINING, LABEL_FAMILY, LABEL_MANAGED, LABEL_REVISION
 from k8s.plan import (
     Apply,
     Delete,
@@ -22,6 +23,7 @@ from k8s.plan import (
     Drain,
     ObservedCluster,
     PlanLimits,
+    Resume,
     limits_of,
     plan,
     pool_status,
@@ -83,6 +85,18 @@ def test_an_action_lost_is_planned_again() -> None:
         there = applied(whole[:at])
         rest = plan(wanted, ObservedCluster(objects=there), PlanLimits(), 0.0)
         assert {str(each) for each in applied(rest, there)} == {str(each) for each in applied(whole)}
+
+
+def test_a_drain_that_was_not_heard_and_is_wanted_again_is_taken_back_alone() -> None:
+    """Asked once more in the same plan, the agent would drain after its mark is gone, and serve no more."""
+    wanted = desired()
+    there = settled(wanted)
+    name = "chat-decode-0"
+    for each in there.objects:
+        if each["kind"] == "Deployment" and each["metadata"]["name"] == name:
+            each["metadata"]["labels"][LABEL_DRAINING] = "90"
+    todo = plan(wanted, dataclasses.replace(there, working=frozenset({name})), PlanLimits(), 100.0)
+    assert [each for each in todo if isinstance(each, Drain | Resume)] == [Resume(name, "its revision is wanted again")]
 
 
 def changed(change: str) -> tuple[Desired, tuple[Any, ...]]:

@@ -1,0 +1,101 @@
+"""A kept kind of object: answers to the operator's own writes come before or after the watch tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from k8s.operator.client import ApiClient
+from k8s.operator.watch import WatchCache
+
+Json = dict[str, Any]
+
+
+def thing(version: int, mark: str = "", name: str = "decode-0") -> Json:
+    labels = {"draining-since": mark} if mark else {}
+    return {"kind": "Deployment", "metadata": {"name": name, "resourceVersion": str(version), "labels": labels}}
+
+
+class Server:
+    """Lists what it has, and tells events when a test says so."""
+
+    def __init__(self, *there: Json) -> None:
+        self.there = there
+        self.events: asyncio.Queue[tuple[str, Json]] = asyncio.Queue()
+
+    async def list(self, *_: str) -> Json:
+        return {"metadata": {"resourceVersion": "9"}, "items": list(self.there)}
+
+    async def watch(self, *_: str) -> AsyncIterator[Json]:
+        while True:
+            kind, told = await self.events.get()
+            yield {"type": kind, "object": told}
+            self.events.task_done()
+
+    async def tells(self, kind: str, told: Json) -> None:
+        """One event, until the cache has taken it."""
+        self.events.put_nowait((kind, told))
+        await self.events.join()
+
+
+async def kept(server: Server, changed: list[Json]) -> tuple[WatchCache, asyncio.Task[None]]:
+    cache = WatchCache(cast(ApiClient, server), "apps/v1", "Deployment", "ns", "", changed.append)
+    running = asyncio.get_running_loop().create_task(cache.run())
+    await cache.listed.wait()
+    return cache, running
+
+
+async def test_an_event_older_than_an_answer_changes_nothing() -> None:
+    """A drain is marked (10) and taken back (12); the watch tells of the mark after the answer without it. Were it
+    believed, the agent would be told to drain again, and no mark would say so.
+    """
+    server = Server(thing(5))
+    cache, running = await kept(server, [])
+    cache.put(thing(10, mark="now"))
+    cache.put(thing(12))
+    await server.tells("MODIFIED", thing(10, mark="now"))
+    assert cache.objects["", "decode-0"] == thing(12)
+    await server.tells("MODIFIED", thing(12))
+    await server.tells("MODIFIED", thing(13, mark="later"))
+    assert cache.objects["", "decode-0"] == thing(13, mark="later")
+    running.cancel()
+
+
+@pytest.mark.parametrize("event", ["DELETED", "MODIFIED", "ADDED"])
+async def test_an_event_of_an_object_that_was_made_anew_changes_nothing(event: str) -> None:
+    server = Server(thing(5))
+    changed: list[Json] = []
+    cache, running = await kept(server, changed)
+    cache.put(thing(15))  # it was deleted (11), and made again under its name
+    await server.tells(event, thing(11))
+    assert cache.objects["", "decode-0"] == thing(15)
+    assert changed[-1]["metadata"]["resourceVersion"] == "11", "all the same there is something to look at"
+    await server.tells("DELETED", thing(16))
+    assert not cache.objects
+    running.cancel()
+
+
+async def test_a_list_of_versions_that_are_no_numbers_is_believed() -> None:
+    server = Server()
+    cache, running = await kept(server, [])
+    for version in ("b", "a"):
+        told = {"kind": "Deployment", "metadata": {"name": "x", "resourceVersion": version}}
+        await server.tells("MODIFIED", told)
+        assert cache.objects["", "x"] == told
+    running.cancel()
+
+
+async def test_what_was_answered_while_a_list_was_read_stays() -> None:
+    """The list is of version 9; a drain's mark was answered as 12 before the list came."""
+    server = Server(thing(5))
+    changed: list[Json] = []
+    cache = WatchCache(cast(ApiClient, server), "apps/v1", "Deployment", "ns", "", changed.append)
+    cache.put(thing(3, name="gone"))
+    cache.objects["", "decode-0"] = thing(12, mark="now")
+    running = asyncio.get_running_loop().create_task(cache.run())
+    await cache.listed.wait()
+    assert cache.objects == {("", "decode-0"): thing(12, mark="now")}
+    running.cancel()
