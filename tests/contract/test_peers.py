@@ -111,16 +111,14 @@ class Peers:
         turns = (await self.told(f"/explain/{name}"))["turns"]
         return text, next(each for each in turns if each["turn"] == "choice")
 
-    async def begun(self, **others: str) -> str:
-        """A first turn; then its prefill instance takes no more: the other one has nothing of it. Returns the other.
-        `others`: states of the instances besides.
-        """
+    async def begun(self) -> str:
+        """A first turn; then its prefill instance takes no more: the other one has nothing of it. Returns the other."""
         _, first = await self.turn("one")
         assert first["decode"] == "d0"
         gone = str(first["prefill"])
         other = {"p0": "p1", "p1": "p0"}[gone]
         await self.beat(gone, state=MemberState.DRAINING)
-        await self.states(**{gone: "draining", other: "up", "d0": "up", **others})
+        await self.states(**{gone: "draining", other: "up", "d0": "up"})
         return other
 
     async def fail(self, name: str, fault: str) -> None:
@@ -289,9 +287,9 @@ def patient(instance: Instance) -> Make:
     return replace(usual, prefill=replace(usual.prefill, token_ms=10 * usual.prefill.token_ms))
 
 
-async def _waits_for_its_source(fleet: Peers, **others: str) -> asyncio.Task[Any]:
+async def _waits_for_its_source(fleet: Peers) -> asyncio.Task[Any]:
     """A second turn whose source hangs."""
-    await fleet.begun(**others)
+    await fleet.begun()
     await fleet.fail("d0", "hang")
     turn = asyncio.create_task(fleet.turn("two"))
     async with asyncio.timeout(5):
@@ -346,16 +344,3 @@ async def test_a_bug_at_the_end_of_a_source_leg_ends_that_request_alone(
         await fleet.nothing_runs()
         _, next_one = await fleet.turn("two")
         assert next_one["prefill"] == other
-
-
-async def test_a_leg_that_waits_for_its_source_ends_where_another_leg_answers_first() -> None:
-    """It was not sent: nothing is asked of its instance, and its places are free at once."""
-    async with peers("p0", "p1", "p2", "d0", makes=patient, first_token_s=4.0) as fleet:
-        await fleet.beat("p2", state=MemberState.DRAINING)
-        await fleet.states(p0="up", p1="up", p2="draining", d0="up")
-        turn = await _waits_for_its_source(fleet, p2="draining")
-        await fleet.beat("p2")
-        _, second = await turn
-        assert await fleet.counted("unwanted") == 1
-        assert second["prefill"] == "p2"
-        await fleet.nothing_runs()
