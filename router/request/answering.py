@@ -12,6 +12,7 @@ from cluster.instance import Instance
 from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
+from router.http.upstream import Answer
 from router.request.engine_words import EngineWords
 from router.request.in_one_piece import AnswerInOnePiece
 from router.request.legs import AnswerLeg, LegOwner, PrefillLeg
@@ -28,8 +29,8 @@ class Answering:
     """The answering leg of one request."""
 
     __slots__ = (
-        "_outgoing", "_parts", "_reply", "_request", "_resumable", "_scheduled", "_trace",
-        "_words", "in_one_piece", "leg", "relayed", "way",
+        "_in_one_piece", "_outgoing", "_parts", "_reply", "_request", "_resumable", "_scheduled", "_trace",
+        "_words", "leg", "relayed", "way",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +59,7 @@ class Answering:
         """The label in metrics: by hand-over, or aggregated ("whole")."""
         self.relayed = False
         """The client has received a part of an engine's answer."""
-        self.in_one_piece: Final = AnswerInOnePiece(parts, request, scheduled, words, trace)
+        self._in_one_piece: Final = None if request.stream else AnswerInOnePiece(parts, request, scheduled, trace)
 
     def send(self, effect: j.SendDecode, owner: LegOwner, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
         """Send the leg and report its events to `owner`. `producer`: the leg whose hold it pulls."""
@@ -74,8 +75,8 @@ class Answering:
         leg = self._new_leg(instance, owner)
         if transfer is not None:
             leg.pulled, leg.producer = transfer.producer, None if producer is None else producer.instance
-        elif not self._request.stream:
-            self.in_one_piece.presume(leg.started)
+        elif self._in_one_piece is not None:
+            self._in_one_piece.presume(leg.started)
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.AGGREGATED_LEG, target)
 
@@ -162,7 +163,7 @@ class Answering:
         leg = self.leg
         if leg is not None and leg.early:
             self.leg = None
-            self.in_one_piece.arrived = None
+            self._forget_answer()
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
             self._parts.meters.early_legs.labels(because).inc()
@@ -184,9 +185,17 @@ class Answering:
 
     def ended(self, leg: AnswerLeg) -> j.Event:
         """The whole answer has arrived, and none of it was relayed."""
-        if leg.status == 200 and self._request.stream:
-            return self.opened(leg, self._words.unfit(leg.instance, "the stream ended before its first token"))
-        return self.opened(leg, self.in_one_piece.read(leg))
+        return self.opened(leg, self._why_none(leg))
+
+    def _why_none(self, leg: AnswerLeg) -> j.Event | None:
+        """Why what has arrived whole is no answer; None for an answer in one piece."""
+        answer = Answer(leg.status, leg.content_type, leg.pieces)
+        if answer.status != 200:
+            return self._words.refused(leg.instance, answer)
+        if self._in_one_piece is None:
+            return self._words.unfit(leg.instance, "the stream ended before its first token")
+        because = self._in_one_piece.read(answer)
+        return None if because is None else self._words.unfit(leg.instance, because)
 
     def opened(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
         """The leg's status is known: its answer begins, or it has failed."""
@@ -206,7 +215,7 @@ class Answering:
         leg.source = None  # it has pulled, or computed
         if leg.pulled:
             parts.view.pair_met(leg.pulled, leg.instance)
-        self.in_one_piece.presume_no_more()
+        self.presume_no_more()
         if self._request.stream or self._scheduled.context.wanted.prefill_only:
             self._scheduled.opened()  # else the whole answer has arrived, which tells no time
         self._trace.opened(spoken=self._reply.first_out)
@@ -219,8 +228,8 @@ class Answering:
         if not self.relayed and not seeded:
             self._parts.meters.first_byte(time.monotonic() - self._request.arrived)
         self.relayed = True
-        if self.in_one_piece.arrived is not None:
-            answer, told = self.in_one_piece.arrived
+        if self._in_one_piece is not None and self._in_one_piece.arrived is not None:
+            answer, told = self._in_one_piece.arrived
             self._reply.respond(200, answer.body, engine_answers.json_type(answer.content_type), told=told)
             return j.Ended()
         leg = self.leg
@@ -247,12 +256,26 @@ class Answering:
 
     def close(self) -> None:
         """Break the leg off, if there is one; its place is free."""
-        leg, self.leg, self.in_one_piece.arrived = self.leg, None, None
+        leg, self.leg = self.leg, None
+        self._forget_answer()
         if leg is not None:
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
-        self.in_one_piece.presume_no_more()
+        self.presume_no_more()
         self._scheduled.occupy(None)
+
+    def _forget_answer(self) -> None:
+        if self._in_one_piece is not None:
+            self._in_one_piece.arrived = None
+
+    def presume_no_more(self) -> None:
+        """The prompt is known to be computed, or the leg is over."""
+        if self._in_one_piece is not None:
+            self._in_one_piece.presume_no_more()
+
+    def engine_said(self, tokens: int | None) -> tuple[float, float] | None:
+        """Of an answer in one piece with so many tokens: see `AnswerInOnePiece.engine_said`."""
+        return None if self._in_one_piece is None else self._in_one_piece.engine_said(tokens)
 
     def part(self) -> None:
         """Drop the reference to the leg, which refers to the driver."""

@@ -343,13 +343,13 @@ class RequestDriver(LegOwner):
 
     def _finish(self, effect: j.Finish) -> None:
         answering, reply, parts = self._answering, self.reply, self._parts
-        answering.in_one_piece.presume_no_more()
+        answering.presume_no_more()
         tokens = self._scheduled.count_tokens(self._request, reply.tokens())
         complete = effect.outcome == "served"
         cut_off = reply.cut_off or not complete
         here = None if self._scheduled.resumed else tokens
         now = time.monotonic()
-        self._scheduled.finish(now, here, answering.in_one_piece.engine_said(here), cut_off=cut_off, complete=complete)
+        self._scheduled.finish(now, here, answering.engine_said(here), cut_off=cut_off, complete=complete)
         self._forget()
         outcome = SHED if self._shed else effect.outcome
         parts.meters.ended(self._request.path, answering.way, outcome, now - self._request.arrived)

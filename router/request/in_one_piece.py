@@ -7,42 +7,33 @@ from typing import Final
 
 from cluster.request import Request
 from router.core import engine_answers
-from router.core import journey as j
 from router.core.timing_parts import EngineTold
 from router.http.upstream import Answer
-from router.request.engine_words import EngineWords
-from router.request.legs import AnswerLeg
 from router.request.parts import Parts
 from router.request.scheduled import ScheduledRequest
 from router.request.trace import RequestTrace
 
 
 class AnswerInOnePiece:
-    """The answer of one request, if it is not streamed."""
+    """The answer of one request that is not streamed."""
 
-    __slots__ = ("_parts", "_presumed", "_request", "_scheduled", "_trace", "_words", "arrived")
+    __slots__ = ("_parts", "_presumed", "_request", "_scheduled", "_trace", "arrived")
 
-    def __init__(
-        self, parts: Parts, request: Request, scheduled: ScheduledRequest, words: EngineWords, trace: RequestTrace
-    ) -> None:
+    def __init__(self, parts: Parts, request: Request, scheduled: ScheduledRequest, trace: RequestTrace) -> None:
         self._parts: Final = parts
         self._request: Final = request
         self._scheduled: Final = scheduled
-        self._words: Final = words
         self._trace: Final = trace
         self.arrived: tuple[Answer, EngineTold] | None = None
         """The whole answer."""
         self._presumed: asyncio.TimerHandle | None = None
         """The timer at which its prompt counts as computed."""
 
-    def read(self, leg: AnswerLeg) -> j.Event | None:
-        """Its leg has ended: keep the answer, or return why it is none."""
-        answer = Answer(leg.status, leg.content_type, leg.pieces)
-        if answer.status != 200:
-            return self._words.refused(leg.instance, answer)
+    def read(self, answer: Answer) -> str | None:
+        """Keep the answer of a leg with status 200, or return why it is none."""
         told = engine_answers.completion_in(answer.body)
         if isinstance(told, str):
-            return self._words.unfit(leg.instance, told)
+            return told
         self.arrived = answer, told
         return None
 
@@ -61,7 +52,7 @@ class AnswerInOnePiece:
     def engine_said(self, tokens: int | None) -> tuple[float, float] | None:
         """The engine's times in ms, for the prompt if the same engine computed it, and for each later token."""
         times = self._trace.times
-        if self._request.stream or times is None or not tokens:
+        if times is None or not tokens:
             return None
         after_s = times.generation_s or 0.0
         prompt_ms = 0.0 if self._presumed is None else times.first_s * 1000

@@ -303,9 +303,10 @@ async def test_a_client_that_leaves_while_a_source_is_waited_for() -> None:
         turn = await _waits_for_its_source(fleet)
         turn.cancel()
         async with asyncio.timeout(5):
-            while await fleet.counted("unwanted") < 1:
+            while not await fleet.counted("unwanted"):
                 await asyncio.sleep(0.01)
         await fleet.nothing_runs()
+        assert await fleet.counted("unwanted") == 1
 
 
 async def test_an_instance_that_is_lost_while_its_source_is_waited_for() -> None:

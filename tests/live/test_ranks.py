@@ -180,6 +180,49 @@ def test_a_killed_rank_costs_no_request_and_comes_back(tmp_path: Path) -> None:
         within(60, pulled)
 
 
+BOTH = """
+models:
+  - name: baton-tiny
+    pools:
+      both: {start: STARTS, shape: {dp: DP}}
+transfer: {connector: auto}
+"""
+TALKS, TURNS = 8, 5
+
+
+def _hit_rate(cluster: Cluster) -> float:
+    """Of conversations that take turns, the part of all prompt tokens that was in a cache, with room for all of them:
+    what is missed is what the router sends elsewhere.
+    """
+    talks = [(each * 12)[:1150] for each in prompts(TALKS, seed=21)]  # a chunk that routers know has some 1,000 bytes
+    counts = Counter[str]()
+    for turn in range(TURNS):
+        with ThreadPoolExecutor(1 if turn else TALKS) as pool:  # the first turns at once, so that they go to both
+            answers = list(pool.map(lambda said: ask(cluster.endpoint, said), talks))
+        for number, (said, answer) in enumerate(zip(talks, answers, strict=True)):
+            usage = answer["usage"]
+            counts["prompt"] += usage["prompt_tokens"]
+            counts["cached"] += (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+            talks[number] = (
+                said + text(answer) + f" and on day {turn} of talk {number} the fox went up the hill again. "
+            )
+    return counts["cached"] / counts["prompt"]
+
+
+def test_prefixes_are_found_as_on_two_instances(tmp_path: Path) -> None:
+    rates = []
+    for name, starts, ranks in (("ranks", 1, 2), ("instances", 2, 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = BOTH.replace("STARTS", str(starts)).replace("DP", str(ranks))
+        with Cluster.of(folder, file) as cluster:
+            rates.append(_hit_rate(cluster))
+            used = [each.prompt_tokens for name in cluster.urls for each in parse_loads(cluster.metrics(name), ranks)]
+            print(f"{name}: {rates[-1]:.4f} of all prompt tokens were cached; prompt tokens {used}")
+            assert len(used) == 2 and min(used) > sum(used) / 50
+    assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.02, rates
+
+
 TIERED = """
 models:
   - name: baton-tiny

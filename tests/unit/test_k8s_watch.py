@@ -42,7 +42,7 @@ class Server:
 
 
 async def kept(server: Server, changed: list[Json]) -> tuple[WatchCache, asyncio.Task[None]]:
-    cache = WatchCache(cast(ApiClient, server), "apps/v1", "Deployment", "ns", "", changed.append)
+    cache = WatchCache(cast("ApiClient", server), "apps/v1", "Deployment", "ns", "", changed.append)
     running = asyncio.get_running_loop().create_task(cache.run())
     await cache.listed.wait()
     return cache, running
@@ -92,7 +92,7 @@ async def test_what_was_answered_while_a_list_was_read_stays() -> None:
     """The list is of version 9; a drain's mark was answered as 12 before the list came."""
     server = Server(thing(5))
     changed: list[Json] = []
-    cache = WatchCache(cast(ApiClient, server), "apps/v1", "Deployment", "ns", "", changed.append)
+    cache = WatchCache(cast("ApiClient", server), "apps/v1", "Deployment", "ns", "", changed.append)
     cache.put(thing(3, name="gone"))
     cache.objects["", "decode-0"] = thing(12, mark="now")
     running = asyncio.get_running_loop().create_task(cache.run())
