@@ -54,6 +54,8 @@ class FakeFleet:
 
     async def drain(self, pod: Any, deadline_s: float, access: Access) -> bool:
         name = pod["metadata"]["labels"][INSTANCE]
+        if not any(each.get("started") for each in pod.get("status", {}).get("containerStatuses", ())):
+            return False  # no agent listens yet
         if self.deaf:
             self.deaf -= 1
             return False
