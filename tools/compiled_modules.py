@@ -75,6 +75,8 @@ MODULES = (
     "router.predict.prompt_tokens",
     "router.predict.sketches",
     "router.predict.source_delay",
+    "router.predict.reported_prompts",
+    "router.predict.siblings",
     "router.predict.step_model",
     "router.predict.transfer_model",
     "router.request.answering",

@@ -180,6 +180,16 @@ class AnswerOpened(msgspec.Struct, tag="answer_opened", rename=_LOGGED):
     now: float
 
 
+class EngineMs(msgspec.Struct, array_like=True, frozen=True):
+    """An engine's own times of an answer in one piece, in milliseconds; 0: not reported, or not its work."""
+
+    prompt: float
+    token: float
+    """For each token after the first."""
+    first: float = 0.0
+    """From the request's arrival to its first token."""
+
+
 class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
     """The request is over; its number is not used again."""
 
@@ -188,7 +198,7 @@ class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
     tokens: int | None
     cut_off: bool
     """It might have become longer: it ended at its limit, or is not `complete`."""
-    engine_ms: tuple[float, float] | None = None
+    engine_ms: EngineMs | None = None
     complete: bool = True
     """The answer came to its end, be it at its limit."""
 

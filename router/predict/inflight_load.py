@@ -25,6 +25,7 @@ import numpy as np
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
 from router.predict.margins import FIRST_AIM, PROMPTLY, Margins
+from router.predict.reported_prompts import ReportedPrompts
 from router.predict.source_delay import SourceDelay
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
@@ -150,8 +151,8 @@ class RowLoad:
 
     __slots__ = (
         "answer_context", "backlog", "beside", "decoding", "ends", "kv_free", "kv_mean", "kv_variance", "life",
-        "limits", "observed_ms", "opens", "outlived", "plain_ms", "prompts", "pulls", "recent", "since", "stalled",
-        "step", "strictest", "targets",
+        "limits", "observed_ms", "opens", "outlived", "plain_ms", "prompts", "pulls", "recent", "reported", "since",
+        "stalled", "step", "strictest", "targets",
     )  # fmt: skip
 
     def __init__(self, life: int = 0) -> None:
@@ -190,6 +191,7 @@ class RowLoad:
         self.plain_ms: float = 0.0
         self.observed_ms: float = 0.0
         """Of the prompts that ended last, together."""
+        self.reported: Final = ReportedPrompts()
         self.limits: Final[tuple[list[float], list[float]]] = ([], [])
         self.outlived: Final[list[tuple[float, int, LengthLimit, InflightRequest]]] = []
         """When answers will have become longer than what a limit is for (`InflightLoad._progress`), the soonest first;
@@ -370,19 +372,40 @@ class InflightLoad:
         """What it pulls."""
         return self.rows[row].pulls
 
-    def told(self, booking: InflightRequest, now: float, prompt_ms: float, token_ms: float) -> None:
-        """An engine reports its time for the prompt, and for each token after the first; 0: not reported.
+    def told(
+        self,
+        booking: InflightRequest,
+        now: float,
+        prompt_ms: float,
+        token_ms: float,
+        first_ms: float = 0.0,
+        prompt_tokens: int = 0,
+    ) -> None:
+        """An engine reports its time for the prompt, for each token after the first, and from the request's arrival to
+        the first token; and the prompt's tokens. 0: not reported.
 
-        It comes with an answer in one piece, whose times the router cannot see. Each prompt of a step is reported with
-        the whole step's time. Such steps are rare, as no prompt is sent to an instance where some wait
-        (`router.scheduler.flow_control.queue.Gate`).
+        It comes with an answer in one piece, whose times the router cannot see.
         """
         row = booking.prefill_row
         if prompt_ms > 0 and booking.plain_ms > 0 and self.rows[row].life == booking.prefill_life:
-            self.step_model.prompt_took(row, booking.plain_ms, prompt_ms)
+            ended_ms = booking.sent_s * 1000.0 + max(first_ms, prompt_ms)
+            seen = self.rows[row].reported.add(self._plain_ms(booking, prompt_tokens), prompt_ms, ended_ms)
+            if seen is not None:
+                self.step_model.prompt_took(row, *seen)
         row = booking.decode_row
         if token_ms > 0 and row >= 0 and self.rows[row].life == booking.decode_life:
             self.step_model.steps_took(row, self._tpot_ms(row, now), token_ms, booking.sent_s, now)
+
+    def _plain_ms(self, booking: InflightRequest, tokens: int) -> float:
+        """What its prompt takes by the costs alone, now that its tokens are counted. The first estimates, from bytes,
+        may be wrong by a factor of four: a speed that was learned from them would be as wrong.
+        """
+        foretold, cached = booking.prompt_tokens, booking.cached_tokens
+        if tokens <= 0 or foretold <= 0 or tokens == foretold:
+            return booking.plain_ms
+        make, now_cached = self.step_model.make(booking.prefill_row), cached * tokens / foretold
+        was_ms = make.prompt_ms(foretold - cached, cached)
+        return booking.plain_ms * make.prompt_ms(tokens - now_cached, now_cached) / was_ms if was_ms > 0 else 0.0
 
     def answer_placed(self, booking: InflightRequest, row: int, now: float) -> None:
         """The request's answer is promised a place there."""

@@ -8,7 +8,8 @@ its legs: wrong costs, or missing ones, become right within a few dozen legs. Pr
 
 Without costs, an instance whose own legs have not been timed has the factors of another one: engines of one fleet are
 rarely apart by as much as all of them are from what is assumed, and an instance that nothing is known of would look
-like the fastest, or the slowest.
+like the fastest, or the slowest. An instance that gets no more legs follows the others of its make after a while
+(`router.predict.siblings`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from costs.step import StepCost
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import Fitted
 from router.predict.level_shift import CONFIRMED, LevelShift
+from router.predict.siblings import Siblings
 
 OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0
 """How far legs may move a prediction either way: with known costs, and without (from a tiny model on a fast GPU to a
@@ -173,6 +175,7 @@ class StepModel:
         """Rows without costs and without legs of their own that were timed."""
         self._prompts_lately, self._steps_lately = (1.0, 0.0), 1.0
         """What was learned last of a row without costs: its prompts' factor and overhead, its steps' factor."""
+        self._prompts_of, self._steps_of = Siblings(), Siblings()
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""
@@ -183,6 +186,8 @@ class StepModel:
 
     def _begin(self, row: int) -> None:
         """The row has another instance."""
+        self._prompts_of.begin(row)
+        self._steps_of.begin(row)
         self._untimed_prompts.discard(row)
         self._untimed_steps.discard(row)
         if self.rows[row].make is UNKNOWN:
@@ -225,9 +230,13 @@ class StepModel:
 
     def look(self, rows: Ints) -> None:
         """Take the rows of all present instances, and find out whether they are alike."""
-        kinds = {self.rows[row].kind for row in rows.tolist()}
+        kinds: dict[int, list[int]] = {}
+        for row in rows.tolist():
+            kinds.setdefault(self.rows[row].kind, []).append(row)
         self._unknown = any(self.makes[kind] is UNKNOWN for kind in kinds)
-        self._alike = kinds.pop() if len(kinds) == 1 else None
+        self._alike = next(iter(kinds)) if len(kinds) == 1 else None
+        self._prompts_of.look(kinds)
+        self._steps_of.look(kinds)
 
     def present(self) -> list[Make]:
         """The makes that rows have, or may have."""
@@ -332,14 +341,46 @@ class StepModel:
         if at.prompts_shift.seen(off):
             at.prompts.times(at.prompts_shift.times, CONFIRMED)
         at.prompts.add(plain_ms, observed_ms)
-        slope, rest = at.prompts.fit()
-        bound = _off_max(at.make, at.prompts.count)
-        self._take_prompts(row, min(bound, max(1 / bound, slope)), rest)
+        self._take_fit(row)
+        rest = at.overhead
+        other = self._prompts_of.timed(row, self._prompts_level(row))
+        if other >= 0 and self.rows[other].prompts.count:
+            self._follow_prompts(other)
         if at.make is UNKNOWN and at.prompts.count <= SURE:
             self._untimed_prompts.discard(row)
             self._prompts_lately = at.prefill_factor, rest
             for other in sorted(self._untimed_prompts):
                 self._take_prompts(other, *self._prompts_lately)
+
+    def _take_fit(self, row: int) -> None:
+        """Predict prompts there by what is fitted."""
+        at = self.rows[row]
+        slope, rest = at.prompts.fit()
+        bound = _off_max(at.make, at.prompts.count)
+        self._take_prompts(row, min(bound, max(1 / bound, slope)), rest)
+
+    def _prompts_level(self, row: int) -> float:
+        """The logarithm of how many times longer than its costs say a prompt of the usual size takes there."""
+        at = self.rows[row]
+        plain_ms = at.prompts.plain
+        return math.log(at.prefill_factor + at.overhead / plain_ms) if plain_ms > 0 else math.log(at.prefill_factor)
+
+    def _follow_prompts(self, row: int) -> None:
+        """Perhaps too long without prompts: what was seen counts as if it had been like what others see."""
+        at = self.rows[row]
+        times = self._prompts_of.strays(row, self._prompts_level(row), at.prompts.count)
+        if times != 1.0:
+            at.prompts.times(times, FEW)
+            self._take_fit(row)
+
+    def _follow_steps(self, row: int) -> None:
+        """As `_follow_prompts`."""
+        at = self.rows[row]
+        times = self._steps_of.strays(row, math.log(at.decode_factor), at.steps_seen)
+        if times != 1.0:
+            at.steps_since = min(at.steps_since, FEW)
+            bound = _off_max(at.make, at.steps_seen)
+            self._take_steps(row, min(bound, max(1 / bound, at.decode_factor * times)))
 
     def steps_took(
         self, row: int, predicted_ms: float, observed_ms: float, began_s: float = 0.0, ended_s: float = 0.0
@@ -368,6 +409,9 @@ class StepModel:
         factor = at.decode_factor * math.exp(rate * off)
         bound = _off_max(at.make, seen)
         self._take_steps(row, min(bound, max(1 / bound, factor)))
+        other = self._steps_of.timed(row, math.log(at.decode_factor))
+        if other >= 0 and self.rows[other].steps_seen:
+            self._follow_steps(other)
         if at.make is UNKNOWN and seen < SURE:
             self._untimed_steps.discard(row)
             self._steps_lately = at.decode_factor

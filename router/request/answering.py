@@ -12,6 +12,7 @@ from cluster.instance import Instance
 from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
+from router.fleet import events as d
 from router.http.upstream import Answer
 from router.request.engine_words import EngineWords
 from router.request.in_one_piece import AnswerInOnePiece
@@ -273,7 +274,7 @@ class Answering:
         if self._in_one_piece is not None:
             self._in_one_piece.presume_no_more()
 
-    def engine_said(self, tokens: int | None) -> tuple[float, float] | None:
+    def engine_said(self, tokens: int | None) -> d.EngineMs | None:
         """Of an answer in one piece with so many tokens: see `AnswerInOnePiece.engine_said`."""
         return None if self._in_one_piece is None else self._in_one_piece.engine_said(tokens)
 

@@ -8,6 +8,7 @@ from typing import Final
 from cluster.request import Request
 from router.core import engine_answers
 from router.core.timing_parts import EngineTold
+from router.fleet import events as d
 from router.http.upstream import Answer
 from router.request.parts import Parts
 from router.request.scheduled import ScheduledRequest
@@ -49,11 +50,12 @@ class AnswerInOnePiece:
         if self._presumed is not None:
             self._presumed.cancel()
 
-    def engine_said(self, tokens: int | None) -> tuple[float, float] | None:
-        """The engine's times in ms, for the prompt if the same engine computed it, and for each later token."""
+    def engine_said(self, tokens: int | None) -> d.EngineMs | None:
+        """The engine's times: that of the prompt if the same engine computed it."""
         times = self._trace.times
         if times is None or not tokens:
             return None
         after_s = times.generation_s or 0.0
         prompt_ms = 0.0 if self._presumed is None else times.first_s * 1000
-        return prompt_ms, after_s * 1000 / (tokens - 1) if tokens > 2 else 0.0
+        token_ms = after_s * 1000 / (tokens - 1) if tokens > 2 else 0.0
+        return d.EngineMs(prompt_ms, token_ms, (times.queue_s + times.first_s) * 1000)

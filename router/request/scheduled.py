@@ -157,7 +157,7 @@ class ScheduledRequest:
         self,
         now: float,
         tokens: int | None,
-        engine_ms: tuple[float, float] | None,
+        engine_ms: d.EngineMs | None,
         *,
         cut_off: bool,
         complete: bool,

@@ -13,6 +13,7 @@ from typing import Final
 
 from router.core.journey import Chosen
 from router.core.values import Sent, Wanted
+from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import MIDDLE, OUTPUT_UNKNOWN, SHORT, AnswerLengths, Predictor
 from router.predict.chunks import CHUNK_BYTES
@@ -136,7 +137,7 @@ class Placements:
         tokens: int | None,
         *,
         cut_off: bool = False,
-        engine_ms: tuple[float, float] | None = None,
+        engine_ms: d.EngineMs | None = None,
         complete: bool = True,
     ) -> None:
         """The request is over, after `tokens` tokens; None: they were not counted. The other arguments: see
@@ -145,7 +146,9 @@ class Placements:
         booking = expected.booking
         if booking is not None:
             if engine_ms is not None:
-                self._fleet.inflight.told(booking, now, *engine_ms)
+                self._fleet.inflight.told(
+                    booking, now, engine_ms.prompt, engine_ms.token, engine_ms.first, wanted.prompt_tokens
+                )
             if booking.margin and tokens and complete:
                 self._promised(booking, now, tokens, engine_ms)
             row = booking.decode_row
@@ -157,15 +160,13 @@ class Placements:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
         self.let_go(expected, now)
 
-    def _promised(
-        self, booking: InflightRequest, now: float, tokens: int, engine_ms: tuple[float, float] | None
-    ) -> None:
+    def _promised(self, booking: InflightRequest, now: float, tokens: int, engine_ms: d.EngineMs | None) -> None:
         """Whether its target was kept, for the margin by which it was let in."""
         observed_ms = 0.0
         if booking.first_s >= 0 and tokens > 1:
             observed_ms = (now - booking.first_s) * 1000.0 / (tokens - 1)
         elif engine_ms is not None:
-            observed_ms = engine_ms[1]
+            observed_ms = engine_ms.token
         if observed_ms > 0:
             self._fleet.inflight.margins.ended(booking.tpot_ms, booking.margin, observed_ms)
 

@@ -373,7 +373,7 @@ class Scheduler:
         tokens: int | None = None,
         *,
         cut_off: bool = False,
-        engine_ms: tuple[float, float] | None = None,
+        engine_ms: d.EngineMs | None = None,
         complete: bool = True,
     ) -> Calls:
         """The request is over, after `tokens` tokens; None: they were not counted.

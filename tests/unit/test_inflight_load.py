@@ -244,3 +244,19 @@ def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
         here.answer_over(disturbed, now + expected_ms * 9 / 1000, 10)
     assert here.step_model.rows[0].decode_factor == pytest.approx(1.3, rel=0.02)
     assert here.step_model.rows[1].decode_factor == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_prompt_whose_tokens_were_underestimated_makes_its_engine_no_slower() -> None:
+    """A text of 1,150 bytes was taken for 262 tokens; its engine counts 1,150."""
+    learned = []
+    for counted in (0, 1150):
+        here = InflightLoad()
+        here.reach(1)
+        for number in range(3):
+            one, at = booking(262), here.step_model.rows[0]
+            here.prompt_placed(one, 0, at.make.prompt_ms(262) * at.prefill_factor, 0.0, float(number))
+            here.prompt_over(one, number + 0.1, done=False)
+            took_ms = at.make.prompt_ms(1150)
+            here.told(one, number + 0.5, took_ms, 8.0, took_ms, counted)
+        learned.append(here.step_model.rows[0].prefill_factor)
+    assert learned[1] == pytest.approx(1.0, rel=0.05) and learned[0] > 2.0, learned

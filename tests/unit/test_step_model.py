@@ -236,3 +236,76 @@ def test_one_strange_leg_in_three_is_no_change() -> None:
     for number in range(60):
         made.prompt_took(0, 11.0, 1100.0 if number % 3 == 0 else 110.0)
         assert made.rows[0].prompts.recent >= 100
+
+
+def timed(made: StepModel, row: int, times: float) -> None:
+    """One prompt and one answer of an instance that is so many times slower than assumed."""
+    made.prompt_took(row, 10.0, times * 10.0)
+    made.steps_took(row, made.decode_ms(row, 1, 0), times * 8.05)
+
+
+def slowness(made: StepModel, row: int) -> tuple[float, float]:
+    at = made.rows[row]
+    return at.prefill_factor + at.overhead / 10.0, made.decode_ms(row, 1, 0) / 8.05
+
+
+def two(*makes: object) -> StepModel:
+    made = StepModel()
+    made.reach(2)
+    for row, make in enumerate(makes):
+        made.know(row, make)  # type: ignore[arg-type]
+    made.look(np.arange(2))
+    return made
+
+
+def test_an_instance_that_gets_no_legs_is_taken_to_be_like_the_others_by_and_by() -> None:
+    """Both were timed while they started; one was chosen ever since, because it looked quicker."""
+    made = two()
+    for row, times in ((0, 10.0), (1, 12.0)) * 5:
+        timed(made, row, times)
+    begun = slowness(made, 1)
+    for _ in range(4):
+        timed(made, 0, 1.0)
+    assert slowness(made, 1) == begun, "it was timed as often itself"
+    for _ in range(60):
+        timed(made, 0, 1.0)
+    assert slowness(made, 1) == pytest.approx(slowness(made, 0), rel=0.15)
+    assert slowness(made, 0) == pytest.approx((1.0, 1.0), rel=0.1)
+    timed(made, 1, 1.0)
+    assert slowness(made, 1) == pytest.approx((1.0, 1.0), rel=0.1)
+
+
+def test_an_instance_that_is_slower_is_known_to_be_while_it_gets_some_legs() -> None:
+    made = two()
+    for number in range(300):
+        timed(made, 0, 1.0)
+        if number % 3 == 0:
+            timed(made, 1, 4.0)
+    assert slowness(made, 1) == pytest.approx((4.0, 4.0), rel=0.05)
+
+
+def test_an_instance_that_is_slower_is_tried_again_ever_more_rarely() -> None:
+    """It is chosen only while it is believed to be as quick."""
+    made, tries = two(), []
+    for row, times in ((0, 1.0), (1, 4.0)) * 10:
+        timed(made, row, times)
+    for number in range(600):
+        slower = max(slowness(made, 1)) / max(slowness(made, 0))
+        if slower < 1.3:
+            tries.append(number)
+            timed(made, 1, 4.0)
+        else:
+            timed(made, 0, 1.0)
+    assert 3 <= len(tries) <= 24, tries
+    assert tries[-1] - tries[-2] > 10
+    assert len([each for each in tries if each >= 300]) < len([each for each in tries if each < 300])
+
+
+def test_an_instance_of_another_make_is_no_sibling() -> None:
+    made = two(make_of(costs()), make_of(costs("A100")))
+    for _ in range(3):
+        timed(made, 1, 1.5)
+    before = slowness(made, 1)
+    for _ in range(100):
+        timed(made, 0, 1.0)
+    assert slowness(made, 1) == before
