@@ -13,6 +13,8 @@ from typing import Final
 
 from decode.table import BECAUSE, Reading
 
+MET: Final = "met"
+"""The state of a link over which this engine can read the other one's memory."""
 FAILURES: Final = 3
 """Failures in a row: one is a cut connection, which NIXL renews; two happen when an engine restarts."""
 ASIDE_S: Final = 5.0

@@ -49,6 +49,10 @@ def pull_in(fields: object) -> PullFields | str:
         return "they name no hold"
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         return "they do not say how many tokens are held"
+    if "remote_host" not in fields or "remote_port" not in fields:
+        return (
+            "they name no address"  # vLLM takes blocks for such a pull, reads nothing, and waits for its end for ever
+        )
     blocks = _blocks(fields.get("remote_block_ids"))
     if blocks is None:
         return "their block ids cannot be read"

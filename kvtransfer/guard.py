@@ -203,11 +203,25 @@ def _door_of(scope: Message) -> str | None:
     found: Any = scope.get("app")
     for name in ("state", "vllm_config", "kv_transfer_config", "kv_connector_extra_config"):
         found = getattr(found, name, None)
-    door = found.get("door") if isinstance(found, dict) else None
-    if not isinstance(door, str) or not door:
+    door = _door_in(found)
+    if door is None:
         return None
     said = [value for name, value in scope["headers"] if name.lower() == RANK_HEADER.encode()]
     return door_of(door, int(said[0]) if said and _RANK.fullmatch(said[0]) else 0)
+
+
+def _door_in(extra: Any) -> str | None:
+    """The agent socket in a connector's own settings, or in those of the connectors that it has beside each other:
+    with tiers Baton's is one of two (`engine.vllm.tiers.beside`).
+    """
+    if not isinstance(extra, dict):
+        return None
+    beside = [each for each in extra.get("connectors") or () if isinstance(each, dict)]
+    for settings in (extra, *(each.get("kv_connector_extra_config") for each in beside)):
+        door = settings.get("door") if isinstance(settings, dict) else None
+        if isinstance(door, str) and door:
+            return door
+    return None
 
 
 def _error(status: int, message: str) -> bytes:

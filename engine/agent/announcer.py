@@ -58,6 +58,8 @@ class Announcer:
         self._beat, self._heard, self._lost, self._say = beat, heard, lost, say
         self._nudge = asyncio.Event()
         self._over = False
+        self._refused = False
+        """A name has gone to another agent, and `lost` was told."""
 
     def nudge(self) -> None:
         """Something that heartbeats say has changed: send the next ones at once."""
@@ -116,7 +118,8 @@ class Announcer:
                     logger.info("the registry is back")
                 down = False
                 refused = next((answer for answer in answers if isinstance(answer, NameRefused)), None)
-                if refused is not None:
+                if refused is not None and not self._refused:
+                    self._refused = True  # told twice to leave, the agent would cut its streams off
                     self._lost(refused.because)
             self._nudge.clear()
             with contextlib.suppress(TimeoutError):

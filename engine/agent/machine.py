@@ -136,6 +136,8 @@ class AgentMachine:
     flips: Mapping[Role, RoleRules] = field(default_factory=dict)
     """The rules of every role that the instance may take; empty if its engine was started for one role."""
     state: AgentState = AgentState.STARTING
+    engine: AgentState = AgentState.STARTING
+    """The state of its engine: the instance's own, but for a drain."""
     detail: str = ""
     epoch: int = 0
     load: Load = field(default_factory=Load)
@@ -198,6 +200,7 @@ class AgentMachine:
         self.epoch = event.epoch
         if event.state in {"stopped", "failed"}:
             return self._ended(event)
+        self.engine = AgentState(event.state)
         if self.state is AgentState.STOPPING:
             return ()
         if self.state is AgentState.DRAINING:
@@ -286,14 +289,11 @@ class AgentMachine:
     def _resume(self) -> tuple[Effect, ...]:
         if self.state is not AgentState.DRAINING or self.leaving:
             return ()
-        self.state, self.drained, self.idle_since, self.deadline, self.detail = (
-            AgentState.READY,
-            False,
-            None,
-            math.inf,
-            "",
-        )
-        return (Publish(), Say(f"{self.name} takes work again"))
+        self.state, self.drained, self.idle_since, self.deadline = self.engine, False, None, math.inf
+        if self.engine is AgentState.READY:
+            self.detail = ""
+            return (Publish(), Say(f"{self.name} takes work again"))
+        return (Publish(), Say(f"{self.name} takes work again once its engine is ready"))
 
     def refuses(self, role: Role) -> str | None:
         """Why the instance cannot take this role, as a sentence for people; None if it can."""

@@ -15,11 +15,12 @@ from typing import Any
 from cluster.ids import InstanceId
 from cluster.instance import Load, Role
 from cluster.registry.membership import Member, MemberState
+from decode.peers import MET
 from kvtransfer.asks import LEFT, PAYLOADS_MAX
 from kvtransfer.early_notes import CHANNEL_STAGE
 
-MET = "met"
-"""The engine's word for a peer whose memory it has read."""
+AGAIN_S, AGAIN_S_MAX = 15.0, 300.0
+"""After so long without a link the engine is told of a peer again; the pause doubles each time, up to the second."""
 TEXT_CHARS_MAX = 512
 PEERS_MAX = 4096
 ALIVE = frozenset({MemberState.STARTING, MemberState.READY, MemberState.DRAINING})
@@ -224,15 +225,17 @@ class Meetings:
     life: str = ""
     """Digest of this engine: a different engine knows no peer."""
     known: dict[InstanceId, EngineEndpoint] = field(default_factory=dict)
+    _apart: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By engine id of a peer without a link: when the engine is told of it again, and the pause before that."""
 
     def began(self, ours: EngineEndpoint) -> None:
         """Begin with this engine; if it is another one than before, nothing was told yet."""
         if ours.digest != self.life:
-            self.life, self.known = ours.digest, {}
+            self.life, self.known, self._apart = ours.digest, {}, {}
 
     def ended(self) -> None:
         """The engine does not answer: the next one that does has to be told again."""
-        self.life, self.known = "", {}
+        self.life, self.known, self._apart = "", {}, {}
 
     def due(self, found: Mapping[InstanceId, EngineEndpoint], alive: Iterable[InstanceId]) -> list[dict[str, Any]]:
         """The messages for the engine's socket now, in order: forget peers that left or restarted, introduce new ones.
@@ -248,6 +251,33 @@ class Meetings:
                 asks.append({"ask": "forget", "engine_id": engine.engine_id})
         new = [(name, engine) for name, engine in found.items() if name in there and self._is_new(name, engine)]
         return [*asks, *(engine.introduction(name) for name, engine in sorted(new, key=lambda each: each[0]))]
+
+    def again(
+        self, found: Mapping[InstanceId, EngineEndpoint], told: HandoffReport, now: float
+    ) -> list[dict[str, Any]]:
+        """The introductions to repeat: of peers that the engine knows and has no link with. A handshake may have come
+        to nothing, or its connection been cut since: then no router sends a request that would try it again.
+
+        Args:
+            found: as in `due`.
+            told: the engine's own report.
+            now: in seconds.
+        """
+        links = {each.engine: each.link for each in told.pulls}
+        apart = {
+            engine.engine_id: (name, engine)
+            for name, engine in self.known.items()
+            if links.get(engine.engine_id, MET) != MET and name in found and found[name].digest == engine.digest
+        }
+        self._apart = {each: self._apart.get(each, (now + AGAIN_S, AGAIN_S)) for each in apart}
+        asks = []
+        for engine_id, (at, pause) in self._apart.items():
+            if now >= at:
+                longer = min(AGAIN_S_MAX, 2 * pause)
+                self._apart[engine_id] = now + longer, longer
+                name, engine = apart[engine_id]
+                asks.append(engine.introduction(name))
+        return asks
 
     def told(self, ask: Mapping[str, Any], found: Mapping[InstanceId, EngineEndpoint]) -> None:
         """Note that the socket has taken this message."""

@@ -152,7 +152,7 @@ class Transfers:
         shown = dict(zip(authors, await self._registry.posted(authors, CREDENTIALS), strict=True))
         found = await self._found(shown) if ours is not None or self.left else {}
         if ours is not None:
-            await self._meet(found, snapshot)
+            await self._meet(found, snapshot, now)
         if (
             self.acquainted.look_as_vllms(self._role(), met, found)
             if self.left
@@ -239,10 +239,13 @@ class Transfers:
                 found[InstanceId(author.name)] = engine
         return found
 
-    async def _meet(self, found: dict[InstanceId, EngineEndpoint], snapshot: tuple[Member, ...]) -> None:
-        """Tell the engine of these peers, and of those that are gone."""
+    async def _meet(self, found: dict[InstanceId, EngineEndpoint], snapshot: tuple[Member, ...], now: float) -> None:
+        """Tell the engine of these peers, and of those that are gone; again of those that it has no link with."""
         for ask in self.meetings.due(found, [member.id for member in snapshot]):
             await self._tell(ask, found)
+        if self._role().decodes or self.shares:  # others read from no peer, and have no link to report
+            for ask in self.meetings.again(found, self.handoffs, now):
+                await self._tell(ask, found)
 
     def _opened(self, author: Author, theirs: bytes, sealed: bytes) -> EngineEndpoint | None:
         text = self._identity.unseal(sealed, InstanceId(author.name), theirs, life=_life(author))

@@ -51,6 +51,27 @@ def test_credits_are_for_ready_instances_only() -> None:
     assert machine.credits == 0
 
 
+@pytest.mark.parametrize("died", [("restarting", "starting"), ("restarting",), ()])
+def test_a_drain_that_is_taken_back_before_the_engine_is_ready_gives_no_work(died: tuple[str, ...]) -> None:
+    machine = ready() if died else AgentMachine(name="p", rules=PrefillRules())
+    machine.handle(DrainAsked(30, leave=False), 2.0)
+    for at, state in enumerate(died):
+        machine.handle(EngineIs(state, "its engine died", 2), 3.0 + at)
+    assert said(machine.handle(ResumeAsked(), 6.0)) == "p takes work again once its engine is ready"
+    assert machine.state is AgentState(died[-1] if died else "starting") and machine.credits == 0
+    machine.handle(EngineIs("ready", "", 2), 7.0)
+    assert machine.state is AgentState.READY and machine.credits > 0
+
+
+def test_a_drain_that_is_taken_back_after_the_engine_came_up_gives_work_at_once() -> None:
+    machine = AgentMachine(name="p", rules=PrefillRules())
+    machine.handle(DrainAsked(30, leave=False), 2.0)
+    machine.handle(EngineIs("ready", "", 1), 3.0)
+    assert machine.state is AgentState.DRAINING
+    machine.handle(ResumeAsked(), 4.0)
+    assert machine.state is AgentState.READY and machine.credits > 0
+
+
 def test_one_that_lingers_takes_work_until_it_drains() -> None:
     machine = ready()
     effects = machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)

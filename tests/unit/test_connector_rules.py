@@ -116,6 +116,8 @@ PULL = {
     "do_remote_prefill": True,
     "remote_engine_id": "e",
     "remote_request_id": "r",
+    "remote_host": "10.0.0.1",
+    "remote_port": 5600,
     "remote_num_tokens": 256,
     "remote_block_ids": [[4, 9]],
     FIELD: [7, MARK.hex()],
@@ -145,6 +147,13 @@ def test_a_pull_is_read() -> None:
 def test_why_nothing_is_pulled(change: dict[str, Any], why: str) -> None:
     told = pull_in({**PULL, **change})
     assert isinstance(told, str) and why in told
+
+
+@pytest.mark.parametrize("missing", ["remote_host", "remote_port"])
+def test_a_pull_without_an_address_is_none(missing: str) -> None:
+    """vLLM's scheduler would give it blocks, and wait for ever for a read that none began."""
+    told = pull_in({name: each for name, each in PULL.items() if name != missing})
+    assert isinstance(told, str) and "no address" in told
 
 
 @pytest.mark.parametrize(

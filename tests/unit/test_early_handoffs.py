@@ -97,7 +97,8 @@ def test_a_hold_for_a_leg_that_is_computed_here_is_declined(
     assert not handoffs.waits("leg") and handoffs.take_declined() == []
     slot = Slots(1, bytes(32)).take("hold")
     assert slot is not None
-    blocks = {"remote_request_id": "prompt", "remote_block_ids": [[3]], FIELD: slot.field() if readable else "?"}
+    blocks = {"remote_request_id": "prompt", "remote_block_ids": [[3]], "remote_host": "p", "remote_port": 1,
+              FIELD: slot.field() if readable else "?"}  # fmt: skip
     channel.comes = [(OTHER, encode(Ready(MINE, {**_hold(OTHER), **blocks}, 5)))]
     assert handoffs.hear() == [] and leg.kv_transfer_params == {EARLY: "other", TRANSFER: MINE}
     declined = handoffs.take_declined()

@@ -13,6 +13,7 @@ from support.tickets import FLEET, signed
 
 from cluster import wire
 from cluster.ids import InstanceId, RequestId, TransferId
+from engine.vllm.tiers import Tiers, beside
 from kvtransfer import guard as g
 from kvtransfer.asks import Ask, ReleaseName
 from kvtransfer.door import Door
@@ -47,13 +48,17 @@ async def post(
     monkeypatch: pytest.MonkeyPatch,
     *,
     stock: bool = False,
+    tiers: bool = False,
     rank: str | None = None,
 ) -> tuple[int, Any]:
     """Status and answer of one POST, and that the engine never saw it."""
     keys = tmp_path / "keys"
     keys.write_text(instance_text((FLEET,), InstanceId(P)))
     monkeypatch.setenv(FILE_VARIABLE, str(keys))
-    more = None if stock else {"door": str(door)}
+    more: Any = None if stock else {"door": str(door)}
+    if tiers:
+        own = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": more}
+        more = beside(own, Tiers(host_bytes=1 << 30))["kv_connector_extra_config"]
     config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=more))
     app = SimpleNamespace(state=SimpleNamespace(vllm_config=config))
     scope = {
@@ -79,10 +84,11 @@ def ticketed() -> dict[str, Any]:
     return {"kv_transfer_params": signed(wire.release_by_name(ID)["kv_transfer_params"], P, at=NOW)}
 
 
+@pytest.mark.parametrize("tiers", [False, True], ids=["alone", "beside tiers"])
 async def test_a_ticketed_release_is_asked_at_the_door(
-    door: Path, asked: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiers: bool, door: Path, asked: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert await post(ticketed(), door, tmp_path, monkeypatch) == (200, {"ok": True})
+    assert await post(ticketed(), door, tmp_path, monkeypatch, tiers=tiers) == (200, {"ok": True})
     assert asked == [ReleaseName("req-1/2@5")]
 
 

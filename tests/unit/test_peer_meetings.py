@@ -7,7 +7,8 @@ from dataclasses import replace
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import Heartbeat, Member, Membership, MemberState
-from engine.agent.meetings import MET, Acquainted, EngineEndpoint, HandoffReport, PullState, peers
+from decode.peers import MET
+from engine.agent.meetings import Acquainted, EngineEndpoint, HandoffReport, Meetings, PullState, peers
 
 ME = InstanceId("p0")
 
@@ -71,3 +72,24 @@ def test_a_decode_instance_waits_for_its_producers_alone() -> None:
     assert found.shuns == ("d1",) and found.enough
     found.look(me, Role.DECODE, members, ends("d1", "p0"), told("d1"), shares=True)
     assert found.shuns == ("p0",) and not found.enough
+
+
+def test_a_peer_without_a_link_is_introduced_again_ever_more_rarely() -> None:
+    """vLLM drops a peer whose connection was cut, and no router sends a request that would shake hands again."""
+    ours = EngineEndpoint("d", 1, "c", ((0, 0, "AA=="),))
+    peer = EngineEndpoint("p", 1, "c", ((0, 0, "AA=="),))
+    name, found = InstanceId("p0"), {InstanceId("p0"): peer}
+    meetings = Meetings()
+    meetings.began(ours)
+    for ask in meetings.due(found, [name]):
+        meetings.told(ask, found)
+
+    def asked(link: str, begin: int, end: int) -> list[int]:
+        told = HandoffReport(pulls=(PullState("p", name, link, 0, 0, aside=False),))
+        return [now for now in range(begin, end) if meetings.again(found, told, float(now))]
+
+    assert asked("met", 0, 100) == []
+    assert asked("gone", 100, 1500) == [115, 145, 205, 325, 565, 865, 1165, 1465]
+    assert asked("met", 1500, 1510) == []
+    assert asked("met, and rank 0 cannot be read", 1510, 1530) == [1525], "the pauses begin anew"
+    assert meetings.again({}, HandoffReport(pulls=(PullState("p", name, "gone", 0, 0, aside=False),)), 9999.0) == []

@@ -329,7 +329,11 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return {name: done for name, done in ended.items() if done is not None}
 
     def _take_asked(self) -> tuple[tuple[Introduce, ...], tuple[str, ...]]:
-        introductions, forgotten = [], []
+        """What was asked since the last step. Of one engine that was forgotten and introduced, or the reverse, the
+        workers hear the last word alone: they are told in one batch, without its order.
+        """
+        introductions: dict[str, Introduce] = {}
+        forgotten: set[str] = set()
         while not self._asked.empty():
             match self._asked.get():
                 case Introduce() as met:
@@ -338,14 +342,16 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                         self._early.forget(former)
                     self._early.meet(met)
                     self._pulls.peers.met(met.engine_id, met.instance, time.monotonic(), shakes_hands=meets)
-                    introductions.append(met)
+                    introductions[met.engine_id] = met
+                    forgotten.discard(met.engine_id)
                 case Forget(engine_id):
                     self._pulls.peers.forgotten(engine_id)
                     self._early.forget(engine_id)
-                    forgotten.append(engine_id)
+                    forgotten.add(engine_id)
+                    introductions.pop(engine_id, None)
                 case ReleaseName(name):
                     self._holds.release(name, time.monotonic())
-        return tuple(introductions), tuple(forgotten)
+        return tuple(introductions.values()), tuple(sorted(forgotten))
 
     def _rest(self, scheduler_output: Any) -> None:
         """An engine that only holds blocks waits for news here, instead of making a step a millisecond."""

@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgent
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.platforms import current_platform
 
+from decode.peers import MET
 from decode.reads import Landings, RankSource, Reads, try_to_read
 from engine.vllm.connector.digests import Digests
 from engine.vllm.connector.metadata import DIGESTS, TABLE, BatonMetadata, ExpectedHold, WorkerReport
@@ -59,6 +60,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         api = sys.modules[NixlWrapper.__module__]
         with paced(api, api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT.value):
             super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._engine_ttl = 0.0  # vLLM's drops peers that nothing is read from for an hour; here agents say who has gone
         self._proof = ""
         self._agent: Any = vars(self)["nixl_wrapper"]
         self.nixl_wrapper = NoticesKept(self._agent, self._prove)
@@ -71,6 +73,8 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._leases = Leases(terms(int(options.get("kv_lease_duration", 30))), self._write)
         """As P: the leases."""
         self._introduced: dict[str, Introduce] = {}
+        self._standing: dict[str, str] = {}
+        """As D: how the link with each engine stands, by its id: `MET`, or why nothing can be read."""
         self._tables: dict[tuple[str, int], tuple[int, int]] = {}
         """As D: the producers' slot tables, by engine and rank: address and number of slots."""
         self._expected: dict[str, ExpectedHold] = {}
@@ -130,14 +134,17 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # --- peers ---
 
     def meet(self, metadata: BatonMetadata) -> None:
-        """Shake hands with introduced engines, in the background; forget engines that are gone."""
+        """Shake hands with introduced engines, in the background; forget engines that are gone. An engine that is
+        introduced again is looked at again: its agent does so while the link is not well.
+        """
         for met in metadata.introductions:
             for engine_id in [each.engine_id for each in self._introduced.values() if each.instance == met.instance]:
                 if engine_id != met.engine_id:
                     self._forget(engine_id)
             self._introduced[met.engine_id] = met
-            if self.kv_transfer_config.kv_role != "kv_producer":  # a producer-only engine reads from no peer
-                self._ensure_handshake(met.engine_id, met.instance, 0, met.ranks)
+            reads = self.kv_transfer_config.kv_role != "kv_producer"  # such an engine reads from no peer
+            if reads and self._ensure_handshake(met.engine_id, met.instance, 0, met.ranks) is None:
+                self._look_again(met.engine_id)
         for engine_id in metadata.forgotten:
             self._forget(engine_id)
 
@@ -146,6 +153,30 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         with self._handshake_lock:  # vLLM's `_cleanup_remote_engines`: its state goes once no read uses it
             for address in [each for each, name in self._engine_by_address.items() if name == engine_id]:
                 del self._engine_by_address[address]
+
+    def _look_again(self, engine_id: str) -> None:
+        """The two have shaken hands before: report how the link stands, or try the first read once more, on the
+        handshake thread. vLLM releases no peer while a handshake is under way.
+        """
+        if self._standing.get(engine_id) == MET:
+            self._told.peers[engine_id] = MET
+            return
+        with self._handshake_lock:
+            if engine_id in self._handshake_futures or engine_id not in self._remote_agents:
+                return
+            agents = dict(self._remote_agents[engine_id])
+            future = self._handshake_initiation_executor.submit(self._try_links, engine_id, agents)
+            self._handshake_futures[engine_id] = future
+        future.add_done_callback(lambda _: self._handshake_futures.pop(engine_id, None))
+
+    def _try_links(self, engine_id: str, agents: dict[tuple[int, int], str]) -> None:
+        """Read a slot of each rank of a peer, and note how the link stands. On the handshake thread."""
+        standing = MET
+        for (_, rank), agent in agents.items():
+            if not self._can_be_read(agent, self._tables[engine_id, rank][0]):
+                standing = f"{MET}, and rank {rank} cannot be read"
+                logger.warning("engine %s was introduced, and its rank %d cannot be read", engine_id, rank)
+        self._standing[engine_id] = self._told.peers[engine_id] = standing
 
     def _ensure_handshake(self, engine_id: str, host: str, port: int, tp_size: int, *more: Any, **named: Any) -> Any:
         """vLLM's, but only for introduced engines: this engine never connects to an address in a request."""
@@ -167,16 +198,13 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if not self.use_host_buffer:
             current_platform.set_device(self.device_id)
         payloads = {(each.stage, each.rank): each.data for each in met.payloads}
-        agents, standing = {}, "met"
+        agents: dict[tuple[int, int], str] = {}
         for rank in self.transfer_topo.handshake_target_ranks(met.ranks, 1):
             data = payloads.get((0, rank))
             if data is None:
                 raise NotServed(f"{met.instance}: nothing is known of its rank {rank}")
             agents[0, rank] = self._add(met, rank, data)
-            if not self._can_be_read(agents[0, rank], self._tables[met.engine_id, rank][0]):
-                standing = f"met, and rank {rank} cannot be read"
-                logger.warning("%s was introduced, and its rank %d cannot be read", met.instance, rank)
-        self._told.peers[met.engine_id] = standing
+        self._try_links(met.engine_id, agents)
         return agents, 0.0
 
     def _can_be_read(self, agent: str, address: int) -> bool:
@@ -215,6 +243,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             del self._tables[key]
         if self._digests is not None:
             self._digests.part(engine_id)
+        self._standing.pop(engine_id, None)
         self._told.peers[engine_id] = "gone"
 
     # --- as D: reads ---
