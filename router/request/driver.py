@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, cast
 
 import msgspec
@@ -314,7 +315,7 @@ class RequestDriver(LegOwner):
         if leg is not self._answering.leg:
             return
         if leg.relays:
-            self._try(self.reply.lost, str(lost))
+            self._try(partial(self.reply.lost, waited=lost.silent), str(lost))
         else:
             self._try(self._lost_unopened, leg, lost)
 
@@ -353,8 +354,8 @@ class RequestDriver(LegOwner):
         self._forget()
         outcome = SHED if self._shed else effect.outcome
         parts.meters.ended(self._request.path, answering.way, outcome, now - self._request.arrived)
-        if reply.broken_splices:
-            parts.meters.broken_seams.inc(reply.broken_splices)
+        if reply.broken_splices and not complete:
+            parts.meters.broken_seams.inc()
         self._trace.finish(outcome, self._scheduled.context, tokens)
         if reply.outlet.exchange is self:  # the client got no end: better a cut connection than waiting for ever
             reply.outlet.abort()

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.instance import Role
 from engine.mock.fleet import MockFleet
+from kvtransfer.early_notes import Ready
 
 BODY = {"model": "fake", "prompt": "A small robot found a bright red lantern. " * 20, "max_tokens": 12,
         "temperature": 0, "stream_options": {"include_usage": True}}  # fmt: skip
@@ -135,6 +138,36 @@ async def test_a_token_that_is_not_the_first_is_pinned_nowhere(kind: str) -> Non
         await set_fault(router, kind, "p0", leg="prefill")
         told = said((await router.ask(STREAM))[1])
         assert told == alone or kind == "wrong_token"  # without proofs the second kind cannot be seen
+
+
+async def test_an_early_leg_that_begins_with_another_token_than_the_client_has_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D has computed the prompt itself and drawn a token of its own: another D begins with what the client has, also
+    where a stream cannot be resumed.
+    """
+    async with mocked_router(fleet(1, 2), pins=True, early=True) as router:
+        alone, drawn = await right(router), []
+
+        def draws(serving: Any, ready: Callable[[Any, Ready], None]) -> Callable[[Any, Ready], None]:
+            def its_own(part: Any, told: Ready) -> None:
+                if not drawn:
+                    drawn.append(serving)
+                    assert told.token is not None
+                    told = replace(told, token=told.token + 1)
+                ready(part, told)
+
+            return its_own
+
+        for name in ("d0", "d1"):
+            serving = router.mocks.instances[name].serving
+            monkeypatch.setattr(serving, "_ready", draws(serving, serving._ready))
+        status, text, _ = await router.ask({**STREAM, "temperature": 1})
+        assert (status, said(text)) == (200, alone)
+        assert len(drawn) == 1, "an early leg drew a token of its own"
+        assert (await ways(router)) == (1, 0)
+        assert (await router.metrics())['baton_retries_total{kind="resumed"}'] == 1
+        await nothing_is_left(router)
 
 
 async def test_a_client_that_leaves_leaves_nothing() -> None:
