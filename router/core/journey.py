@@ -151,10 +151,10 @@ class Journey:
     """
 
     __slots__ = (
-        "aborted", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode", "early",
-        "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs", "now",
-        "outcome", "prefill", "spoken", "stall_s", "state", "stream", "touched", "transfer",
-        "turn_ends", "whole_deadline",
+        "aborted", "arrived", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode",
+        "early", "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs",
+        "now", "outcome", "prefill", "spoken", "stall_s", "state", "stream", "touched", "transfer", "turn_ends",
+        "whole_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -175,7 +175,7 @@ class Journey:
             stream: whether the answer is streamed.
             deadline: monotonic seconds by which the first byte must be on its way; later the next one that a seed or a
                 broken stream left the client waiting for.
-            deadline_s: the same as a duration, for the message.
+            deadline_s: the same as a duration, since the request's arrival.
             stall_s: how long a client that has received a part waits for more, in seconds.
             whole_deadline: monotonic seconds by which an answer that is not streamed must be whole.
             attempts_max: tries in all. Three: the second on another instance, the third for a fleet that is just being
@@ -185,6 +185,7 @@ class Journey:
         self.stream = stream
         self.deadline = deadline
         self.deadline_s = deadline_s
+        self.arrived = deadline - deadline_s
         self.stall_s = stall_s
         self.whole_deadline = whole_deadline
         self.attempts_max = attempts_max
@@ -229,7 +230,8 @@ class Journey:
         wait for an unwanted leg.
 
         An answer that is not streamed shows its first token only with its last. So once P has answered, the deadline is
-        that of the whole answer, as generation may take minutes.
+        that of the whole answer, as generation may take minutes. If it is lost, the next try has as long for its first
+        token as a new request has.
         """
         if self.state is JourneyState.CHOOSING:
             return self.deadline
@@ -444,6 +446,8 @@ class Journey:
     def _decode_lost(self, event: Lost) -> tuple[Effect, ...]:
         assert self.decode is not None
         self.touched = self.touched or not event.untouched
+        if not self.stream:  # it may have been lost long after the time for a first token
+            self.deadline = min(self.whole_deadline, max(self.deadline, self.now + self.deadline_s))
         return self._try_again(self.decode, event.because)
 
     def _ended(self, event: Ended) -> tuple[Effect, ...]:
@@ -511,9 +515,8 @@ class Journey:
             return self._send_early()
         if self.state is JourneyState.PREFILLING and now < self.deadline:
             return self._ask_second()
-        limit = self.stall_s if self.spoken else self.deadline_s
-        if self.state is JourneyState.OPENING and not self.stream:
-            limit += self.whole_deadline - self.deadline  # since the request's arrival
+        until = self.deadline if self.stream or self.state is not JourneyState.OPENING else self.whole_deadline
+        limit = self.stall_s if self.spoken else until - self.arrived
         return (self._say(deadline_passed(limit)), *self._leave("expired", now))
 
     def _leave(self, outcome: str, now: float) -> tuple[Effect, ...]:

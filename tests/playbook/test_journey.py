@@ -589,6 +589,39 @@ def test_an_answer_in_one_piece_has_its_own_deadline_once_prefilled() -> None:
     play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), Release(D, HOLD)])], now=1900.0)
 
 
+def test_an_answer_in_one_piece_that_is_lost_late_has_time_for_another_try() -> None:
+    """D dies at 400 s of an answer that may take 1,800, when the time for a first token has long passed."""
+    machine = journey(stream=False)
+    machine.whole_deadline = 1800.0
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
+    play(machine, [(Lost("reset"), [Choose(frozenset({D}), hand_over=True)]), (Tick(), [])], now=400.0)
+    assert machine.next_wakeup() == 500.0, "as long for a first token as a new request"
+    play(machine, [(Chosen(P, D2, "retry"), [Release(D2, HOLD), SendPrefill(P, 2)]), (Tick(), [])], now=401.0)
+    play(machine, [(HELD, [SendDecode(D2, HOLD)]), (Opened(), [Relay()]), (Ended(), [Finish("served")])], now=402.0)
+
+
+def test_an_answer_in_one_piece_ends_by_its_own_deadline_whatever_is_tried() -> None:
+    machine = journey(stream=False)
+    machine.whole_deadline = 1800.0
+    play(machine, [(Chosen(None, D, "whole"), [SendDecode(D, None)])])
+    play(machine, [(Lost("reset"), [Choose(frozenset({D}), hand_over=True)])], now=1750.0)
+    assert machine.next_wakeup() == 1800.0
+    play(machine, [(Chosen(None, None, "full", wait=True), [AwaitFleet()])], now=1750.0)
+    failed, _ = machine.handle(Tick(), 1800.0)
+    assert isinstance(failed, Fail) and "within 1800 s" in failed.error.message
+
+
+@pytest.mark.parametrize("lost_at", [10.0, 400.0])
+def test_the_time_that_an_answer_in_one_piece_had_counts_from_its_arrival(lost_at: float) -> None:
+    machine = journey(stream=False)
+    machine.whole_deadline = 1800.0
+    play(machine, [(Chosen(None, D, "whole"), [SendDecode(D, None)])])
+    play(machine, [(Lost("reset"), [Choose(frozenset({D}), hand_over=True)])], now=lost_at)
+    play(machine, [(Chosen(None, D2, "whole"), [SendDecode(D2, None)])], now=lost_at)
+    failed, *_ = machine.handle(Tick(), 1800.0)
+    assert isinstance(failed, Fail) and "within 1800 s" in failed.error.message
+
+
 @pytest.mark.parametrize(("waited_s", "pulls"), [(HOLD_USE_S - 1, True), (HOLD_USE_S, False)])
 def test_a_hold_whose_lease_may_have_ended_is_not_pulled(waited_s: float, pulls: bool) -> None:
     """D did not take the leg, and no other had a place for a while: by then P's blocks may be another prompt's."""
