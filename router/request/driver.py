@@ -315,7 +315,7 @@ class RequestDriver(LegOwner):
         if leg is not self._answering.leg:
             return
         if leg.relays:
-            self._try(partial(self.reply.lost, waited=lost.silent), str(lost))
+            self._try(partial(self.reply.broke_off, waited=lost.silent), str(lost))
         else:
             self._try(self._lost_unopened, leg, lost)
 

@@ -225,6 +225,11 @@ class Reply:
         self.outlet.end(self._rest + self._account.streamed(tail))
         return j.Ended()
 
+    def broke_off(self, because: str, *, waited: bool) -> j.Event:
+        """The stream's connection is lost, maybe after the stream's own end. `waited`: as for `lost`."""
+        told = not self._rest and _LAST_LINE in (b"\n" + self._tail())[-64:]
+        return self.ended() if told else self.lost(because, waited=waited)
+
     def lost(self, because: str, *, waited: bool = False) -> j.Lost:
         """The stream broke off. `waited`: the client has been kept waiting for as long as any client is."""
         return j.Lost(because, again=self._said() is not None or (self._only_seed and not waited))
