@@ -153,8 +153,8 @@ class Journey:
     __slots__ = (
         "aborted", "arrived", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode",
         "early", "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs",
-        "now", "outcome", "prefill", "spoken", "stall_s", "state", "stream", "touched", "transfer", "turn_ends",
-        "whole_deadline",
+        "now", "outcome", "prefill", "prefilled", "spoken", "stall_s", "state", "stream", "touched", "transfer",
+        "turn_ends", "whole_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -200,6 +200,9 @@ class Journey:
         """The journey has asked the policy for a second prefill leg and has no reply yet."""
         self.decode: InstanceId | None = None
         self.transfer: TransferFields | None = None
+        self.prefilled = False
+        """A P has held the prompt, and has told how much of it was cached. The client is told that of the first P: an
+        early leg would tell it of a later one."""
         self.touched = False
         """A decode instance was sent that hold and failed. It may have pulled the hold, or given it back, so P's blocks
         may belong to another prompt by now. No other instance may pull the hold; it can only be released."""
@@ -275,7 +278,7 @@ class Journey:
         if event.prefill is None:  # aggregated: one engine serves it all; a producer must never be asked to pull
             return (*release, self._send_decode(event.decode, None, event.source))
         prefill = self._send_prefill(event.prefill, event.source)
-        if event.early_s is None or self.spoken:
+        if event.early_s is None or self.spoken or self.prefilled:
             return (*release, prefill)
         self.early_at = self.now + event.early_s
         return (*release, prefill, *(self._send_early() if event.early_s <= 0 else ()))
@@ -338,6 +341,7 @@ class Journey:
         if by is None:
             return ()
         assert self.decode is not None
+        self.prefilled = self.prefilled or event.transfer is not None
         stopped = event.finish_reason == "stop" and event.first
         if event.finish_reason not in PREFILLED or (stopped and self.spoken):
             return self._half_done(by, event)  # "abort": the engine is going down

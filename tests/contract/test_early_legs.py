@@ -88,6 +88,22 @@ async def test_the_usage_is_that_of_a_leg_in_sequence() -> None:
         assert [usage((await router.ask(STREAM))[1]) for _ in range(2)] == in_sequence
 
 
+async def test_the_usage_after_a_second_try_is_that_of_the_first_p() -> None:
+    """The second run of a prompt finds all of it in P's cache, which is no news to a client."""
+    told = []
+    for early in (False, True):
+        async with mocked_router(fleet(1, 3), pins=True, early=early) as router:
+            for decode in ("d0", "d1"):
+                await set_fault(router, "break", decode, leg="decode", times=1, after_tokens=1)
+            status, answer, headers = await router.ask(WHOLE)
+            turns = (await router.explain(headers["X-Baton-Request-Id"]))["turns"]
+            assert status == 200 and sum(each["turn"] == "choice" for each in turns) == 3
+            told.append(answer["usage"])
+            await nothing_is_left(router)
+    assert told[0] == told[1]
+    assert told[0]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 async def test_eight_at_once() -> None:
     async with mocked_router(fleet(2, 2), pins=True, early=True) as router:
         alone = await right(router)

@@ -757,9 +757,26 @@ def test_an_early_leg_that_breaks_after_p_answered_may_have_touched_the_hold() -
     script: list[tuple[object, list[object]]] = [
         (HELD, [UseEarly(HOLD)]),
         (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
-        (Chosen(P, D2, "test", early_s=0.0), [Release(D2, HOLD), SendPrefill(P, 2), SendEarly(D2, P, 2)]),
+        (Chosen(P, D2, "test", early_s=0.0), [Release(D2, HOLD), SendPrefill(P, 2)]),
+        (PrefillAnswered("length", HOLD), [SendDecode(D2, HOLD)]),
     ]
     play(early(), script)
+
+
+def test_p_that_goes_down_with_a_hold_has_told_what_it_had_cached() -> None:
+    """The client reads what the first P had cached; of an early leg it would read what the last one had."""
+    aborted: list[tuple[object, list[object]]] = [
+        (PrefillAnswered("abort", HOLD), [CloseEarly(), Choose(frozenset({P}), hand_over=True, holders=(P,))]),
+        (Chosen(P2, D2, "test", anew=True, early_s=0.0), [Release(D2, HOLD), SendPrefill(P2, 2)]),
+    ]
+    machine = early()
+    play(machine, aborted)
+    assert machine.early_at > 1e9
+    held_nothing: list[tuple[object, list[object]]] = [
+        (PrefillAnswered("abort", None), [CloseEarly(), Choose(frozenset({P}), hand_over=True)]),
+        (Chosen(P2, D2, "test", early_s=0.0), [SendPrefill(P2, 2), SendEarly(D2, P2, 2)]),
+    ]
+    play(early(), held_nothing)
 
 
 def test_a_client_with_a_part_gets_no_early_leg() -> None:
