@@ -48,6 +48,7 @@ from router.core.events import (
     FailStream,
     Finish,
     FleetChanged,
+    ForgoPrefill,
     ForwardRefusal,
     JourneyState,
     Lost,
@@ -91,6 +92,7 @@ __all__ = [
     "FailStream",
     "Finish",
     "FleetChanged",
+    "ForgoPrefill",
     "ForwardRefusal",
     "Journey",
     "JourneyState",
@@ -533,7 +535,8 @@ class Journey:
             self.give_up = now + PATIENCE_S
             self.early, self.early_at = False, math.inf
             self._answered(self.prefill)
-            return (CloseDecode(), *self._outlast())  # D's place is free at once
+            assert self.prefill is not None
+            return (CloseDecode(), *self._outlast(), ForgoPrefill(self.prefill))  # D's place is free at once
         if self.state in {JourneyState.OPENING, JourneyState.STREAMING}:
             # A D that has the request releases the hold when it aborts; a leg cut off on its way there never got so
             # far. A second release does no harm: P no longer knows the name.

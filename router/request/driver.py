@@ -207,6 +207,9 @@ class RequestDriver(LegOwner):
     def _send_decode(self, effect: j.SendDecode) -> j.Event | None:
         return self._answering.send(effect, self, self._prefilling.producer, self._journey.attempt)
 
+    def _forgo_prefill(self, effect: j.ForgoPrefill) -> None:
+        self._prefilling.forgo(effect.instance)
+
     def _begin_cancel(self, effect: j.CancelPrefill) -> None:
         self._prefilling.cancel(effect.instance)
 
@@ -422,6 +425,7 @@ _CARRY_OUT: Mapping[type[j.Effect], Callable[[RequestDriver, Any], j.Event | Non
     j.SendEarly: RequestDriver._send_early,
     j.UseEarly: RequestDriver._use_early,
     j.CloseEarly: RequestDriver._close_early,
+    j.ForgoPrefill: RequestDriver._forgo_prefill,
     j.CancelPrefill: RequestDriver._begin_cancel,
     j.ClosePrefill: RequestDriver._close_prefill,
     j.OutlastPrefill: RequestDriver._outlast_prefill,
