@@ -1,4 +1,5 @@
-"""Reads JSON from others with one kind of failure, and the small JSON objects that HTTP endpoints take. Pure.
+"""Reads JSON from others with one kind of failure, vLLM's flags, and the small JSON objects that HTTP endpoints take.
+Pure.
 
 A parser gives up on deep nesting with RecursionError, and on bytes that are no UTF-8 with UnicodeDecodeError. A caller
 that catches only the parser's own error lets the others through; `json_in` turns all of them into one.
@@ -7,7 +8,7 @@ that catches only the parser's own error lets the others through; `json_in` turn
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -29,6 +30,21 @@ def json_in(raw: bytes) -> Any:
         raise msgspec.DecodeError("it is nested too deep") from None
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(f"it is no UTF-8: {error.reason} at byte {error.start}") from None
+
+
+_FLAGS: Final = {
+    **dict.fromkeys(("1", "t", "y", "on", "yes", "true"), True),
+    **dict.fromkeys(("0", "f", "n", "no", "off", "false"), False),
+}
+
+
+def lax_flag(given: object) -> bool | None:
+    """A flag of a request as vLLM reads it (pydantic's lax `bool`). None: vLLM takes it for absent, or refuses it."""
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, str):
+        return _FLAGS.get(given.lower()) if given.isascii() else None
+    return bool(given) if isinstance(given, int | float) and given in (0, 1) else None
 
 
 def object_in(raw: bytes, fields: Collection[str]) -> dict[str, Any]:

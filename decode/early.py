@@ -5,7 +5,8 @@ An early leg names the instance that computes its prompt, and the name of the ho
 
 1. it becomes an ordinary pull when its own producer, and no other engine, says that the hold is there;
 2. it is computed here if that producer is not known, is lost, or its pulls are set aside, and after `WAIT_S_MAX`: no
-   leg waits for ever, whatever becomes of its router;
+   leg waits for ever, whatever becomes of its router. It is then not pinned, so a client that has P's token meanwhile
+   needs another decode leg (`router.request.reply`): while one pull tests a producer that was set aside, legs wait;
 3. while it waits nothing is reserved for it, so to end it is to forget it;
 4. if its producer makes the hold while the prompt is computed here, the producer is told that the hold is not wanted.
 

@@ -112,6 +112,12 @@ class ProducerPeers:
         peer = self.of(engine)
         return not peer.aside or now >= peer.until
 
+    def may_wait(self, engine: str, now: float) -> bool:
+        """Whether a request may wait for a hold of this producer: one pull that tests the connection is no reason to
+        give the wait up.
+        """
+        return engine in self._peers and (self.of(engine).trying or self.may_pull(engine, now))
+
     def shunned(self, now: float) -> tuple[str, ...]:
         """The instances that this consumer pulls nothing from now."""
         return tuple(peer.instance for peer in self._peers.values() if peer.aside_s and now < peer.until)

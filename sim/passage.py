@@ -214,6 +214,8 @@ class Passage(SchedulingContext):
                 front.release(self, via, transfer, waits=self.journey.state is j.JourneyState.RELEASING)
             case j.CloseDecode():
                 self._close_decode()
+            case j.ForgoPrefill(instance):
+                return self._forgo_prefill(self._leg_at(instance))
             case j.CancelPrefill(instance):
                 front.world.abort(self._leg_at(instance))
             case j.ClosePrefill():
@@ -300,6 +302,13 @@ class Passage(SchedulingContext):
         if held is not None:
             leg.request = replace(leg.request, pull=replace(held.fields["source"], handed_over=False))
         self.front.world.send(leg)
+
+    def _forgo_prefill(self, leg: SimulatedLeg) -> j.Event | None:
+        """The client waits no more: a leg that still waits for its source is not sent."""
+        if not any(each.waiting is leg for each in self.front.book.prefilling):
+            return None
+        self.front.leg_over(leg)
+        return j.Lost("it was not needed any more, and not sent", untouched=True, by=leg.at.name)
 
     def _leg_at(self, instance: InstanceId) -> SimulatedLeg:
         """Its last prefill leg there."""

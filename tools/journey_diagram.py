@@ -63,7 +63,7 @@ def explore() -> dict[tuple[str, str], dict[tuple[str, str], None]]:
                     said = ", ".join(type(effect).__name__ for effect in effects)
                     found.setdefault((_state(machine), name), {})[(_state(then), said)] = None
                 key = (_state(then), then.attempt, then.transfer is None, then.touched, then.first_token, then.aborted,
-                       then.asks_second, then.early)  # fmt: skip
+                       then.asks_second, then.early, then.prefilled)  # fmt: skip
                 if key not in seen:
                     seen.add(key)
                     following.append(then)

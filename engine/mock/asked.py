@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from cluster.errors import ApiError, bad_request
-from cluster.readable import json_in
+from cluster.readable import json_in, lax_flag
 from engine.mock.prompts import Prompted, prompted
 from engine.mock.words import ALL_IDS, BYTES_PER_TOKEN, END, OTHER_ROLE, ROLES, TOOLS, Ids, tokenize
 
@@ -108,7 +108,9 @@ def read_asked(body: Mapping[str, Any], limits: MockLimits, *, chat: bool) -> Mo
     """
     for name, (whole, least, most) in _NUMBERS.items():
         _check_number(body, name, least, most, whole=whole)
-    fields = _object(body, "kv_transfer_params")
+    fields, options, stream = _object(body, "kv_transfer_params"), _object(body, "stream_options"), streams(body)
+    usage, running_usage = _flag(options, "include_usage"), _flag(options, "continuous_usage_stats")
+    ignore_eos, token_ids = _flag(body, "ignore_eos"), _flag(body, "return_token_ids")
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise invalid("model", "Input should be a valid string")
@@ -122,7 +124,6 @@ def read_asked(body: Mapping[str, Any], limits: MockLimits, *, chat: bool) -> Mo
     prompts = tuple(_prompt(pieces, limits, salt if isinstance(salt, str) else "", seed) for pieces in texts)
     if len(prompts) * sizes.n > _PARTS_MAX:
         raise bad_request(f"A mock answers at most {_PARTS_MAX} choices at once.", "n")
-    options, stream = _object(body, "stream_options"), bool(body.get("stream"))
     if options and not stream:
         raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
     return MockRequest(
@@ -131,11 +132,11 @@ def read_asked(body: Mapping[str, Any], limits: MockLimits, *, chat: bool) -> Mo
         n=sizes.n,
         max_tokens=sizes.max_tokens,
         min_tokens=sizes.min_tokens,
-        ignore_eos=bool(body.get("ignore_eos")),
+        ignore_eos=ignore_eos,
         stream=stream,
-        usage=stream and bool(options.get("include_usage")),
-        running_usage=stream and bool(options.get("include_usage") and options.get("continuous_usage_stats")),
-        token_ids=bool(body.get("return_token_ids")),
+        usage=stream and usage,
+        running_usage=stream and usage and running_usage,
+        token_ids=token_ids,
         priority=body.get("priority") or 0,
         transfer=fields,
     )
@@ -177,6 +178,23 @@ def _check_number(body: Mapping[str, Any], name: str, least: float, most: float,
         raise bad_request(f"{name} must be at least {least:g}, got {value}.", name)
     if value > most:
         raise bad_request(f"{name} must be at most {most:g}, got {value}.", name)
+
+
+def streams(body: Mapping[str, Any]) -> bool:
+    """Whether the answer is to be a stream.
+
+    Raises:
+        ApiError: vLLM would refuse the flag.
+    """
+    return _flag(body, "stream")
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    given = lax_flag(value)
+    if given is None and value is not None:
+        raise invalid(name, "Input should be a valid boolean, unable to interpret input")
+    return bool(given)
 
 
 def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from cluster.http.requests import Request
 from cluster.ids import RequestId
 from cluster.wire import EARLY, PINS, RELEASE_MODEL
 from engine.mock.answers import DONE, AnswerHead, Events, MockChoice, encode, event
-from engine.mock.asked import MockLimits, MockRequest, UnknownToken, read_asked, read_body
+from engine.mock.asked import MockLimits, MockRequest, UnknownToken, read_asked, read_body, streams
 from engine.mock.clock import Clock
 from engine.mock.faults import ON_REQUESTS, ON_TOKENS, FaultKind, FaultLeg, MockFault, MockFaults, injected
 from engine.mock.handoffs import MockHandoffs
@@ -97,7 +97,7 @@ class Serving:
             reference = read_reference(fields)
         except ApiError as error:
             self._reject(fields)
-            if isinstance(error, UnknownToken) and body.get("stream"):
+            if isinstance(error, UnknownToken) and streams(body):
                 exchange.begin()
                 exchange.end(event(error.body()) + DONE)
             else:

@@ -143,7 +143,7 @@ class Generation:
             client_id=client_id_in(headers.get("x-request-id")),
             path=path,
             model=model or "",
-            stream=body.get("stream") is True,
+            stream=eligibility.is_on(body, "stream"),
             body=body,
             raw=raw,
             arrived=arrived,

@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
 
+from cluster.readable import lax_flag
 from router.core.unread import Sort, Unread
 
 COMPLETIONS = "/v1/completions"
@@ -105,6 +106,12 @@ def single_token(body: Body) -> bool:
     """Whether the client asked for one token: then P's own answer is the whole answer."""
     limit = _token_limit(body)
     return isinstance(limit, int) and not isinstance(limit, bool) and limit == 1
+
+
+def is_on(fields: Mapping[str, Any], name: str) -> bool:
+    """Whether vLLM takes this flag for true: it reads `1` and `"yes"` so, too."""
+    given = fields.get(name)
+    return given is True or (given is not None and given is not False and lax_flag(given) is True)
 
 
 def has_room(body: Body, prompt_tokens: int | None, context: int | None) -> bool:
@@ -302,7 +309,7 @@ RULES: tuple[Rule, ...] = (
          "one name may mean other weights on P, on D, or tomorrow", _never),
     # handed over, but D speaks first
     Rule("stream", "false", _P, False, "the answer comes in one piece: there is nothing to say early, and until it is "
-         "there any instance may start anew", lambda _, body: body.get("stream") is not True),
+         "there any instance may start anew", lambda _, body: not is_on(body, "stream")),
     Rule("logprobs, top_logprobs", "given", _P, False, "the first chunk carries numbers that D has not computed",
          _logprobs),
     Rule("return_token_ids", "true", _P, False, "vLLM adds the prompt's ids to the first chunk",

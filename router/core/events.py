@@ -209,6 +209,14 @@ class CancelPrefill(msgspec.Struct, frozen=True):
     instance: InstanceId
 
 
+class ForgoPrefill(msgspec.Struct, frozen=True):
+    """The client waits no more: if this prefill leg still waits for its source, do not send it, and answer with `Lost`.
+    A leg that was sent goes on.
+    """
+
+    instance: InstanceId
+
+
 class ClosePrefill(msgspec.Struct, frozen=True):
     """Stop waiting for the prefill leg: close its connection."""
 
@@ -271,6 +279,7 @@ Effect = (
     | SendEarly
     | UseEarly
     | CloseEarly
+    | ForgoPrefill
     | CancelPrefill
     | ClosePrefill
     | OutlastPrefill

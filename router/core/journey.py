@@ -48,6 +48,7 @@ from router.core.events import (
     FailStream,
     Finish,
     FleetChanged,
+    ForgoPrefill,
     ForwardRefusal,
     JourneyState,
     Lost,
@@ -91,6 +92,7 @@ __all__ = [
     "FailStream",
     "Finish",
     "FleetChanged",
+    "ForgoPrefill",
     "ForwardRefusal",
     "Journey",
     "JourneyState",
@@ -151,9 +153,9 @@ class Journey:
     """
 
     __slots__ = (
-        "aborted", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode", "early",
-        "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs", "now",
-        "outcome", "prefill", "spoken", "stall_s", "state", "stream", "touched", "transfer",
+        "aborted", "arrived", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode",
+        "early", "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs",
+        "now", "outcome", "prefill", "prefilled", "spoken", "stall_s", "state", "stream", "touched", "transfer",
         "turn_ends", "whole_deadline",
     )  # fmt: skip
 
@@ -175,7 +177,7 @@ class Journey:
             stream: whether the answer is streamed.
             deadline: monotonic seconds by which the first byte must be on its way; later the next one that a seed or a
                 broken stream left the client waiting for.
-            deadline_s: the same as a duration, for the message.
+            deadline_s: the same as a duration, since the request's arrival.
             stall_s: how long a client that has received a part waits for more, in seconds.
             whole_deadline: monotonic seconds by which an answer that is not streamed must be whole.
             attempts_max: tries in all. Three: the second on another instance, the third for a fleet that is just being
@@ -185,6 +187,7 @@ class Journey:
         self.stream = stream
         self.deadline = deadline
         self.deadline_s = deadline_s
+        self.arrived = deadline - deadline_s
         self.stall_s = stall_s
         self.whole_deadline = whole_deadline
         self.attempts_max = attempts_max
@@ -199,6 +202,9 @@ class Journey:
         """The journey has asked the policy for a second prefill leg and has no reply yet."""
         self.decode: InstanceId | None = None
         self.transfer: TransferFields | None = None
+        self.prefilled = False
+        """A P has held the prompt, and has told how much of it was cached. The client is told that of the first P: an
+        early leg would tell it of a later one."""
         self.touched = False
         """A decode instance was sent that hold and failed. It may have pulled the hold, or given it back, so P's blocks
         may belong to another prompt by now. No other instance may pull the hold; it can only be released."""
@@ -229,7 +235,8 @@ class Journey:
         wait for an unwanted leg.
 
         An answer that is not streamed shows its first token only with its last. So once P has answered, the deadline is
-        that of the whole answer, as generation may take minutes.
+        that of the whole answer, as generation may take minutes. If it is lost, the next try has as long for its first
+        token as a new request has.
         """
         if self.state is JourneyState.CHOOSING:
             return self.deadline
@@ -273,7 +280,7 @@ class Journey:
         if event.prefill is None:  # aggregated: one engine serves it all; a producer must never be asked to pull
             return (*release, self._send_decode(event.decode, None, event.source))
         prefill = self._send_prefill(event.prefill, event.source)
-        if event.early_s is None or self.spoken:
+        if event.early_s is None or self.spoken or self.prefilled:
             return (*release, prefill)
         self.early_at = self.now + event.early_s
         return (*release, prefill, *(self._send_early() if event.early_s <= 0 else ()))
@@ -336,6 +343,7 @@ class Journey:
         if by is None:
             return ()
         assert self.decode is not None
+        self.prefilled = self.prefilled or event.transfer is not None
         stopped = event.finish_reason == "stop" and event.first
         if event.finish_reason not in PREFILLED or (stopped and self.spoken):
             return self._half_done(by, event)  # "abort": the engine is going down
@@ -444,6 +452,8 @@ class Journey:
     def _decode_lost(self, event: Lost) -> tuple[Effect, ...]:
         assert self.decode is not None
         self.touched = self.touched or not event.untouched
+        if not self.stream:  # it may have been lost long after the time for a first token
+            self.deadline = min(self.whole_deadline, max(self.deadline, self.now + self.deadline_s))
         return self._try_again(self.decode, event.because)
 
     def _ended(self, event: Ended) -> tuple[Effect, ...]:
@@ -511,9 +521,8 @@ class Journey:
             return self._send_early()
         if self.state is JourneyState.PREFILLING and now < self.deadline:
             return self._ask_second()
-        limit = self.stall_s if self.spoken else self.deadline_s
-        if self.state is JourneyState.OPENING and not self.stream:
-            limit += self.whole_deadline - self.deadline  # since the request's arrival
+        until = self.deadline if self.stream or self.state is not JourneyState.OPENING else self.whole_deadline
+        limit = self.stall_s if self.spoken else until - self.arrived
         return (self._say(deadline_passed(limit)), *self._leave("expired", now))
 
     def _leave(self, outcome: str, now: float) -> tuple[Effect, ...]:
@@ -526,7 +535,8 @@ class Journey:
             self.give_up = now + PATIENCE_S
             self.early, self.early_at = False, math.inf
             self._answered(self.prefill)
-            return (CloseDecode(), *self._outlast())  # D's place is free at once
+            assert self.prefill is not None
+            return (CloseDecode(), *self._outlast(), ForgoPrefill(self.prefill))  # D's place is free at once
         if self.state in {JourneyState.OPENING, JourneyState.STREAMING}:
             # A D that has the request releases the hold when it aborts; a leg cut off on its way there never got so
             # far. A second release does no harm: P no longer knows the name.

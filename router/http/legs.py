@@ -234,7 +234,7 @@ class EngineLeg:
         listener = self._forget()
         connection.cut()
         if listener is not None:
-            listener.lost(EngineLost(f"silent for {self._silence_s:g} s", reached=True))
+            listener.lost(EngineLost(f"silent for {self._silence_s:g} s", reached=True, silent=True))
 
     def pause(self) -> None:
         """Stop reading: the client does not keep up."""

@@ -36,11 +36,15 @@ class EngineLost(Exception):
 
     `reached` tells whether a connection was made at all, `ours` that it was for want of something that this process is
     to have: the engine may be as well as ever. `unfit`: what was wrong with its answer, in one word, for the counter of
-    unfit answers (``too_long``, ``encoded``, ``malformed``, ``no_completion``); empty: there was none.
+    unfit answers (``too_long``, ``encoded``, ``malformed``, ``no_completion``); empty: there was none. `silent`: the
+    engine said nothing for as long as it may.
     """
 
-    def __init__(self, because: str, *, reached: bool, unfit: str = "", ours: bool = False) -> None:
+    def __init__(
+        self, because: str, *, reached: bool, unfit: str = "", ours: bool = False, silent: bool = False
+    ) -> None:
         super().__init__(because)
+        self.silent = silent
         self.reached = reached
         self.unfit = unfit
         self.ours = ours

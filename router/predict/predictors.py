@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from router.core.eligibility import COMPLETIONS
+from router.core.eligibility import COMPLETIONS, is_on
 from router.core.unread import Sort, Unread
 from router.core.values import Wanted
 from router.predict.answer_lengths import AnswerLengths, Features, Predictor, cues_of
@@ -78,7 +78,7 @@ class RequestPredictor:
             tokens,
             _limit(path, body),
             _count(body.get("min_tokens")) or 0,
-            body.get("ignore_eos") is True,
+            is_on(body, "ignore_eos"),
             cues_of(body),
         )
         lengths = self._lengths.predict(features)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, cast
 
 import msgspec
@@ -206,6 +207,9 @@ class RequestDriver(LegOwner):
     def _send_decode(self, effect: j.SendDecode) -> j.Event | None:
         return self._answering.send(effect, self, self._prefilling.producer, self._journey.attempt)
 
+    def _forgo_prefill(self, effect: j.ForgoPrefill) -> None:
+        self._prefilling.forgo(effect.instance)
+
     def _begin_cancel(self, effect: j.CancelPrefill) -> None:
         self._prefilling.cancel(effect.instance)
 
@@ -314,7 +318,7 @@ class RequestDriver(LegOwner):
         if leg is not self._answering.leg:
             return
         if leg.relays:
-            self._try(self.reply.lost, str(lost))
+            self._try(partial(self.reply.broke_off, waited=lost.silent), str(lost))
         else:
             self._try(self._lost_unopened, leg, lost)
 
@@ -353,8 +357,8 @@ class RequestDriver(LegOwner):
         self._forget()
         outcome = SHED if self._shed else effect.outcome
         parts.meters.ended(self._request.path, answering.way, outcome, now - self._request.arrived)
-        if reply.broken_splices:
-            parts.meters.broken_seams.inc(reply.broken_splices)
+        if reply.broken_splices and not complete:
+            parts.meters.broken_seams.inc()
         self._trace.finish(outcome, self._scheduled.context, tokens)
         if reply.outlet.exchange is self:  # the client got no end: better a cut connection than waiting for ever
             reply.outlet.abort()
@@ -421,6 +425,7 @@ _CARRY_OUT: Mapping[type[j.Effect], Callable[[RequestDriver, Any], j.Event | Non
     j.SendEarly: RequestDriver._send_early,
     j.UseEarly: RequestDriver._use_early,
     j.CloseEarly: RequestDriver._close_early,
+    j.ForgoPrefill: RequestDriver._forgo_prefill,
     j.CancelPrefill: RequestDriver._begin_cancel,
     j.ClosePrefill: RequestDriver._close_prefill,
     j.OutlastPrefill: RequestDriver._outlast_prefill,

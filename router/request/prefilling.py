@@ -170,11 +170,15 @@ class Prefilling:
             leg.cut()
         self._legs.clear()
 
-    def cancel(self, instance: InstanceId) -> None:
-        """Ask P to abort its leg, if it was sent."""
+    def forgo(self, instance: InstanceId) -> None:
+        """No client waits for this leg's answer: do not send it, if it still waits for its source."""
         leg = self._legs.get(instance)
-        if leg is None or not leg.forgo():
-            self._parts.tasks.spawn(self._releases().cancel_prefill(instance), f"abort-{self._request.id}")
+        if leg is not None:
+            leg.forgo()
+
+    def cancel(self, instance: InstanceId) -> None:
+        """Ask P to abort its leg."""
+        self._parts.tasks.spawn(self._releases().cancel_prefill(instance), f"abort-{self._request.id}")
 
     def outlast(self, instance: InstanceId) -> None:
         """Another leg has answered: let this one end by itself, if it was sent."""

@@ -57,6 +57,7 @@ class Reply:
         "_keep",
         "_kept",
         "_kept_bytes",
+        "_only_seed",
         "_passage",
         "_request",
         "_rest",
@@ -94,6 +95,8 @@ class Reply:
         self._streams_at = 0
         """The number of kept entries from before this stream."""
         self._seed: Seed | None = None
+        self._only_seed = False
+        """The client has P's first token, and no event of another engine's."""
         self._splice: Splice | None = None
         self._rest = b""
         """The beginning of an event whose end has not arrived."""
@@ -143,6 +146,7 @@ class Reply:
         self._seed = seed
         self._begin(_EVENTS, "")
         self._write(seed.events)
+        self._only_seed = True
         self._due = 1
         self._account.seeded()
 
@@ -221,9 +225,14 @@ class Reply:
         self.outlet.end(self._rest + self._account.streamed(tail))
         return j.Ended()
 
-    def lost(self, because: str) -> j.Lost:
-        """The stream broke off."""
-        return j.Lost(because, again=self._said() is not None)
+    def broke_off(self, because: str, *, waited: bool) -> j.Event:
+        """The stream's connection is lost, maybe after the stream's own end. `waited`: as for `lost`."""
+        told = not self._rest and _LAST_LINE in (b"\n" + self._tail())[-64:]
+        return self.ended() if told else self.lost(because, waited=waited)
+
+    def lost(self, because: str, *, waited: bool = False) -> j.Lost:
+        """The stream broke off. `waited`: the client has been kept waiting for as long as any client is."""
+        return j.Lost(because, again=self._said() is not None or (self._only_seed and not waited))
 
     def _said(self) -> SaidSoFar | None:
         """What the client has, if another answer can be joined to it."""
@@ -237,8 +246,12 @@ class Reply:
         return b"".join([_bare(kept[at]) for at in range(max(self._streams_at, len(kept) - 2), len(kept))])
 
     def _broken(self, broken: SpliceBroken) -> j.Lost:
+        """The stream is another answer. A client that has only P's token can get an answer that begins with it: of
+        what this engine has drawn it has nothing.
+        """
+        logger.warning("%s: the splice does not hold: %s", self._request.label, broken)
         self.broken_splices += 1
-        return j.Lost(f"the splice does not hold: {broken}")
+        return j.Lost(f"the splice does not hold: {broken}", again=self._only_seed)
 
     def _count(self, events: bytes, count: int) -> None:
         """Tokens that are out, up to the second, of so many events. The end and the usage are none."""
@@ -276,6 +289,8 @@ class Reply:
     def _write(self, events: bytes) -> int:
         """How many these are, where they are counted."""
         count = 0
+        if self._only_seed and b"data:" in events:  # not so a comment, which keeps a connection alive
+            self._only_seed = False
         if self._counts:
             count = events.count(b"\n\n")
             self._events += count

@@ -17,7 +17,7 @@ import msgspec
 from cluster.instance import Instance
 from cluster.request import Request
 from router.core.clients import Client
-from router.core.eligibility import CHAT, Verdict
+from router.core.eligibility import CHAT, Verdict, is_on
 from router.core.journey import Choose, Chosen, Lost, Refused
 from router.core.slo import SHED, ClientSeen, Judged, judge, late_by, seen_in
 from router.core.timing_parts import EngineTold
@@ -64,7 +64,7 @@ class RequestTrace:
         self._timeline = self._story.timeline
         self._asked = headers.get(HEADER) == "1"
         options = request.body.get("stream_options")
-        self._usage_asked = isinstance(options, dict) and options.get("include_usage") is True
+        self._usage_asked = isinstance(options, dict) and is_on(options, "include_usage")
         self._leg: str = Stage.AGGREGATED_LEG
         self._told = EngineTold()
         self.times: EngineTimes | None = None

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.instance import Role
 from engine.mock.fleet import MockFleet
+from kvtransfer.early_notes import Ready
 
 BODY = {"model": "fake", "prompt": "A small robot found a bright red lantern. " * 20, "max_tokens": 12,
         "temperature": 0, "stream_options": {"include_usage": True}}  # fmt: skip
@@ -85,6 +88,22 @@ async def test_the_usage_is_that_of_a_leg_in_sequence() -> None:
         assert [usage((await router.ask(STREAM))[1]) for _ in range(2)] == in_sequence
 
 
+async def test_the_usage_after_a_second_try_is_that_of_the_first_p() -> None:
+    """The second run of a prompt finds all of it in P's cache, which is no news to a client."""
+    told = []
+    for early in (False, True):
+        async with mocked_router(fleet(1, 3), pins=True, early=early) as router:
+            for decode in ("d0", "d1"):
+                await set_fault(router, "break", decode, leg="decode", times=1, after_tokens=1)
+            status, answer, headers = await router.ask(WHOLE)
+            turns = (await router.explain(headers["X-Baton-Request-Id"]))["turns"]
+            assert status == 200 and sum(each["turn"] == "choice" for each in turns) == 3
+            told.append(answer["usage"])
+            await nothing_is_left(router)
+    assert told[0] == told[1]
+    assert told[0]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 async def test_eight_at_once() -> None:
     async with mocked_router(fleet(2, 2), pins=True, early=True) as router:
         alone = await right(router)
@@ -135,6 +154,36 @@ async def test_a_token_that_is_not_the_first_is_pinned_nowhere(kind: str) -> Non
         await set_fault(router, kind, "p0", leg="prefill")
         told = said((await router.ask(STREAM))[1])
         assert told == alone or kind == "wrong_token"  # without proofs the second kind cannot be seen
+
+
+async def test_an_early_leg_that_begins_with_another_token_than_the_client_has_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D has computed the prompt itself and drawn a token of its own: another D begins with what the client has, also
+    where a stream cannot be resumed.
+    """
+    async with mocked_router(fleet(1, 2), pins=True, early=True) as router:
+        alone, drawn = await right(router), []
+
+        def draws(serving: Any, ready: Callable[[Any, Ready], None]) -> Callable[[Any, Ready], None]:
+            def its_own(part: Any, told: Ready) -> None:
+                if not drawn:
+                    drawn.append(serving)
+                    assert told.token is not None
+                    told = replace(told, token=told.token + 1)
+                ready(part, told)
+
+            return its_own
+
+        for name in ("d0", "d1"):
+            serving = router.mocks.instances[name].serving
+            monkeypatch.setattr(serving, "_ready", draws(serving, serving._ready))
+        status, text, _ = await router.ask({**STREAM, "temperature": 1})
+        assert (status, said(text)) == (200, alone)
+        assert len(drawn) == 1, "an early leg drew a token of its own"
+        assert (await ways(router)) == (1, 0)
+        assert (await router.metrics())['baton_retries_total{kind="resumed"}'] == 1
+        await nothing_is_left(router)
 
 
 async def test_a_client_that_leaves_leaves_nothing() -> None:

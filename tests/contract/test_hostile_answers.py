@@ -227,6 +227,34 @@ async def test_a_stream_that_only_quotes_its_end_has_not_ended(start: Any) -> No
     assert await fleet.metric('baton_requests_total{outcome="served"') == 0
 
 
+BEFORE_ITS_END = STREAM + b"".join(chunk(event(each)) for each in TOKENS)
+
+
+@pytest.mark.parametrize("roles", ["b", "pd"])
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("then", ["close", "reset", "hang"])
+async def test_a_connection_that_breaks_after_the_streams_end_breaks_no_stream(
+    start: Any, then: str, temperature: int, roles: str
+) -> None:
+    fleet = await start(roles, stall_s=0.4)
+    script = Script((BEFORE_ITS_END + chunk(DONE),), then)
+    fleet.all_say(lambda asked: script if asked.method == "POST" and not asked.prefills else None)
+    answer = await fleet.ask({**STREAMED, "temperature": temperature})
+    assert (answer.whole, text_of(answer)) == (True, TEXT)
+    assert answer.body.count(DONE) == 1 and b"error" not in answer.body
+    assert await fleet.metric('baton_requests_total{outcome="served"') == 1
+
+
+@pytest.mark.parametrize("rest", [b"", b"data: [DONE]", b"data: [DONE]\n\ndata: {"])
+async def test_a_stream_that_breaks_before_its_end_is_broken(start: Any, rest: bytes) -> None:
+    fleet = await start("b")
+    script = Script((BEFORE_ITS_END, *([chunk(rest)] if rest else [])), "close")
+    fleet.all_say(lambda asked: script if asked.method == "POST" else None)
+    answer = await fleet.ask({**STREAMED, "temperature": 1})
+    assert b'data: {"error"' in answer.body
+    assert await fleet.metric('baton_requests_total{outcome="served"') == 0
+
+
 @pytest.mark.parametrize("length_told", [False, True])
 async def test_a_relayed_answer_that_may_be_cut_is_cut_for_its_client(start: Any, length_told: bool) -> None:
     fleet = await start("b")

@@ -309,6 +309,35 @@ async def test_a_client_that_leaves_while_a_source_is_waited_for() -> None:
         assert await fleet.counted("unwanted") == 1
 
 
+async def test_a_source_that_answers_after_its_client_has_left_starts_no_prefill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with peers("p0", "p1", "d0", makes=patient) as fleet:
+        other = await fleet.begun()
+        loop = asyncio.get_running_loop()
+        source, puller = (fleet.mocks.instances[name].serving for name in ("d0", other))
+        answers: list[asyncio.TimerHandle] = []
+        sent: list[Any] = []
+        answer, prefill = source.generate, puller.generate
+
+        def later(*given: Any, **named: Any) -> None:
+            answers.append(loop.call_later(0.3, lambda: answer(*given, **named)))
+
+        def noted(*given: Any, **named: Any) -> None:
+            sent.append(given)
+            prefill(*given, **named)
+
+        monkeypatch.setattr(source, "generate", later)
+        monkeypatch.setattr(puller, "generate", noted)
+        turn = asyncio.create_task(fleet.turn("two"))
+        await eventually(lambda: bool(answers), "the source is asked")
+        turn.cancel()
+        await eventually(lambda: all(each.when() < loop.time() for each in answers), "it answers")
+        await fleet.nothing_runs()
+        assert not sent, "no client waits for this prompt"
+        assert await fleet.counted("unwanted") == 1
+
+
 async def test_an_instance_that_is_lost_while_its_source_is_waited_for() -> None:
     """The leg was not sent: another instance computes the prompt, when there is one again."""
     async with peers("p0", "p1", "d0", makes=patient) as fleet:

@@ -173,14 +173,36 @@ async def test_chat_is_seeded_with_its_role(start: Starter) -> None:
     ]
 
 
-async def test_another_text_than_the_seed_ends_the_stream_and_is_counted(start: Starter) -> None:
+@pytest.mark.parametrize("body", [GREEDY, BY_LOT])
+async def test_another_text_than_the_seed_ends_the_stream_and_is_counted(start: Starter, body: dict[str, Any]) -> None:
+    """Where no engine goes on with it: each that the router tries is asked once."""
     fleet = await start(pins=True)
-    fleet.engines["decode-0"].behave = says("zwei ", "drei ")
-    events = await listen(fleet, GREEDY)
+    other = says("zwei ", "drei ")
+
+    async def behave(request: web.Request, asked: dict[str, Any]) -> web.StreamResponse | None:
+        return await other(request, asked) if asked.get("stream") else None
+
+    for engine in fleet.engines.values():
+        engine.behave = behave
+    events = await listen(fleet, body)
     assert text_of(events) == "one "
     (message,) = errors(events)
     assert "splice" in message
     await eventually_metric(fleet, "baton_broken_seams_total", 1)
+
+
+@pytest.mark.parametrize("body", [GREEDY, BY_LOT])
+async def test_another_text_than_the_seed_is_replaced_by_an_engine_that_goes_on_with_it(
+    start: Starter, body: dict[str, Any]
+) -> None:
+    fleet = await start(pins=True, decode=2)
+    fleet.engines["decode-0"].behave = says("zwei ", "drei ")
+    events = await listen(fleet, body)
+    assert text_of(events) == "".join(TOKENS)
+    assert not errors(events)
+    (again,) = fleet.engines["decode-1"].generated
+    assert again["kv_transfer_params"][PIN] == FIRST_TOKEN
+    assert await metric(fleet, "baton_broken_seams_total") == 0
 
 
 async def eventually_metric(fleet: Fleet, line: str, value: float) -> None:

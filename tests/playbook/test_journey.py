@@ -26,6 +26,7 @@ from router.core.journey import (
     FailStream,
     Finish,
     FleetChanged,
+    ForgoPrefill,
     ForwardRefusal,
     Journey,
     JourneyState,
@@ -33,6 +34,7 @@ from router.core.journey import (
     Opened,
     OutlastPrefill,
     PrefillAnswered,
+    PrefixSource,
     Refused,
     Relay,
     Release,
@@ -175,7 +177,7 @@ def test_the_last_try_has_all_the_time_that_is_left() -> None:
     play(machine, [(Tick(), [third]), (Chosen(P3, D, "third"), [SendPrefill(P3, 3)])], now=quarter)
     assert machine.next_wakeup() == 100.0
     gone = [OutlastPrefill(P), OutlastPrefill(P2)]
-    play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), *gone])], now=100.0)
+    play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), *gone, ForgoPrefill(P3)])], now=100.0)
     play(machine, [(HELD, [Release(D, HOLD)]), (Released(ok=True), [Finish("expired")])], now=100.1)
 
 
@@ -226,7 +228,7 @@ def test_ended_at_the_first_token_of_a_second_leg() -> None:
 
 def test_a_client_that_leaves_with_two_legs_under_way() -> None:
     machine = silent()
-    play(machine, [(ClientLeft(), [CloseDecode(), OutlastPrefill(P)])], now=60.0)
+    play(machine, [(ClientLeft(), [CloseDecode(), OutlastPrefill(P), ForgoPrefill(P2)])], now=60.0)
     play(machine, [(Tick(), [CancelPrefill(P2)])], now=60.0 + PATIENCE_S)
     play(machine, [(answer(P2, None, "abort"), [Finish("client_left")])], now=62.0)
 
@@ -436,7 +438,7 @@ def test_a_d_that_keeps_a_seeded_client_waiting_is_left_for_another() -> None:
     while (wakeup := machine.next_wakeup()) != end:
         assert wakeup is not None and wakeup < end, "the client waits no longer for it than for the first"
         play(machine, [(Tick(), [second]), (NOBODY, [])], now=wakeup)
-    play(machine, [(Tick(), [FailStream(error(504)), CloseDecode()])], now=end)
+    play(machine, [(Tick(), [FailStream(error(504)), CloseDecode(), ForgoPrefill(P)])], now=end)
 
 
 def test_however_many_are_tried_a_waiting_client_waits_once() -> None:
@@ -529,7 +531,7 @@ def test_client_leaves_during_prefill_and_a_short_leg_is_released_by_name() -> N
         journey(),
         [
             (BOTH_LEGS, [SendPrefill(P, 1)]),
-            (ClientLeft(), [CloseDecode()]),
+            (ClientLeft(), [CloseDecode(), ForgoPrefill(P)]),
             (HELD, [Release(D, HOLD)]),
             (Released(ok=True), [Finish("client_left")]),
         ],
@@ -538,16 +540,29 @@ def test_client_leaves_during_prefill_and_a_short_leg_is_released_by_name() -> N
 
 def test_client_leaves_during_a_long_prefill_and_it_is_aborted() -> None:
     machine = journey()
-    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (ClientLeft(), [CloseDecode()])], now=5.0)
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (ClientLeft(), [CloseDecode(), ForgoPrefill(P)])], now=5.0)
     assert machine.next_wakeup() == 5.0 + PATIENCE_S
     play(machine, [(Tick(), [CancelPrefill(P)])], now=5.0 + PATIENCE_S)
     assert machine.next_wakeup() == 5.0 + PATIENCE_S + CANCEL_WAIT_S
     play(machine, [(PrefillAnswered("abort", None), [Finish("client_left")])], now=7.0)
 
 
+def test_client_leaves_before_its_prefill_leg_was_sent() -> None:
+    """The leg waits for its source, and is not sent any more."""
+    source = PrefixSource(D2, 100, 1.0)
+    play(
+        journey(),
+        [
+            (Chosen(P, D, "test", source=source), [SendPrefill(P, 1, source)]),
+            (ClientLeft(), [CloseDecode(), ForgoPrefill(P)]),
+            (Lost("not sent", untouched=True, by=P), [Finish("client_left")]),
+        ],
+    )
+
+
 def test_prefill_that_never_answers_is_given_up() -> None:
     machine = journey()
-    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (ClientLeft(), [CloseDecode()])], now=5.0)
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (ClientLeft(), [CloseDecode(), ForgoPrefill(P)])], now=5.0)
     play(machine, [(Tick(), [CancelPrefill(P)])], now=6.0)
     play(machine, [(Tick(), [ClosePrefill(), Finish("client_left")])], now=6.0 + CANCEL_WAIT_S)
 
@@ -567,7 +582,7 @@ def test_client_leaves_during_decode_and_the_leg_is_closed(opened: bool) -> None
 def test_deadline_in_prefill() -> None:
     machine = journey()
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (Tick(), [])], now=99.0)
-    play(machine, [(Tick(), [Fail(error(504)), CloseDecode()])], now=100.0)
+    play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), ForgoPrefill(P)])], now=100.0)
     play(machine, [(HELD, [Release(D, HOLD)]), (Released(ok=False), [Finish("expired")])], now=100.1)
 
 
@@ -587,6 +602,39 @@ def test_an_answer_in_one_piece_has_its_own_deadline_once_prefilled() -> None:
     assert machine.next_wakeup() == 1900.0
     play(machine, [(Tick(), [])], now=1000.0)
     play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), Release(D, HOLD)])], now=1900.0)
+
+
+def test_an_answer_in_one_piece_that_is_lost_late_has_time_for_another_try() -> None:
+    """D dies at 400 s of an answer that may take 1,800, when the time for a first token has long passed."""
+    machine = journey(stream=False)
+    machine.whole_deadline = 1800.0
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
+    play(machine, [(Lost("reset"), [Choose(frozenset({D}), hand_over=True)]), (Tick(), [])], now=400.0)
+    assert machine.next_wakeup() == 500.0, "as long for a first token as a new request"
+    play(machine, [(Chosen(P, D2, "retry"), [Release(D2, HOLD), SendPrefill(P, 2)]), (Tick(), [])], now=401.0)
+    play(machine, [(HELD, [SendDecode(D2, HOLD)]), (Opened(), [Relay()]), (Ended(), [Finish("served")])], now=402.0)
+
+
+def test_an_answer_in_one_piece_ends_by_its_own_deadline_whatever_is_tried() -> None:
+    machine = journey(stream=False)
+    machine.whole_deadline = 1800.0
+    play(machine, [(Chosen(None, D, "whole"), [SendDecode(D, None)])])
+    play(machine, [(Lost("reset"), [Choose(frozenset({D}), hand_over=True)])], now=1750.0)
+    assert machine.next_wakeup() == 1800.0
+    play(machine, [(Chosen(None, None, "full", wait=True), [AwaitFleet()])], now=1750.0)
+    failed, _ = machine.handle(Tick(), 1800.0)
+    assert isinstance(failed, Fail) and "within 1800 s" in failed.error.message
+
+
+@pytest.mark.parametrize("lost_at", [10.0, 400.0])
+def test_the_time_that_an_answer_in_one_piece_had_counts_from_its_arrival(lost_at: float) -> None:
+    machine = journey(stream=False)
+    machine.whole_deadline = 1800.0
+    play(machine, [(Chosen(None, D, "whole"), [SendDecode(D, None)])])
+    play(machine, [(Lost("reset"), [Choose(frozenset({D}), hand_over=True)])], now=lost_at)
+    play(machine, [(Chosen(None, D2, "whole"), [SendDecode(D2, None)])], now=lost_at)
+    failed, *_ = machine.handle(Tick(), 1800.0)
+    assert isinstance(failed, Fail) and "within 1800 s" in failed.error.message
 
 
 @pytest.mark.parametrize(("waited_s", "pulls"), [(HOLD_USE_S - 1, True), (HOLD_USE_S, False)])
@@ -709,7 +757,11 @@ def test_p_that_holds_nothing_closes_it_and_d_computes() -> None:
 def test_a_client_that_leaves_closes_it() -> None:
     play(
         early(),
-        [(ClientLeft(), [CloseDecode()]), (HELD, [Release(D, HOLD)]), (Released(ok=True), [Finish("client_left")])],
+        [
+            (ClientLeft(), [CloseDecode(), ForgoPrefill(P)]),
+            (HELD, [Release(D, HOLD)]),
+            (Released(ok=True), [Finish("client_left")]),
+        ],
     )
 
 
@@ -724,9 +776,26 @@ def test_an_early_leg_that_breaks_after_p_answered_may_have_touched_the_hold() -
     script: list[tuple[object, list[object]]] = [
         (HELD, [UseEarly(HOLD)]),
         (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
-        (Chosen(P, D2, "test", early_s=0.0), [Release(D2, HOLD), SendPrefill(P, 2), SendEarly(D2, P, 2)]),
+        (Chosen(P, D2, "test", early_s=0.0), [Release(D2, HOLD), SendPrefill(P, 2)]),
+        (PrefillAnswered("length", HOLD), [SendDecode(D2, HOLD)]),
     ]
     play(early(), script)
+
+
+def test_p_that_goes_down_with_a_hold_has_told_what_it_had_cached() -> None:
+    """The client reads what the first P had cached; of an early leg it would read what the last one had."""
+    aborted: list[tuple[object, list[object]]] = [
+        (PrefillAnswered("abort", HOLD), [CloseEarly(), Choose(frozenset({P}), hand_over=True, holders=(P,))]),
+        (Chosen(P2, D2, "test", anew=True, early_s=0.0), [Release(D2, HOLD), SendPrefill(P2, 2)]),
+    ]
+    machine = early()
+    play(machine, aborted)
+    assert machine.early_at > 1e9
+    held_nothing: list[tuple[object, list[object]]] = [
+        (PrefillAnswered("abort", None), [CloseEarly(), Choose(frozenset({P}), hand_over=True)]),
+        (Chosen(P2, D2, "test", early_s=0.0), [SendPrefill(P2, 2), SendEarly(D2, P2, 2)]),
+    ]
+    play(early(), held_nothing)
 
 
 def test_a_client_with_a_part_gets_no_early_leg() -> None:

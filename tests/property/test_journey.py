@@ -38,7 +38,7 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
     effects: list[j.Effect] = [*machine.begin()]
     held: TransferFields | None = None
     legs: set[InstanceId] = set()
-    touched = early = False
+    touched = early = answered = False
     now = 0.0
     for event, step in events:
         now += step
@@ -52,6 +52,7 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
             elif isinstance(event, j.PrefillAnswered):
                 assert held is None
                 held, touched = event.transfer, False
+                answered = answered or held is not None
             legs.discard(by)  # type: ignore[arg-type]
         elif isinstance(event, j.PrefillAnswered) and before is j.JourneyState.CANCELLING:
             held, touched = event.transfer, False
@@ -68,6 +69,7 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
                 legs.remove(effect.instance)
             if isinstance(effect, j.SendEarly):
                 assert not early and legs == {effect.producer}, "an early leg waits for the only prefill leg"
+                assert not answered, "and tells what the first P had cached"
                 early = True
             if isinstance(effect, j.UseEarly):
                 assert early and not legs and effect.transfer is held and not touched, "it pulls what it waited for"

@@ -15,6 +15,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.mock.settings import SimpleCosts
 from loadgen.arrival import Arrival
+from router.core import journey as j
 from router.core.events import Chosen, PrefixSource
 from router.core.values import Wanted
 from router.fleet import events as d
@@ -22,6 +23,8 @@ from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.decision_log import DecisionLog
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import KINDS, Fault, Faults
+from sim.instance import SimulatedLeg
+from sim.passage import Passage
 from sim.replay import replay
 from sim.result import WRONG, Result
 from sim.settings import SimSettings
@@ -89,6 +92,26 @@ def test_nothing_is_wrong_hung_or_held(seed: int) -> None:
     assert not (result.columns["flags"] & WRONG).any()
     statuses = result.columns["status"]
     assert (statuses == 200).mean() > 0.8 and (statuses > 0).all(), "all of them ended"
+
+
+@pytest.mark.interpreted
+def test_clients_that_leave_while_sources_are_asked_leave_no_leg_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgone: list[int] = []
+    real = Passage._forgo_prefill
+
+    def forgo(passage: Passage, leg: SimulatedLeg) -> j.Event | None:
+        lost = real(passage, leg)
+        forgone.extend([] if lost is None else [passage.number])
+        return lost
+
+    monkeypatch.setattr(Passage, "_forgo_prefill", forgo)
+    fleet = members(P, P, D, D, Role.BOTH, config={"lease_s": 3.0})
+    world = World(fleet, SimSettings(peers=True, greedy=True), policy=forced)
+    slow = [Fault(at_s=0.0, kind="slow", instance=each.name, duration_s=2.0, factor=20) for each in fleet]
+    Faults(world, [*slow, *(Fault(at_s=0.1 * at, kind="leave", share=0.5) for at in range(1, 20))], 0)
+    result = world.run(conversations(13, 4, gap_s=0.5, first=96, more=48, answer=12))
+    assert forgone and not world.book.prefilling
+    assert not (result.columns["flags"] & WRONG).any()
 
 
 def test_without_faults_all_is_served_and_beginnings_are_pulled() -> None:

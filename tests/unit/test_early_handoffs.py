@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from cluster.ids import RequestId, TransferId
 from cluster.wire import EARLY, TRANSFER
-from decode.peers import ProducerPeers
+from decode.peers import ASIDE_S, FAILURES, NOT_ITS_OWN, ProducerPeers
 from engine.vllm.connector import early
 from engine.vllm.connector.early import EarlyHandoffs
 from kvtransfer.asks import Introduce, Payload
@@ -83,6 +84,21 @@ def test_a_hold_that_is_told_of_while_another_one_is_made_is_not_missed(
     channel.comes = [(OTHER, encode(Ready(MINE, _hold(OTHER), 5)))]
     assert handoffs.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS}) == [waiting]
     assert not handoffs.waits("leg") and waiting.kv_transfer_params["do_remote_prefill"] is True
+
+
+def test_another_requests_test_pull_takes_no_leg_its_wait(handoffs: EarlyHandoffs, peers: ProducerPeers) -> None:
+    """A leg that is computed here draws a token of its own, while its client may have P's by then."""
+    began = time.monotonic() - ASIDE_S
+    for _ in range(FAILURES):
+        peers.ended(OTHER, NOT_ITS_OWN, began)
+    assert handoffs.opened(_request("leg", {EARLY: "other", TRANSFER: MINE})) and handoffs.waits("leg")
+    peers.began(OTHER, time.monotonic())
+    handoffs.ask()
+    assert handoffs.opened(_request("next", {EARLY: "other", TRANSFER: THEIRS}))
+    assert handoffs.waits("leg") and handoffs.waits("next")
+    peers.ended(OTHER, NOT_ITS_OWN, time.monotonic())
+    handoffs.ask()
+    assert not handoffs.waits("leg") and not handoffs.waits("next"), "the test has failed"
 
 
 @pytest.mark.parametrize("readable", [True, False])

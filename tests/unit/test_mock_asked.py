@@ -69,6 +69,9 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"n": 40, "prompt": ["a", "b"]}, 400, "n"),
     ({"logprobs": 3}, 400, "logprobs"),
     ({"kv_transfer_params": "x"}, 400, "body.kv_transfer_params"),
+    ({"stream": "maybe"}, 400, "body.stream"),
+    ({"stream": 2, "prompt": [1 << 40]}, 400, "body.stream"),
+    ({"ignore_eos": "maybe"}, 400, "body.ignore_eos"),
     ({"stream_options": 1}, 400, "body.stream_options"),
     ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
 ]

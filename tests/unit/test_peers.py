@@ -39,6 +39,16 @@ def test_several_in_a_row_set_it_aside_and_a_try_that_is_good_lets_it_in() -> No
     assert peers.may_pull("p", now + 0.1) and not peers.of("p").aside
 
 
+def test_what_waits_for_its_hold_waits_through_a_try() -> None:
+    peers = failing()
+    assert not peers.may_wait("p", 100.0) and not peers.may_wait("stranger", 100.0)
+    now = 100.0 + ASIDE_S
+    peers.began("p", now)
+    assert peers.may_wait("p", now) and not peers.may_pull("p", now)
+    peers.ended("p", READ, now + 0.1)
+    assert not peers.may_wait("p", now + 0.1)
+
+
 def test_each_try_that_fails_makes_the_next_one_later() -> None:
     peers, now, waits = failing(), 100.0, []
     for _ in range(9):

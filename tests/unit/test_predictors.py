@@ -84,6 +84,7 @@ def test_nonsense_teaches_nothing(usage: dict[str, Any]) -> None:
         (COMPLETIONS, {"prompt": "x", "max_tokens": 3}, 3),
         (CHAT, chat("x", max_tokens=900, max_completion_tokens=7), 7),
         (CHAT, chat("x", max_tokens=5, ignore_eos=True), 5),
+        (CHAT, chat("x", max_tokens=5, ignore_eos="yes"), 5),
     ],
 )
 def test_nothing_is_foretold_beyond_the_limit(path: str, body: dict[str, Any], limit: int) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cluster.errors import ApiError
-from cluster.readable import deadline_in, json_in, object_in, text_in
+from cluster.readable import deadline_in, json_in, lax_flag, object_in, text_in
 from router.admin.peer_words import an_object
 from router.fleet.probes import Unreadable, _models
 from router.http.upstream import Answer
@@ -68,3 +68,37 @@ def test_a_text_is_a_text() -> None:
     assert text_in({"because": "x"}, "because") == "x"
     with pytest.raises(ApiError, match="`because` is 3: it must be a text"):
         text_in({"because": 3}, "because")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(True, False, None, 0, 1, 2, -1, 2**70, 0.0, 1.0, 0.5, -0.0, 1e300, "", " true", "true ", "1.0", [], {}, [1]),
+        *(
+            "0",
+            "1",
+            "t",
+            "F",
+            "y",
+            "N",
+            "on",
+            "Off",
+            "yes",
+            "NO",
+            "true",
+            "FALSE",
+            "True",
+            "null",
+            "2",
+            "\uff11",
+            "\u0130",
+        ),
+    ],
+)
+def test_a_flag_is_what_vllms_parser_makes_of_it(given: Any) -> None:
+    pydantic = pytest.importorskip("pydantic", reason="vLLM has it: make setup")
+    try:
+        expected = pydantic.TypeAdapter(bool | None).validate_python(given)
+    except pydantic.ValidationError:
+        expected = None
+    assert lax_flag(given) is expected

@@ -90,7 +90,7 @@ class EarlyHandoffs:
     def ask(self) -> None:
         """Ask the producers, where a question is due."""
         now = time.monotonic()
-        self._legs.lost(lambda engine: engine not in self._peers or not self._peers.may_pull(engine, now))
+        self._legs.lost(lambda engine: not self._peers.may_wait(engine, now))
         for engine, name in self._legs.due(now):
             if self._channel is not None:
                 self._channel.tell(engine, encode(Want(name)))

@@ -1,0 +1,110 @@
+"""One client's stream: what may still be made good by another engine once a stream fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cluster.ids import RequestId
+from cluster.request import Request
+from router.core import journey as j
+from router.core.eligibility import COMPLETIONS
+from router.http.outlet import Outlet
+from router.request.reply import Reply
+from router.request.splice import seed_of
+
+EVENTS = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+
+
+class _Transport:
+    """Keeps what is written to it."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def _event(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": None}]}).encode() + b"\n\n"
+
+
+def _reply(*, resumable: bool) -> tuple[Reply, _Transport]:
+    transport = _Transport()
+    outlet = Outlet(cast("Any", transport), lambda *_: None, chunked=False, keep=False)
+    request = Request(id=RequestId("r"), path=COMPLETIONS, model="m", stream=True, body={}, arrived=0.0)
+    nothing = lambda *_: None  # noqa: E731
+    account = SimpleNamespace(seeded=nothing, first_out=nothing, second_out=nothing, streamed=lambda _: b"")
+    return Reply(outlet, request, cast("Any", account), resumable=resumable), transport
+
+
+def _seeded(*, resumable: bool = False) -> tuple[Reply, _Transport]:
+    """A reply whose client has P's token "one ", and an engine's stream that is to go on with it."""
+    reply, transport = _reply(resumable=resumable)
+    answer = {"id": "a", "created": 1, "model": "m", "choices": [{"text": "one ", "token_ids": [7]}]}
+    seed = seed_of(answer, COMPLETIONS, ())
+    assert not isinstance(seed, str)
+    reply.give(seed)
+    assert reply.relay(EVENTS, "") is None
+    return reply, transport
+
+
+def _text(transport: _Transport) -> str:
+    body = transport.written.partition(b"\r\n\r\n")[2].decode()
+    events = [json.loads(event[6:]) for event in body.split("\n\n") if event.startswith("data: {")]
+    return "".join(event["choices"][0]["text"] for event in events)
+
+
+@pytest.fixture(autouse=True)
+async def loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+async def test_another_first_text_than_the_seed_is_made_good_by_an_engine_that_begins_with_it(
+    *, resumable: bool
+) -> None:
+    """Nothing that was drawn by lot is with the client, so nothing can be drawn twice."""
+    reply, transport = _seeded(resumable=resumable)
+    lost = reply.feed(_event("zwei ") + _event("drei "))
+    assert isinstance(lost, j.Lost) and lost.again and "splice" in lost.because
+    assert reply.relay(EVENTS, "") is None
+    assert reply.feed(_event("one ") + _event("two ") + DONE) is None
+    assert reply.ended() == j.Ended()
+    assert _text(transport) == "one two "
+
+
+@pytest.mark.parametrize("came", [b"", _event("one "), b": alive\n\n", b'data: {"error": {"message": "died"}}\n\n'])
+async def test_a_stream_that_breaks_before_it_has_added_to_the_seed_is_tried_again(came: bytes) -> None:
+    reply, transport = _seeded()
+    lost = (reply.feed(came) if came else None) or reply.lost("reset")
+    assert isinstance(lost, j.Lost) and lost.again
+    assert _text(transport) == "one "
+
+
+async def test_what_was_drawn_after_the_seed_is_never_drawn_again() -> None:
+    reply, transport = _seeded()
+    assert reply.feed(_event("one ") + _event("two ")) is None
+    assert reply.lost("reset") == j.Lost("reset", again=False)
+    assert _text(transport) == "one two "
+
+
+async def test_a_client_that_has_waited_its_time_waits_for_no_other() -> None:
+    reply, _ = _seeded()
+    assert reply.lost("silent for 120 s", waited=True) == j.Lost("silent for 120 s", again=False)
+
+
+async def test_without_a_seed_what_is_drawn_by_lot_is_not_tried_again() -> None:
+    reply, _ = _reply(resumable=False)
+    assert reply.relay(EVENTS, "") is None
+    assert reply.feed(_event("one ")) is None
+    assert reply.lost("reset") == j.Lost("reset", again=False)
