@@ -171,6 +171,8 @@ class PromptOver(msgspec.Struct, tag="prompt_over", rename=_LOGGED):
     now: float
     done: bool
     cached_tokens: int | None
+    presumed: bool = False
+    """It counts as computed: its predicted time has passed, and its engine will not report it."""
 
 
 class AnswerOpened(msgspec.Struct, tag="answer_opened", rename=_LOGGED):

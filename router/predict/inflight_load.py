@@ -336,8 +336,10 @@ class InflightLoad:
         at.ends = at.since * 1000.0 + at.backlog
         at.opens = at.ends - self.step_model.rows[row].first if at.prompts >= 2 else -math.inf
 
-    def prompt_over(self, booking: InflightRequest, now: float, *, done: bool) -> None:
-        """The request's prompt is computed, or will not be (`done` false)."""
+    def prompt_over(self, booking: InflightRequest, now: float, *, done: bool, presumed: bool = False) -> None:
+        """The request's prompt is computed, or will not be (`done` false). `presumed`: it counts as computed, although
+        no engine has said when.
+        """
         row, ms = booking.prefill_row, booking.prefill_ms
         booking.prefill_ms = 0.0
         if ms <= 0:
@@ -355,6 +357,8 @@ class InflightLoad:
                 booking.first_s = now
             if booking.pull is not None and booking.decode_row >= 0:
                 self.rows[booking.decode_row].pulls.begin(booking.pull, now)
+        elif presumed:  # the next one began when this one was to end; it had ended before its front end told of it
+            at.since = min(now, max(at.since + ms / 1000.0, now - self.step_model.rows[row].lead / 1000.0))
         self._ends(row)
 
     def _time_prompt(self, row: int, booking: InflightRequest, now: float) -> None:

@@ -95,12 +95,19 @@ class Placements:
         return prices
 
     def prompt_over(
-        self, expected: Placement, wanted: Wanted, now: float, *, done: bool, cached_tokens: int | None = None
+        self,
+        expected: Placement,
+        wanted: Wanted,
+        now: float,
+        *,
+        done: bool,
+        presumed: bool = False,
+        cached_tokens: int | None = None,
     ) -> None:
-        """The request's prompt is computed, or will not be."""
+        """The request's prompt is computed, or will not be, or counts as computed (`presumed`)."""
         if expected.booking is None:
             return
-        self._fleet.inflight.prompt_over(expected.booking, now, done=done)
+        self._fleet.inflight.prompt_over(expected.booking, now, done=done, presumed=presumed)
         self._first_came(expected.booking, wanted)
         prefixes, sent, expected.sent = self._fleet.prefixes, expected.sent, []
         if not done or prefixes is None or not wanted.prefix_block_tokens:
@@ -151,6 +158,8 @@ class Placements:
                 )
             if booking.margin and tokens and complete:
                 self._promised(booking, now, tokens, engine_ms)
+            if tokens and complete:  # sooner than predicted, if it is in one piece
+                self._fleet.inflight.prompt_over(booking, now, done=False, presumed=True)
             row = booking.decode_row
             if row >= 0 and self._fleet.prefixes is not None:
                 self._fleet.prefixes.used(row, wanted.prefix, now)

@@ -342,12 +342,27 @@ class Scheduler:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def prompt_over(
-        self, context: SchedulingContext, now: float, *, done: bool, cached_tokens: int | None = None
+        self,
+        context: SchedulingContext,
+        now: float,
+        *,
+        done: bool,
+        presumed: bool = False,
+        cached_tokens: int | None = None,
     ) -> None:
-        """The request's prompt is computed, with `cached_tokens` from the prefix cache (`done`), or will not be."""
+        """The request's prompt is computed, with `cached_tokens` from the prefix cache (`done`), or will not be, or
+        counts as computed as its predicted time has passed (`presumed`).
+        """
         self._now = max(self._now, now)
         if self.placements is not None:
-            self.placements.prompt_over(context.expected, context.wanted, now, done=done, cached_tokens=cached_tokens)
+            self.placements.prompt_over(
+                context.expected,
+                context.wanted,
+                now,
+                done=done,
+                presumed=presumed,
+                cached_tokens=cached_tokens,
+            )
         self._leave_lane(context)
         if self.guard is not None and context.foretold is not None and done:
             self.guard.computed(context.foretold, now)
@@ -531,7 +546,13 @@ def _shared(scheduler: Scheduler, event: Any) -> Any:
 
 
 def _prompt_over(scheduler: Scheduler, event: Any) -> Any:
-    scheduler.prompt_over(event.context, event.now, done=event.done, cached_tokens=event.cached_tokens)
+    scheduler.prompt_over(
+        event.context,
+        event.now,
+        done=event.done,
+        presumed=event.presumed,
+        cached_tokens=event.cached_tokens,
+    )
     return ()
 
 
