@@ -399,6 +399,7 @@ class InflightLoad:
         row = booking.decode_row
         if token_ms > 0 and row >= 0 and self.rows[row].life == booking.decode_life:
             self.step_model.steps_took(row, self._tpot_ms(row, now), token_ms, booking.sent_s, now)
+            self._restate(now)
 
     def _plain_ms(self, booking: InflightRequest, tokens: int) -> float:
         """What its prompt takes by the costs alone, now that its tokens are counted. The first estimates, from bytes,
@@ -534,6 +535,15 @@ class InflightLoad:
         predicted = (booking.began_tpot_ms + self._tpot_ms(row, now)) / 2
         token_ms = (now - booking.opened_s) * 1000.0 / (tokens - 1)
         self.step_model.steps_took(row, predicted, token_ms, booking.opened_s, now)
+        self._restate(now)
+
+    def _restate(self, now: float) -> None:
+        """A leg was timed: steps of its row, and of rows that follow it, have another factor."""
+        self.turn += 1
+        for row in self.step_model.restated():
+            self._outlive(row, now)
+            self._strictest(row)
+            self._steps(row)
 
     def _tpot_ms(self, row: int, now: float) -> float:
         return self.rows[row].step / max(1.0 - self.rows[row].recent * self.faded(now), IDLE_MIN)

@@ -176,6 +176,13 @@ class StepModel:
         self._prompts_lately, self._steps_lately = (1.0, 0.0), 1.0
         """What was learned last of a row without costs: its prompts' factor and overhead, its steps' factor."""
         self._prompts_of, self._steps_of = Siblings(), Siblings()
+        self._restated: Final[set[int]] = set()
+
+    def restated(self) -> list[int]:
+        """Rows whose decode steps have another factor since this was asked last. A leg may teach of other rows, too."""
+        rows = sorted(self._restated)
+        self._restated.clear()
+        return rows
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""
@@ -207,6 +214,7 @@ class StepModel:
         cost = at.make.decode
         at.decode_factor, at.request, at.context = factor, cost.request_ms * factor, cost.context_ms * factor
         at.floor = cost.requests_ms(0) * factor
+        self._restated.add(row)
         self._mirror.changed(row)
 
     def know(self, row: int, make: Make) -> None:

@@ -273,6 +273,33 @@ def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
     assert here.step_model.rows[1].decode_factor == pytest.approx(1.0, rel=0.02)
 
 
+def answered(here: InflightLoad, row: int, times: float, now: float) -> None:
+    """An answer of 100 tokens, each so many times as long as assumed without costs."""
+    one = booking()
+    here.answer_placed(one, row, now)
+    here.opened(one, now)
+    here.answer_over(one, now + times * here.step_model.make(row).decode.decode_ms * 99 / 1000, 100)
+
+
+@pytest.mark.parametrize("own", [0, 5], ids=["never timed", "timed before"])
+def test_what_an_instance_learns_of_others_is_in_the_steps_that_prices_read(own: int) -> None:
+    """Before, row 1 kept the step it had after its own last answer, 28 ms, until it got another one."""
+    here, now = InflightLoad(), 0.0
+    here.reach(2)
+    here.step_model.look(np.arange(2))
+    for _ in range(own):
+        answered(here, 1, 4.0, now := now + 20.0)
+    staying = booking(tpot=9.0)
+    here.answer_placed(staying, 1, now)
+    for _ in range(200):
+        answered(here, 0, 0.9, now := now + 20.0)
+    row = here.rows[1]
+    assert row.step == here.column("step")[1] == here.step_model.decode_ms(1, row.decoding, row.answer_context)
+    assert row.step == pytest.approx(0.9 * here.step_model.make(1).decode.decode_ms, rel=0.05)
+    assert row.beside == here.step_model.beside_ms(1, row.decoding, row.answer_context)
+    assert row.strictest == 9.0, "an answer alone would keep it by now"
+
+
 def test_a_prompt_whose_tokens_were_underestimated_makes_its_engine_no_slower() -> None:
     """A text of 1,150 bytes was taken for 262 tokens; its engine counts 1,150."""
     learned = []
