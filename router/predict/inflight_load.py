@@ -25,7 +25,7 @@ import numpy as np
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
 from router.predict.margins import FIRST_AIM, PROMPTLY, Margins
-from router.predict.reported_prompts import ReportedPrompts
+from router.predict.reported_prompts import ReportedPrompts, Seen
 from router.predict.source_delay import SourceDelay
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
@@ -315,6 +315,7 @@ class InflightLoad:
         booking.prefill_row, booking.prefill_life, booking.prefill_ms = row, at.life, ms
         booking.plain_ms = ms / speed.prefill_factor
         booking.sent_s = now + speed.first / 1000.0
+        at.reported.sent(booking, booking.sent_s * 1000.0)
         if not at.prompts:
             at.since = booking.sent_s
             at.backlog = 0.0
@@ -342,6 +343,8 @@ class InflightLoad:
         """
         row, ms = booking.prefill_row, booking.prefill_ms
         booking.prefill_ms = 0.0
+        if row >= 0 and not presumed and self.rows[row].life == booking.prefill_life:
+            self._reported(row, self.rows[row].reported.left(booking))
         if ms <= 0:
             return
         at = self.rows[row]
@@ -393,13 +396,16 @@ class InflightLoad:
         row = booking.prefill_row
         if prompt_ms > 0 and booking.plain_ms > 0 and self.rows[row].life == booking.prefill_life:
             ended_ms = booking.sent_s * 1000.0 + max(first_ms, prompt_ms)
-            seen = self.rows[row].reported.add(self._plain_ms(booking, prompt_tokens), prompt_ms, ended_ms)
-            if seen is not None:
-                self.step_model.prompt_took(row, *seen)
+            plain_ms = self._plain_ms(booking, prompt_tokens)
+            self._reported(row, self.rows[row].reported.add(booking, plain_ms, prompt_ms, ended_ms))
         row = booking.decode_row
         if token_ms > 0 and row >= 0 and self.rows[row].life == booking.decode_life:
             self.step_model.steps_took(row, self._tpot_ms(row, now), token_ms, booking.sent_s, now)
             self._restate(now)
+
+    def _reported(self, row: int, seen: list[Seen]) -> None:
+        for plain_ms, observed_ms in seen:
+            self.step_model.prompt_took(row, plain_ms, observed_ms)
 
     def _plain_ms(self, booking: InflightRequest, tokens: int) -> float:
         """What its prompt takes by the costs alone, now that its tokens are counted. The first estimates, from bytes,

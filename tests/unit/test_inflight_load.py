@@ -309,7 +309,7 @@ def test_a_prompt_whose_tokens_were_underestimated_makes_its_engine_no_slower() 
         for number in range(3):
             one, at = booking(262), here.step_model.rows[0]
             here.prompt_placed(one, 0, at.make.prompt_ms(262) * at.prefill_factor, 0.0, float(number))
-            here.prompt_over(one, number + 0.1, done=False)
+            here.prompt_over(one, number + 0.1, done=False, presumed=True)
             took_ms = at.make.prompt_ms(1150)
             here.told(one, number + 0.5, took_ms, 8.0, took_ms, counted)
         learned.append(here.step_model.rows[0].prefill_factor)
