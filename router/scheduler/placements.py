@@ -77,7 +77,7 @@ class Placements:
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
             booking.seeded = not prices.waits(answer_row)
-            if prices.learns(answer_row):
+            if wanted.streamed and prices.learns(answer_row):  # of others no pull is seen to end
                 booking.pull = ExpectedTransfer(
                     told_ms=prices.told_ms(prompt_row, answer_row),
                     moving_ms=prices.moving_ms(prompt_row, answer_row),

@@ -418,8 +418,9 @@ class Scheduler:
         if (
             self.guard is not None and context.foretold is not None
         ):  # its beginning was not seen: it is in one piece, or has not begun
-            if tokens and complete:
-                self.guard.came(context.foretold, context.foretold.began_s(now, tokens))
+            if tokens and complete and engine_ms is not None and engine_ms.token > 0:
+                began_s = context.foretold.began_s(now, tokens, engine_ms.token)
+                self.guard.came(context.foretold, began_s)
             self.guard.gone(context.foretold)
             context.foretold = None
         return self.occupy(context, None) + self.line.leave(context, placed=False)
