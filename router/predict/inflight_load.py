@@ -56,6 +56,10 @@ STEP_MS_MIN: Final = 0.01
 REBASE_S: Final = 100 * DUTY_S
 """The time after which `InflightLoad.recent` is scaled down again: by e^100, far below the largest float."""
 
+TOGETHER: Final = 0.5
+"""A prompt that waited while the one before was computed, and comes after that one within this share of what either
+takes, has ended with the same step."""
+
 _ONE_BY_ONE: Final = 64
 """More rows are read by a column."""
 
@@ -354,7 +358,7 @@ class InflightLoad:
         at.prompts -= 1
         at.backlog = max(0.0, at.backlog - ms) if at.prompts else 0.0
         if done:
-            self._time_prompt(row, booking, now)
+            self._time_prompt(row, booking, ms, now)
             at.since = now
             if booking.seeded:
                 booking.first_s = now
@@ -364,10 +368,15 @@ class InflightLoad:
             at.since = min(now, max(at.since + ms / 1000.0, now - self.step_model.rows[row].lead / 1000.0))
         self._ends(row)
 
-    def _time_prompt(self, row: int, booking: InflightRequest, now: float) -> None:
-        """Learn from the time since the one before. Prompts of one step end together, and are one observation."""
+    def _time_prompt(self, row: int, booking: InflightRequest, ms: float, now: float) -> None:
+        """Learn from the time since the one before. Prompts of one step end together, and are one observation. Their
+        first tokens come one after the other, some milliseconds apart where a front end is busy.
+        """
         at = self.rows[row]
-        if now - at.since < TOGETHER_S:
+        apart_s = now - at.since
+        if apart_s < TOGETHER_S or (
+            booking.sent_s < at.since and apart_s * 1000.0 < TOGETHER * min(at.observed_ms, ms)
+        ):
             at.plain_ms += booking.plain_ms
             return
         if at.plain_ms > 0:

@@ -18,7 +18,7 @@ from router.predict.inflight_load import (
     InflightLoad,
     InflightRequest,
 )
-from router.predict.step_model import make_of
+from router.predict.step_model import UNKNOWN, Make, make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
 
@@ -253,6 +253,28 @@ def test_prompts_of_one_step_are_one_observation() -> None:
         for each in pair:
             here.prompt_over(each, ends, done=True)
     assert here.step_model.rows[0].prefill_factor == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.parametrize("make", [MAKE, UNKNOWN], ids=["told", "unknown"])
+@pytest.mark.parametrize("apart_ms", [0.5, 1.5, 3.0])
+def test_first_tokens_of_one_step_that_come_one_after_the_other_make_no_engine_look_fast(
+    make: Make, apart_ms: float
+) -> None:
+    """Eight prompts of one step at a time. Before, with 1.5 ms from each first token to the next, prompts were taken
+    to last an eighth of their time, as if the engine had become faster.
+    """
+    here = InflightLoad()
+    here.know(0, make)
+    here.step_model.look(np.arange(1))
+    at, plain_ms = here.step_model.rows[0], make.prompt_ms(1000)
+    for turn in range(30):
+        burst, now = [booking() for _ in range(8)], 2.0 * turn
+        for each in burst:
+            here.prompt_placed(each, 0, plain_ms * at.prefill_factor, 0.0, now)
+        ends = now + (8 * plain_ms + make.first_ms) / 1000
+        for number, each in enumerate(burst):
+            here.prompt_over(each, ends + number * apart_ms / 1000, done=True)
+        assert at.prefill_factor * plain_ms + at.overhead == pytest.approx(plain_ms, rel=0.15)
 
 
 def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
