@@ -66,3 +66,56 @@ def test_engines_that_are_faster_than_their_costs_share_the_work(times: float) -
     """
     got = served(times, 0.2, 300)
     assert min(got["a"], got["b"]) > 0.3 * 300, got
+
+
+def stay_where_their_prefix_is(times: float) -> int:
+    """Engines without costs, of which it was learned that all takes `times` as long as assumed: how many requests go to
+    the one that has their prefix, each beside the answers of those before.
+    """
+    view = FleetView(lambda _: None)
+    fleet = view.all()
+    for name in ("a", "b"):
+        view.add(Instance(id=InstanceId(name), role=Role.BOTH, url=f"http://{name}"))
+        view.seen(InstanceId(name), ({"id": "m"},), Load(kv_tokens=200_000))
+    view.index()
+    rows = [view.get(InstanceId(name)).row for name in ("a", "b")]
+    assert fleet.prefixes is not None
+    for row in rows:
+        fleet.prefixes.join(row, 200_000, 0)
+    here = Scheduler(view, POLICIES["workload"], foresees=True)
+    step_model = fleet.inflight.step_model
+    fleet.ready("m")
+    for _ in range(60):
+        for row in rows:
+            step_model.prompt_took(row, 50.0, 50.0 * times)
+            step_model.steps_took(row, step_model.decode_ms(row, 1, 1000), 8.05 * times)
+    fleet.inflight._restate(99.0)
+    chunks, now, stayed = tuple(range(1, 9)), 100.0, 0
+    fleet.prefixes.sent(rows[0], chunks, 99.0)
+    while stayed < 40:
+        wanted = Wanted(
+            model="m",
+            hand_over=False,
+            prompt_tokens=2000,
+            output_tokens=200.0,
+            arrived=now,
+            prefix=chunks,
+            prefix_block_tokens=240.0,
+        )
+        one = SchedulingContext(wanted)
+        here.choose(one, ASK, now)
+        if one.decode != "a":
+            break
+        stayed += 1
+        now += 0.5 * times
+        here.opened(one, now)
+        now += 0.01 * times
+    return stayed
+
+
+@pytest.mark.parametrize("times", [0.2, 4.0, 12.0])
+def test_only_ratios_of_times_decide(times: float) -> None:
+    """Before, the price of a step at engines twelve times slower than assumed was that of a target long missed, and a
+    prefix was left too early.
+    """
+    assert stay_where_their_prefix_is(times) == stay_where_their_prefix_is(1.0) > 2
