@@ -29,6 +29,7 @@ from router.predict.reported_prompts import ReportedPrompts, Seen
 from router.predict.source_delay import SourceDelay
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
+from router.predict.tries import Tries
 
 DUTY_S: Final = 5.0
 """The time over which prefill's share of an instance's time is averaged: the length of some answers of a 32B model, or
@@ -91,7 +92,8 @@ class InflightRequest:
     __slots__ = (
         "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_margin", "first_s", "limits",
         "margin", "mean_tokens", "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms",
-        "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "ttft_ms", "variance",
+        "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "tried",
+        "ttft_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -142,6 +144,8 @@ class InflightRequest:
         another reason, or has no target."""
         self.first_margin = 0.0
         """The same of its TTFT target; 0 again once its first token has come."""
+        self.tried = False
+        """It was let in as a try (`Tries`), and its first token has not come."""
         self.ttft_ms = 0.0
         """That target."""
         self.limits: tuple[LengthLimit, ...] = ()
@@ -156,7 +160,7 @@ class RowLoad:
     __slots__ = (
         "answer_context", "backlog", "beside", "decoding", "ends", "kv_free", "kv_mean", "kv_variance", "life",
         "limits", "observed_ms", "opens", "outlived", "plain_ms", "prompts", "pulls", "recent", "reported", "since",
-        "stalled", "step", "strictest", "targets",
+        "stalled", "step", "strictest", "targets", "timed_s",
     )  # fmt: skip
 
     def __init__(self, life: int = 0) -> None:
@@ -195,6 +199,8 @@ class RowLoad:
         self.plain_ms: float = 0.0
         self.observed_ms: float = 0.0
         """Of the prompts that ended last, together."""
+        self.timed_s: float = -math.inf
+        """When a prompt's time was seen last."""
         self.reported: Final = ReportedPrompts()
         self.limits: Final[tuple[list[float], list[float]]] = ([], [])
         self.outlived: Final[list[tuple[float, int, LengthLimit, InflightRequest]]] = []
@@ -215,6 +221,7 @@ class InflightLoad:
         self.margins: Final = Margins()
         self.first_margins: Final = Margins(PROMPTLY, FIRST_AIM)
         """Of TTFT targets."""
+        self.tries: Final = Tries()
         self.answers = 0
         """The number of all answers."""
         self.turn = 0
@@ -373,6 +380,7 @@ class InflightLoad:
         first tokens come one after the other, some milliseconds apart where a front end is busy.
         """
         at = self.rows[row]
+        at.timed_s = now
         apart_s = now - at.since
         if apart_s < TOGETHER_S or (
             booking.sent_s < at.since and apart_s * 1000.0 < TOGETHER * min(at.observed_ms, ms)
@@ -405,6 +413,7 @@ class InflightLoad:
         row = booking.prefill_row
         if prompt_ms > 0 and booking.plain_ms > 0 and self.rows[row].life == booking.prefill_life:
             ended_ms = booking.sent_s * 1000.0 + max(first_ms, prompt_ms)
+            self.rows[row].timed_s = now
             plain_ms = self._plain_ms(booking, prompt_tokens)
             self._reported(row, self.rows[row].reported.add(booking, plain_ms, prompt_ms, ended_ms))
         row = booking.decode_row

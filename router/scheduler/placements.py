@@ -44,8 +44,8 @@ class Placements:
         self._fleet: Final = fleet
         self.lengths: Final = Predictor()
 
-    def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen) -> Prices:
-        """The policy has found a place. Returns the predicted prices there."""
+    def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen, *, tried: bool = False) -> Prices:
+        """The policy has found a place. Returns the predicted prices there. `tried`: the request is a try (`Tries`)."""
         fleet, inflight = self._fleet, self._fleet.inflight
         assert chosen.decode is not None
         prices = prices_of(fleet, wanted)
@@ -64,9 +64,11 @@ class Placements:
         if wanted.sheds:
             booking.margin = prices.margin_at(answer_row)
             # A request that an instance has failed says nothing of the margin by which it was let in.
-            counts = prices.ttft_ms and not wanted.excluded
+            counts = prices.ttft_ms and not wanted.excluded and not tried
             booking.first_margin = inflight.first_margins.of(prices.ttft_ms) if counts else 0.0
-            booking.ttft_ms = prices.ttft_ms
+            booking.ttft_ms, booking.tried = prices.ttft_ms, tried
+            if prices.ttft_ms:
+                inflight.tries.let_in(prices.ttft_ms, wanted.now, tried=tried)
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         expected.pulls_beginning = chosen.source is not None
@@ -131,10 +133,15 @@ class Placements:
 
     def _first_came(self, booking: InflightRequest, wanted: Wanted) -> None:
         """Whether its first token was in time, for the margin by which it was let in; once it has come."""
-        if booking.first_margin and booking.first_s >= 0 and wanted.arrived:
-            observed_ms = (booking.first_s - wanted.arrived) * 1000.0
-            self._fleet.inflight.first_margins.ended(booking.ttft_ms, booking.first_margin, observed_ms)
-            booking.first_margin = 0.0
+        if not (booking.first_margin or booking.tried) or booking.first_s < 0 or not wanted.arrived:
+            return
+        inflight, observed_ms = self._fleet.inflight, (booking.first_s - wanted.arrived) * 1000.0
+        if booking.first_margin:
+            inflight.first_margins.ended(booking.ttft_ms, booking.first_margin, observed_ms)
+        elif observed_ms <= booking.ttft_ms:
+            inflight.tries.in_time(booking.ttft_ms)
+            inflight.first_margins.widen(booking.ttft_ms)
+        booking.first_margin, booking.tried = 0.0, False
 
     def ended(
         self,

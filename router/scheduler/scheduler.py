@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from cluster.ids import InstanceId
+from router.core.arrays import Ints
 from router.core.early_leg import early_in_s
 from router.core.journey import Choose, Chosen, Lost
 from router.core.values import NO_PROMISE, Promise, Wanted
@@ -24,6 +25,7 @@ from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
 from router.predict.margins import PROMPTLY
 from router.predict.step_model import ASSUMED
+from router.predict.tries import TRY_S
 from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 from router.scheduler.placements import Placement, Placements
@@ -39,6 +41,9 @@ chapter 21)."""
 SECOND_LEGS_SAVED = 10.0
 """The number of second legs that may be sent at once: one P that hangs has about as many legs of one router."""
 
+TRIED_ROWS: Final = 64
+"""In a larger fleet, the first rows stand for all when a try is looked for."""
+
 HANDSHAKE_S = 0.5
 """The time of a first handshake between two engines, with margin (0.1 to 0.3 s on loopback)."""
 
@@ -53,7 +58,8 @@ class SchedulingContext:
 
     __slots__ = (
         "aggregated", "ahead", "begun", "decode", "degraded", "ended", "entered", "expected", "foretold", "lane",
-        "late", "prefill", "promise", "tpot_ms", "ttft_ms", "wanted",
+        "late", "prefill", "promise", "tpot_ms", "tried", "ttft_ms",
+        "wanted",
     )  # fmt: skip
 
     def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
@@ -69,6 +75,8 @@ class SchedulingContext:
         """The number of this router's ended legs there when that was counted."""
         self.late = False
         """The request is expected to miss its TTFT target."""
+        self.tried = False
+        """It is, and is let in as a try (`router.predict.tries`)."""
         self.lane = -1
         """The row whose lane for late prompts it uses."""
         self.expected = Placement()
@@ -165,6 +173,7 @@ class Scheduler:
         self._now = max(self._now, now)
         former, booking = context.decode, context.expected.booking
         context.begun = context.begun or (booking is not None and booking.first_s >= 0)
+        context.tried = False
         calls = self.occupy(context, None) if effect.second else self._leave_place(context, now)
         wanted = self._judged(context, self._asks(context, effect, now))
         if context.late and context.promise.sheds:
@@ -184,7 +193,7 @@ class Scheduler:
         if chosen.wait:
             return chosen, calls + self._stand_in_line(context, wanted)
         first = not (effect.second or effect.excluded)  # else it has been let in
-        if first and wanted.sheds and self._breaks(wanted, chosen):
+        if first and wanted.sheds and self._breaks(context, wanted, chosen):
             self._cannot(context)
             return self._shed(wanted), calls + self.line.leave(context, placed=False)
         calls += self.line.leave(context, placed=chosen.decode is not None)
@@ -250,27 +259,56 @@ class Scheduler:
         """Mark whether it can still have its first token in time, on the best instance and without other prompts."""
         if self.saturation is None or context.late or not wanted.ttft_ms:
             return wanted
-        found, sure = self.view.all().ready_for(wanted), self.view.all().inflight.step_model.sure
-        rows = found.any if sure(found.any) else found.prefills  # rows that only decode have timed no prompt
-        if not len(rows) or not sure(rows):
+        rows = self._timed(wanted)
+        if not len(rows) or not self.view.all().inflight.step_model.sure(rows):
             return wanted
         prices = prices_of(self.view.all(), wanted)
         if prices.least_alone_ms(rows) <= wanted.ttft_ms:
             return wanted
+        if wanted.sheds and self._may_try(wanted, rows):
+            context.tried = True
+            return wanted
         self._cannot(context)
         return replace(wanted, ttft_ms=context.promise.ttft_ms, tpot_ms=context.promise.tpot_ms, late=context.late)
 
-    def _breaks(self, wanted: Wanted, chosen: Chosen) -> bool:
-        """Whether its first token would be late where the policy would send it, by the margin that is learned for it.
-        What a hand-over adds is known here. Assumed speeds refuse nothing.
+    def _timed(self, wanted: Wanted) -> Ints:
+        """The rows that may compute its prompt. Rows that only decode have timed none."""
+        found = self.view.all().ready_for(wanted)
+        return found.any if self.view.all().inflight.step_model.sure(found.any) else found.prefills
+
+    def _may_try(self, wanted: Wanted, rows: Ints) -> bool:
+        """Whether a request that cannot be in time on any of these rows is let in as a try: they are idle, no prompt
+        was timed there of late, and it could be in time if they were as quick as their costs say.
         """
-        if self.saturation is None or chosen.decode is None or not wanted.ttft_ms:
+        inflight, late_s = self.view.all().inflight, wanted.now - TRY_S
+        if not inflight.tries.due(wanted.ttft_ms, wanted.now):
+            return False
+        among: list[int] = rows.tolist()
+        if any(inflight.rows[row].prompts or inflight.rows[row].timed_s > late_s for row in among):
+            return False
+        prices, speeds, plain_ms = prices_of(self.view.all(), wanted), inflight.step_model.rows, math.inf
+        for row in among[:TRIED_ROWS]:
+            plain_ms = min(plain_ms, prices.prompt_at(row) / speeds[row].prefill_factor + speeds[row].first)
+        return plain_ms + prices.waited_ms <= PROMPTLY * wanted.ttft_ms
+
+    def _breaks(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen) -> bool:
+        """Whether its first token would be late where the policy would send it, by the margin that is learned for it.
+        What a hand-over adds is known here. Assumed speeds refuse nothing, and tries are not refused.
+        """
+        if self.saturation is None or chosen.decode is None or not wanted.ttft_ms or context.tried:
             return False
         inflight = self.view.all().inflight
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
         first_ms = prices_of(self.view.all(), wanted).first_ms(row, answer_row)
         late = first_ms > inflight.first_margins.limit_ms(wanted.ttft_ms)
-        return late and inflight.step_model.known(row, answer_row) != ASSUMED
+        if not late or inflight.step_model.known(row, answer_row) == ASSUMED:
+            return False
+        if first_ms <= PROMPTLY * wanted.ttft_ms:  # the margin alone refuses it
+            due = inflight.tries.due(wanted.ttft_ms, wanted.now)
+            context.tried = due and not inflight.rows[row].prompts
+        else:
+            context.tried = self._may_try(wanted, self._timed(wanted))
+        return not context.tried
 
     def _cannot(self, context: SchedulingContext) -> None:
         """The request's promise cannot be kept: it gets its class's second one, or is late."""
@@ -315,7 +353,7 @@ class Scheduler:
     def _take_place(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen) -> None:
         if self.placements is None:
             return
-        prices = self.placements.placed(context.expected, wanted, chosen)
+        prices = self.placements.placed(context.expected, wanted, chosen, tried=context.tried)
         assert chosen.decode is not None
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
         context.ttft_ms, context.tpot_ms = prices.first_ms(row, answer_row), prices.tpot_at(answer_row)
