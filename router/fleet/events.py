@@ -115,6 +115,18 @@ class Sourced(msgspec.Struct, tag="sourced"):
     now: float
 
 
+class SourceSaid(msgspec.Struct, tag="source_said"):
+    """An instance that was asked for a prompt's beginning has said how many tokens of it are in its KV cache; one chunk
+    is `each` tokens.
+    """
+
+    source: InstanceId
+    chunks: tuple[int, ...]
+    each: float
+    tokens: int
+    now: float
+
+
 # --- the scheduler ----------------------------------------------------------------------------------------------------
 
 
@@ -275,7 +287,7 @@ class InstanceLost(msgspec.Struct, frozen=True):
 
 FleetEvent = (
     Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed
-    | Cached | Sourced
+    | Cached | Sourced | SourceSaid
 )  # fmt: skip
 """The events of the fleet's view (`router.fleet.view`)."""
 
@@ -289,8 +301,8 @@ Outcome = Decided | Came
 
 Entry = (
     Made | Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted
-    | Indexed | Cached | Sourced | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened
-    | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked | FleetMoved | Decided | Came | Missing
+    | Indexed | Cached | Sourced | SourceSaid | Began | Shared | Seated | Counted | Asked | Picked | PromptOver
+    | AnswerOpened | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked | FleetMoved | Decided | Came | Missing
 )  # fmt: skip
 
 

@@ -94,7 +94,8 @@ class Answering:
         if effect.source is None or pulls:
             send(transfer)
             return None
-        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, attempt, send_with)
+        wanted = self._scheduled.context.wanted
+        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, wanted, attempt, send_with)
         leg.source = sourcing
         sourcing.begin()
         return None

@@ -74,8 +74,6 @@ class Placements:
         expected.pulls_beginning = chosen.source is not None
         if chosen.source is not None:
             booking.plain_ms = 0.0
-            if fleet.prefixes is not None:
-                fleet.prefixes.used(fleet.by_id[chosen.source.instance].row, wanted.prefix, wanted.now)
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
             booking.seeded = not prices.waits(answer_row)
