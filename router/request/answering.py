@@ -263,7 +263,8 @@ class Answering:
         if leg is not None:
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
-        self.presume_no_more()
+        if self._in_one_piece is not None:
+            self._in_one_piece.leg_closed()
         self._scheduled.occupy(None)
 
     def _forget_answer(self) -> None:
@@ -271,7 +272,7 @@ class Answering:
             self._in_one_piece.arrived = None
 
     def presume_no_more(self) -> None:
-        """The prompt is known to be computed, or the leg is over."""
+        """The prompt is known to be computed, or the request is over."""
         if self._in_one_piece is not None:
             self._in_one_piece.presume_no_more()
 
