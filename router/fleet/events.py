@@ -215,6 +215,8 @@ class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
     engine_ms: EngineMs | None = None
     complete: bool = True
     """The answer came to its end, be it at its limit."""
+    paused: bool = False
+    """Its client read so slowly that its engine was not read from for a while."""
 
 
 class FoundNone(msgspec.Struct, tag="found_none", rename=_LOGGED):

@@ -162,9 +162,11 @@ class ScheduledRequest:
         *,
         cut_off: bool,
         complete: bool,
+        paused: bool,
     ) -> None:
         """The request is over. See `Scheduler.finish`."""
-        self._parts.dispatch.tell(d.Finished(self.context, now, tokens, cut_off, engine_ms, complete), now)
+        finished = d.Finished(self.context, now, tokens, cut_off, engine_ms, complete, paused)
+        self._parts.dispatch.tell(finished, now)
         self._at_scheduler = False
 
     def leave(self) -> None:

@@ -151,6 +151,7 @@ class Placements:
         cut_off: bool = False,
         engine_ms: d.EngineMs | None = None,
         complete: bool = True,
+        paused: bool = False,
     ) -> None:
         """The request is over, after `tokens` tokens; None: they were not counted. The other arguments: see
         `Scheduler.finish`.
@@ -161,7 +162,7 @@ class Placements:
                 self._fleet.inflight.told(
                     booking, now, engine_ms.prompt, engine_ms.token, engine_ms.first, wanted.prompt_tokens
                 )
-            if booking.margin and tokens and complete:
+            if booking.margin and tokens and complete and not paused:
                 self._promised(booking, now, tokens, engine_ms)
             if tokens and complete:  # sooner than predicted, if it is in one piece
                 self._fleet.inflight.prompt_over(booking, now, done=False, presumed=True)
@@ -169,7 +170,7 @@ class Placements:
             if row >= 0 and self._fleet.prefixes is not None:
                 self._fleet.prefixes.used(row, wanted.prefix, now)
                 self._fleet.prefixes.wrote(row, tokens or 0, now)
-            self._fleet.inflight.answer_over(booking, now, tokens or 0)
+            self._fleet.inflight.answer_over(booking, now, 0 if paused else tokens or 0)
         if expected.lengths is not None and tokens:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
         self.let_go(expected, now)

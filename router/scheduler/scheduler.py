@@ -428,6 +428,7 @@ class Scheduler:
         cut_off: bool = False,
         engine_ms: d.EngineMs | None = None,
         complete: bool = True,
+        paused: bool = False,
     ) -> Calls:
         """The request is over, after `tokens` tokens; None: they were not counted.
 
@@ -439,7 +440,8 @@ class Scheduler:
                 lower bound then.
             engine_ms: if the router could not see it, the engine's own times for the prompt and for each token after
                 the first; 0 for a missing one.
-            complete: the answer came to its end, be it at its limit. Its times count then.
+            complete: the answer came to its end, be it at its limit. Its times count then,
+            paused: unless its client read so slowly that its engine was not read from for a while.
         """
         self._now = max(self._now, now)
         if self.placements is not None:
@@ -451,6 +453,7 @@ class Scheduler:
                 cut_off=cut_off,
                 engine_ms=engine_ms,
                 complete=complete,
+                paused=paused,
             )
         self._leave_lane(context)
         if (
@@ -608,6 +611,7 @@ def _finished(scheduler: Scheduler, event: Any) -> Any:
         cut_off=event.cut_off,
         engine_ms=event.engine_ms,
         complete=event.complete,
+        paused=event.paused,
     )
 
 

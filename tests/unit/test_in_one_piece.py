@@ -13,7 +13,7 @@ from router.request.in_one_piece import AnswerInOnePiece
 
 
 def answer(presumed: list[int]) -> AnswerInOnePiece:
-    """Of a request whose engines say: 0.25 s for the prompt, 1 s for the tokens after the first, 0.125 s in the queue."""
+    """Engines say: 0.25 s for the prompt, 1 s for the tokens after the first, 0.125 s in the queue."""
     scheduled: Any = SimpleNamespace(
         context=SimpleNamespace(ttft_ms=1.0), foretold=True, prompt_presumed=lambda: presumed.append(1)
     )
