@@ -294,6 +294,8 @@ class Passage(SchedulingContext):
         if timed and not late:
             late_ms = (self.front.kernel.now_ns - asked.sent_ns) / 1e6 - asked.expected_ms
             self.front.fleet.handle(d.Sourced(late_ms, self.front.kernel.now_s), self.front.kernel.now_s)
+            if finished is not None:
+                self._source_said(asked.at.name, 0 if held is None else held.tokens)
         self.front.leg_over(asked)
         if late or leg is None or leg.detached or self.journey.state is j.JourneyState.DONE:
             if held is not None:
@@ -309,6 +311,11 @@ class Passage(SchedulingContext):
             return None
         self.front.leg_over(leg)
         return j.Lost("it was not needed any more, and not sent", untouched=True, by=leg.at.name)
+
+    def _source_said(self, source: InstanceId, tokens: int) -> None:
+        wanted, now_s = self.wanted, self.front.kernel.now_s
+        told = d.SourceSaid(source, wanted.prefix, wanted.prefix_block_tokens, tokens, now_s)
+        self.front.fleet.handle(told, now_s)
 
     def _leg_at(self, instance: InstanceId) -> SimulatedLeg:
         """Its last prefill leg there."""

@@ -79,6 +79,7 @@ MODULES = (
     "router.predict.siblings",
     "router.predict.step_model",
     "router.predict.transfer_model",
+    "router.predict.tries",
     "router.request.answering",
     "router.request.body",
     "router.request.driver",

@@ -158,6 +158,7 @@ class Generation:
             tenant=tenant,
             slo_class=client.slo_class,
             arrived=arrived,
+            streamed=request.stream,
             unseeded=request.stream and not (verdict.way is Way.SEEDED and self._config.seeding),
         )
         check_served(self._names, parts.view, model, tenant)

@@ -138,6 +138,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     instance's KV cache."""
     unseeded: bool = False
     """A stream whose first token cannot come from P: it is handed over, and the client waits for D."""
+    streamed: bool = True
+    """Its answer is streamed: the router sees when it begins."""
     scoring: Any = None
     """The inputs of the scheduler's scoring (`router.scheduler.scoring.prices.Scoring`); never written to a log. None:
     no saturation limit holds for the request."""

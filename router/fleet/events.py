@@ -115,6 +115,18 @@ class Sourced(msgspec.Struct, tag="sourced"):
     now: float
 
 
+class SourceSaid(msgspec.Struct, tag="source_said"):
+    """An instance that was asked for a prompt's beginning has said how many tokens of it are in its KV cache; one chunk
+    is `each` tokens.
+    """
+
+    source: InstanceId
+    chunks: tuple[int, ...]
+    each: float
+    tokens: int
+    now: float
+
+
 # --- the scheduler ----------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +183,8 @@ class PromptOver(msgspec.Struct, tag="prompt_over", rename=_LOGGED):
     now: float
     done: bool
     cached_tokens: int | None
+    presumed: bool = False
+    """It counts as computed: its predicted time has passed, and its engine will not report it."""
 
 
 class AnswerOpened(msgspec.Struct, tag="answer_opened", rename=_LOGGED):
@@ -201,6 +215,8 @@ class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
     engine_ms: EngineMs | None = None
     complete: bool = True
     """The answer came to its end, be it at its limit."""
+    paused: bool = False
+    """Its client read so slowly that its engine was not read from for a while."""
 
 
 class FoundNone(msgspec.Struct, tag="found_none", rename=_LOGGED):
@@ -273,7 +289,7 @@ class InstanceLost(msgspec.Struct, frozen=True):
 
 FleetEvent = (
     Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed
-    | Cached | Sourced
+    | Cached | Sourced | SourceSaid
 )  # fmt: skip
 """The events of the fleet's view (`router.fleet.view`)."""
 
@@ -287,8 +303,8 @@ Outcome = Decided | Came
 
 Entry = (
     Made | Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted
-    | Indexed | Cached | Sourced | Began | Shared | Seated | Counted | Asked | Picked | PromptOver | AnswerOpened
-    | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked | FleetMoved | Decided | Came | Missing
+    | Indexed | Cached | Sourced | SourceSaid | Began | Shared | Seated | Counted | Asked | Picked | PromptOver
+    | AnswerOpened | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked | FleetMoved | Decided | Came | Missing
 )  # fmt: skip
 
 

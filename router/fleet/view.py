@@ -260,6 +260,12 @@ class FleetView:
         if prefixes is not None:
             prefixes.reported(told.sent, told.each, told.tokens)
 
+    def source_said(self, said: d.SourceSaid) -> None:
+        """An instance has said how much of a prompt is in its KV cache."""
+        prefixes, view = self._fleet.prefixes, self._fleet.by_id.get(said.source)
+        if prefixes is not None and view is not None:
+            prefixes.told(view.row, said.chunks, said.each, said.tokens, said.now)
+
     def index(self) -> None:
         """Keep the prefix-cache index from now on."""
         self._fleet.prefixes = PrefixCacheIndex()
@@ -327,6 +333,11 @@ def _sourced(view: FleetView, event: Any) -> Iterable[InstanceId]:
     return _NONE
 
 
+def _source_said(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.source_said(event)
+    return _NONE
+
+
 _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = {
     d.Added: _add,
     d.Folded: _fold,
@@ -340,5 +351,6 @@ _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = 
     d.Indexed: _index,
     d.Cached: _cached,
     d.Sourced: _sourced,
+    d.SourceSaid: _source_said,
 }
 """The handler of each event; it returns the instances that are lost by the event."""

@@ -25,10 +25,11 @@ import numpy as np
 from router.core.arrays import Floats, Ints, Mirror
 from router.predict.fitted import TOGETHER_S
 from router.predict.margins import FIRST_AIM, PROMPTLY, Margins
-from router.predict.reported_prompts import ReportedPrompts
+from router.predict.reported_prompts import ReportedPrompts, Seen
 from router.predict.source_delay import SourceDelay
 from router.predict.step_model import UNKNOWN, Make, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
+from router.predict.tries import Tries
 
 DUTY_S: Final = 5.0
 """The time over which prefill's share of an instance's time is averaged: the length of some answers of a 32B model, or
@@ -55,6 +56,10 @@ STEP_MS_MIN: Final = 0.01
 
 REBASE_S: Final = 100 * DUTY_S
 """The time after which `InflightLoad.recent` is scaled down again: by e^100, far below the largest float."""
+
+TOGETHER: Final = 0.5
+"""A prompt that waited while the one before was computed, and comes after that one within this share of what either
+takes, has ended with the same step."""
 
 _ONE_BY_ONE: Final = 64
 """More rows are read by a column."""
@@ -87,7 +92,8 @@ class InflightRequest:
     __slots__ = (
         "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_margin", "first_s", "limits",
         "margin", "mean_tokens", "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms",
-        "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "ttft_ms", "variance",
+        "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "tried",
+        "ttft_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -138,6 +144,8 @@ class InflightRequest:
         another reason, or has no target."""
         self.first_margin = 0.0
         """The same of its TTFT target; 0 again once its first token has come."""
+        self.tried = False
+        """It was let in as a try (`Tries`), and its first token has not come."""
         self.ttft_ms = 0.0
         """That target."""
         self.limits: tuple[LengthLimit, ...] = ()
@@ -152,7 +160,7 @@ class RowLoad:
     __slots__ = (
         "answer_context", "backlog", "beside", "decoding", "ends", "kv_free", "kv_mean", "kv_variance", "life",
         "limits", "observed_ms", "opens", "outlived", "plain_ms", "prompts", "pulls", "recent", "reported", "since",
-        "stalled", "step", "strictest", "targets",
+        "stalled", "step", "strictest", "targets", "timed_s",
     )  # fmt: skip
 
     def __init__(self, life: int = 0) -> None:
@@ -191,6 +199,8 @@ class RowLoad:
         self.plain_ms: float = 0.0
         self.observed_ms: float = 0.0
         """Of the prompts that ended last, together."""
+        self.timed_s: float = -math.inf
+        """When a prompt's time was seen last."""
         self.reported: Final = ReportedPrompts()
         self.limits: Final[tuple[list[float], list[float]]] = ([], [])
         self.outlived: Final[list[tuple[float, int, LengthLimit, InflightRequest]]] = []
@@ -211,6 +221,7 @@ class InflightLoad:
         self.margins: Final = Margins()
         self.first_margins: Final = Margins(PROMPTLY, FIRST_AIM)
         """Of TTFT targets."""
+        self.tries: Final = Tries()
         self.answers = 0
         """The number of all answers."""
         self.turn = 0
@@ -315,6 +326,7 @@ class InflightLoad:
         booking.prefill_row, booking.prefill_life, booking.prefill_ms = row, at.life, ms
         booking.plain_ms = ms / speed.prefill_factor
         booking.sent_s = now + speed.first / 1000.0
+        at.reported.sent(booking, booking.sent_s * 1000.0)
         if not at.prompts:
             at.since = booking.sent_s
             at.backlog = 0.0
@@ -336,10 +348,14 @@ class InflightLoad:
         at.ends = at.since * 1000.0 + at.backlog
         at.opens = at.ends - self.step_model.rows[row].first if at.prompts >= 2 else -math.inf
 
-    def prompt_over(self, booking: InflightRequest, now: float, *, done: bool) -> None:
-        """The request's prompt is computed, or will not be (`done` false)."""
+    def prompt_over(self, booking: InflightRequest, now: float, *, done: bool, presumed: bool = False) -> None:
+        """The request's prompt is computed, or will not be (`done` false). `presumed`: it counts as computed, although
+        no engine has said when.
+        """
         row, ms = booking.prefill_row, booking.prefill_ms
         booking.prefill_ms = 0.0
+        if row >= 0 and not presumed and self.rows[row].life == booking.prefill_life:
+            self._reported(row, self.rows[row].reported.left(booking))
         if ms <= 0:
             return
         at = self.rows[row]
@@ -349,18 +365,26 @@ class InflightLoad:
         at.prompts -= 1
         at.backlog = max(0.0, at.backlog - ms) if at.prompts else 0.0
         if done:
-            self._time_prompt(row, booking, now)
+            self._time_prompt(row, booking, ms, now)
             at.since = now
             if booking.seeded:
                 booking.first_s = now
             if booking.pull is not None and booking.decode_row >= 0:
                 self.rows[booking.decode_row].pulls.begin(booking.pull, now)
+        elif presumed:  # the next one began when this one was to end; it had ended before its front end told of it
+            at.since = min(now, max(at.since + ms / 1000.0, now - self.step_model.rows[row].lead / 1000.0))
         self._ends(row)
 
-    def _time_prompt(self, row: int, booking: InflightRequest, now: float) -> None:
-        """Learn from the time since the one before. Prompts of one step end together, and are one observation."""
+    def _time_prompt(self, row: int, booking: InflightRequest, ms: float, now: float) -> None:
+        """Learn from the time since the one before. Prompts of one step end together, and are one observation. Their
+        first tokens come one after the other, some milliseconds apart where a front end is busy.
+        """
         at = self.rows[row]
-        if now - at.since < TOGETHER_S:
+        at.timed_s = now
+        apart_s = now - at.since
+        if apart_s < TOGETHER_S or (
+            booking.sent_s < at.since and apart_s * 1000.0 < TOGETHER * min(at.observed_ms, ms)
+        ):
             at.plain_ms += booking.plain_ms
             return
         if at.plain_ms > 0:
@@ -389,12 +413,17 @@ class InflightLoad:
         row = booking.prefill_row
         if prompt_ms > 0 and booking.plain_ms > 0 and self.rows[row].life == booking.prefill_life:
             ended_ms = booking.sent_s * 1000.0 + max(first_ms, prompt_ms)
-            seen = self.rows[row].reported.add(self._plain_ms(booking, prompt_tokens), prompt_ms, ended_ms)
-            if seen is not None:
-                self.step_model.prompt_took(row, *seen)
+            self.rows[row].timed_s = now
+            plain_ms = self._plain_ms(booking, prompt_tokens)
+            self._reported(row, self.rows[row].reported.add(booking, plain_ms, prompt_ms, ended_ms))
         row = booking.decode_row
         if token_ms > 0 and row >= 0 and self.rows[row].life == booking.decode_life:
             self.step_model.steps_took(row, self._tpot_ms(row, now), token_ms, booking.sent_s, now)
+            self._restate(now)
+
+    def _reported(self, row: int, seen: list[Seen]) -> None:
+        for plain_ms, observed_ms in seen:
+            self.step_model.prompt_took(row, plain_ms, observed_ms)
 
     def _plain_ms(self, booking: InflightRequest, tokens: int) -> float:
         """What its prompt takes by the costs alone, now that its tokens are counted. The first estimates, from bytes,
@@ -530,6 +559,15 @@ class InflightLoad:
         predicted = (booking.began_tpot_ms + self._tpot_ms(row, now)) / 2
         token_ms = (now - booking.opened_s) * 1000.0 / (tokens - 1)
         self.step_model.steps_took(row, predicted, token_ms, booking.opened_s, now)
+        self._restate(now)
+
+    def _restate(self, now: float) -> None:
+        """A leg was timed: steps of its row, and of rows that follow it, have another factor."""
+        self.turn += 1
+        for row in self.step_model.restated():
+            self._outlive(row, now)
+            self._strictest(row)
+            self._steps(row)
 
     def _tpot_ms(self, row: int, now: float) -> float:
         return self.rows[row].step / max(1.0 - self.rows[row].recent * self.faded(now), IDLE_MIN)

@@ -94,3 +94,9 @@ class Margins:
         elif under <= self.of(target_ms) * math.exp(self.step * STEPS_AHEAD):
             level -= self.step * (1.0 - self._aim)
         self._levels[target_ms] = min(self.step * SAVED, max(self._lowest, level))
+
+    def widen(self, target_ms: float) -> None:
+        """A request that the margin would have refused was in time: so nothing under it would have missed, either."""
+        level = self._levels.get(target_ms, 0.0)
+        if level < 0.0:
+            self._levels[target_ms] = min(0.0, level + self.step)

@@ -9,7 +9,8 @@ ways:
 - it evicts as the engine does: for each instance the chunks used longest ago go first, once more was written than fits
   its KV cache. Answers and the ends of prompts take space, too, without a name;
 - P's `cached_tokens` correct it: a chunk that P did not have is dropped, with everything older, and the assumed
-  capacity shrinks; where P had more than expected, the capacity grows again. A new epoch drops everything;
+  capacity shrinks; where P had more than expected, the capacity grows again. An instance that is asked to give a
+  prompt's beginning to another one corrects what it was expected to have of it. A new epoch drops everything;
 - vLLM's KV events only ever remove entries: their block hashes are vLLM's own and name no text.
 
 An instance with tiers below its KV cache (`keeps`) holds a chunk until the last tier has dropped it, as its events say.
@@ -368,6 +369,24 @@ class PrefixCacheIndex:
         if held is not None:
             self._use(row, held, [name for name in chunks if name in held.entries], now)
 
+    def told(self, row: int, chunks: Sequence[int], each: float, tokens: int, now: float) -> None:
+        """The instance was asked what it has of a prompt, and has said: the first `tokens`; one chunk is `each` tokens.
+        What it has was used by that; what it was wrongly expected to have is dropped.
+        """
+        held = self._held.get(row)
+        if held is None or each <= 0:
+            return
+        had, expected = min(int((tokens + 0.5 * each) / each), len(chunks)), 0
+        while expected < len(chunks) and chunks[expected] in held.entries:
+            expected += 1
+        if had + (1 + expected // 8 if tokens else 0) < expected:  # as in `reported`
+            for name in chunks[had:]:
+                if held.upper:  # it may still be in a lower tier
+                    held.upper[0].names.pop(name, None)
+                elif name in held.entries:
+                    self._drop(row, held, name)
+        self.used(row, chunks[:had], now)
+
     def removed(self, row: int, tokens: int) -> None:
         """KV events: blocks of `tokens` tokens are gone. They do not say which: drop those used longest ago."""
         held = self._held.get(row)
@@ -449,17 +468,21 @@ class PrefixCacheIndex:
         Their names are read at once: finding a dict's first entry passes all places of those deleted before it, so
         reading it again and again took a full index 2 to 8 ms a prompt of 100 KB.
         """
-        entries, holders, others = held.entries, self._holders, ~(1 << row)
+        entries = held.entries
         for name in list(islice(entries, max(0, len(entries) - limit))):
-            del entries[name]
-            for tier in held.upper:
-                tier.names.pop(name, None)
-            if name >= 0:
-                left = holders[name] & others
-                if left:
-                    holders[name] = left
-                else:
-                    del holders[name]
+            self._drop(row, held, name)
+
+    def _drop(self, row: int, held: _Held, name: int) -> None:
+        """The instance does not hold this one any more."""
+        del held.entries[name]
+        for tier in held.upper:
+            tier.names.pop(name, None)
+        if name >= 0:
+            left = self._holders[name] & ~(1 << row)
+            if left:
+                self._holders[name] = left
+            else:
+                del self._holders[name]
 
     def _share_out(self) -> None:
         """Divide the index among instances by their stated capacity."""

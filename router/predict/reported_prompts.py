@@ -3,44 +3,126 @@
 Each prompt is reported with the whole time from the step that began it to the one that ended it. Prompts that were
 computed together are each reported with the time of all of them: taken one by one, eight prompts that clients send at
 once make an engine look up to eight times slower than it is.
+
+Reports come when answers end, not when prompts do. So a step is learned from once all prompts are reported that may
+have been computed in it; if one of those never is, the step shows nothing.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from typing import Any, Final
+
+STEPS_MAX: Final = 32
+"""Steps that wait for reports at a time. More are left out: there are enough to learn from, and one long answer holds
+all later steps back."""
+
+LEFT_MAX: Final = 32
+"""The last prompts without a report that are remembered."""
+
+Seen = tuple[float, float]
+"""What the prompts of one step were to take by the costs alone, and what they took; milliseconds."""
+
+
+class _Step:
+    """The prompts that ended with one step, as far as they are reported."""
+
+    __slots__ = ("ended_ms", "plain_ms", "sent_ms", "took_ms", "whole")
+
+    def __init__(self, took_ms: float, ended_ms: float) -> None:
+        self.plain_ms: float = 0.0
+        self.took_ms: float = took_ms
+        """The longest of their reported times."""
+        self.ended_ms: Final = ended_ms
+        self.sent_ms: float = 0.0
+        """When the last of them was sent."""
+        self.whole = True
+        """All of them are reported, or may yet be."""
+
 
 class ReportedPrompts:
-    """Those of one instance, one step at a time."""
+    """Those of one instance, step by step."""
 
-    __slots__ = ("_ended_ms", "_observed_ms", "_plain_ms", "_took_ms")
+    __slots__ = ("_ended_ms", "_left_ms", "_left_out_ms", "_open", "_sent_ms", "_steps")
 
     def __init__(self) -> None:
-        self._plain_ms: float = 0.0
-        """Of the step that ended last: what its prompts take by the costs alone;"""
-        self._observed_ms: float = 0.0
-        """what they took;"""
-        self._took_ms: float = 0.0
-        """the longest of their reported times;"""
-        self._ended_ms: float = 0.0
-        """and when it ended."""
+        self._open: Final[dict[Any, float]] = {}
+        """Prompts that may still be reported, and when each was sent; the first one comes first."""
+        self._steps: Final[list[_Step]] = []
+        """Those not learned from yet, the one that ended first comes first."""
+        self._left_ms: Final[deque[float]] = deque(maxlen=LEFT_MAX)
+        """When prompts were sent that no report came of."""
+        self._sent_ms: float = -math.inf
+        """When the last prompt of all steps learned from was sent: prompts are computed in order, so none that was sent
+        before is in a later step;"""
+        self._ended_ms: float = -math.inf
+        """and when the last of these ended."""
+        self._left_out_ms: float = -math.inf
+        """When the last step ended that was left out."""
 
-    def add(self, plain_ms: float, took_ms: float, ended_ms: float) -> tuple[float, float] | None:
-        """One report. Gives what the step before it was to take and took, once it is certain that no other prompt
-        belongs to that one; else None.
+    def sent(self, prompt: object, sent_ms: float) -> None:
+        """A prompt goes to the instance."""
+        self._open[prompt] = sent_ms
+
+    def left(self, prompt: object) -> list[Seen]:
+        """No report will come of it: its engine has shown when it ended, or it was given up."""
+        sent_ms = self._open.pop(prompt, None)
+        if sent_ms is None:
+            return []
+        self._left_ms.append(sent_ms)
+        after_ms = self._sent_ms
+        for step in self._steps:
+            if after_ms < sent_ms < step.ended_ms:
+                step.whole = False
+            after_ms = max(after_ms, step.sent_ms)
+        return self._settled()
+
+    def add(self, prompt: object, plain_ms: float, took_ms: float, ended_ms: float) -> list[Seen]:
+        """One report. Returns what steps show of which all prompts are known now.
 
         Args:
+            prompt: as in `sent`.
             plain_ms: what the prompt takes by the costs alone.
             took_ms: what the engine says that it took.
             ended_ms: about when it ended: the engine's front end, and the way there, take a while that differs.
         """
-        apart_ms = ended_ms - self._ended_ms
-        if self._plain_ms and abs(apart_ms) < 0.5 * min(took_ms, self._took_ms):
-            self._plain_ms += plain_ms
-            self._took_ms = max(self._took_ms, took_ms)
-            self._observed_ms = max(self._observed_ms, took_ms)
+        sent_ms = self._open.pop(prompt, ended_ms - took_ms)
+        step = self._step(took_ms, ended_ms)
+        if step is not None:
+            step.plain_ms += plain_ms
+            step.took_ms = max(step.took_ms, took_ms)
+            step.sent_ms = max(step.sent_ms, sent_ms)
+        return self._settled()
+
+    def _step(self, took_ms: float, ended_ms: float) -> _Step | None:
+        """The step that a report tells of; None: it is left out."""
+        for step in self._steps:
+            if abs(ended_ms - step.ended_ms) < 0.5 * min(took_ms, step.took_ms):
+                return step
+        if len(self._steps) >= STEPS_MAX or ended_ms < self._ended_ms or ended_ms - took_ms < self._left_out_ms:
+            self._left_out_ms = max(self._left_out_ms, ended_ms)
             return None
-        if self._plain_ms and apart_ms < 0:
-            return None  # its answer was longer than that of a later prompt, whose time says what both took
-        seen = (self._plain_ms, self._observed_ms) if self._plain_ms else None
-        self._observed_ms = min(took_ms, apart_ms) if seen else took_ms
-        self._plain_ms, self._took_ms, self._ended_ms = plain_ms, took_ms, ended_ms
-        return seen
+        step, at, after_ms = _Step(took_ms, ended_ms), 0, self._sent_ms
+        for former in self._steps:
+            if former.ended_ms > ended_ms:
+                break
+            after_ms = max(after_ms, former.sent_ms)
+            at += 1
+        step.whole = not any(after_ms < sent_ms < ended_ms for sent_ms in self._left_ms)
+        self._steps.insert(at, step)
+        return step
+
+    def _settled(self) -> list[Seen]:
+        """What the first steps show, as long as no open prompt may have been in one."""
+        found: list[Seen] = []
+        while self._steps:
+            step = self._steps[0]
+            for sent_ms in self._open.values():
+                if self._sent_ms < sent_ms < step.ended_ms:
+                    return found
+            del self._steps[0]
+            if step.whole:
+                found.append((step.plain_ms, min(step.took_ms, step.ended_ms - self._ended_ms)))
+            self._ended_ms, self._sent_ms = step.ended_ms, max(self._sent_ms, step.sent_ms)
+        return found

@@ -3,7 +3,11 @@
 An engine that looks slow gets no legs, so nothing would ever show that it is as fast as the others by now: its first
 legs were timed while it started, or while other work took its CPU. An instance is believed for as many legs as it was
 timed itself. Once each of the others has had so many since its last one, it is taken to be like them, step by step,
-until a leg of its own says otherwise. So an instance that *is* slower is tried again in ever longer intervals.
+until a leg of its own says otherwise. So an instance that *is* slower is tried again in ever longer intervals. An
+instance that was never timed is like the others from their first leg on.
+
+Instances get work of different sizes: one computes short suffixes, another one whole prompts. So a make's level is a
+factor and a rest that does not grow with size, and an instance is compared with it at its own size.
 """
 
 from __future__ import annotations
@@ -26,12 +30,14 @@ NEARER: Final = 0.25
 class _Make:
     """The rows of one make."""
 
-    __slots__ = ("cursor", "legs", "level", "rows")
+    __slots__ = ("cursor", "legs", "level", "rest", "rows")
 
-    def __init__(self, rows: list[int], level: float, legs: int) -> None:
+    def __init__(self, rows: list[int], level: float, rest: float, legs: int) -> None:
         self.rows: Final = rows
         self.level: float = level
         """The logarithm of their factor: a mean over the last legs, each with the factor of its instance."""
+        self.rest: float = rest
+        """What a leg takes besides; the same mean."""
         self.legs: int = legs
         self.cursor: int = 0
 
@@ -54,8 +60,8 @@ class Siblings:
             del self._makes[make]
         for make, found in rows.items():
             known = self._makes.get(make)
-            level, legs = (0.0, 0) if known is None else (known.level, known.legs)
-            self._makes[make] = _Make(list(found), level, legs)
+            level, rest, legs = (0.0, 0.0, 0) if known is None else (known.level, known.rest, known.legs)
+            self._makes[make] = _Make(list(found), level, rest, legs)
             for row in found:
                 self._make_of[row] = make
         for row in [each for each in self._idle if each not in self._make_of]:
@@ -65,16 +71,23 @@ class Siblings:
         """The row has another instance."""
         self._idle.pop(row, None)
 
-    def timed(self, row: int, level: float) -> int:
-        """A leg of this row was timed; `level`: the logarithm of the row's factor by now. Gives another row of its make
-        to look at (`strays`), one after the other; -1: there is none.
+    def timed(self, row: int, level: float, rest: float = 0.0) -> int:
+        """A leg of this row was timed. Gives another row of its make to look at, one after the other; -1: there is
+        none.
+
+        Args:
+            row: where it was.
+            level: the logarithm of the row's factor by now.
+            rest: what each of its legs takes besides.
         """
         self._idle[row] = 0
         make = self._makes.get(self._make_of.get(row, -1))
         if make is None or len(make.rows) < 2:
             return -1
         make.legs += 1
-        make.level += max(LEVEL_RATE, 1.0 / make.legs) * (level - make.level)
+        rate = max(LEVEL_RATE, 1.0 / make.legs)
+        make.level += rate * (level - make.level)
+        make.rest += rate * (rest - make.rest)
         other = make.rows[make.cursor % len(make.rows)]
         make.cursor += 1
         if other == row:
@@ -83,12 +96,28 @@ class Siblings:
         self._idle[other] = self._idle.get(other, 0) + 1
         return other
 
-    def strays(self, row: int, level: float, legs: float) -> float:
-        """By what to multiply the row's factor, whose logarithm is `level`, after so many legs of its own; 1: it is
-        believed as it is.
+    def legs(self, row: int) -> float:
+        """How many legs of each instance of the row's make were timed, on average."""
+        make = self._makes.get(self._make_of.get(row, -1))
+        return 0.0 if make is None else make.legs / len(make.rows)
+
+    def others(self, row: int) -> tuple[float, float] | None:
+        """The factor and the rest of the row's make; None: no leg was timed."""
+        make = self._makes.get(self._make_of.get(row, -1))
+        return None if make is None or not make.legs else (math.exp(make.level), make.rest)
+
+    def strays(self, row: int, level: float, legs: float, size: float = 0.0) -> float:
+        """By what to multiply the row's factor; 1: it is believed as it is.
+
+        Args:
+            row: whose.
+            level: the logarithm of what its legs take, over their size.
+            legs: how many of its own were timed.
+            size: of its own legs; 0: there is no rest.
         """
         believed = min(BELIEVED_MAX, max(BELIEVED_MIN, legs))
         make = self._makes.get(self._make_of.get(row, -1))
         if make is None or self._idle.get(row, 0) <= believed:
             return 1.0
-        return math.exp(NEARER * (make.level - level))
+        others = math.log(math.exp(make.level) + make.rest / size) if size > 0 else make.level
+        return math.exp(NEARER * (others - level))

@@ -31,7 +31,8 @@ OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0
 """How far legs may move a prediction either way: with known costs, and without (from a tiny model on a fast GPU to a
 large one on a CPU)."""
 OFF_LEARNED, ENOUGH = 8.0, 50
-"""The same for known costs once so many legs were timed: then the costs are of another engine. With costs 0.4 times
+"""The same for known costs once so many legs were timed, there or at each instance of its make on average: then the
+costs are of another engine. With costs 0.4 times
 the real ones the bound of 2 kept predictions a fifth too short for ever, and admission let in what it could not keep.
 """
 FACTOR_RATE = 0.05
@@ -176,6 +177,13 @@ class StepModel:
         self._prompts_lately, self._steps_lately = (1.0, 0.0), 1.0
         """What was learned last of a row without costs: its prompts' factor and overhead, its steps' factor."""
         self._prompts_of, self._steps_of = Siblings(), Siblings()
+        self._restated: Final[set[int]] = set()
+
+    def restated(self) -> list[int]:
+        """Rows whose decode steps have another factor since this was asked last. A leg may teach of other rows, too."""
+        rows = sorted(self._restated)
+        self._restated.clear()
+        return rows
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""
@@ -207,6 +215,7 @@ class StepModel:
         cost = at.make.decode
         at.decode_factor, at.request, at.context = factor, cost.request_ms * factor, cost.context_ms * factor
         at.floor = cost.requests_ms(0) * factor
+        self._restated.add(row)
         self._mirror.changed(row)
 
     def know(self, row: int, make: Make) -> None:
@@ -342,33 +351,36 @@ class StepModel:
             at.prompts.times(at.prompts_shift.times, CONFIRMED)
         at.prompts.add(plain_ms, observed_ms)
         self._take_fit(row)
-        rest = at.overhead
-        other = self._prompts_of.timed(row, self._prompts_level(row))
-        if other >= 0 and self.rows[other].prompts.count:
+        other = self._prompts_of.timed(row, math.log(at.prefill_factor), at.overhead)
+        if other >= 0:
             self._follow_prompts(other)
-        if at.make is UNKNOWN and at.prompts.count <= SURE:
+        if at.make is UNKNOWN:
             self._untimed_prompts.discard(row)
-            self._prompts_lately = at.prefill_factor, rest
-            for other in sorted(self._untimed_prompts):
-                self._take_prompts(other, *self._prompts_lately)
+            if at.prompts.count <= SURE:
+                self._prompts_lately = at.prefill_factor, at.overhead
+                for other in sorted(self._untimed_prompts):
+                    self._take_prompts(other, *self._prompts_lately)
+            else:
+                self._prompts_lately = self._prompts_of.others(row) or self._prompts_lately
 
     def _take_fit(self, row: int) -> None:
         """Predict prompts there by what is fitted."""
         at = self.rows[row]
         slope, rest = at.prompts.fit()
-        bound = _off_max(at.make, at.prompts.count)
+        bound = _off_max(at.make, max(at.prompts.count, self._prompts_of.legs(row)))
         self._take_prompts(row, min(bound, max(1 / bound, slope)), rest)
-
-    def _prompts_level(self, row: int) -> float:
-        """The logarithm of how many times longer than its costs say a prompt of the usual size takes there."""
-        at = self.rows[row]
-        plain_ms = at.prompts.plain
-        return math.log(at.prefill_factor + at.overhead / plain_ms) if plain_ms > 0 else math.log(at.prefill_factor)
 
     def _follow_prompts(self, row: int) -> None:
         """Perhaps too long without prompts: what was seen counts as if it had been like what others see."""
         at = self.rows[row]
-        times = self._prompts_of.strays(row, self._prompts_level(row), at.prompts.count)
+        others = self._prompts_of.others(row)
+        if not at.prompts.count:
+            if others is not None:
+                self._take_prompts(row, *others)
+            return
+        plain_ms = at.prompts.plain
+        level = math.log(at.prefill_factor + at.overhead / plain_ms) if plain_ms > 0 else math.log(at.prefill_factor)
+        times = self._prompts_of.strays(row, level, at.prompts.count, plain_ms)
         if times != 1.0:
             at.prompts.times(times, FEW)
             self._take_fit(row)
@@ -376,10 +388,15 @@ class StepModel:
     def _follow_steps(self, row: int) -> None:
         """As `_follow_prompts`."""
         at = self.rows[row]
+        others = self._steps_of.others(row)
+        if not at.steps_seen:
+            if others is not None:
+                self._take_steps(row, others[0])
+            return
         times = self._steps_of.strays(row, math.log(at.decode_factor), at.steps_seen)
         if times != 1.0:
             at.steps_since = min(at.steps_since, FEW)
-            bound = _off_max(at.make, at.steps_seen)
+            bound = _off_max(at.make, max(at.steps_seen, self._steps_of.legs(row)))
             self._take_steps(row, min(bound, max(1 / bound, at.decode_factor * times)))
 
     def steps_took(
@@ -407,16 +424,19 @@ class StepModel:
             off = min(CLIP, max(-CLIP, off))
         at.steps_since += 1
         factor = at.decode_factor * math.exp(rate * off)
-        bound = _off_max(at.make, seen)
+        bound = _off_max(at.make, max(seen, self._steps_of.legs(row)))
         self._take_steps(row, min(bound, max(1 / bound, factor)))
         other = self._steps_of.timed(row, math.log(at.decode_factor))
-        if other >= 0 and self.rows[other].steps_seen:
+        if other >= 0:
             self._follow_steps(other)
-        if at.make is UNKNOWN and seen < SURE:
+        if at.make is UNKNOWN:
             self._untimed_steps.discard(row)
-            self._steps_lately = at.decode_factor
-            for other in sorted(self._untimed_steps):
-                self._take_steps(other, self._steps_lately)
+            if seen < SURE:
+                self._steps_lately = at.decode_factor
+                for other in sorted(self._untimed_steps):
+                    self._take_steps(other, self._steps_lately)
+            else:
+                self._steps_lately = (self._steps_of.others(row) or (self._steps_lately, 0.0))[0]
 
 
 def _off_max(make: Make, legs: float) -> float:

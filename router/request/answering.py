@@ -31,7 +31,7 @@ class Answering:
 
     __slots__ = (
         "_in_one_piece", "_outgoing", "_parts", "_reply", "_request", "_resumable", "_scheduled", "_trace",
-        "_words", "leg", "relayed", "way",
+        "_words", "leg", "paused", "relayed", "way",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,8 @@ class Answering:
         self._trace: Final = trace
         self._resumable: Final = resumable
         self.leg: AnswerLeg | None = None
+        self.paused = False
+        """Its client once read more slowly than its engine wrote: its times say nothing about the engine."""
         self.way = "whole"
         """The label in metrics: by hand-over, or aggregated ("whole")."""
         self.relayed = False
@@ -94,7 +96,8 @@ class Answering:
         if effect.source is None or pulls:
             send(transfer)
             return None
-        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, attempt, send_with)
+        wanted = self._scheduled.context.wanted
+        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, wanted, attempt, send_with)
         leg.source = sourcing
         sourcing.begin()
         return None
@@ -241,13 +244,14 @@ class Answering:
             leg.http.limit_silence(self._parts.limits.stall_s * j.TURN)
         if leg.http is not None:
             leg.http.chunk = self._reply.pass_on
-        if leg.http is not None and self._reply.outlet.full:
-            leg.http.pause()
+        if self._reply.outlet.full:
+            self.pause()
         return self._reply.relay(leg.content_type, leg.cache_control) or self._reply.feed(leg.pieces)
 
     def pause(self) -> None:
         """Stop reading from the engine: the client reads too slowly (backpressure)."""
         if self.leg is not None and self.leg.http is not None:
+            self.paused = True
             self.leg.http.pause()
 
     def resume(self) -> None:
@@ -262,7 +266,8 @@ class Answering:
         if leg is not None:
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
-        self.presume_no_more()
+        if self._in_one_piece is not None:
+            self._in_one_piece.leg_closed()
         self._scheduled.occupy(None)
 
     def _forget_answer(self) -> None:
@@ -270,7 +275,7 @@ class Answering:
             self._in_one_piece.arrived = None
 
     def presume_no_more(self) -> None:
-        """The prompt is known to be computed, or the leg is over."""
+        """The prompt is known to be computed, or the request is over."""
         if self._in_one_piece is not None:
             self._in_one_piece.presume_no_more()
 

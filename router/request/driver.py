@@ -353,7 +353,8 @@ class RequestDriver(LegOwner):
         cut_off = reply.cut_off or not complete
         here = None if self._scheduled.resumed else tokens
         now = time.monotonic()
-        self._scheduled.finish(now, here, answering.engine_said(here), cut_off=cut_off, complete=complete)
+        told_ms = answering.engine_said(here)
+        self._scheduled.finish(now, here, told_ms, cut_off=cut_off, complete=complete, paused=answering.paused)
         self._forget()
         outcome = SHED if self._shed else effect.outcome
         parts.meters.ended(self._request.path, answering.way, outcome, now - self._request.arrived)

@@ -28,7 +28,7 @@ class AnswerInOnePiece:
         self.arrived: tuple[Answer, EngineTold] | None = None
         """The whole answer."""
         self._presumed: asyncio.TimerHandle | None = None
-        """The timer at which its prompt counts as computed."""
+        """The timer at which its prompt counts as computed, kept once it has passed: the leg computes the prompt."""
 
     def read(self, answer: Answer) -> str | None:
         """Keep the answer of a leg with status 200, or return why it is none."""
@@ -46,9 +46,14 @@ class AnswerInOnePiece:
             self._presumed = self._parts.engines.loop.call_later(max(0.0, left_s), self._scheduled.prompt_presumed)
 
     def presume_no_more(self) -> None:
-        """The prompt is known to be computed, or the leg is over."""
+        """The prompt is known to be computed."""
         if self._presumed is not None:
             self._presumed.cancel()
+
+    def leg_closed(self) -> None:
+        """The leg is over without an answer for the client: another one may find the prompt computed elsewhere."""
+        self.presume_no_more()
+        self._presumed = None
 
     def engine_said(self, tokens: int | None) -> d.EngineMs | None:
         """The engine's times: that of the prompt if the same engine computed it."""

@@ -84,7 +84,8 @@ class Prefilling:
                 target.url, self._request.path, headers, body, leg, once=held is not None
             )
 
-        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, attempt, send)
+        wanted = self._scheduled.context.wanted
+        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, wanted, attempt, send)
         leg.source = sourcing
         sourcing.begin()
 

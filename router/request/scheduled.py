@@ -111,13 +111,14 @@ class ScheduledRequest:
 
     def prompt_presumed(self) -> None:
         """Its prompt counts as computed: the predicted time has passed, and its engine will not report it."""
-        self._prompt_over(done=False, cached_tokens=None)
+        self._prompt_over(done=False, cached_tokens=None, presumed=True)
         self._look_for_room()
 
-    def _prompt_over(self, *, done: bool, cached_tokens: int | None) -> None:
+    def _prompt_over(self, *, done: bool, cached_tokens: int | None, presumed: bool = False) -> None:
         if self._parts.scheduler.remembers:
             now = time.monotonic()
-            self._parts.dispatch.scheduling.handle(d.PromptOver(self.context, now, done, cached_tokens), now)
+            over = d.PromptOver(self.context, now, done, cached_tokens, presumed)
+            self._parts.dispatch.scheduling.handle(over, now)
 
     def _look_for_room(self) -> None:
         """A prompt is computed: if more than credits limits admission, there may be room."""
@@ -161,9 +162,11 @@ class ScheduledRequest:
         *,
         cut_off: bool,
         complete: bool,
+        paused: bool,
     ) -> None:
         """The request is over. See `Scheduler.finish`."""
-        self._parts.dispatch.tell(d.Finished(self.context, now, tokens, cut_off, engine_ms, complete), now)
+        finished = d.Finished(self.context, now, tokens, cut_off, engine_ms, complete, paused)
+        self._parts.dispatch.tell(finished, now)
         self._at_scheduler = False
 
     def leave(self) -> None:

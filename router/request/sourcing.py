@@ -16,6 +16,7 @@ from cluster import wire
 from cluster.request import Request
 from router.core import journey as j
 from router.core.engine_answers import object_in
+from router.core.values import Wanted
 from router.fleet import events as d
 from router.http.upstream import Answer, EngineLost
 from router.request.legs import AwaitedSource, LegOwner
@@ -31,7 +32,7 @@ class Sourcing(AwaitedSource):
 
     __slots__ = (
         "_attempt", "_began", "_held", "_outgoing", "_over", "_owner", "_parts", "_request", "_send", "_timer",
-        "source",
+        "_wanted", "source",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +42,7 @@ class Sourcing(AwaitedSource):
         outgoing: Outgoing,
         owner: LegOwner,
         source: j.PrefixSource,
+        wanted: Wanted,
         attempt: int,
         send: Callable[[wire.TransferFields | None], None],
     ) -> None:
@@ -51,6 +53,7 @@ class Sourcing(AwaitedSource):
         self._outgoing: Final = outgoing
         self._owner: Final = owner
         self.source: Final = source
+        self._wanted: Final = wanted
         self._attempt: Final = attempt
         self._send: Final = send
         self._timer: asyncio.TimerHandle | None = None
@@ -112,8 +115,15 @@ class Sourcing(AwaitedSource):
         held = wire.read_transfer(fields)
         if held is not None and not held.is_from_cache:
             self._give_up()  # an engine that does not know source legs has computed the prompt
-            held = None
+            return None, "nothing"
+        self._tell_cached(0 if held is None else held.tokens)
         return held, "nothing" if held is None else "held"
+
+    def _tell_cached(self, tokens: int) -> None:
+        """The prefix-cache index knows now what the source has of the prompt."""
+        wanted, now = self._wanted, time.monotonic()
+        told = d.SourceSaid(self.source.instance, wanted.prefix, wanted.prefix_block_tokens, tokens, now)
+        self._parts.dispatch.fleet.handle(told, now)
 
     def _tell_time(self) -> None:
         """It has answered, or is late: the next price of a source knows how late."""

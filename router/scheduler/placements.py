@@ -44,8 +44,8 @@ class Placements:
         self._fleet: Final = fleet
         self.lengths: Final = Predictor()
 
-    def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen) -> Prices:
-        """The policy has found a place. Returns the predicted prices there."""
+    def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen, *, tried: bool = False) -> Prices:
+        """The policy has found a place. Returns the predicted prices there. `tried`: the request is a try (`Tries`)."""
         fleet, inflight = self._fleet, self._fleet.inflight
         assert chosen.decode is not None
         prices = prices_of(fleet, wanted)
@@ -64,20 +64,20 @@ class Placements:
         if wanted.sheds:
             booking.margin = prices.margin_at(answer_row)
             # A request that an instance has failed says nothing of the margin by which it was let in.
-            counts = prices.ttft_ms and not wanted.excluded
+            counts = prices.ttft_ms and not wanted.excluded and not tried
             booking.first_margin = inflight.first_margins.of(prices.ttft_ms) if counts else 0.0
-            booking.ttft_ms = prices.ttft_ms
+            booking.ttft_ms, booking.tried = prices.ttft_ms, tried
+            if prices.ttft_ms:
+                inflight.tries.let_in(prices.ttft_ms, wanted.now, tried=tried)
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
         inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
         expected.pulls_beginning = chosen.source is not None
         if chosen.source is not None:
             booking.plain_ms = 0.0
-            if fleet.prefixes is not None:
-                fleet.prefixes.used(fleet.by_id[chosen.source.instance].row, wanted.prefix, wanted.now)
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
             booking.seeded = not prices.waits(answer_row)
-            if prices.learns(answer_row):
+            if wanted.streamed and prices.learns(answer_row):  # of others no pull is seen to end
                 booking.pull = ExpectedTransfer(
                     told_ms=prices.told_ms(prompt_row, answer_row),
                     moving_ms=prices.moving_ms(prompt_row, answer_row),
@@ -95,12 +95,19 @@ class Placements:
         return prices
 
     def prompt_over(
-        self, expected: Placement, wanted: Wanted, now: float, *, done: bool, cached_tokens: int | None = None
+        self,
+        expected: Placement,
+        wanted: Wanted,
+        now: float,
+        *,
+        done: bool,
+        presumed: bool = False,
+        cached_tokens: int | None = None,
     ) -> None:
-        """The request's prompt is computed, or will not be."""
+        """The request's prompt is computed, or will not be, or counts as computed (`presumed`)."""
         if expected.booking is None:
             return
-        self._fleet.inflight.prompt_over(expected.booking, now, done=done)
+        self._fleet.inflight.prompt_over(expected.booking, now, done=done, presumed=presumed)
         self._first_came(expected.booking, wanted)
         prefixes, sent, expected.sent = self._fleet.prefixes, expected.sent, []
         if not done or prefixes is None or not wanted.prefix_block_tokens:
@@ -124,10 +131,15 @@ class Placements:
 
     def _first_came(self, booking: InflightRequest, wanted: Wanted) -> None:
         """Whether its first token was in time, for the margin by which it was let in; once it has come."""
-        if booking.first_margin and booking.first_s >= 0 and wanted.arrived:
-            observed_ms = (booking.first_s - wanted.arrived) * 1000.0
-            self._fleet.inflight.first_margins.ended(booking.ttft_ms, booking.first_margin, observed_ms)
-            booking.first_margin = 0.0
+        if not (booking.first_margin or booking.tried) or booking.first_s < 0 or not wanted.arrived:
+            return
+        inflight, observed_ms = self._fleet.inflight, (booking.first_s - wanted.arrived) * 1000.0
+        if booking.first_margin:
+            inflight.first_margins.ended(booking.ttft_ms, booking.first_margin, observed_ms)
+        elif observed_ms <= booking.ttft_ms:
+            inflight.tries.in_time(booking.ttft_ms)
+            inflight.first_margins.widen(booking.ttft_ms)
+        booking.first_margin, booking.tried = 0.0, False
 
     def ended(
         self,
@@ -139,6 +151,7 @@ class Placements:
         cut_off: bool = False,
         engine_ms: d.EngineMs | None = None,
         complete: bool = True,
+        paused: bool = False,
     ) -> None:
         """The request is over, after `tokens` tokens; None: they were not counted. The other arguments: see
         `Scheduler.finish`.
@@ -149,13 +162,15 @@ class Placements:
                 self._fleet.inflight.told(
                     booking, now, engine_ms.prompt, engine_ms.token, engine_ms.first, wanted.prompt_tokens
                 )
-            if booking.margin and tokens and complete:
+            if booking.margin and tokens and complete and not paused:
                 self._promised(booking, now, tokens, engine_ms)
+            if tokens and complete:  # sooner than predicted, if it is in one piece
+                self._fleet.inflight.prompt_over(booking, now, done=False, presumed=True)
             row = booking.decode_row
             if row >= 0 and self._fleet.prefixes is not None:
                 self._fleet.prefixes.used(row, wanted.prefix, now)
                 self._fleet.prefixes.wrote(row, tokens or 0, now)
-            self._fleet.inflight.answer_over(booking, now, tokens or 0)
+            self._fleet.inflight.answer_over(booking, now, 0 if paused else tokens or 0)
         if expected.lengths is not None and tokens:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
         self.let_go(expected, now)

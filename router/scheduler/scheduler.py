@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from cluster.ids import InstanceId
+from router.core.arrays import Ints
 from router.core.early_leg import early_in_s
 from router.core.journey import Choose, Chosen, Lost
 from router.core.values import NO_PROMISE, Promise, Wanted
@@ -24,6 +25,7 @@ from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
 from router.predict.margins import PROMPTLY
 from router.predict.step_model import ASSUMED
+from router.predict.tries import TRY_S
 from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 from router.scheduler.placements import Placement, Placements
@@ -39,6 +41,9 @@ chapter 21)."""
 SECOND_LEGS_SAVED = 10.0
 """The number of second legs that may be sent at once: one P that hangs has about as many legs of one router."""
 
+TRIED_ROWS: Final = 64
+"""In a larger fleet, the first rows stand for all when a try is looked for."""
+
 HANDSHAKE_S = 0.5
 """The time of a first handshake between two engines, with margin (0.1 to 0.3 s on loopback)."""
 
@@ -53,7 +58,8 @@ class SchedulingContext:
 
     __slots__ = (
         "aggregated", "ahead", "begun", "decode", "degraded", "ended", "entered", "expected", "foretold", "lane",
-        "late", "prefill", "promise", "tpot_ms", "ttft_ms", "wanted",
+        "late", "prefill", "promise", "tpot_ms", "tried", "ttft_ms",
+        "wanted",
     )  # fmt: skip
 
     def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
@@ -69,6 +75,8 @@ class SchedulingContext:
         """The number of this router's ended legs there when that was counted."""
         self.late = False
         """The request is expected to miss its TTFT target."""
+        self.tried = False
+        """It is, and is let in as a try (`router.predict.tries`)."""
         self.lane = -1
         """The row whose lane for late prompts it uses."""
         self.expected = Placement()
@@ -165,6 +173,7 @@ class Scheduler:
         self._now = max(self._now, now)
         former, booking = context.decode, context.expected.booking
         context.begun = context.begun or (booking is not None and booking.first_s >= 0)
+        context.tried = False
         calls = self.occupy(context, None) if effect.second else self._leave_place(context, now)
         wanted = self._judged(context, self._asks(context, effect, now))
         if context.late and context.promise.sheds:
@@ -184,7 +193,7 @@ class Scheduler:
         if chosen.wait:
             return chosen, calls + self._stand_in_line(context, wanted)
         first = not (effect.second or effect.excluded)  # else it has been let in
-        if first and wanted.sheds and self._breaks(wanted, chosen):
+        if first and wanted.sheds and self._breaks(context, wanted, chosen):
             self._cannot(context)
             return self._shed(wanted), calls + self.line.leave(context, placed=False)
         calls += self.line.leave(context, placed=chosen.decode is not None)
@@ -250,27 +259,56 @@ class Scheduler:
         """Mark whether it can still have its first token in time, on the best instance and without other prompts."""
         if self.saturation is None or context.late or not wanted.ttft_ms:
             return wanted
-        found, sure = self.view.all().ready_for(wanted), self.view.all().inflight.step_model.sure
-        rows = found.any if sure(found.any) else found.prefills  # rows that only decode have timed no prompt
-        if not len(rows) or not sure(rows):
+        rows = self._timed(wanted)
+        if not len(rows) or not self.view.all().inflight.step_model.sure(rows):
             return wanted
         prices = prices_of(self.view.all(), wanted)
         if prices.least_alone_ms(rows) <= wanted.ttft_ms:
             return wanted
+        if wanted.sheds and self._may_try(wanted, rows):
+            context.tried = True
+            return wanted
         self._cannot(context)
         return replace(wanted, ttft_ms=context.promise.ttft_ms, tpot_ms=context.promise.tpot_ms, late=context.late)
 
-    def _breaks(self, wanted: Wanted, chosen: Chosen) -> bool:
-        """Whether its first token would be late where the policy would send it, by the margin that is learned for it.
-        What a hand-over adds is known here. Assumed speeds refuse nothing.
+    def _timed(self, wanted: Wanted) -> Ints:
+        """The rows that may compute its prompt. Rows that only decode have timed none."""
+        found = self.view.all().ready_for(wanted)
+        return found.any if self.view.all().inflight.step_model.sure(found.any) else found.prefills
+
+    def _may_try(self, wanted: Wanted, rows: Ints) -> bool:
+        """Whether a request that cannot be in time on any of these rows is let in as a try: they are idle, no prompt
+        was timed there of late, and it could be in time if they were as quick as their costs say.
         """
-        if self.saturation is None or chosen.decode is None or not wanted.ttft_ms:
+        inflight, late_s = self.view.all().inflight, wanted.now - TRY_S
+        if not inflight.tries.due(wanted.ttft_ms, wanted.now):
+            return False
+        among: list[int] = rows.tolist()
+        if any(inflight.rows[row].prompts or inflight.rows[row].timed_s > late_s for row in among):
+            return False
+        prices, speeds, plain_ms = prices_of(self.view.all(), wanted), inflight.step_model.rows, math.inf
+        for row in among[:TRIED_ROWS]:
+            plain_ms = min(plain_ms, prices.prompt_at(row) / speeds[row].prefill_factor + speeds[row].first)
+        return plain_ms + prices.waited_ms <= PROMPTLY * wanted.ttft_ms
+
+    def _breaks(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen) -> bool:
+        """Whether its first token would be late where the policy would send it, by the margin that is learned for it.
+        What a hand-over adds is known here. Assumed speeds refuse nothing, and tries are not refused.
+        """
+        if self.saturation is None or chosen.decode is None or not wanted.ttft_ms or context.tried:
             return False
         inflight = self.view.all().inflight
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
         first_ms = prices_of(self.view.all(), wanted).first_ms(row, answer_row)
         late = first_ms > inflight.first_margins.limit_ms(wanted.ttft_ms)
-        return late and inflight.step_model.known(row, answer_row) != ASSUMED
+        if not late or inflight.step_model.known(row, answer_row) == ASSUMED:
+            return False
+        if first_ms <= PROMPTLY * wanted.ttft_ms:  # the margin alone refuses it
+            due = inflight.tries.due(wanted.ttft_ms, wanted.now)
+            context.tried = due and not inflight.rows[row].prompts
+        else:
+            context.tried = self._may_try(wanted, self._timed(wanted))
+        return not context.tried
 
     def _cannot(self, context: SchedulingContext) -> None:
         """The request's promise cannot be kept: it gets its class's second one, or is late."""
@@ -315,7 +353,7 @@ class Scheduler:
     def _take_place(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen) -> None:
         if self.placements is None:
             return
-        prices = self.placements.placed(context.expected, wanted, chosen)
+        prices = self.placements.placed(context.expected, wanted, chosen, tried=context.tried)
         assert chosen.decode is not None
         row, answer_row = (self.view.get(name).row for name in (chosen.prefill or chosen.decode, chosen.decode))
         context.ttft_ms, context.tpot_ms = prices.first_ms(row, answer_row), prices.tpot_at(answer_row)
@@ -342,12 +380,27 @@ class Scheduler:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def prompt_over(
-        self, context: SchedulingContext, now: float, *, done: bool, cached_tokens: int | None = None
+        self,
+        context: SchedulingContext,
+        now: float,
+        *,
+        done: bool,
+        presumed: bool = False,
+        cached_tokens: int | None = None,
     ) -> None:
-        """The request's prompt is computed, with `cached_tokens` from the prefix cache (`done`), or will not be."""
+        """The request's prompt is computed, with `cached_tokens` from the prefix cache (`done`), or will not be, or
+        counts as computed as its predicted time has passed (`presumed`).
+        """
         self._now = max(self._now, now)
         if self.placements is not None:
-            self.placements.prompt_over(context.expected, context.wanted, now, done=done, cached_tokens=cached_tokens)
+            self.placements.prompt_over(
+                context.expected,
+                context.wanted,
+                now,
+                done=done,
+                presumed=presumed,
+                cached_tokens=cached_tokens,
+            )
         self._leave_lane(context)
         if self.guard is not None and context.foretold is not None and done:
             self.guard.computed(context.foretold, now)
@@ -375,6 +428,7 @@ class Scheduler:
         cut_off: bool = False,
         engine_ms: d.EngineMs | None = None,
         complete: bool = True,
+        paused: bool = False,
     ) -> Calls:
         """The request is over, after `tokens` tokens; None: they were not counted.
 
@@ -386,7 +440,8 @@ class Scheduler:
                 lower bound then.
             engine_ms: if the router could not see it, the engine's own times for the prompt and for each token after
                 the first; 0 for a missing one.
-            complete: the answer came to its end, be it at its limit. Its times count then.
+            complete: the answer came to its end, be it at its limit. Its times count then,
+            paused: unless its client read so slowly that its engine was not read from for a while.
         """
         self._now = max(self._now, now)
         if self.placements is not None:
@@ -398,13 +453,15 @@ class Scheduler:
                 cut_off=cut_off,
                 engine_ms=engine_ms,
                 complete=complete,
+                paused=paused,
             )
         self._leave_lane(context)
         if (
             self.guard is not None and context.foretold is not None
         ):  # its beginning was not seen: it is in one piece, or has not begun
-            if tokens and complete:
-                self.guard.came(context.foretold, context.foretold.began_s(now, tokens))
+            if tokens and complete and engine_ms is not None and engine_ms.token > 0:
+                began_s = context.foretold.began_s(now, tokens, engine_ms.token)
+                self.guard.came(context.foretold, began_s)
             self.guard.gone(context.foretold)
             context.foretold = None
         return self.occupy(context, None) + self.line.leave(context, placed=False)
@@ -531,7 +588,13 @@ def _shared(scheduler: Scheduler, event: Any) -> Any:
 
 
 def _prompt_over(scheduler: Scheduler, event: Any) -> Any:
-    scheduler.prompt_over(event.context, event.now, done=event.done, cached_tokens=event.cached_tokens)
+    scheduler.prompt_over(
+        event.context,
+        event.now,
+        done=event.done,
+        presumed=event.presumed,
+        cached_tokens=event.cached_tokens,
+    )
     return ()
 
 
@@ -548,6 +611,7 @@ def _finished(scheduler: Scheduler, event: Any) -> Any:
         cut_off=event.cut_off,
         engine_ms=event.engine_ms,
         complete=event.complete,
+        paused=event.paused,
     )
 
 

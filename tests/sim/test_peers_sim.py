@@ -126,7 +126,7 @@ def test_without_faults_all_is_served_and_beginnings_are_pulled() -> None:
 # --- what it gives ----------------------------------------------------------------------------------------------------
 
 
-def talk_on(*, peers: bool, log: DecisionLog | None = None) -> tuple[Result, int]:
+def talk_on(*, peers: bool, log: DecisionLog | None = None, others: int = 40) -> tuple[Result, int]:
     """Long new turns. Both prefill instances have lost what they had; decode instances have it, and other answers.
 
     Returns the run, and the number of choices with a source.
@@ -137,19 +137,25 @@ def talk_on(*, peers: bool, log: DecisionLog | None = None) -> tuple[Result, int
         Faults(world, [Fault(at_s=5.0, kind="kill", instance=InstanceId(name))], 0)
     asked = asked_of(world)
     talks = conversations(16, 2, gap_s=10.0, first=4096, more=1024, answer=100, block=256)
-    others = [Arrival(at_s=8.0 + 0.01 * at, input_tokens=100, output_tokens=1500) for at in range(40)]
-    return world.run(sorted([*talks, *others], key=lambda each: each.at_s)), len(asked)
+    answers = [Arrival(at_s=8.0 + 0.01 * at, input_tokens=100, output_tokens=1500) for at in range(others)]
+    return world.run(sorted([*talks, *answers], key=lambda each: each.at_s)), len(asked)
 
 
 def test_the_next_turn_where_decode_has_its_beginning_and_other_answers() -> None:
-    """0.22 s without, 0.12 s with: the default policy, told no costs."""
-    (plain, none), (peers, asked) = talk_on(peers=False), talk_on(peers=True)
-    ttft_s = [float(np.median(each.latency_s("ttft")[each.columns["at_ns"] > 9.99e9])) for each in (plain, peers)]
-    print(f"first tokens of next turns: {ttft_s[0]:.3f} s, with peers {ttft_s[1]:.3f} s; {asked} sources asked")
-    assert none == 0 and asked >= 4
-    assert ttft_s[1] <= 0.75 * ttft_s[0], ttft_s
-    tpot_s = [float(np.nanmean(each.latency_s("tpot")[each.columns["at_ns"] > 7.9e9])) for each in (plain, peers)]
-    assert tpot_s[1] <= 1.02 * tpot_s[0], f"others' answers pay nothing for it: {tpot_s}"
+    """0.22 s without, 0.14 s with: the default policy, told no costs. Of several runs, as one choice decides the next
+    ones: single runs take 0.12 to 0.17 s.
+    """
+    medians_s = []
+    for others in (40, 60):
+        (plain, none), (peers, asked) = talk_on(peers=False, others=others), talk_on(peers=True, others=others)
+        both = plain, peers
+        medians_s.append([np.median(each.latency_s("ttft")[each.columns["at_ns"] > 9.99e9]) for each in both])
+        assert none == 0 and asked >= 4
+        tpot_s = [float(np.nanmean(each.latency_s("tpot")[each.columns["at_ns"] > 7.9e9])) for each in both]
+        assert tpot_s[1] <= 1.02 * tpot_s[0], f"others' answers pay nothing for it: {tpot_s}"
+    ttft_s = np.mean(medians_s, axis=0)
+    print(f"first tokens of next turns: {ttft_s[0]:.3f} s, with peers {ttft_s[1]:.3f} s")
+    assert ttft_s[1] <= 0.75 * ttft_s[0], medians_s
 
 
 def test_the_choices_can_be_made_again_from_the_log() -> None:

@@ -13,16 +13,22 @@ import pytest
 from support.simulated import of_roles
 
 from cluster.instance import Role
+from costs.step import StepCost
 from engine.mock.settings import SimpleCosts
 from loadgen.arrival import Arrival
 from router.core.values import Promise
 from router.fleet.view import FleetView
+from router.predict.step_model import Make
 from sim.faults import Fault, Faults
 from sim.settings import SimSettings
 from sim.world import World
 
 SLOW_FROM_S, SLOW_S, SETTLES_S, END_S = 20.0, 25.0, 12.0, 75.0
 STEP_MS = 30.0
+STEP = StepCost(
+    floor_ms=0.0, start_ms=STEP_MS, token_ms=0.15, area_ms=0.0, decode_ms=STEP_MS, context_ms=0.0, request_ms=0.0
+)
+MAKE = Make(prefill=STEP, decode=STEP)
 
 
 @dataclass(frozen=True)
@@ -32,10 +38,11 @@ class Run:
     at_s: Any
     ttft_ms: Any
     tpot_ms: Any
+    served: Any
 
     def attained(self, promise: Promise, from_s: float) -> float:
         kept = (self.ttft_ms <= promise.ttft_ms) & (self.tpot_ms <= promise.tpot_ms)
-        return float(kept[self.at_s >= from_s].mean())
+        return float((kept & self.served)[self.at_s >= from_s].mean())
 
 
 def chats() -> list[Arrival]:
@@ -52,27 +59,36 @@ def chats() -> list[Arrival]:
     return made
 
 
-def run(promise: Promise, *, times: int = 1) -> Run:
+def alike() -> list[Arrival]:
+    """Prompts of one length, two a second, until long after the engines are well."""
+    return [
+        Arrival(at_s=0.5 * number, input_tokens=400, output_tokens=40, slo_class="chat")
+        for number in range(1, round(4 * END_S))
+    ]
+
+
+def run(promise: Promise, *, times: int = 1, arrivals: list[Arrival] | None = None, costs: Make | None = None) -> Run:
     """Two engines that serve all; `times` slower for `SLOW_S`."""
-    costs = SimpleCosts(step_ms=STEP_MS, prefill_ms_per_1k=150.0)
+    engines = SimpleCosts(step_ms=STEP_MS, prefill_ms_per_1k=150.0)
     settings = SimSettings(seeding=False, checks=False)
     world = World(
-        of_roles(Role.BOTH, Role.BOTH, costs=costs),
+        of_roles(Role.BOTH, Role.BOTH, costs=engines),
         settings,
-        view=FleetView(lambda _: None),
+        view=FleetView(lambda _: costs),
         promises={"chat": promise},
     )
     if times > 1:
         names = [each.name for each in world.instances]
         slow = [Fault(at_s=SLOW_FROM_S, kind="slow", instance=n, factor=times, duration_s=SLOW_S) for n in names]
         Faults(world, slow, 0)
-    columns = world.run(chats()).columns
-    assert (columns["outcome"] == 1).all()
+    columns = world.run(arrivals or chats()).columns
+    assert promise.sheds or (columns["outcome"] == 1).all()
     tokens = np.maximum(columns["output_tokens"] - 1, 1)
     return Run(
         at_s=columns["at_ns"] / 1e9,
         ttft_ms=(columns["first_ns"] - columns["at_ns"]) / 1e6,
         tpot_ms=(columns["end_ns"] - columns["first_ns"]) / 1e6 / tokens,
+        served=columns["outcome"] == 1,
     )
 
 
@@ -82,6 +98,18 @@ def test_what_was_learned_of_slow_engines_is_forgotten_when_they_are_well(times:
     promise = Promise(ttft_ms=1500.0, tpot_ms=60.0)
     found = run(promise, times=times)
     assert found.attained(promise, SLOW_FROM_S + SLOW_S + SETTLES_S) >= 0.95
+
+
+@pytest.mark.parametrize("costs", [MAKE, None], ids=["told", "unknown"])
+@pytest.mark.parametrize("times", [2, 4, 10])
+def test_a_class_that_refuses_is_not_refused_for_ever_after_engines_were_slow(times: int, costs: Make | None) -> None:
+    """What is refused teaches nothing: before, no request was served any more, an hour later either."""
+    promise = Promise(ttft_ms=130.0, tpot_ms=200.0, sheds=True)
+    found = run(promise, times=times, arrivals=alike(), costs=costs)
+    slow = (found.at_s > SLOW_FROM_S) & (found.at_s < SLOW_FROM_S + SLOW_S)
+    assert found.served[found.at_s < SLOW_FROM_S].all()
+    assert found.served[slow].mean() < 0.5, "most of those are refused"
+    assert found.attained(promise, SLOW_FROM_S + SLOW_S + 2.5 * SETTLES_S) >= 0.99
 
 
 def test_a_target_that_no_engine_keeps_keeps_no_request_waiting() -> None:

@@ -74,9 +74,11 @@ class Plain:
         waited = (wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
         self.waited = max(0.0, waited)
         self.ttft_unit = wanted.ttft_ms or LOOSE * min((self._alone(row) for row in self.may()), default=math.inf)
-        alone = [
-            make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in self.step_model.present()
-        ]
+        decoding = [row for row in self.may() if fleet.columns.decodes[row]] or self.may()
+        speeds = [self.step_model.rows[row] for row in decoding]
+        alone = [speed.context * self.context + speed.request + speed.floor for speed in speeds]
+        makes = [] if alone else self.step_model.present()
+        alone += [make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes]
         self.tpot_unit = wanted.tpot_ms or LOOSE * min(alone)
         self.rows = {view.row: self._row(view.row) for view in fleet}
 

@@ -37,10 +37,11 @@ def prices(
     expected: float = 4.0,
     learns: bool = True,
     waits: bool = False,
+    streamed: bool = True,
 ) -> Any:
     """What a choice has told."""
     return SimpleNamespace(
-        wanted=SimpleNamespace(arrived=arrived, slo_class=slo_class),
+        wanted=SimpleNamespace(arrived=arrived, slo_class=slo_class, streamed=streamed),
         ttft_at=lambda _row: TTFT_MS,
         tpot_at=lambda _row: TPOT_MS,
         used_at=lambda _row: TPOT_MS / UNIT_TPOT,
@@ -129,8 +130,8 @@ def test_a_target_that_is_missed_counts_as_in_prices() -> None:
 def test_one_in_one_piece_began_its_answer_before() -> None:
     each = foretold()
     each.computed_s = 10.2
-    assert each.began_s(15.0, 101) == pytest.approx(15.0 - 100 * TPOT_MS / 1000)
-    assert each.began_s(10.5, 101) == 10.2, "not before its prompt was computed"
+    assert each.began_s(15.0, 101, 12.0) == pytest.approx(15.0 - 100 * 12.0 / 1000)
+    assert each.began_s(10.5, 101, 12.0) == 10.2, "not before its prompt was computed"
 
 
 # --- turning it off ---------------------------------------------------------------------------------------------------
@@ -246,6 +247,24 @@ def test_one_that_was_overdue_counts_once() -> None:
     guard.allows("", each.due_s + 1)
     guard.came(each, each.due_s + 5)
     assert guard._classes[""].handed.count == 1
+
+
+def test_answers_in_one_piece_say_it_at_their_end_and_are_never_overdue() -> None:
+    """Before, each one that took longer than two seconds counted as a pause of two seconds."""
+    guard = HandoffGuard()
+    for at in range(100):
+        each = foretold(gains=0.0, arrived=10.0 + at, streamed=False)
+        computed_s = 10.0 + at + TTFT_MS / 1000
+        guard.computed(each, computed_s)
+        assert guard.allows("", computed_s + 60.0)
+        guard.came(each, each.began_s(computed_s + 60.0 + PAUSE_MS / 1000, 1001, 60.0))
+        guard.gone(each)
+    seen = guard._classes[""]
+    assert seen.handed.count == seen.slower.count == 100 and not seen.off
+    assert seen.slower.value == pytest.approx(1.0) and seen.handed.value == pytest.approx(0.0, abs=1e-9)
+    never = foretold(streamed=False)
+    guard.came(never, 500.0)
+    assert seen.handed.count == 100, "P has not computed it"
 
 
 # --- and on again -----------------------------------------------------------------------------------------------------

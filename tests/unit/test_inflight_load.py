@@ -18,7 +18,7 @@ from router.predict.inflight_load import (
     InflightLoad,
     InflightRequest,
 )
-from router.predict.step_model import make_of
+from router.predict.step_model import UNKNOWN, Make, make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
 
@@ -76,6 +76,33 @@ def test_a_prompt_is_over_once() -> None:
     for _ in range(3):
         here.prompt_over(one, 0.1, done=False)
     assert here.rows[0].prompts == 1 and here.rows[0].backlog == 30.0
+
+
+def test_prompts_that_count_as_computed_leave_no_wait_behind() -> None:
+    """Answers in one piece, one beside the next ever since a burst of two: no engine says when a prompt ends. Before,
+    the wait that was predicted grew to 80 s within 82 s.
+    """
+    here, gap_s, ms = inflight(), 0.055, 43.0
+    here.prompt_placed(booking(), 0, ms, ms, -gap_s)
+    due: list[tuple[float, InflightRequest]] = []
+    for number in range(1500):
+        now = number * gap_s
+        while due and due[0][0] <= now:
+            ends, over = due.pop(0)
+            here.prompt_over(over, ends, done=False, presumed=True)
+        one = booking()
+        wait_ms = here.waits_ms(now)[0]
+        here.prompt_placed(one, 0, ms, ms, now)
+        due.append((now + (wait_ms + ms + here.step_model.rows[0].lead) / 1000, one))
+        assert wait_ms <= 3 * ms
+
+
+def test_a_prompt_that_is_given_up_before_it_began_is_no_time_that_has_passed() -> None:
+    here, one, two = inflight(), booking(), booking()
+    here.prompt_placed(one, 0, 30.0, 30.0, 10.0)
+    here.prompt_placed(two, 0, 50.0, 50.0, 10.0)
+    here.prompt_over(two, 10.0, done=False)
+    assert here.waits_ms(10.0)[0] == pytest.approx(30.0 + MAKE.first_ms)
 
 
 def test_one_that_is_placed_again_is_not_where_it_was() -> None:
@@ -228,6 +255,28 @@ def test_prompts_of_one_step_are_one_observation() -> None:
     assert here.step_model.rows[0].prefill_factor == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.parametrize("make", [MAKE, UNKNOWN], ids=["told", "unknown"])
+@pytest.mark.parametrize("apart_ms", [0.5, 1.5, 3.0])
+def test_first_tokens_of_one_step_that_come_one_after_the_other_make_no_engine_look_fast(
+    make: Make, apart_ms: float
+) -> None:
+    """Eight prompts of one step at a time. Before, with 1.5 ms from each first token to the next, prompts were taken
+    to last an eighth of their time, as if the engine had become faster.
+    """
+    here = InflightLoad()
+    here.know(0, make)
+    here.step_model.look(np.arange(1))
+    at, plain_ms = here.step_model.rows[0], make.prompt_ms(1000)
+    for turn in range(30):
+        burst, now = [booking() for _ in range(8)], 2.0 * turn
+        for each in burst:
+            here.prompt_placed(each, 0, plain_ms * at.prefill_factor, 0.0, now)
+        ends = now + (8 * plain_ms + make.first_ms) / 1000
+        for number, each in enumerate(burst):
+            here.prompt_over(each, ends + number * apart_ms / 1000, done=True)
+        assert at.prefill_factor * plain_ms + at.overhead == pytest.approx(plain_ms, rel=0.15)
+
+
 def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
     here = inflight()
     for turn in range(80):
@@ -246,6 +295,33 @@ def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
     assert here.step_model.rows[1].decode_factor == pytest.approx(1.0, rel=0.02)
 
 
+def answered(here: InflightLoad, row: int, times: float, now: float) -> None:
+    """An answer of 100 tokens, each so many times as long as assumed without costs."""
+    one = booking()
+    here.answer_placed(one, row, now)
+    here.opened(one, now)
+    here.answer_over(one, now + times * here.step_model.make(row).decode.decode_ms * 99 / 1000, 100)
+
+
+@pytest.mark.parametrize("own", [0, 5], ids=["never timed", "timed before"])
+def test_what_an_instance_learns_of_others_is_in_the_steps_that_prices_read(own: int) -> None:
+    """Before, row 1 kept the step it had after its own last answer, 28 ms, until it got another one."""
+    here, now = InflightLoad(), 0.0
+    here.reach(2)
+    here.step_model.look(np.arange(2))
+    for _ in range(own):
+        answered(here, 1, 4.0, now := now + 20.0)
+    staying = booking(tpot=9.0)
+    here.answer_placed(staying, 1, now)
+    for _ in range(200):
+        answered(here, 0, 0.9, now := now + 20.0)
+    row = here.rows[1]
+    assert row.step == here.column("step")[1] == here.step_model.decode_ms(1, row.decoding, row.answer_context)
+    assert row.step == pytest.approx(0.9 * here.step_model.make(1).decode.decode_ms, rel=0.05)
+    assert row.beside == here.step_model.beside_ms(1, row.decoding, row.answer_context)
+    assert row.strictest == 9.0, "an answer alone would keep it by now"
+
+
 def test_a_prompt_whose_tokens_were_underestimated_makes_its_engine_no_slower() -> None:
     """A text of 1,150 bytes was taken for 262 tokens; its engine counts 1,150."""
     learned = []
@@ -255,7 +331,7 @@ def test_a_prompt_whose_tokens_were_underestimated_makes_its_engine_no_slower() 
         for number in range(3):
             one, at = booking(262), here.step_model.rows[0]
             here.prompt_placed(one, 0, at.make.prompt_ms(262) * at.prefill_factor, 0.0, float(number))
-            here.prompt_over(one, number + 0.1, done=False)
+            here.prompt_over(one, number + 0.1, done=False, presumed=True)
             took_ms = at.make.prompt_ms(1150)
             here.told(one, number + 0.5, took_ms, 8.0, took_ms, counted)
         learned.append(here.step_model.rows[0].prefill_factor)

@@ -12,7 +12,9 @@ from cluster.instance import Instance, Load, Role
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
+from router.core.journey import Chosen
 from router.core.values import ProofStanding, Wanted
+from router.fleet.events import SourceSaid
 from router.fleet.view import FleetView
 from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import make_of
@@ -180,6 +182,26 @@ def test_neither_speed_nor_cache_is_learned_from_such_a_prompt() -> None:
     placements.prompt_over(expected, wanted, 1.0, done=True, cached_tokens=3840)
     assert fleet.prefixes.capacity_tokens(0) == capacity
     assert fleet.prefixes.match(CHUNKS).chunks_of(0) == len(CHUNKS), "and it has the prompt from now on"
+
+
+@pytest.mark.interpreted
+def test_a_source_counts_as_used_once_it_has_said_what_it_has() -> None:
+    made = sharing(P, D)
+    fleet = made.all()
+    has(made, "d1")
+    wanted = long()
+    source = prices_of(fleet, wanted).source_at(0)
+    assert source is not None and fleet.prefixes is not None
+    row, used = made.get(InstanceId("d1")).row, []
+    fleet.prefixes.used = lambda *given: used.append(given[0])  # type: ignore[method-assign]
+    chosen = Chosen(InstanceId("p0"), InstanceId("d1"), "", source=source)
+    Placements(fleet).placed(Placement(), wanted, chosen)
+    assert row not in used
+    del fleet.prefixes.used
+    made.handle(SourceSaid(InstanceId("d1"), CHUNKS, 64.0, 0, 1.0), 1.0)
+    assert fleet.prefixes.match(CHUNKS[:60]).chunks_of(row) == 0
+    assert prices_of(fleet, long(now=1.0)).source_at(0) is None
+    made.handle(SourceSaid(InstanceId("gone"), CHUNKS, 64.0, 0, 1.0), 1.0)
 
 
 def test_a_source_that_was_not_met_is_no_pair_apart() -> None:

@@ -105,6 +105,28 @@ def test_a_request_that_ends_was_used_just_now() -> None:
     assert index.match([11]).chunks_of(0) == 0
 
 
+def test_an_instance_that_says_what_it_has_of_a_prompt_is_believed() -> None:
+    """It was asked to give a prompt's beginning to another one. Before, the index took it to have all of it, used just
+    now, whatever it said.
+    """
+    index = index_of(100, 100)
+    for row in (0, 1):
+        index.sent(row, [*range(20)], 1.0)
+        index.sent(row, [50, 51], 2.0)
+    index.told(0, [*range(20)], 64.0, 20 * 64, 3.0)
+    assert index.match([*range(20)]).chunks_of(0) == 20 and [*index.names(0)][:2] == [51, 50], "used just now"
+    index.told(1, [*range(20)], 64.0, 8 * 64 + 30, 3.0)
+    assert index.match([*range(20)]).chunks_of(1) == 8 and index.match([50, 51]).chunks_of(1) == 2
+    assert index.match([*range(20)]).chunks_of(0) == 20, "the other one has not been asked"
+    index.told(1, [*range(20)], 64.0, 0, 3.0)
+    index.told(1, [*range(20)], 64.0, 640, 3.0)
+    assert index.match([*range(20)]).chunks_of(1) == 0
+    index.told(0, [*range(20)], 64.0, 18 * 64, 4.0)
+    assert index.match([*range(20)]).chunks_of(0) == 20, "engines count in blocks"
+    index.told(7, [1], 64.0, 0, 5.0)
+    index.told(0, [1], 0.0, 0, 5.0)
+
+
 def test_tokens_per_chunk_are_learned() -> None:
     """Text of two bytes a token takes twice the place."""
     index = index_of(100)

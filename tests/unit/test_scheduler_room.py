@@ -148,6 +148,24 @@ def test_answers_teach_margins_if_they_were_served_to_their_end_be_it_their_limi
     assert (inflight.margins.of(40) < WIDEST) == complete
 
 
+@pytest.mark.parametrize("paused", [False, True])
+def test_answers_whose_clients_read_slowly_teach_nothing_of_their_engine(paused: bool) -> None:
+    """Before, one slow reader made its engine look slow, and narrowed the margin of its class."""
+    make = Make(prefill=STEP, decode=STEP)
+    here = scheduler(admission=True, makes=lambda _: make)
+    inflight = here.view.all().inflight
+    for number in range(6):
+        now = WANTED.arrived + 60.0 * number
+        context = SchedulingContext(replace(WANTED, arrived=now), Promise(ttft_ms=1000, tpot_ms=40, sheds=True))
+        assert here.choose(context, ASK, now)[0].decode is not None
+        here.opened(context, now + 0.1)
+        here.finish(context, now + 0.1 + 0.05 * 19, 20, paused=paused)
+    row = here.view.get(InstanceId("p")).row, here.view.get(InstanceId("d")).row
+    seen = sum(inflight.step_model.rows[each].steps_seen for each in row)
+    assert (inflight.margins.of(40), seen) == ((WIDEST, 0) if paused else (inflight.margins.of(40), 6))
+    assert paused or inflight.margins.of(40) < WIDEST
+
+
 @pytest.mark.parametrize("sheds", [True, False])
 def test_an_answer_that_has_begun_is_continued_elsewhere_however_long_ago_it_came(sheds: bool) -> None:
     """Its client had the first token in time. Judged by its arrival, it would be given up as late in mid-stream."""

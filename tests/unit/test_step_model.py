@@ -301,6 +301,45 @@ def test_an_instance_that_is_slower_is_tried_again_ever_more_rarely() -> None:
     assert len([each for each in tries if each >= 300]) < len([each for each in tries if each < 300])
 
 
+@pytest.mark.parametrize("own", [6, 100])
+def test_others_with_prompts_of_another_size_make_an_instance_no_slower(own: int) -> None:
+    """One computes prompts of 400 ms, the other one suffixes of 10 ms; each prompt takes 20 ms more than its work.
+    Before, the first one was taken to be 2.9 times slower after a while: so much longer do suffixes take than they
+    were to.
+    """
+    made = two(make_of(costs()), make_of(costs()))
+    for _ in range(own):
+        made.prompt_took(1, 400.0, 420.0)
+    for _ in range(800):
+        made.prompt_took(0, 10.0, 30.0)
+    for row, plain_ms in ((1, 400.0), (0, 10.0)):
+        at = made.rows[row]
+        assert at.prefill_factor * plain_ms + at.overhead == pytest.approx(plain_ms + 20.0, rel=0.02)
+
+
+@pytest.mark.parametrize("times", [0.3, 0.6, 1.5])
+def test_an_instance_that_was_never_timed_is_like_the_others_of_its_make(times: float) -> None:
+    """Its costs are told, and are those of the others; so are their errors."""
+    made = two(make_of(costs()), make_of(costs()))
+    for _ in range(100):
+        timed(made, 0, times)
+    assert slowness(made, 0) != pytest.approx((1.0, 1.0), rel=0.2)
+    assert slowness(made, 1) == pytest.approx(slowness(made, 0), rel=0.1)
+    timed(made, 1, times)
+    assert slowness(made, 1) == pytest.approx(slowness(made, 0), rel=0.1), "its own first leg changes little"
+    assert made.column("lead")[1] == made.rows[1].lead
+
+
+def test_without_costs_one_that_was_never_timed_is_no_slower_than_the_others_by_now() -> None:
+    """All legs while the others started were slow; before, it was taken to be as slow as their twentieth leg."""
+    made = two(UNKNOWN, UNKNOWN)
+    for number in range(300):
+        timed(made, 0, 3.0 if number < SURE else 1.0)
+    assert slowness(made, 1) == pytest.approx((1.0, 1.0), rel=0.05)
+    made.know(1, UNKNOWN)
+    assert slowness(made, 1) == pytest.approx((1.0, 1.0), rel=0.05), "nor is the next one that comes"
+
+
 def test_an_instance_of_another_make_is_no_sibling() -> None:
     made = two(make_of(costs()), make_of(costs("A100")))
     for _ in range(3):

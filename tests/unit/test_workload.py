@@ -147,6 +147,24 @@ def test_a_client_that_waits_for_d_waits_for_the_handoff() -> None:
     assert prices_of(seeded.all(), asks()).first_ms(p, d) == prices.ttft_at(p)
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_answers_in_one_piece_are_no_pulls_that_do_not_end(streamed: bool) -> None:
+    """Nobody sees when their pulls end. Before, all of them counted as pulls until their answers ended: 33 at a time,
+    and the network as 24 times slower than it was.
+    """
+    here = view(P, D)
+    row, other = here.get(InstanceId("d1")).row, here.get(InstanceId("p0")).row
+    usual = prices_of(here.all(), asks()).told_pause_ms(other, row)
+    placements = Placements(here.all())
+    for number in range(5):
+        wanted = asks(float(number), streamed=streamed)
+        expected = Placement()
+        placements.placed(expected, wanted, Chosen(InstanceId("p0"), InstanceId("d1"), ""))
+        placements.prompt_over(expected, wanted, number + 0.1, done=True)
+    found = prices_of(here.all(), asks(5.0)).pause_ms(other, row)
+    assert found > 1000.0 if streamed else found == pytest.approx(usual, rel=0.2)
+
+
 def test_what_a_decode_instance_serves_whole_is_in_the_way_of_what_it_pulls() -> None:
     here = view(P, D, D)
     d1, d2 = (here.get(InstanceId(name)).row for name in ("d1", "d2"))

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Final
 
+from router.core.arrays import Floats
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import LENGTHS_UNKNOWN, MIDDLE, OUTPUT_UNKNOWN
@@ -13,6 +14,9 @@ from router.predict.inflight_load import SPREAD
 from router.predict.prefix_cache import Match
 
 LOOSE: Final = 5.0
+
+_ONE_BY_ONE: Final = 64
+"""More rows are read by a column."""
 
 
 class Saturation(ABC):
@@ -66,9 +70,20 @@ class Figures:
         )
 
     def _step_alone_ms(self) -> float:
-        """The step of an idle instance of the fastest make, with nothing but this answer."""
-        makes = self.fleet.inflight.step_model.present()
-        return min(make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes)
+        """The step of the fastest instance, as its legs have shown it, with nothing but this answer."""
+        found, step_model = self.fleet.ready_for(self.wanted), self.fleet.inflight.step_model
+        rows = found.decodes if len(found.decodes) else found.any
+        if not len(rows):
+            makes = step_model.present()
+            return min([make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes])
+        if len(rows) > _ONE_BY_ONE:
+            alone: Floats = step_model.column("context")[rows] * self.context
+            alone += step_model.column("request")[rows]
+            alone += step_model.column("floor")[rows]
+            return float(alone.min())
+        among: list[int] = rows.tolist()
+        speeds = [step_model.rows[row] for row in among]
+        return min([speed.context * self.context + speed.request + speed.floor for speed in speeds])
 
     def tpot_limit_ms(self) -> float:
         """Up to which its predicted time per token has room; infinite where it has no target. At instances where it

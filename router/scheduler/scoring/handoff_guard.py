@@ -66,8 +66,8 @@ class Foretold:
     """The predictions for one request when it was first placed."""
 
     __slots__ = (
-        "_first", "_gains", "_known", "_late", "_pause_ms", "_per_tpot", "_per_ttft", "_second", "_tokens", "_tpot_ms",
-        "_ttft_ms", "_used", "arrived", "computed_s", "handed", "slo_class",
+        "_first", "_gains", "_known", "_late", "_pause_ms", "_per_tpot", "_per_ttft", "_second", "_tokens", "_ttft_ms",
+        "_used", "arrived", "computed_s", "handed", "slo_class", "streamed",
     )  # fmt: skip
 
     def __init__(self, prices: Prices, prefill: int, decode: int, gains: float | None = None) -> None:
@@ -76,11 +76,12 @@ class Foretold:
         """
         self.handed: Final = prefill != decode
         self.arrived: Final = prices.wanted.arrived
+        self.streamed: Final = prices.wanted.streamed
+        """The beginning of its answer is seen; else it is known only from the answer's end."""
         self.computed_s = -1.0
         """The time at which its prompt was computed."""
         self.slo_class: Final = prices.wanted.slo_class
         self._gains: Final = gains
-        self._tpot_ms: Final = prices.tpot_at(decode)
         self._used: Final = prices.used_at(decode)
         self._per_ttft: Final = 1.0 / prices.ttft_unit
         self._per_tpot: Final = 1.0 / prices.tpot_unit
@@ -124,9 +125,11 @@ class Foretold:
         """
         return max(-WORST, dearer - self._gains) if self._known and self._gains is not None else None
 
-    def began_s(self, ended_s: float, tokens: int) -> float:
-        """The probable beginning of an answer in one piece of `tokens` tokens."""
-        return max(self.arrived, self.computed_s, ended_s - max(0, tokens - 1) * self._tpot_ms / 1000.0)
+    def began_s(self, ended_s: float, tokens: int, token_ms: float) -> float:
+        """The beginning of an answer in one piece, of `tokens` tokens that took so long each by its engine's own word.
+        With the predicted time instead, an error of a tenth would be longer than most pauses.
+        """
+        return max(self.arrived, self.computed_s, ended_s - max(0, tokens - 1) * token_ms / 1000.0)
 
 
 class _Mean:
@@ -261,7 +264,8 @@ class HandoffGuard:
         """The request's prompt is computed, on P."""
         if foretold.handed:
             foretold.computed_s = now
-            self._open[foretold] = None
+            if foretold.streamed:
+                self._open[foretold] = None
 
     def gone(self, foretold: Foretold) -> None:
         """The request's answer will not begin, for a reason other than the hand-over."""
@@ -269,12 +273,18 @@ class HandoffGuard:
 
     def came(self, foretold: Foretold, began_s: float) -> None:
         """The request's answer has begun, unless that was assumed earlier."""
-        if foretold.handed and self._open.pop(foretold, self) is self:
+        if foretold.handed and not self._ends(foretold):
             return
         one = self._classes.get(foretold.slo_class)
         if one is None:
             one = self._classes[foretold.slo_class] = _Class()
         one.came(foretold, began_s)
+
+    def _ends(self, foretold: Foretold) -> bool:
+        """Whether the pause of a handed-over request ends now: its prompt was computed, and no end was assumed."""
+        if not foretold.streamed:
+            return foretold.computed_s >= 0
+        return self._open.pop(foretold, self) is not self
 
     def off(self) -> dict[str, bool]:
         """By known class: whether its requests are served aggregated now."""

@@ -14,6 +14,7 @@ from cluster.instance import Role
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import SHARES
+from router.predict.margins import WIDEST
 from router.scheduler.scoring.budget import MISS, OWN, OWN_MISSED, RAMP
 from router.scheduler.scoring.figures import Saturation
 from router.scheduler.scoring.row_prices import FEW, PULL_MS, PULL_STEPS, RowPrices
@@ -48,11 +49,14 @@ class Prices(RowPrices):
 
     def margin_at(self, row: int) -> float:
         """The share of its TPOT target up to which predictions have room; 0: it has no target, or is let in here
-        although its prediction is over that share.
+        although its prediction is over that share. An answer that is alone there is let in in any case, and shows
+        whether the share is too small.
         """
-        if not self.tpot_ms or self.tpot_at(row) > self.tpot_limit_ms():
+        if not self.tpot_ms:
             return 0.0
-        return self.fleet.inflight.margins.of(self.tpot_ms)
+        alone = not self.fleet.inflight.rows[row].decoding
+        limit_ms = self.tpot_ms * WIDEST if alone else self.tpot_limit_ms()
+        return self.fleet.inflight.margins.of(self.tpot_ms) if self.tpot_at(row) <= limit_ms else 0.0
 
     # --- effects on other requests ----------------------------------------------------------------------------------
 
