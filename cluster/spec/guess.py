@@ -17,7 +17,11 @@ _KINDS = {bool: "`true` or `false`", int: "a whole number", float: "a number", s
 _SHORT = {Pool: "start", Shape: "tp", Model: "name", SloClass: "ttft_ms"}
 """The setting that is meant when a section is given as one plain value."""
 
-_EXAMPLES = {"models": "models: [{name: Qwen/Qwen3-0.6B}]", "name": "name: Qwen/Qwen3-0.6B"}
+_EXAMPLES = {
+    "models": "models: [{name: Qwen/Qwen3-0.6B}]",
+    "name": "name: Qwen/Qwen3-0.6B",
+    "role": "role: decode",
+}
 """How to write required settings."""
 
 _KUBERNETES = frozenset({"apiVersion", "kind", "metadata", "spec", "status"})
@@ -119,10 +123,9 @@ def as_mapping(section: type, path: FieldPath, value: str) -> str:
     """How to write a section that was given as another kind of value."""
     if not path:
         return f"begin with `{_EXAMPLES['models']}`"
-    short = _SHORT.get(section)
-    inner = (
-        f"{short}: {value}" if short and not value.startswith(("[", "{")) else f"{next(iter(settings_of(section)))}: …"
-    )
+    short, known = _SHORT.get(section), settings_of(section)
+    first = next((name for name, each in known.items() if each.required), next(iter(known)))
+    inner = f"{short}: {value}" if short and not value.startswith(("[", "{")) else _EXAMPLES.get(first, f"{first}: …")
     return f"write `- {inner}`" if isinstance(path[-1], int) else f"write `{path[-1]}: {{{inner}}}`"
 
 

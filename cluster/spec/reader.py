@@ -61,7 +61,7 @@ def _stand_in(kind: Any) -> Any:
         return ()
     if is_section(kind):
         return kind(**{name: _stand_in(each.kind) for name, each in settings_of(kind).items() if each.required})
-    return ""
+    return next(iter(kind)) if issubclass(kind, StrEnum) else ""
 
 
 def is_secret(path: FieldPath) -> bool:
