@@ -96,7 +96,10 @@ async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
         assert registry is not None
         return registry
 
-    at_start = None if args.on is None else {stem: pool.at_start for stem, (_, _, pool) in stems(spec).items()}
+    if _only_says(args):
+        plan = replace(plan, kept={})
+    starts = args.on is not None and not _only_says(args)
+    at_start = {stem: pool.at_start for stem, (_, _, pool) in stems(spec).items()} if starts else None
     shell = ScalingShell(
         cluster_of(args),
         plan,
@@ -124,6 +127,13 @@ async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
                     await actuator.stop_all()
                 await asyncio.to_thread(actuator.close)
     return 0
+
+
+def _only_says(args: argparse.Namespace) -> bool:
+    """Whether this controller starts and ends no instance at all. One that owns its fleet starts it, and then only says
+    what it would do with it: nothing else would start it.
+    """
+    return bool(args.dry_run and not args.owns)
 
 
 async def _until(stop: asyncio.Event, shell: ScalingShell, actuator: Actuator, args: argparse.Namespace) -> None:
