@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--on", metavar="ray|ray://HOST:PORT", help="where instances are started (default: nowhere, agents alone)")
     add("--engine", choices=["vllm", "mock"], default="vllm", help="what instances run (default %(default)s)")
     add("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    add("--no-scale", action="store_true", help="keep every pool at its size, whatever the file's `min` and `max` say")
     add("--owns", action="store_true", help="end all instances when this controller ends (`baton up --on ray` does)")
     add("--host", default="127.0.0.1", help="address of its own HTTP (default %(default)s)")
     add("--port", type=int, default=0, help="port of its own HTTP, 0 = a free one (default 0)")
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     fill_from_file(args, spec, args.file)
     if args.registry is None:
         raise UsageError("--registry: neither this flag nor the file names one; the fleet meets there")
-    plan = plan_of(spec, args.engine, None, args.vllm_args, dry=args.dry_run)
+    plan = plan_of(spec, args.engine, None, args.vllm_args, dry=args.dry_run, resizes=not args.no_scale)
     return asyncio.run(_run(args, spec, plan))
 
 
