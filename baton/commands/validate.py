@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.vllm_args:
         raise UsageError("`baton validate` takes no vLLM flags")
     left_out: list[UsageError] = []
-    replays = [replay for path in args.paths for replay in _replays(path, args, left_out)]
+    replays = _of_all(args.paths, args, left_out)
     if not replays and not left_out:
         raise UsageError(f"no row {', '.join(args.row)} in {', '.join(map(str, args.paths))}")
     with _out(args.series) as series:
@@ -137,10 +137,15 @@ def _replays(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -
     inside = sorted(each for each in path.iterdir() if each.suffix == ".csv" or (each / "requests.jsonl").is_file())
     if not inside:
         raise UsageError(f"{path}: neither a run (requests.jsonl, meta.json) nor a folder of runs and tables (.csv)")
+    return _of_all(inside, args, left_out)
+
+
+def _of_all(paths: Sequence[Path], args: argparse.Namespace, left_out: list[UsageError]) -> list[tuple[str, Replay]]:
+    """The runs at several paths; a path with none never keeps the others from being replayed."""
     found = []
-    for each in inside:
+    for path in paths:
         try:
-            found += _replays(each, args, left_out)
+            found += _replays(path, args, left_out)
         except UsageError as error:
             left_out.append(error)
     return found
@@ -154,7 +159,7 @@ def _rows(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> l
         seeds=args.seeds, share=args.share, repeated=not args.new_prompts, first_token_ms=args.first_token_ms
     )
     profiles = _profiles(args.profile)
-    rows, bad = read_steady(_text(path), str(path))
+    rows, bad = read_steady(_rows_of(path), str(path))
     left_out += bad
     must_fit, named = args.profile is not None, _models(args.config)
     return [
@@ -219,12 +224,12 @@ def _stamped(path: Path, left_out: list[UsageError]) -> Stamped:
     from sim.validate.measured import read_gpu, read_requests, read_series, read_settings
     from sim.validate.stamped import Stamped
 
-    requests = read_requests(_text(path / "requests.jsonl"), str(path / "requests.jsonl"))
+    requests = read_requests(_rows_of(path / "requests.jsonl"), str(path / "requests.jsonl"))
     settings = read_settings(_text(path / "meta.json"), str(path / "meta.json"))
     series, offset_s = path / "timeseries.csv", 0.0
-    samples, bad = read_series(_text(series), str(series)) if series.is_file() else ([], [])
+    samples, bad = read_series(_rows_of(series), str(series)) if series.is_file() else ([], [])
     left_out += [*requests.left_out, *bad]
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OverflowError):
         offset_s = requests.began_unix_s - datetime.fromisoformat(settings.started_at).timestamp()
     return Stamped(
         name=path.name,
@@ -248,9 +253,14 @@ def _profiles(path: Path | None) -> tuple[Profile, ...]:
         raise UsageError(f"--profile {path}: not a file of fits like those in costs/profiles/ ({error!r})") from None
 
 
-def _text(path: Path) -> str:
+def _rows_of(path: Path) -> str:
+    """A file of rows: a byte that is no text spoils the row it stands in, and no other."""
+    return _text(path, errors="surrogateescape")
+
+
+def _text(path: Path, *, errors: str = "strict") -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8", errors=errors)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except UnicodeError:
