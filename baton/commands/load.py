@@ -113,6 +113,8 @@ def _dry_run(args: argparse.Namespace, load: PlannedLoad) -> int:
         raise UsageError("--dry-run shows a schedule, and --sessions has none: its turns follow the answers")
     summary = summary_of(load.arrivals)
     emit(_json_of(summary, load)) if args.json else print_summary(summary)
+    for note in load.notes if not (args.json or load.bad) else ():  # of a trace's bad rows more is told below
+        say(note)
     _list_bad(load)
     return 0
 

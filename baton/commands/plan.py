@@ -220,7 +220,7 @@ def _load(args: argparse.Namespace) -> PlannedLoad:
         for name, usual in UNUSED_BY_WORKLOADS.items():
             if getattr(args, name) != usual:
                 raise UsageError(f"--{name.replace('_', '-')} beside --workload: say it in the workload file")
-        return _some(PlannedLoad(workload(Path(args.workload), args.seed)))
+        return _some(PlannedLoad(workload(Path(args.workload), args.seed, strict=args.strict)))
     if args.trace is None and args.rate is None:
         raise UsageError("no load to plan for: give --trace FILE, --workload FILE, or --rate with lengths")
     return _some(planned(args))
