@@ -24,7 +24,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-from itertools import combinations
 from typing import Any
 
 from baton import load_goodput, load_sessions
@@ -46,6 +45,7 @@ from baton.load_plots import need_matplotlib, plot
 from baton.load_run import LoadDone, Out, send
 from baton.load_view import print_goodput, print_report, print_summary
 from baton.output import emit, say
+from baton.written import check_written
 from cluster.errors import UsageError
 from loadgen.http import LoadConnections
 from loadgen.report import as_json
@@ -85,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
     pool = None if args.url is None else LoadConnections(args.url)
-    _apart(args)
-    if args.out is not None and args.trace is not None and args.out.exists() and args.out.samefile(args.trace):
-        raise UsageError(f"--out {args.out} is the --trace itself, and would be overwritten")
+    written = {"--out": args.out, "--html": args.html, "--plot": args.plot}
+    read = ("trace", "input_tokens", "output_tokens", "faults", "api_key_file")
+    check_written(written, [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in read])
     if args.find_goodput:
         load_goodput.check(args)
         assert pool is not None
@@ -98,14 +98,6 @@ def run(args: argparse.Namespace) -> int:
     if pool is None or args.dry_run:
         return _dry_run(args, load)
     return _send(args, pool.url, load, faults)
-
-
-def _apart(args: argparse.Namespace) -> None:
-    """Refuse two results in one file."""
-    named = [(flag, path.absolute()) for flag in ("--out", "--html", "--plot") if (path := getattr(args, flag[2:]))]
-    for (flag, path), (other, same) in combinations(named, 2):
-        if path == same:
-            raise UsageError(f"{flag} and {other} name one file: {path}")
 
 
 def _dry_run(args: argparse.Namespace, load: PlannedLoad) -> int:

@@ -36,6 +36,7 @@ from baton.load_arrivals import finite, planned
 from baton.load_view import print_report
 from baton.output import emit, say
 from baton.simulated import GPU, MODEL, PlannedSimulation, planned_fleet, read_gpus
+from baton.written import check_written
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import POLICY
@@ -170,6 +171,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, closing: ExitStack) -> int:
+    _check_files(args)
     load = planned(args)
     fleet = planned_fleet(args, contents=args.faults is not None)
     name = args.policy or fleet.policy
@@ -201,6 +203,13 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     rate = len(result.columns) / max(took_s, 1e-9)
     say(f"simulated {result.end_ns / 1e9:,.1f} s in {took_s:.1f} s: {rate:,.0f} requests/s")
     return 0 if result.good().any() or not len(result.columns) else 1
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Refuse to write over what is read, which is read first and written last."""
+    written = {"--out": args.out, "--chrome-trace": args.chrome_trace, "--decision-log": args.decision_log}
+    read = ("trace", "input_tokens", "output_tokens", "cluster", "faults", "changes")
+    check_written(written, [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in read])
 
 
 def _simulate(world: World, arrivals: Sequence[Arrival], args: argparse.Namespace) -> Result | None:

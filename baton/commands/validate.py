@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.output import emit, say
+from baton.written import check_written
 from cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """Replay and compare; 0 whatever the errors are. Bad runs are left out with a warning; 2 if none is left."""
     if args.vllm_args:
         raise UsageError("`baton validate` takes no vLLM flags")
+    _check_series(args)
     left_out: list[UsageError] = []
     replays = _of_all(args.paths, args, left_out)
     if not replays and not left_out:
@@ -279,6 +281,25 @@ SERIES = (
     "kv_percent",
     "kv_percent_predicted",
 )
+
+
+def _check_series(args: argparse.Namespace) -> None:
+    """Refuse to write the series over a file that is read. One that it was written to before is written again."""
+    if args.series is None or not args.series.is_file():
+        return
+    with args.series.open("rb") as file:
+        if file.readline().strip() == ",".join(SERIES).encode():
+            return
+    read = [("--profile", args.profile), *(("--config", each.partition("=")[2]) for each in args.config)]
+    for path in args.paths:
+        read += [(f"PATH {path}", path), *((f"{each.name} of {path}", each) for each in _files_of(path))]
+    check_written({"--series": args.series}, read)
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """The files of a run's folder, or of the runs and tables in a folder."""
+    if path.is_dir():
+        yield from (*path.glob("*.*"), *path.glob("*/*.*"))
 
 
 @contextlib.contextmanager

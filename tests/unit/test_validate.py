@@ -436,6 +436,12 @@ def test_each_run_is_left_out_of_the_fit_that_predicts_it() -> None:
         (["{tmp}/table.csv", "--row", "99"], "no row 99 in {tmp}/table.csv"),
         (["{tmp}/run", "--profile", "{tmp}/run/meta.json"], "--profile {tmp}/run/meta.json: not a file of fits"),
         (["{tmp}/run", "--series", "{tmp}/none/x.csv"], "--series {tmp}/none/x.csv: No such file"),
+        (
+            ["{tmp}/run", "--series", "{tmp}/run/timeseries.csv"],
+            "--series {tmp}/run/timeseries.csv is the timeseries.csv of {tmp}/run itself, and would be overwritten",
+        ),
+        (["{tmp}", "--series", "{tmp}/run/meta.json"], "--series {tmp}/run/meta.json is the meta.json of {tmp} itself"),
+        (["{tmp}/table.csv", "--series", "{tmp}/table.csv"], "--series {tmp}/table.csv is the PATH {tmp}/table.csv"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(
@@ -447,6 +453,16 @@ def test_bad_input_is_one_line_and_code_2(
     assert main(["validate", *(word.format(tmp=tmp_path) for word in words)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("baton: " + said.format(tmp=tmp_path))
+    assert (tmp_path / "run" / "timeseries.csv").read_text() == SERIES
+    assert (tmp_path / "table.csv").read_text() == f"{HEADER}\n{ROW}\n"
+
+
+def test_a_series_may_be_written_again_among_the_runs(tmp_path: Path) -> None:
+    words = ["validate", str(stamped(tmp_path)), "--series", str(tmp_path / "run" / "series.csv")]
+    assert main(words) == 0
+    written = (tmp_path / "run" / "series.csv").read_text()
+    assert main(words) == 0
+    assert (tmp_path / "run" / "series.csv").read_text() == written
 
 
 def test_a_profile_of_ones_own_and_one_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
