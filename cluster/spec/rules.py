@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
+from posixpath import normpath
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -253,6 +254,19 @@ def _digests(spec: Spec) -> Iterator[Finding]:
         yield Finding(path=path, message=message, fix="leave it out", uses=(on_gpus[0],))
 
 
+def _peers(spec: Spec) -> Iterator[Finding]:
+    """Where the file asks for what vLLM's connector does not do. Left out, it is on for Baton's alone."""
+    if spec.transfer.peers and spec.transfer.connector is Connector.NIXL:
+        yield Finding(
+            path=("transfer", "peers"),
+            message="vLLM's connector reads from prefill alone",
+            fix="write `connector: baton` beside it, or leave it out",
+            uses=(("transfer", "connector"),),
+            severity=Severity.WARNING,
+            if_written=True,
+        )
+
+
 def _tiers(spec: Spec) -> Iterator[Finding]:
     """vLLM moves blocks to and from files through host memory, and one program says where they go."""
     if spec.kv.disk_gib and not spec.kv.host_gib:
@@ -398,10 +412,10 @@ def _tenants(spec: Spec) -> Iterator[Finding]:
         if file.startswith("sk-"):
             fix = "write the file it is kept in; this one is known now: replace it with `baton key new`"
             yield Finding(path=(*path, "key_file"), message="a key itself, not a file of keys", fix=fix, value="***")
-        elif file in files:
-            message = f"the file of tenant `{files[file]}`: one key would be two tenants"
+        elif normpath(file) in files:
+            message = f"the file of tenant `{files[normpath(file)]}`: one key would be two tenants"
             yield Finding(path=(*path, "key_file"), message=message, fix="give each tenant a file of its own")
-        files.setdefault(file, name)
+        files.setdefault(normpath(file), name)
 
 
 def _models_of_tenants(spec: Spec) -> Iterator[Finding]:
@@ -478,6 +492,12 @@ def _router(spec: Spec) -> Iterator[Finding]:
         fix = f"write another port, such as {router.port % 65535 + 1}"
         message = "the same as `port`"
         yield Finding(path=("router", "admin_port"), message=message, fix=fix, uses=(("router", "port"),))
+    elif 0 < router.admin_port < router.port < router.admin_port + router.processes:
+        last = router.admin_port + router.processes - 1
+        message = f"`processes: {router.processes}` take admin ports up to {last}, and `port` is {router.port}"
+        fix = f"write another port, such as {router.port % 65535 + 1}"
+        uses: tuple[FieldPath, ...] = (("router", "port"), ("router", "processes"))
+        yield Finding(path=("router", "admin_port"), message=message, fix=fix, uses=uses)
     if router.tls_key_file is not None and router.tls_cert_file is None:
         fix = "add `tls_cert_file`, or remove it"
         message = "a key without a certificate: TLS stays off"
@@ -504,6 +524,7 @@ RULES: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _environment,
     _gpus,
     _digests,
+    _peers,
     _tiers,
     _targets,
     _cut_off,
