@@ -54,13 +54,13 @@ class PlannedLoad:
     lasts_s: float | None = None
     """Seconds that a load of conversations lasts: the number of its requests is not known beforehand."""
 
-    def left_out(self) -> list[str]:
-        """The bad rows for people: the first ones, and their number."""
+    def left_out(self, strict: str = "--strict stops at the first") -> list[str]:
+        """The bad rows for people: the first ones, their number, and what `strict` would do about them."""
         told = [f"left out: {row}" for row in self.bad[:BAD_SHOWN]]
         if len(self.bad) > BAD_SHOWN:
             told.append(f"left out: {len(self.bad) - BAD_SHOWN} more; --json lists them all")
         if self.bad:
-            told.append(f"left out: {len(self.bad)} bad rows in all (--strict stops at the first)")
+            told.append(f"left out: {len(self.bad)} bad rows in all ({strict})")
         return told
 
     @property

@@ -11,8 +11,8 @@ from baton.load_arrivals import finite, scale
 from loadgen.traces import FORMATS
 
 
-def add_load(group: Any) -> None:
-    """Flags for made-up load; `baton simulate` takes the same."""
+def add_load(group: Any, *, sends: bool = True) -> None:
+    """Flags for made-up load. Commands that send nothing take the same; they refuse --dry-run, and do not list it."""
     group.add_argument("--rate", type=finite, metavar="R", help="requests per second (default 1)")
     group.add_argument(
         "--arrivals", choices=("poisson", "constant", "gamma", "weibull"), help="how gaps vary (default poisson)"
@@ -20,6 +20,7 @@ def add_load(group: Any) -> None:
     group.add_argument(
         "--cv", type=finite, help="gaps' standard deviation over their mean, for gamma and weibull (default 2)"
     )
+    dry = "say what would be sent, and send nothing" if sends else argparse.SUPPRESS
     lengths = "N, uniform:A-B, lognormal:p50=A,p90=B, lognormal:mean=A,cv=B or like:TRACE"
     group.add_argument("--input-tokens", metavar="N|DIST", help=f"{lengths} (default 512)")
     group.add_argument("--output-tokens", metavar="N|DIST", help="the same for answers (default 128)")
@@ -34,7 +35,7 @@ def add_load(group: Any) -> None:
         "--rate-scale", type=scale, default=1.0, metavar="X", help="X times the requests in the same time"
     )
     group.add_argument("--seed", type=_natural, default=0, help="the same seed sends the same load (default 0)")
-    group.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")
+    group.add_argument("--dry-run", action="store_true", help=dry)
 
 
 def add_trace(group: Any) -> None:

@@ -44,6 +44,9 @@ from costs.model import ModelShape
 from costs.shape import Spans
 from goodput.candidates import shapes
 
+STRICT = "--strict makes no plan"
+"""What that flag does where rows of a trace are left out."""
+
 STEPS = 3
 """How many next steps of each target are planned."""
 
@@ -86,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="one JSON object on stdout")
     load = parser.add_argument_group("the load")
     load.add_argument("--workload", metavar="FILE", help="several classes at once (docs/plan.md), or a ServeGen folder")
-    add_load(load)
+    add_load(load, sends=False)
     add_trace(parser.add_argument_group("from a trace"))
 
 
@@ -118,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     spec = parsed.usable()
     load = _load(args)
     if args.strict and (load.bad or parsed.problems):
-        for line in (*map(str, parsed.problems), *load.left_out()):
+        for line in (*map(str, parsed.problems), *load.left_out(STRICT)):
             say(line)
         say("--strict: no plan is made from this; mend it, or leave --strict out")
         return 1
@@ -133,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
             emit({**as_json(outcome, steps, task, took_s), "bad_rows": list(load.bad)})
         else:
             show(outcome, steps, task, took_s)
-    for line in (*load.notes, *load.left_out()):
+    for line in (*load.notes, *load.left_out(STRICT)):
         say(line)
     return 0 if outcome.best is not None else 1
 

@@ -40,6 +40,7 @@ from baton.written import check_written
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import POLICY
+from cluster.spec.units import unit_of
 from goodput.actions import Start
 from loadgen.arrival import Arrival
 from loadgen.record import line_of
@@ -90,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         fleet.add_argument(
             f"--{name.replace('_', '-')}", type=kind, metavar="X", help=f"{text} (default {defaults[name]})"
         )
-    add_load(parser.add_argument_group("the load"))
+    add_load(parser.add_argument_group("the load"), sends=False)
     add_trace(parser.add_argument_group("from a trace"))
     wrong = parser.add_argument_group("what goes wrong")
     wrong.add_argument(
@@ -246,8 +247,11 @@ def _settings(args: argparse.Namespace, fleet: PlannedSimulation) -> SimSettings
     of_file = {name: getattr(fleet, name) for name in ("first_token_s", "stall_s") if getattr(fleet, name) is not None}
     of_flags = {name: getattr(args, name) for name in _SHOWN if getattr(args, name) is not None}
     for name, value in of_flags.items():
-        if value < 0 or (value == 0 and name in {"first_token_s", "routers"}):
-            raise UsageError(f"--{name.replace('_', '-')} {value}: must not be negative, nor 0 where it is a limit")
+        limit = name in {"first_token_s", "routers"}
+        if not math.isfinite(value) or value < 0 or (limit and not value):
+            what = f"a number of {unit_of(name)}" if name != "routers" else "a whole number"
+            least = "0 or more" if not limit else "1 or more" if name == "routers" else "above 0"
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: write {what}, {least}")
     return replace(found, **{**of_file, **of_flags})
 
 

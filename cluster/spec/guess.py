@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from cluster.spec import units
 from cluster.spec.about import ENV_NAME, Setting, is_section, settings_of
@@ -64,9 +64,18 @@ def unknown_key(section: type, key: str, value: str) -> Guess:
             shown = "{…}" if is_section(inner.kind) else value
             fix = f"write `{name}: {{{inner.name}: {shown}}}`"
             return Guess(f"unknown key here; it belongs into `{name}`", fix)
-    near = nearest(word, known)
+    for name, setting in known.items():
+        if (entry := _in_entries(setting, word)) is not None:
+            shown = "{…}" if is_section(entry.kind) else value
+            fix = f"write `{name}: [{{name: …, {entry.name}: {shown}}}]`"
+            return Guess(f"unknown key here; it belongs into an entry of `{name}`", fix)
+    meant = {
+        **{other: name for name, each in known.items() for other in each.about.aka},
+        **{name: name for name in known},
+    }
+    near = nearest(word, meant)
     if near is not None:
-        return Guess("unknown key", f"did you mean `{near}`?", near)
+        return Guess("unknown key", f"did you mean `{meant[near]}`?", meant[near])
     return Guess("unknown key", f"remove it; known here: {quoted(known)}")
 
 
@@ -87,6 +96,14 @@ def _below(setting: Setting, word: str) -> Setting | None:
     return next((each for name, each in settings_of(setting.kind).items() if word in (name, *each.about.aka)), None)
 
 
+def _in_entries(setting: Setting, word: str) -> Setting | None:
+    """The setting that `word` names of the sections in a list, beside the name that each of them needs."""
+    if get_origin(setting.kind) is not tuple or not is_section(section := get_args(setting.kind)[0]):
+        return None
+    found = settings_of(section).get(word)
+    return None if found is None or found.required else found
+
+
 def a_kind(kind: Any) -> str:
     """``int`` -> ``a whole number``."""
     if isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -101,7 +118,15 @@ def as_number(setting: Setting, text: str) -> str:
         number = units.converted(f"{text}%", setting.name)
     if number is None:
         return example_value(setting)
-    return f"write `{setting.name}: {number}`"
+    return as_whole(setting, float(number)) if setting.kind is int else f"write `{setting.name}: {number}`"
+
+
+def as_whole(setting: Setting, number: float) -> str:
+    """How to write a number that must be a whole one, and within the setting's bounds."""
+    said = setting.about
+    number = number if said.at_most is None else min(number, said.at_most)
+    number = number if said.at_least is None else max(number, said.at_least)
+    return f"write `{setting.name}: {units.shown(number, whole=True)}`"
 
 
 def example_value(setting: Setting) -> str:

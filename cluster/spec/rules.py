@@ -37,6 +37,9 @@ class Floor:
 FloorOf = Callable[[Spec, Model], Floor | None]
 """What a cost model says of a model; None where it does not know the model or its hardware."""
 
+LIMIT_MAX_S = 86_400
+"""Longest limit that is proposed: a target beyond a day is a slip, and no reason to wait so long."""
+
 ALIAS_CHARS_MAX = 200
 """Longest other name of a model: it is compared with every request's, and listed."""
 
@@ -323,7 +326,9 @@ def _cut_off(spec: Spec) -> Iterator[Finding]:
                 continue
             said = getattr(spec.limits, limit)
             message = f"the router gives up after `limits.{limit}`, {shown(said)} s"
-            fix = f"write `{target}: {shown(said * 1000)}` or less, or `limits: {{{limit}: {shown(value / 1000)}}}`"
+            fix = f"write `{target}: {shown(said * 1000)}` or less"
+            if value <= LIMIT_MAX_S * 1000:
+                fix += f", or `limits: {{{limit}: {shown(value / 1000)}}}`"
             yield Finding(path=("slo", name, target), message=message, fix=fix, uses=(("limits", limit),))
 
 
