@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
-from posixpath import normpath
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -417,10 +416,16 @@ def _tenants(spec: Spec) -> Iterator[Finding]:
         if file.startswith("sk-"):
             fix = "write the file it is kept in; this one is known now: replace it with `baton key new`"
             yield Finding(path=(*path, "key_file"), message="a key itself, not a file of keys", fix=fix, value="***")
-        elif normpath(file) in files:
-            message = f"the file of tenant `{files[normpath(file)]}`: one key would be two tenants"
+        elif _plain_path(file) in files:
+            message = f"the file of tenant `{files[_plain_path(file)]}`: one key would be two tenants"
             yield Finding(path=(*path, "key_file"), message=message, fix="give each tenant a file of its own")
-        files.setdefault(normpath(file), name)
+        files.setdefault(_plain_path(file), name)
+
+
+def _plain_path(path: str) -> str:
+    """A path without the parts that lead nowhere: `./keys//acme` is `keys/acme`."""
+    parts = [part for part in path.split("/") if part not in {"", "."}]
+    return f"{'/' if path.startswith('/') else ''}{'/'.join(parts)}"
 
 
 def _models_of_tenants(spec: Spec) -> Iterator[Finding]:
