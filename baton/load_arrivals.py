@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from baton.output import say
+from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
 from loadgen import arrivals as processes
 from loadgen import lengths, servegen, traces
@@ -86,7 +87,7 @@ def planned(args: argparse.Namespace, *, strict: bool = False) -> PlannedLoad:
     notes: list[str] = []
     if args.trace is None:
         return PlannedLoad(_made(args, rng, notes.append), notes=tuple(notes))
-    for name in ("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens"):
+    for name in ("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "prefix_groups"):
         if getattr(args, name) is not None:
             flag = name.replace("_", "-")
             raise UsageError(
@@ -201,6 +202,10 @@ def _made(args: argparse.Namespace, rng: np.random.Generator, tell: Tell) -> lis
 def _drawn(args: argparse.Namespace, rng: np.random.Generator, tell: Tell) -> Iterator[Arrival]:
     """Made-up requests without an end."""
     prefix = args.prefix_tokens or 0
+    if not prefix:
+        refuse_given(
+            args, ("prefix_groups",), "says how many prefixes there are, and prompts have none: give --prefix-tokens N"
+        )
     strict = getattr(args, "strict", False)  # `baton simulate` has no such flag
     return made(
         _times(args, rng),
@@ -208,7 +213,7 @@ def _drawn(args: argparse.Namespace, rng: np.random.Generator, tell: Tell) -> It
         lengths_from(args.output_tokens or "128", "--output-tokens", strict=strict, tell=tell),
         rng.spawn(1)[0],
         prefix_tokens=prefix,
-        prefix_groups=args.prefix_groups,
+        prefix_groups=args.prefix_groups or 1,
     )
 
 

@@ -25,7 +25,7 @@ def add_load(group: Any, *, sends: bool = True) -> None:
     group.add_argument("--input-tokens", metavar="N|DIST", help=f"{lengths} (default 512)")
     group.add_argument("--output-tokens", metavar="N|DIST", help="the same for answers (default 128)")
     group.add_argument("--prefix-tokens", type=_whole, metavar="N", help="prompts begin with N tokens of their group's")
-    group.add_argument("--prefix-groups", type=_whole, default=1, metavar="G", help="how many groups (default 1)")
+    group.add_argument("--prefix-groups", type=_whole, metavar="G", help="how many groups (default 1)")
     group.add_argument(
         "--requests", type=_whole, metavar="N", help="end after so many (default 100 where none ends it)"
     )
@@ -90,19 +90,14 @@ def add_search(group: Any) -> None:
     group.add_argument(
         "--attainment",
         type=_share,
-        default=0.95,
         metavar="SHARE",
         help="share that must meet all targets (default 0.95)",
     )
+    group.add_argument("--precision", type=_share, metavar="P", help="each load is bisected this finely (default 0.04)")
     group.add_argument(
-        "--precision", type=_share, default=0.04, metavar="P", help="each load is bisected this finely (default 0.04)"
+        "--repeats", type=_whole, metavar="K", help="loads drawn; under 6 there is no interval (default 6)"
     )
-    group.add_argument(
-        "--repeats", type=_whole, default=6, metavar="K", help="loads drawn; under 6 there is no interval (default 6)"
-    )
-    group.add_argument(
-        "--trial-s", type=finite, default=30.0, metavar="S", help="length of a trial near goodput (default 30)"
-    )
+    group.add_argument("--trial-s", type=finite, metavar="S", help="length of a trial near goodput (default 30)")
     group.add_argument("--top-rate", type=finite, metavar="R", help="try no higher rate")
     group.add_argument("--search-s", type=finite, metavar="S", help="end after so long with what is known")
 

@@ -21,7 +21,7 @@ def check(args: argparse.Namespace) -> None:
             if getattr(args, flag) is not None:
                 raise UsageError(f"--{flag.replace('_', '-')} is of conversations: give --sessions N")
         return
-    for flag in ("trace", "rate", "arrivals", "cv", "prefix_tokens", "token_ids", "max_concurrency"):
+    for flag in ("trace", "rate", "arrivals", "cv", "prefix_tokens", "prefix_groups", "token_ids", "max_concurrency"):
         if getattr(args, flag) is not None:
             raise UsageError(f"--{flag.replace('_', '-')} is of an open loop, --sessions of a closed one: give one")
     if args.senders > 1:

@@ -45,6 +45,7 @@ from baton.load_plots import need_matplotlib, plot
 from baton.load_run import LoadDone, Out, send
 from baton.load_view import print_goodput, print_report, print_summary
 from baton.output import emit, say
+from baton.unused_flags import refuse_given
 from baton.written import check_written
 from cluster.errors import UsageError
 from loadgen.http import LoadConnections
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         return compare_files(args)
     if args.url is None and not args.dry_run:
         raise UsageError("which endpoint? write `baton load http://HOST:PORT`")
+    _refuse_unused(args)
     if args.token_ids and args.chat:
         raise UsageError("--token-ids needs completions: chat takes text only")
     if args.plot is not None or args.html is not None:
@@ -98,6 +100,18 @@ def run(args: argparse.Namespace) -> int:
     if pool is None or args.dry_run:
         return _dry_run(args, load)
     return _send(args, pool.url, load, faults)
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Refuse flags that go with others, without those."""
+    if not args.find_goodput:
+        refuse_given(args, load_goodput.FLAGS, "is of a search: give --find-goodput")
+    if args.out is None:
+        refuse_given(args, ["token_times"], "writes times into the records of --out: give --out FILE")
+    if not args.fault and args.faults is None:
+        refuse_given(args, ["target"], "names an instance for faults: give --fault or --faults")
+    if args.dry_run:
+        refuse_given(args, ["out", "html", "plot"], "is of a load that is sent, and --dry-run sends nothing")
 
 
 def _dry_run(args: argparse.Namespace, load: PlannedLoad) -> int:

@@ -195,8 +195,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 UNUSED_BY_WORKLOADS: Mapping[str, float | None] = {
     **dict.fromkeys(("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "requests"), None),
-    **dict.fromkeys(("duration_s", "format", "tick_ms"), None),
-    "prefix_groups": 1,
+    **dict.fromkeys(("prefix_groups", "duration_s", "format", "tick_ms"), None),
     "speed": 1.0,
     "rate_scale": 1.0,
     "from_s": 0.0,
