@@ -117,9 +117,10 @@ class Loads:
         self.notes: tuple[str, ...] = ()
         self._trace: list[Arrival] = []
         if args.trace is not None:
-            whole = planned(
-                argparse.Namespace(**{**vars(args), "rate": None}), strict=args.strict
-            )  # it is the first tried
+            unrated = argparse.Namespace(
+                **{**vars(args), "rate": None}
+            )  # a search begins with it, a replay has its own
+            whole = planned(unrated, strict=args.strict)
             self._trace, self.notes = whole.arrivals, whole.notes
             if len(self._trace) < 2 or self._trace[-1].at_s <= self._trace[0].at_s:
                 raise UsageError(f"{args.trace}: a rate needs two requests at different moments")

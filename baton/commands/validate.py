@@ -285,15 +285,20 @@ SERIES = (
 
 def _check_series(args: argparse.Namespace) -> None:
     """Refuse to write the series over a file that is read. One that it was written to before is written again."""
-    if args.series is None or not args.series.is_file():
+    if args.series is None or _is_series(args.series):
         return
-    with args.series.open("rb") as file:
-        if file.readline().strip() == ",".join(SERIES).encode():
-            return
     read = [("--profile", args.profile), *(("--config", each.partition("=")[2]) for each in args.config)]
     for path in args.paths:
         read += [(f"PATH {path}", path), *((f"{each.name} of {path}", each) for each in _files_of(path))]
     check_written({"--series": args.series}, read)
+
+
+def _is_series(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.readline(1000).strip() == ",".join(SERIES).encode()
+    except OSError:
+        return False
 
 
 def _files_of(path: Path) -> Iterator[Path]:
