@@ -56,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _take_compiled()
         parser = _parser(words[0] if words else None)
-        args = parser.parse_args(words)
+        args, unknown = parser.parse_known_args(words)
+        if unknown:
+            _refuse(args.command, unknown)
         if args.command is None:
             parser.print_help()
             return 2
@@ -90,6 +92,11 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (flags: {self.prog} --help)\n")
+
+
+def _refuse(command: str | None, unknown: list[str]) -> NoReturn:
+    """Words that nothing takes: argparse would name `baton --help`, which has no flag of the command."""
+    _Parser(prog=f"baton {command}" if command else "baton").error(f"unrecognized arguments: {' '.join(unknown)}")
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:

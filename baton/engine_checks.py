@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,17 +49,31 @@ async def _check(url: str) -> list[DoctorFinding]:
         findings = [await _health(seen)]
         if findings[0].fix:
             return findings
-        findings += [await _version(seen), await _model(seen)]
+        findings += [await _tried("vLLM", _version, seen), await _tried("Model", _model, seen, needed=True)]
         if seen.model:
             findings += [
-                await _prefill(seen),
-                await _side_channel(seen),
-                await _abort(seen),
-                _details(seen),
-                _metrics(seen),
+                await _tried("Prefill leg", _prefill, seen, needed=True),
+                await _tried("Side channel", _side_channel, seen),
+                await _tried("Abort by id", _abort, seen),
+                await _tried("Cached tokens", _details, seen),
+                await _tried("Timing", _metrics, seen),
             ]
         findings.append(note("Failed loads", "cannot be seen from outside", "set kv_load_failure_policy to recompute"))
         return findings
+
+
+async def _tried(
+    what: str, check: Callable[[_Seen], DoctorFinding | Awaitable[DoctorFinding]], seen: _Seen, *, needed: bool = False
+) -> DoctorFinding:
+    """What a check finds. An unforeseen failure is a finding, too: without a `needed` one the router cannot use it."""
+    try:
+        found = check(seen)
+        return found if isinstance(found, DoctorFinding) else await found
+    except Exception as error:  # noqa: BLE001 - a server may answer anything, or nothing
+        told = f"could not be checked: {type(error).__name__}{f': {error}' if str(error) else ''}"
+        return (
+            missing(what, told, "see that URL is a vLLM server, and what its log says") if needed else note(what, told)
+        )
 
 
 async def _get(seen: _Seen, path: str) -> tuple[int, Any]:

@@ -6,7 +6,7 @@ import argparse
 import gzip
 import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,12 +15,17 @@ from typing import IO, cast
 import numpy as np
 from msgspec.structs import replace
 
+from baton.output import say
+from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
 from loadgen import arrivals as processes
 from loadgen import lengths, servegen, traces
 from loadgen.arrival import Arrival, BadRow, Row
 from loadgen.made import made
 from loadgen.shaping import denser, faster, window
+
+Tell = Callable[[str], None]
+"""Takes a line for people."""
 
 REQUESTS = 100
 """Length of made-up load, unless flags say otherwise."""
@@ -50,13 +55,13 @@ class PlannedLoad:
     lasts_s: float | None = None
     """Seconds that a load of conversations lasts: the number of its requests is not known beforehand."""
 
-    def left_out(self) -> list[str]:
-        """The bad rows for people: the first ones, and their number."""
+    def left_out(self, strict: str = "--strict stops at the first") -> list[str]:
+        """The bad rows for people: the first ones, their number, and what `strict` would do about them."""
         told = [f"left out: {row}" for row in self.bad[:BAD_SHOWN]]
         if len(self.bad) > BAD_SHOWN:
             told.append(f"left out: {len(self.bad) - BAD_SHOWN} more; --json lists them all")
         if self.bad:
-            told.append(f"left out: {len(self.bad)} bad rows in all (--strict stops at the first)")
+            told.append(f"left out: {len(self.bad)} bad rows in all ({strict})")
         return told
 
     @property
@@ -79,16 +84,16 @@ def planned(args: argparse.Namespace, *, strict: bool = False) -> PlannedLoad:
         UsageError: flags contradict each other, no row can be read, or with `strict` one cannot.
     """
     rng = np.random.default_rng(args.seed)
+    notes: list[str] = []
     if args.trace is None:
-        return PlannedLoad(_made(args, rng))
-    for name in ("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens"):
+        return PlannedLoad(_made(args, rng, notes.append), notes=tuple(notes))
+    for name in ("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "prefix_groups"):
         if getattr(args, name) is not None:
             flag = name.replace("_", "-")
             raise UsageError(
                 f"--{flag} makes load up, --trace replays one: give one (--speed and --rate-scale fit both)"
             )
     bad: list[str] = []
-    notes: list[str] = []
     found: Iterable[Arrival] = _good(_rows(Path(args.trace), args, rng, notes), args, bad, strict=strict)
     if args.format != "servegen" and args.from_s:
         found = window(found, args.from_s)
@@ -112,7 +117,10 @@ class Loads:
         self.notes: tuple[str, ...] = ()
         self._trace: list[Arrival] = []
         if args.trace is not None:
-            whole = planned(args, strict=args.strict)
+            unrated = argparse.Namespace(
+                **{**vars(args), "rate": None}
+            )  # a search begins with it, a replay has its own
+            whole = planned(unrated, strict=args.strict)
             self._trace, self.notes = whole.arrivals, whole.notes
             if len(self._trace) < 2 or self._trace[-1].at_s <= self._trace[0].at_s:
                 raise UsageError(f"{args.trace}: a rate needs two requests at different moments")
@@ -126,7 +134,10 @@ class Loads:
 
     def _made(self, requests: int, rng: np.random.Generator) -> list[Arrival]:
         args = argparse.Namespace(**{**vars(self._args), "rate": 1.0})
-        return list(islice(_drawn(args, rng), requests))
+        notes: list[str] = []
+        found = list(islice(_drawn(args, rng, notes.append), requests))
+        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
+        return found
 
     def _stretch(self, requests: int, rng: np.random.Generator) -> list[Arrival]:
         """Consecutive requests of the trace; a shorter trace is gone through more than once."""
@@ -144,8 +155,12 @@ def loads_of(args: argparse.Namespace) -> Loads:
     return loads
 
 
-def lengths_from(text: str, flag: str) -> lengths.Lengths:
-    """A length flag: a distribution, or `like:FILE` for the lengths of a trace."""
+def lengths_from(text: str, flag: str, *, strict: bool = False, tell: Tell = say) -> lengths.Lengths:
+    """A length flag: a distribution, or `like:FILE` for the lengths of a trace, bad rows left out and told of.
+
+    Raises:
+        UsageError: neither of them, no row can be read, or with `strict` one cannot.
+    """
     if not text.startswith("like:"):
         try:
             return lengths.parse(text)
@@ -153,21 +168,28 @@ def lengths_from(text: str, flag: str) -> lengths.Lengths:
             raise UsageError(f"{flag}: {error}") from None
     path = Path(text.removeprefix("like:"))
     field = "input_tokens" if flag == "--input-tokens" else "output_tokens"
-    found = []
+    found: list[int] = []
+    bad: list[BadRow] = []
     for row in _reader(path, None)(_lines(path), np.random.default_rng(0), 0.0):
         if isinstance(row, BadRow):
-            raise UsageError(f"{flag}: {path}: {row}")
-        found.append(getattr(row, field))
+            bad.append(row)
+        else:
+            found.append(getattr(row, field))
+    if bad and (strict or not found):
+        raise UsageError(f"{flag}: {path}: {bad[0]}")
     if not found:
         raise UsageError(f"{flag}: {path} holds no request")
+    if bad:
+        rows_are = "1 bad row was" if len(bad) == 1 else f"{len(bad)} bad rows were"
+        tell(f"{flag}: {path}: {rows_are} left out; the first: {bad[0]}")
     return lengths.empirical(found)
 
 
-def _made(args: argparse.Namespace, rng: np.random.Generator) -> list[Arrival]:
+def _made(args: argparse.Namespace, rng: np.random.Generator, tell: Tell) -> list[Arrival]:
     for name in ("format", "tick_ms", "from_s"):
         if getattr(args, name) not in {None, 0.0} or (name == "tick_ms" and args.tick_ms is not None):
             raise UsageError(f"--{name.replace('_', '-')} tells how to read a --trace, and there is none")
-    found: Iterable[Arrival] = _drawn(args, rng)
+    found: Iterable[Arrival] = _drawn(args, rng, tell)
     if args.requests is None and args.duration_s is None:
         args.requests = REQUESTS
     expected = (args.rate or 1.0) * args.speed * args.rate_scale * (args.duration_s or math.inf)
@@ -178,16 +200,21 @@ def _made(args: argparse.Namespace, rng: np.random.Generator) -> list[Arrival]:
     return _shaped(found, args)
 
 
-def _drawn(args: argparse.Namespace, rng: np.random.Generator) -> Iterator[Arrival]:
+def _drawn(args: argparse.Namespace, rng: np.random.Generator, tell: Tell) -> Iterator[Arrival]:
     """Made-up requests without an end."""
     prefix = args.prefix_tokens or 0
+    if not prefix:
+        refuse_given(
+            args, ("prefix_groups",), "says how many prefixes there are, and prompts have none: give --prefix-tokens N"
+        )
+    strict = getattr(args, "strict", False)  # `baton simulate` has no such flag
     return made(
         _times(args, rng),
-        lengths_from(args.input_tokens or "512", "--input-tokens"),
-        lengths_from(args.output_tokens or "128", "--output-tokens"),
+        lengths_from(args.input_tokens or "512", "--input-tokens", strict=strict, tell=tell),
+        lengths_from(args.output_tokens or "128", "--output-tokens", strict=strict, tell=tell),
         rng.spawn(1)[0],
         prefix_tokens=prefix,
-        prefix_groups=args.prefix_groups,
+        prefix_groups=args.prefix_groups or 1,
     )
 
 

@@ -8,19 +8,30 @@ from pathlib import Path
 
 import msgspec
 
+from baton.load_goodput import FLAGS
 from baton.load_run import targets_of
 from baton.output import emit, say
+from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
 from loadgen.compare import LEAST, LoadComparison, QuantityDifference, compare
 from loadgen.record import Record
 
 BAD_SHOWN = 3
 
+_OF_A_LOAD = (
+    *("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "prefix_groups", "requests"),
+    *("duration_s", "trace", "format", "sessions", "think_s", "turns", "fault", "faults", "target", "out"),
+    "token_times",
+    *FLAGS,
+)
+"""Flags that a comparison does not use, as in the command's arguments."""
+
 
 def compare_files(args: argparse.Namespace) -> int:
     """Print what B changes; 0: nothing is worse beyond its interval, 1: something is, 2: they cannot be compared."""
     if args.url is not None or args.find_goodput or args.dry_run or args.html is not None or args.plot is not None:
         raise UsageError("--compare sends nothing: give it two --out files, targets and perhaps --json, no more")
+    refuse_given(args, _OF_A_LOAD, "is of a load, and --compare sends none")
     first, second = args.compare
     told = compare(_records(first), _records(second), targets_of(args), args.seed)
     if args.json:

@@ -11,8 +11,8 @@ from baton.load_arrivals import finite, scale
 from loadgen.traces import FORMATS
 
 
-def add_load(group: Any) -> None:
-    """Flags for made-up load; `baton simulate` takes the same."""
+def add_load(group: Any, *, sends: bool = True) -> None:
+    """Flags for made-up load. Commands that send nothing take the same; they refuse --dry-run, and do not list it."""
     group.add_argument("--rate", type=finite, metavar="R", help="requests per second (default 1)")
     group.add_argument(
         "--arrivals", choices=("poisson", "constant", "gamma", "weibull"), help="how gaps vary (default poisson)"
@@ -20,11 +20,12 @@ def add_load(group: Any) -> None:
     group.add_argument(
         "--cv", type=finite, help="gaps' standard deviation over their mean, for gamma and weibull (default 2)"
     )
+    dry = "say what would be sent, and send nothing" if sends else argparse.SUPPRESS
     lengths = "N, uniform:A-B, lognormal:p50=A,p90=B, lognormal:mean=A,cv=B or like:TRACE"
     group.add_argument("--input-tokens", metavar="N|DIST", help=f"{lengths} (default 512)")
     group.add_argument("--output-tokens", metavar="N|DIST", help="the same for answers (default 128)")
     group.add_argument("--prefix-tokens", type=_whole, metavar="N", help="prompts begin with N tokens of their group's")
-    group.add_argument("--prefix-groups", type=_whole, default=1, metavar="G", help="how many groups (default 1)")
+    group.add_argument("--prefix-groups", type=_whole, metavar="G", help="how many groups (default 1)")
     group.add_argument(
         "--requests", type=_whole, metavar="N", help="end after so many (default 100 where none ends it)"
     )
@@ -34,7 +35,7 @@ def add_load(group: Any) -> None:
         "--rate-scale", type=scale, default=1.0, metavar="X", help="X times the requests in the same time"
     )
     group.add_argument("--seed", type=_natural, default=0, help="the same seed sends the same load (default 0)")
-    group.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")
+    group.add_argument("--dry-run", action="store_true", help=dry)
 
 
 def add_trace(group: Any) -> None:
@@ -89,19 +90,14 @@ def add_search(group: Any) -> None:
     group.add_argument(
         "--attainment",
         type=_share,
-        default=0.95,
         metavar="SHARE",
         help="share that must meet all targets (default 0.95)",
     )
+    group.add_argument("--precision", type=_share, metavar="P", help="each load is bisected this finely (default 0.04)")
     group.add_argument(
-        "--precision", type=_share, default=0.04, metavar="P", help="each load is bisected this finely (default 0.04)"
+        "--repeats", type=_whole, metavar="K", help="loads drawn; under 6 there is no interval (default 6)"
     )
-    group.add_argument(
-        "--repeats", type=_whole, default=6, metavar="K", help="loads drawn; under 6 there is no interval (default 6)"
-    )
-    group.add_argument(
-        "--trial-s", type=finite, default=30.0, metavar="S", help="length of a trial near goodput (default 30)"
-    )
+    group.add_argument("--trial-s", type=finite, metavar="S", help="length of a trial near goodput (default 30)")
     group.add_argument("--top-rate", type=finite, metavar="R", help="try no higher rate")
     group.add_argument("--search-s", type=finite, metavar="S", help="end after so long with what is known")
 

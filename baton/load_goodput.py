@@ -25,6 +25,12 @@ from loadgen.replay import RunningLoad, Sending
 from loadgen.report import CPU_SHARE, LATE_MS, Targets, met, sender_limit, spread_ms
 from loadgen.search import WINDOW, Aim, RunTrial, Search, SearchFinished, StopSearch, TrialDone, TrialTick, Try
 
+FLAGS: Final = ("attainment", "precision", "repeats", "trial_s", "top_rate", "search_s")
+"""Of a search alone, as in the command's arguments."""
+
+ATTAINMENT: Final = 0.95
+"""The share that must meet all targets if no flag says another."""
+
 SETTLE_S: Final = 0.5
 """Pause after a trial, in which engines end cut requests."""
 
@@ -53,14 +59,15 @@ def check(args: argparse.Namespace) -> None:
 
 def aim_of(args: argparse.Namespace) -> Aim:
     """The aim of the search."""
+    shape = {
+        name: getattr(args, name) for name in ("precision", "repeats", "trial_s") if getattr(args, name) is not None
+    }
     return Aim(
-        attainment=args.attainment,
+        attainment=ATTAINMENT if args.attainment is None else args.attainment,
         first_rate=args.rate or 1.0,
         top_rate=args.top_rate or math.inf,
-        precision=args.precision,
-        repeats=args.repeats,
-        trial_s=args.trial_s,
         seconds_max=args.search_s or math.inf,
+        **shape,
     )
 
 
@@ -72,7 +79,8 @@ async def find(args: argparse.Namespace, url: str) -> Goodput:
     shell = _Shell(args, url, sending_of(args, asking, headers), loads)
     with interrupted(shell):
         finished = await shell.run()
-    return Goodput(finished, tuple(shell.search.tries), targets_of(args), args.attainment, (*loads.notes, *notes))
+    search = shell.search
+    return Goodput(finished, tuple(search.tries), targets_of(args), search.aim.attainment, (*loads.notes, *notes))
 
 
 class _Shell:

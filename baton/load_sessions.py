@@ -21,7 +21,7 @@ def check(args: argparse.Namespace) -> None:
             if getattr(args, flag) is not None:
                 raise UsageError(f"--{flag.replace('_', '-')} is of conversations: give --sessions N")
         return
-    for flag in ("trace", "rate", "arrivals", "cv", "prefix_tokens", "token_ids", "max_concurrency"):
+    for flag in ("trace", "rate", "arrivals", "cv", "prefix_tokens", "prefix_groups", "token_ids", "max_concurrency"):
         if getattr(args, flag) is not None:
             raise UsageError(f"--{flag.replace('_', '-')} is of an open loop, --sessions of a closed one: give one")
     if args.senders > 1:
@@ -34,12 +34,13 @@ def check(args: argparse.Namespace) -> None:
 def planned(args: argparse.Namespace) -> PlannedLoad:
     """How long the sessions go on; their turns are made during the load."""
     check(args)
+    notes: list[str] = []
     for text, flag in ((args.input_tokens, "--input-tokens"), (args.output_tokens, "--output-tokens")):
         if text:
-            lengths_from(text, flag)
+            lengths_from(text, flag, strict=args.strict, tell=notes.append)
     if args.requests is None and args.duration_s is None:
         args.requests = REQUESTS
-    return PlannedLoad([], count=args.requests, lasts_s=args.duration_s)
+    return PlannedLoad([], notes=tuple(notes), count=args.requests, lasts_s=args.duration_s)
 
 
 def conversations(args: argparse.Namespace, asking: Asking) -> Sessions:
@@ -49,8 +50,8 @@ def conversations(args: argparse.Namespace, asking: Asking) -> Sessions:
             sessions=args.sessions,
             turns=args.turns or TURNS,
             think=_think(args),
-            inputs=lengths_from(args.input_tokens or "512", "--input-tokens"),
-            outputs=lengths_from(args.output_tokens or "128", "--output-tokens"),
+            inputs=lengths_from(args.input_tokens or "512", "--input-tokens", tell=_told_already),
+            outputs=lengths_from(args.output_tokens or "128", "--output-tokens", tell=_told_already),
             requests=args.requests,
             until_s=math.inf if args.duration_s is None else args.duration_s,
             seed=args.seed,
@@ -58,6 +59,10 @@ def conversations(args: argparse.Namespace, asking: Asking) -> Sessions:
             fit=asking.fit,
         )
     )
+
+
+def _told_already(_: str) -> None:
+    """`planned` has read the same files."""
 
 
 def _think(args: argparse.Namespace) -> Think:

@@ -201,9 +201,13 @@ def place(wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0) -
     Raises:
         UsageError: an engine needs more GPUs than the machine has.
     """
-    widest = max(each.gpus for each in wanted)
+    largest = max(wanted, key=lambda each: each.gpus)
+    widest = largest.gpus
     if hardware.gpus and widest > len(hardware.gpus):
-        raise UsageError(f"an engine spans {widest} GPUs, and this machine has {len(hardware.gpus)}: lower -tp or -pp")
+        raise UsageError(
+            f"instance {largest.name} needs {widest} GPUs, and this machine has {len(hardware.gpus)}: "
+            "lower its shape (tp, pp, dp), or -tp/-pp/-dp after --"
+        )
     cores_for = max(most, len(wanted)) if not hardware.gpus else len(wanted)
     shares = share(cores_for, hardware.gpus, hardware.cores, gpus_each=widest)[: len(wanted)]
     taken: set[int] = set()

@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 from typing import Final
 
+from baton.clusterfile import beside
 from cluster.registry.proofs import Proofs
 from cluster.registry.registry import DEFAULT_CLUSTER, Registry
+from cluster.spec import Spec
 from kvtransfer.keyfile import KeyFile
 from kvtransfer.proving import FleetProofs
 from kvtransfer.ticket import SigningKey
@@ -25,11 +27,28 @@ def add_registry_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--registry-password-file", type=Path, metavar="FILE", help="holds the registry's password")
     group.add_argument("--registry-ca-file", type=Path, metavar="FILE", help="certificates to trust for rediss://")
     group.add_argument(
-        "--cluster",
-        default=DEFAULT_CLUSTER,
-        metavar="NAME",
-        help="fleets of one registry, apart by name (default %(default)s)",
+        "--cluster", metavar="NAME", help=f"fleets of one registry, apart by name (default {DEFAULT_CLUSTER})"
     )
+
+
+def fill_from_file(args: argparse.Namespace, spec: Spec, file: str) -> None:
+    """Let the flags that were not given say what the cluster file says of its registry. A flag that names another
+    registry has nothing of the file: a password is for one registry alone.
+    """
+    said = spec.registry
+    if args.registry is not None or said.url is None:
+        return
+    args.registry = said.url
+    args.cluster = said.cluster if args.cluster is None else args.cluster
+    for name in ("password_file", "ca_file"):
+        path, flag = getattr(said, name), f"registry_{name}"
+        if getattr(args, flag) is None and path is not None:
+            setattr(args, flag, beside(file, path))
+
+
+def cluster_of(args: argparse.Namespace) -> str:
+    """The cluster that the flags name, or the default one."""
+    return DEFAULT_CLUSTER if args.cluster is None else args.cluster
 
 
 def open_registry(args: argparse.Namespace, proofs: Proofs | None = None) -> Registry | None:
@@ -46,7 +65,7 @@ def open_registry(args: argparse.Namespace, proofs: Proofs | None = None) -> Reg
 
     return RedisRegistry.open(
         args.registry,
-        cluster=args.cluster,
+        cluster=cluster_of(args),
         password_file=args.registry_password_file,
         ca_file=args.registry_ca_file,
         proofs=proofs,
@@ -60,7 +79,7 @@ def fleet_proofs(keys: KeyFile[tuple[SigningKey, ...]] | None, *, accepts_unprov
 
 def registry_words(args: argparse.Namespace) -> list[str]:
     """The same flags, for a child."""
-    words = ["--registry", args.registry, "--cluster", args.cluster]
+    words = ["--registry", args.registry, "--cluster", cluster_of(args)]
     for flag in ("registry_password_file", "registry_ca_file"):
         if getattr(args, flag) is not None:
             words += [f"--{flag.replace('_', '-')}", str(getattr(args, flag))]

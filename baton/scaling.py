@@ -64,6 +64,8 @@ class MadePools:
     """The machine's GPU; None: it has none, or it does not matter."""
     vllm_args: tuple[str, ...] = ()
     dry: bool = False
+    resizes: bool = True
+    """False: every pool is kept at the file's size."""
 
     @staticmethod
     def read(said: Mapping[str, Any]) -> MadePools:
@@ -95,7 +97,9 @@ def wants_scaling(spec: Spec) -> bool:
     return any(pool.min < pool.at_most or pool.flips for _, _, pool in stems(spec).values())
 
 
-def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str], *, dry: bool = False) -> ScalingPlan:
+def plan_of(
+    spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str], *, dry: bool = False, resizes: bool = True
+) -> ScalingPlan:
     """The sizes in a cluster file.
 
     Args:
@@ -104,11 +108,15 @@ def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str]
         gpu_found: the machine's GPU; None: it has none, or it does not matter.
         vllm_args: words after ``--`` on the command line.
         dry: decide only, and do nothing.
+        resizes: False keeps every pool at the file's size.
     """
     pools: dict[str, tuple[ScalingPool, ...]] = {}
     members: dict[str, dict[str, SimulatedMember]] = {}
     off: dict[str, str] = {}
     for model in spec.models:
+        if not resizes:
+            off[model.api_name] = "so says --no-scale"
+            continue
         try:
             made_of = _pools(spec, model, engine, gpu_found, vllm_args)
             pools[model.api_name] = tuple(pool for pool, _ in made_of)
@@ -122,7 +130,7 @@ def plan_of(spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str]
     }
     counts = {name: each.count for name, each in spec.hardware.items() if each.count is not None}
     rules = ControlRules(budget=Budget(gpus=counts), dry=dry, checks=True)
-    made = MadePools(engine=engine, gpu=gpu_found, vllm_args=tuple(vllm_args), dry=dry)
+    made = MadePools(engine=engine, gpu=gpu_found, vllm_args=tuple(vllm_args), dry=dry, resizes=resizes)
     promises = {name: _promise(slo) for name, slo in spec.slo.items()}
     return ScalingPlan(made=made, pools=pools, promises=promises, rules=rules, members=members, off=off, kept=kept)
 

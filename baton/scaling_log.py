@@ -93,7 +93,7 @@ def decide_again(file: str, log: Path) -> ReplayedDecisions:
     lives, events = 0, 0
     different: list[str] = []
     for made, model, logged in _lives(log):
-        plan = plan_of(spec, made.engine, made.gpu, list(made.vllm_args), dry=made.dry)
+        plan = plan_of(spec, made.engine, made.gpu, list(made.vllm_args), dry=made.dry, resizes=made.resizes)
         pools = plan.pools.get(model) or (next(iter(plan.pools.values())) if len(plan.pools) == 1 else None)
         if pools is None:
             raise UsageError(f"{log}: is of the model {model!r}, which {file} does not size")

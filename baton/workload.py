@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from baton.load_arrivals import ARRIVALS_MAX, SPAN_MAX_S, lengths_from
+from baton.output import say
 from cluster.errors import UsageError
 from loadgen import arrivals as processes
 from loadgen.arrival import Arrival
@@ -35,8 +36,8 @@ PROCESSES: Mapping[str, Callable[[float, float, np.random.Generator], Iterator[f
 }
 
 
-def workload(path: Path, seed: int) -> list[Arrival]:
-    """All requests of a workload file, in the order of time.
+def workload(path: Path, seed: int, *, strict: bool = False) -> list[Arrival]:
+    """All requests of a workload file, in the order of time. `strict`: no row of a trace of lengths may be bad.
 
     Raises:
         UsageError: the file cannot be read, or a setting cannot be used; the message names the part and the field.
@@ -63,11 +64,15 @@ def workload(path: Path, seed: int) -> list[Arrival]:
     if isinstance(chosen, bool) or not isinstance(chosen, int) or chosen < 0:
         raise UsageError(f"--workload {path}: seed is {chosen!r}: must be a whole number of 0 at least")
     rng = np.random.default_rng(chosen)
-    streams = [_part(path, name, part, duration_s, rng.spawn(1)[0]) for name, part in tree["parts"].items()]
+    streams = [
+        _part(path, name, part, duration_s, rng.spawn(1)[0], strict=strict) for name, part in tree["parts"].items()
+    ]
     return list(heapq.merge(*streams, key=lambda each: each.at_s))
 
 
-def _part(path: Path, name: str, part: Any, duration_s: float, rng: np.random.Generator) -> list[Arrival]:
+def _part(
+    path: Path, name: str, part: Any, duration_s: float, rng: np.random.Generator, *, strict: bool
+) -> list[Arrival]:
     where = f"--workload {path}: parts.{name}"
     if not isinstance(part, Mapping):
         raise UsageError(f"{where}: must be a mapping, like {{rate: 5, input_tokens: 1000}}")
@@ -88,8 +93,8 @@ def _part(path: Path, name: str, part: Any, duration_s: float, rng: np.random.Ge
         raise UsageError(f"{where}: prefix_tokens and prefix_groups are whole numbers, of 0 and 1 at least")
     found = made(
         PROCESSES[kind](rate, cv, rng),
-        _lengths(where, "input_tokens", part.get("input_tokens", 512)),
-        _lengths(where, "output_tokens", part.get("output_tokens", 128)),
+        _lengths(where, "input_tokens", part.get("input_tokens", 512), strict=strict),
+        _lengths(where, "output_tokens", part.get("output_tokens", 128), strict=strict),
         rng.spawn(1)[0],
         prefix_tokens=prefix[0],
         prefix_groups=prefix[1],
@@ -98,9 +103,12 @@ def _part(path: Path, name: str, part: Any, duration_s: float, rng: np.random.Ge
     return list(window(found, 0.0, duration_s))
 
 
-def _lengths(where: str, name: str, value: Any) -> Lengths:
+def _lengths(where: str, name: str, value: Any, *, strict: bool) -> Lengths:
+    def tell(line: str) -> None:
+        say(f"{where}: {line}")
+
     try:
-        return lengths_from(str(value), f"--{name.replace('_', '-')}")
+        return lengths_from(str(value), f"--{name.replace('_', '-')}", strict=strict, tell=tell)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from baton import compiled
 from baton.changing import Changing
-from baton.clusterfile import beside, read
+from baton.clusterfile import read
 from baton.lifeline import watch_lifeline
 from baton.output import emit, say
 from baton.plan import WantedEngine, templates
-from baton.registry import add_registry_arguments, fleet_proofs, open_registry
+from baton.registry import add_registry_arguments, cluster_of, fill_from_file, fleet_proofs, open_registry
 from baton.scaling import ScalingPlan, ScalingShell, plan_of
 from baton.signals import stopping_signals
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--on", metavar="ray|ray://HOST:PORT", help="where instances are started (default: nowhere, agents alone)")
     add("--engine", choices=["vllm", "mock"], default="vllm", help="what instances run (default %(default)s)")
     add("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    add("--no-scale", action="store_true", help="keep every pool at its size, whatever the file's `min` and `max` say")
     add("--owns", action="store_true", help="end all instances when this controller ends (`baton up --on ray` does)")
     add("--host", default="127.0.0.1", help="address of its own HTTP (default %(default)s)")
     add("--port", type=int, default=0, help="port of its own HTTP, 0 = a free one (default 0)")
@@ -80,20 +81,11 @@ def run(args: argparse.Namespace) -> int:
     configure_logging(args.log_level)
     compiled.log_it()
     spec = read(args.file).usable()
+    fill_from_file(args, spec, args.file)
     if args.registry is None:
-        _use_registry(args, spec)
-    plan = plan_of(spec, args.engine, None, args.vllm_args, dry=args.dry_run)
-    return asyncio.run(_run(args, spec, plan))
-
-
-def _use_registry(args: argparse.Namespace, spec: Spec) -> None:
-    said = spec.registry
-    if said.url is None:
         raise UsageError("--registry: neither this flag nor the file names one; the fleet meets there")
-    args.registry, args.cluster = said.url, said.cluster
-    for name in ("password_file", "ca_file"):
-        file = getattr(said, name)
-        setattr(args, f"registry_{name}", None if file is None else beside(args.file, file))
+    plan = plan_of(spec, args.engine, None, args.vllm_args, dry=args.dry_run, resizes=not args.no_scale)
+    return asyncio.run(_run(args, spec, plan))
 
 
 async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
@@ -105,9 +97,12 @@ async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
         assert registry is not None
         return registry
 
-    at_start = None if args.on is None else {stem: pool.at_start for stem, (_, _, pool) in stems(spec).items()}
+    if _only_says(args):
+        plan = replace(plan, kept={})
+    starts = args.on is not None and not _only_says(args)
+    at_start = {stem: pool.at_start for stem, (_, _, pool) in stems(spec).items()} if starts else None
     shell = ScalingShell(
-        args.cluster,
+        cluster_of(args),
         plan,
         opened,
         say=tell,
@@ -135,6 +130,13 @@ async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
     return 0
 
 
+def _only_says(args: argparse.Namespace) -> bool:
+    """Whether this controller starts and ends no instance at all. One that owns its fleet starts it, and then only says
+    what it would do with it: nothing else would start it.
+    """
+    return bool(args.dry_run and not args.owns)
+
+
 async def _until(stop: asyncio.Event, shell: ScalingShell, actuator: Actuator, args: argparse.Namespace) -> None:
     def announce(url: str) -> None:
         if args.json:
@@ -154,12 +156,12 @@ async def _actuator(made: _Made) -> Actuator:
     from baton.ray_fleet import launches, ray_actuator
 
     args = made.args
-    registry = ["--registry", args.registry, "--cluster", args.cluster]
+    registry = ["--registry", args.registry, "--cluster", cluster_of(args)]
     if args.registry_ca_file is not None:
         registry += ["--registry-ca-file", str(args.registry_ca_file)]
     keys = None if made.keys is None else made.keys.get
     launch = launches(_templates(made), registry, args.registry_password_file, keys)
-    actuator = ray_actuator(args.on, args.cluster, made.spec, launch, made.beats, made.agents)
+    actuator = ray_actuator(args.on, cluster_of(args), made.spec, launch, made.beats, made.agents)
     await actuator.connect()
     return actuator
 

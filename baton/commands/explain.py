@@ -17,6 +17,7 @@ from collections import deque
 
 from baton.clusterfile import DEFAULT, read
 from baton.output import emit, say
+from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
 from cluster.registry.registry import DEFAULT_CLUSTER
 from cluster.spec import as_json, as_text, explain
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLUSTER|LOG",
         help=f"instead: the decisions of a controller's log (default: of the cluster `{DEFAULT_CLUSTER}`)",
     )
-    parser.add_argument("--last", type=int, default=LAST, metavar="N", help="so many decisions (default %(default)s)")
+    parser.add_argument("--last", type=int, metavar="N", help=f"so many decisions (default {LAST})")
     parser.add_argument("--held", action="store_true", help="also decisions that changed nothing")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout; with --scaling one a line")
 
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("`baton explain` takes no vLLM flags")
     if args.scaling is not None:
         return _scaling(args)
+    refuse_given(args, ["last", "held"], "is of a controller's decisions: give --scaling")
     parsed = read(args.file or DEFAULT)
     for problem in parsed.problems:
         say(str(problem))
@@ -62,10 +64,13 @@ def run(args: argparse.Namespace) -> int:
 def _scaling(args: argparse.Namespace) -> int:
     from baton.scaling_log import decisions, log_of, words
 
-    if args.last < 1:
-        raise UsageError(f"--last {args.last}: give 1 or more")
+    if args.file is not None:
+        raise UsageError(f"{args.file} beside --scaling: a file is explained, or a controller's decisions: give one")
+    last = LAST if args.last is None else args.last
+    if last < 1:
+        raise UsageError(f"--last {last}: give 1 or more")
     log = log_of(args.scaling)
-    found = deque(decisions(log, held=args.held), maxlen=args.last)
+    found = deque(decisions(log, held=args.held), maxlen=last)
     for each in found:
         if args.json:
             emit({"at": each.at, "model": each.model, **each.decision})

@@ -20,7 +20,7 @@ from cluster.spec import Parsed
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton lint`."""
-    parser.add_argument("files", nargs="*", default=[DEFAULT], metavar="FILE", help="default %(default)s; - = stdin")
+    parser.add_argument("files", nargs="*", default=[DEFAULT], metavar="FILE", help=f"default {DEFAULT}; - = stdin")
     parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
 
 

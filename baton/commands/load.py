@@ -24,7 +24,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-from itertools import combinations
 from typing import Any
 
 from baton import load_goodput, load_sessions
@@ -46,6 +45,8 @@ from baton.load_plots import need_matplotlib, plot
 from baton.load_run import LoadDone, Out, send
 from baton.load_view import print_goodput, print_report, print_summary
 from baton.output import emit, say
+from baton.unused_flags import refuse_given
+from baton.written import check_written
 from cluster.errors import UsageError
 from loadgen.http import LoadConnections
 from loadgen.report import as_json
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         return compare_files(args)
     if args.url is None and not args.dry_run:
         raise UsageError("which endpoint? write `baton load http://HOST:PORT`")
+    _refuse_unused(args)
     if args.token_ids and args.chat:
         raise UsageError("--token-ids needs completions: chat takes text only")
     if args.plot is not None or args.html is not None:
@@ -85,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
     pool = None if args.url is None else LoadConnections(args.url)
-    _apart(args)
-    if args.out is not None and args.trace is not None and args.out.exists() and args.out.samefile(args.trace):
-        raise UsageError(f"--out {args.out} is the --trace itself, and would be overwritten")
+    written = {"--out": args.out, "--html": args.html, "--plot": args.plot}
+    read = ("trace", "input_tokens", "output_tokens", "faults", "api_key_file")
+    check_written(written, [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in read])
     if args.find_goodput:
         load_goodput.check(args)
         assert pool is not None
@@ -100,12 +102,16 @@ def run(args: argparse.Namespace) -> int:
     return _send(args, pool.url, load, faults)
 
 
-def _apart(args: argparse.Namespace) -> None:
-    """Refuse two results in one file."""
-    named = [(flag, path.absolute()) for flag in ("--out", "--html", "--plot") if (path := getattr(args, flag[2:]))]
-    for (flag, path), (other, same) in combinations(named, 2):
-        if path == same:
-            raise UsageError(f"{flag} and {other} name one file: {path}")
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Refuse flags that go with others, without those."""
+    if not args.find_goodput:
+        refuse_given(args, load_goodput.FLAGS, "is of a search: give --find-goodput")
+    if args.out is None:
+        refuse_given(args, ["token_times"], "writes times into the records of --out: give --out FILE")
+    if not args.fault and args.faults is None:
+        refuse_given(args, ["target"], "names an instance for faults: give --fault or --faults")
+    if args.dry_run:
+        refuse_given(args, ["out", "html", "plot"], "is of a load that is sent, and --dry-run sends nothing")
 
 
 def _dry_run(args: argparse.Namespace, load: PlannedLoad) -> int:
@@ -113,6 +119,8 @@ def _dry_run(args: argparse.Namespace, load: PlannedLoad) -> int:
         raise UsageError("--dry-run shows a schedule, and --sessions has none: its turns follow the answers")
     summary = summary_of(load.arrivals)
     emit(_json_of(summary, load)) if args.json else print_summary(summary)
+    for note in load.notes if not (args.json or load.bad) else ():  # of a trace's bad rows more is told below
+        say(note)
     _list_bad(load)
     return 0
 

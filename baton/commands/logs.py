@@ -18,6 +18,7 @@ from pathlib import Path
 
 from baton.output import emit, say
 from baton.state import log_folder
+from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
 from engine.vllm.logfile import CUT
 
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     found = {path.stem: path for path in sorted(log_folder().glob("*.log"))}
     if args.name is None:
         return _list(found, as_json=args.json)
+    refuse_given(args, ["json"], f"lists the logs there are, and {args.name} prints one: leave one out")
     if args.name not in found:
         near = difflib.get_close_matches(args.name, found, n=1)
         hint = f"; do you mean `{near[0]}`?" if near else f"; there are: {', '.join(found) or 'none'}"

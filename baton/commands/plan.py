@@ -44,6 +44,9 @@ from costs.model import ModelShape
 from costs.shape import Spans
 from goodput.candidates import shapes
 
+STRICT = "--strict makes no plan"
+"""What that flag does where rows of a trace are left out."""
+
 STEPS = 3
 """How many next steps of each target are planned."""
 
@@ -86,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="one JSON object on stdout")
     load = parser.add_argument_group("the load")
     load.add_argument("--workload", metavar="FILE", help="several classes at once (docs/plan.md), or a ServeGen folder")
-    add_load(load)
+    add_load(load, sends=False)
     add_trace(parser.add_argument_group("from a trace"))
 
 
@@ -118,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     spec = parsed.usable()
     load = _load(args)
     if args.strict and (load.bad or parsed.problems):
-        for line in (*map(str, parsed.problems), *load.left_out()):
+        for line in (*map(str, parsed.problems), *load.left_out(STRICT)):
             say(line)
         say("--strict: no plan is made from this; mend it, or leave --strict out")
         return 1
@@ -133,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
             emit({**as_json(outcome, steps, task, took_s), "bad_rows": list(load.bad)})
         else:
             show(outcome, steps, task, took_s)
-    for line in (*load.notes, *load.left_out()):
+    for line in (*load.notes, *load.left_out(STRICT)):
         say(line)
     return 0 if outcome.best is not None else 1
 
@@ -192,8 +195,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 UNUSED_BY_WORKLOADS: Mapping[str, float | None] = {
     **dict.fromkeys(("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "requests"), None),
-    **dict.fromkeys(("duration_s", "format", "tick_ms"), None),
-    "prefix_groups": 1,
+    **dict.fromkeys(("prefix_groups", "duration_s", "format", "tick_ms"), None),
     "speed": 1.0,
     "rate_scale": 1.0,
     "from_s": 0.0,
@@ -220,7 +222,7 @@ def _load(args: argparse.Namespace) -> PlannedLoad:
         for name, usual in UNUSED_BY_WORKLOADS.items():
             if getattr(args, name) != usual:
                 raise UsageError(f"--{name.replace('_', '-')} beside --workload: say it in the workload file")
-        return _some(PlannedLoad(workload(Path(args.workload), args.seed)))
+        return _some(PlannedLoad(workload(Path(args.workload), args.seed, strict=args.strict)))
     if args.trace is None and args.rate is None:
         raise UsageError("no load to plan for: give --trace FILE, --workload FILE, or --rate with lengths")
     return _some(planned(args))

@@ -36,7 +36,7 @@ from baton.makes import makes_of
 from baton.memory import map_large_blocks
 from baton.output import announce_ready
 from baton.processes import ServerProcesses
-from baton.registry import add_registry_arguments, fleet_proofs, open_registry
+from baton.registry import add_registry_arguments, fill_from_file, fleet_proofs, open_registry
 from baton.setting_flags import add_settings
 from baton.signals import stopping_signals
 from baton.tenant_keys import open_keys, open_tenant_keys
@@ -141,8 +141,8 @@ def run(args: argparse.Namespace) -> int:
     ticket_keys = open_fleet_keys(named_file(args, os.environ))
     spec = None if args.config is None else read(args.config).usable()
     named = tuple(instances(args))
-    if spec is not None and args.registry is None and not named:
-        _use_registry(args, spec)
+    if spec is not None and not named:
+        fill_from_file(args, spec, args.config)
     config = RouterConfig(
         instances=named,
         has_registry=args.registry is not None,
@@ -211,15 +211,6 @@ def _run_processes(
 
     processes = ServerProcesses(count, serve_one, announce, config.drain_s)
     return processes.run(config.host, config.port, lifeline=args.lifeline)
-
-
-def _use_registry(args: argparse.Namespace, spec: Spec) -> None:
-    """The registry the file names, as if flags had."""
-    said = spec.registry
-    args.registry, args.cluster = said.url, said.cluster
-    for name in ("password_file", "ca_file"):
-        file = getattr(said, name)
-        setattr(args, f"registry_{name}", None if file is None else beside(args.config, file))
 
 
 def _settings(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:

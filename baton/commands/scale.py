@@ -18,7 +18,9 @@ import json
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 
 from baton.output import emit
 from baton.state import must_load
@@ -47,8 +49,10 @@ def run(args: argparse.Namespace) -> int:
     """Send the order, and print the controller's answer: 0."""
     if args.vllm_args:
         raise UsageError("`baton scale` takes no vLLM flags")
+    if args.url is not None and not _is_url(args.url):
+        raise UsageError(f"--url {args.url}: not a URL; write http://HOST:PORT")
     orders = [_order(word) for word in args.sizes]
-    url = args.url or _url(args.cluster)
+    url = (args.url or _url(args.cluster)).rstrip("/")
     for role, count in orders:
         _ask(f"{url}/size", {"model": args.model, "role": role, "instances": count})
     if args.pause or args.resume:
@@ -59,6 +63,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(lines(told)))
     return 0
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half a bracket
+        return False
 
 
 def _order(word: str) -> tuple[str, int | None]:
@@ -87,7 +99,7 @@ def _ask(url: str, said: dict[str, Any] | None = None) -> dict[str, Any]:
             return told
     except urllib.error.HTTPError as error:
         raise UsageError(_refusal(error)) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise UsageError(f"the controller at {url} does not answer: {error}") from None
 
 

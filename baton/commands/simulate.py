@@ -36,9 +36,12 @@ from baton.load_arrivals import finite, planned
 from baton.load_view import print_report
 from baton.output import emit, say
 from baton.simulated import GPU, MODEL, PlannedSimulation, planned_fleet, read_gpus
+from baton.unused_flags import refuse_given
+from baton.written import check_written
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import POLICY
+from cluster.spec.units import unit_of
 from goodput.actions import Start
 from loadgen.arrival import Arrival
 from loadgen.record import line_of
@@ -55,6 +58,9 @@ from sim.roughness import ROUGH, SMOOTH
 from sim.settings import SimSettings
 from sim.trace_view import TraceView
 from sim.world import World
+
+WINDOW_S = (0.0, 10.0)
+"""The seconds of a --chrome-trace, unless a flag says others."""
 
 _SHOWN = {
     "client_us": "client to router, one way, us",
@@ -89,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         fleet.add_argument(
             f"--{name.replace('_', '-')}", type=kind, metavar="X", help=f"{text} (default {defaults[name]})"
         )
-    add_load(parser.add_argument_group("the load"))
+    add_load(parser.add_argument_group("the load"), sends=False)
     add_trace(parser.add_argument_group("from a trace"))
     wrong = parser.add_argument_group("what goes wrong")
     wrong.add_argument(
@@ -113,9 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE", help="one line per request, as `baton load --out` writes them"
     )
     told.add_argument("--chrome-trace", type=Path, metavar="FILE", help="for chrome://tracing or ui.perfetto.dev")
-    told.add_argument(
-        "--trace-window", type=_window, default=(0.0, 10.0), metavar="A-B", help="its seconds (default 0-10)"
-    )
+    told.add_argument("--trace-window", type=_window, metavar="A-B", help="its seconds (default 0-10)")
     told.add_argument(
         "--decision-log", type=Path, metavar="FILE", help="what each choice depended on, as `baton router` writes it"
     )
@@ -170,6 +174,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, closing: ExitStack) -> int:
+    _refuse_unused(args)
+    _check_files(args)
     load = planned(args)
     fleet = planned_fleet(args, contents=args.faults is not None)
     name = args.policy or fleet.policy
@@ -201,6 +207,21 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     rate = len(result.columns) / max(took_s, 1e-9)
     say(f"simulated {result.end_ns / 1e9:,.1f} s in {took_s:.1f} s: {rate:,.0f} requests/s")
     return 0 if result.good().any() or not len(result.columns) else 1
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Refuse flags that go with others, without those."""
+    if args.faults not in PRESETS:
+        refuse_given(args, ["fault_every_s"], f"is of a preset: give --faults one of {', '.join(PRESETS)}")
+    if args.chrome_trace is None:
+        refuse_given(args, ["trace_window"], "says which seconds --chrome-trace has: give --chrome-trace FILE")
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Refuse to write over what is read, which is read first and written last."""
+    written = {"--out": args.out, "--chrome-trace": args.chrome_trace, "--decision-log": args.decision_log}
+    read = ("trace", "input_tokens", "output_tokens", "cluster", "faults", "changes")
+    check_written(written, [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in read])
 
 
 def _simulate(world: World, arrivals: Sequence[Arrival], args: argparse.Namespace) -> Result | None:
@@ -237,8 +258,11 @@ def _settings(args: argparse.Namespace, fleet: PlannedSimulation) -> SimSettings
     of_file = {name: getattr(fleet, name) for name in ("first_token_s", "stall_s") if getattr(fleet, name) is not None}
     of_flags = {name: getattr(args, name) for name in _SHOWN if getattr(args, name) is not None}
     for name, value in of_flags.items():
-        if value < 0 or (value == 0 and name in {"first_token_s", "routers"}):
-            raise UsageError(f"--{name.replace('_', '-')} {value}: must not be negative, nor 0 where it is a limit")
+        limit = name in {"first_token_s", "routers"}
+        if not math.isfinite(value) or value < 0 or (limit and not value):
+            what = f"a number of {unit_of(name)}" if name != "routers" else "a whole number"
+            least = "0 or more" if not limit else "1 or more" if name == "routers" else "above 0"
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: write {what}, {least}")
     return replace(found, **{**of_file, **of_flags})
 
 
@@ -287,7 +311,7 @@ def _faults(
 def _trace_view(args: argparse.Namespace, world: World) -> TraceView | None:
     if args.chrome_trace is None:
         return None
-    from_s, until_s = args.trace_window
+    from_s, until_s = args.trace_window or WINDOW_S
     return TraceView(world, round(from_s * 1e9), round(until_s * 1e9))
 
 

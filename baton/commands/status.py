@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from baton.output import emit
-from baton.registry import UNIX_TIME, add_registry_arguments, fleet_proofs, open_registry
+from baton.registry import UNIX_TIME, add_registry_arguments, cluster_of, fleet_proofs, open_registry
 from baton.state import must_load
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
 from cluster.callers import is_loopback
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the fleet; 0 if all of it is ready, else 1."""
     ticket_keys = named_file(args, os.environ)
     if args.registry is None:
-        running = must_load(args.cluster)
+        running = must_load(cluster_of(args))
         args.registry = running.registry
         args.registry_password_file = Path(running.registry_password_file) if running.registry_password_file else None
         args.registry_ca_file = Path(running.registry_ca_file) if running.registry_ca_file else None

@@ -126,17 +126,25 @@ def run(args: argparse.Namespace) -> int:
 
 def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: EngineHardware) -> ScalingPlan | None:
     """How the fleet is to be sized; None: it keeps its size."""
-    if spec is None or args.no_scale:
-        return None
     from baton.scaling import plan_of, wants_scaling
 
-    if not wants_scaling(spec):
+    if spec is None or args.no_scale or not wants_scaling(spec):
+        if args.scale_dry_run:
+            say(f"baton: --scale-dry-run: there is nothing to say, {_unsized_because(args, spec)}")
         return None
     found = hardware.gpus[0].name if hardware.gpus else None
     plan = plan_of(spec, args.engine, found, args.vllm_args, dry=args.scale_dry_run)
     for model, because in plan.off.items():
         say(f"baton: {model} keeps its size: {because}")
     return plan if plan.pools else None
+
+
+def _unsized_because(args: argparse.Namespace, spec: Spec | None) -> str:
+    if spec is None:
+        return "as pools keep their size without a cluster file"
+    return (
+        "beside --no-scale" if args.no_scale else f"as no pool of {args.model} may change (`min` below `max`, `flips`)"
+    )
 
 
 def _elsewhere(args: argparse.Namespace, spec: Spec | None, front: LocalRouter) -> Elsewhere | None:
@@ -149,6 +157,7 @@ def _elsewhere(args: argparse.Namespace, spec: Spec | None, front: LocalRouter) 
         raise UsageError("--on ray: Ray is not installed in this Python: pip install 'baton-serve[ray]'")
     words = ["controller", args.model, "--on", args.on, "--engine", args.engine, "--owns"]
     words += ["--dry-run"] if args.scale_dry_run else []
+    words += ["--no-scale"] if args.no_scale else []
     if front.ticket_keys_file is not None:
         words += ["--ticket-keys-file", front.ticket_keys_file]
     count = sum(pool.at_start for _, _, pool in stems(spec).values())

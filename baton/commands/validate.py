@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.output import emit, say
+from baton.written import check_written
 from cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,8 +74,9 @@ def run(args: argparse.Namespace) -> int:
     """Replay and compare; 0 whatever the errors are. Bad runs are left out with a warning; 2 if none is left."""
     if args.vllm_args:
         raise UsageError("`baton validate` takes no vLLM flags")
+    _check_series(args)
     left_out: list[UsageError] = []
-    replays = [replay for path in args.paths for replay in _replays(path, args, left_out)]
+    replays = _of_all(args.paths, args, left_out)
     if not replays and not left_out:
         raise UsageError(f"no row {', '.join(args.row)} in {', '.join(map(str, args.paths))}")
     with _out(args.series) as series:
@@ -137,10 +139,15 @@ def _replays(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -
     inside = sorted(each for each in path.iterdir() if each.suffix == ".csv" or (each / "requests.jsonl").is_file())
     if not inside:
         raise UsageError(f"{path}: neither a run (requests.jsonl, meta.json) nor a folder of runs and tables (.csv)")
+    return _of_all(inside, args, left_out)
+
+
+def _of_all(paths: Sequence[Path], args: argparse.Namespace, left_out: list[UsageError]) -> list[tuple[str, Replay]]:
+    """The runs at several paths; a path with none never keeps the others from being replayed."""
     found = []
-    for each in inside:
+    for path in paths:
         try:
-            found += _replays(each, args, left_out)
+            found += _replays(path, args, left_out)
         except UsageError as error:
             left_out.append(error)
     return found
@@ -154,7 +161,7 @@ def _rows(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> l
         seeds=args.seeds, share=args.share, repeated=not args.new_prompts, first_token_ms=args.first_token_ms
     )
     profiles = _profiles(args.profile)
-    rows, bad = read_steady(_text(path), str(path))
+    rows, bad = read_steady(_rows_of(path), str(path))
     left_out += bad
     must_fit, named = args.profile is not None, _models(args.config)
     return [
@@ -219,12 +226,12 @@ def _stamped(path: Path, left_out: list[UsageError]) -> Stamped:
     from sim.validate.measured import read_gpu, read_requests, read_series, read_settings
     from sim.validate.stamped import Stamped
 
-    requests = read_requests(_text(path / "requests.jsonl"), str(path / "requests.jsonl"))
+    requests = read_requests(_rows_of(path / "requests.jsonl"), str(path / "requests.jsonl"))
     settings = read_settings(_text(path / "meta.json"), str(path / "meta.json"))
     series, offset_s = path / "timeseries.csv", 0.0
-    samples, bad = read_series(_text(series), str(series)) if series.is_file() else ([], [])
+    samples, bad = read_series(_rows_of(series), str(series)) if series.is_file() else ([], [])
     left_out += [*requests.left_out, *bad]
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OverflowError):
         offset_s = requests.began_unix_s - datetime.fromisoformat(settings.started_at).timestamp()
     return Stamped(
         name=path.name,
@@ -248,9 +255,14 @@ def _profiles(path: Path | None) -> tuple[Profile, ...]:
         raise UsageError(f"--profile {path}: not a file of fits like those in costs/profiles/ ({error!r})") from None
 
 
-def _text(path: Path) -> str:
+def _rows_of(path: Path) -> str:
+    """A file of rows: a byte that is no text spoils the row it stands in, and no other."""
+    return _text(path, errors="surrogateescape")
+
+
+def _text(path: Path, *, errors: str = "strict") -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8", errors=errors)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except UnicodeError:
@@ -269,6 +281,30 @@ SERIES = (
     "kv_percent",
     "kv_percent_predicted",
 )
+
+
+def _check_series(args: argparse.Namespace) -> None:
+    """Refuse to write the series over a file that is read. One that it was written to before is written again."""
+    if args.series is None or _is_series(args.series):
+        return
+    read = [("--profile", args.profile), *(("--config", each.partition("=")[2]) for each in args.config)]
+    for path in args.paths:
+        read += [(f"PATH {path}", path), *((f"{each.name} of {path}", each) for each in _files_of(path))]
+    check_written({"--series": args.series}, read)
+
+
+def _is_series(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.readline(1000).strip() == ",".join(SERIES).encode()
+    except OSError:
+        return False
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """The files of a run's folder, or of the runs and tables in a folder."""
+    if path.is_dir():
+        yield from (*path.glob("*.*"), *path.glob("*/*.*"))
 
 
 @contextlib.contextmanager

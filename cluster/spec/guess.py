@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from cluster.spec import units
 from cluster.spec.about import ENV_NAME, Setting, is_section, settings_of
@@ -17,7 +17,11 @@ _KINDS = {bool: "`true` or `false`", int: "a whole number", float: "a number", s
 _SHORT = {Pool: "start", Shape: "tp", Model: "name", SloClass: "ttft_ms"}
 """The setting that is meant when a section is given as one plain value."""
 
-_EXAMPLES = {"models": "models: [{name: Qwen/Qwen3-0.6B}]", "name": "name: Qwen/Qwen3-0.6B"}
+_EXAMPLES = {
+    "models": "models: [{name: Qwen/Qwen3-0.6B}]",
+    "name": "name: Qwen/Qwen3-0.6B",
+    "role": "role: decode",
+}
 """How to write required settings."""
 
 _KUBERNETES = frozenset({"apiVersion", "kind", "metadata", "spec", "status"})
@@ -60,9 +64,18 @@ def unknown_key(section: type, key: str, value: str) -> Guess:
             shown = "{…}" if is_section(inner.kind) else value
             fix = f"write `{name}: {{{inner.name}: {shown}}}`"
             return Guess(f"unknown key here; it belongs into `{name}`", fix)
-    near = nearest(word, known)
+    for name, setting in known.items():
+        if (entry := _in_entries(setting, word)) is not None:
+            shown = "{…}" if is_section(entry.kind) else value
+            fix = f"write `{name}: [{{name: …, {entry.name}: {shown}}}]`"
+            return Guess(f"unknown key here; it belongs into an entry of `{name}`", fix)
+    meant = {
+        **{other: name for name, each in known.items() for other in each.about.aka},
+        **{name: name for name in known},
+    }
+    near = nearest(word, meant)
     if near is not None:
-        return Guess("unknown key", f"did you mean `{near}`?", near)
+        return Guess("unknown key", f"did you mean `{meant[near]}`?", meant[near])
     return Guess("unknown key", f"remove it; known here: {quoted(known)}")
 
 
@@ -83,6 +96,14 @@ def _below(setting: Setting, word: str) -> Setting | None:
     return next((each for name, each in settings_of(setting.kind).items() if word in (name, *each.about.aka)), None)
 
 
+def _in_entries(setting: Setting, word: str) -> Setting | None:
+    """The setting that `word` names of the sections in a list, beside the name that each of them needs."""
+    if get_origin(setting.kind) is not tuple or not is_section(section := get_args(setting.kind)[0]):
+        return None
+    found = settings_of(section).get(word)
+    return None if found is None or found.required else found
+
+
 def a_kind(kind: Any) -> str:
     """``int`` -> ``a whole number``."""
     if isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -97,7 +118,15 @@ def as_number(setting: Setting, text: str) -> str:
         number = units.converted(f"{text}%", setting.name)
     if number is None:
         return example_value(setting)
-    return f"write `{setting.name}: {number}`"
+    return as_whole(setting, float(number)) if setting.kind is int else f"write `{setting.name}: {number}`"
+
+
+def as_whole(setting: Setting, number: float) -> str:
+    """How to write a number that must be a whole one, and within the setting's bounds."""
+    said = setting.about
+    number = number if said.at_most is None else min(number, said.at_most)
+    number = number if said.at_least is None else max(number, said.at_least)
+    return f"write `{setting.name}: {units.shown(number, whole=True)}`"
 
 
 def example_value(setting: Setting) -> str:
@@ -119,10 +148,9 @@ def as_mapping(section: type, path: FieldPath, value: str) -> str:
     """How to write a section that was given as another kind of value."""
     if not path:
         return f"begin with `{_EXAMPLES['models']}`"
-    short = _SHORT.get(section)
-    inner = (
-        f"{short}: {value}" if short and not value.startswith(("[", "{")) else f"{next(iter(settings_of(section)))}: …"
-    )
+    short, known = _SHORT.get(section), settings_of(section)
+    first = next((name for name, each in known.items() if each.required), next(iter(known)))
+    inner = f"{short}: {value}" if short and not value.startswith(("[", "{")) else _EXAMPLES.get(first, f"{first}: …")
     return f"write `- {inner}`" if isinstance(path[-1], int) else f"write `{path[-1]}: {{{inner}}}`"
 
 

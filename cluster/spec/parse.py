@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from cluster.errors import UsageError
@@ -68,6 +68,8 @@ def _read(reader: Reader, tree: Callable[[], Node | None], floor_of: FloorOf | N
 
 
 def _tell(reader: Reader, finding: Finding) -> None:
+    if finding.if_written and finding.path not in reader.places:
+        return
     if not any(reader.is_broken(path) for path in (finding.path, *finding.uses)):
         reader.tell(finding.path, finding.message, finding.fix, severity=finding.severity, value=finding.value)
 
@@ -101,13 +103,22 @@ def check_outside(
         if not exists(file):
             fix = f"`baton key new {name} --file {file}` makes one"
             reader.tell(("tenants", name, "key_file"), f"no file {file} here", fix, severity=Severity.WARNING)
-    for name in ("password_file", "ca_file"):
-        said = getattr(spec.registry, name)
-        if said is not None and not exists(beside(said)):
-            file, fix = beside(said), "write its path, relative to the cluster file"
-            reader.tell(("registry", name), f"no file {file} here", fix, severity=Severity.WARNING)
+    for path, said in _files(spec):
+        if not exists(file := beside(said)):
+            fix = "write its path, relative to the cluster file"
+            reader.tell(path, f"no file {file} here", fix, severity=Severity.WARNING)
     if spec.router.policy not in policies:
         near = nearest(spec.router.policy, policies)
         fix = f"did you mean `{near}`?" if near else f"write one of {quoted(sorted(policies))}"
         reader.tell(("router", "policy"), "no such policy", fix)
     return _parsed(parsed.file, spec, reader.problems, parsed.places)
+
+
+def _files(spec: Spec) -> Iterator[tuple[FieldPath, str]]:
+    """The files that the registry and the router are given, where the file names them."""
+    for name in ("password_file", "ca_file"):
+        if (said := getattr(spec.registry, name)) is not None:
+            yield ("registry", name), said
+    for name in ("admin_key_file", "tls_cert_file", "tls_key_file"):
+        if (said := getattr(spec.router, name)) is not None:
+            yield ("router", name), said

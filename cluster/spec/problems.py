@@ -35,6 +35,8 @@ class Finding:
     uses: tuple[FieldPath, ...] = ()
     """What it was concluded from, beside `path`."""
     severity: Severity = Severity.ERROR
+    if_written: bool = False
+    """Whether it is one only where the file has the value, and none where that is the default."""
     value: str | None = None
     """Shown instead of the file's own text, where that is a secret."""
 

@@ -61,7 +61,7 @@ def _stand_in(kind: Any) -> Any:
         return ()
     if is_section(kind):
         return kind(**{name: _stand_in(each.kind) for name, each in settings_of(kind).items() if each.required})
-    return ""
+    return next(iter(kind)) if issubclass(kind, StrEnum) else ""
 
 
 def is_secret(path: FieldPath) -> bool:
@@ -276,9 +276,7 @@ class Reader:
         if isinstance(number, bool) or not isinstance(number, int | float):
             return self._wrong(path, f"must be {guess.a_kind(kind)}", guess.as_number(setting, node.text))
         if kind is int and not isinstance(number, int):
-            return self._wrong(
-                path, "must be a whole number", f"write `{setting.name}: {units.shown(number, whole=True)}`"
-            )
+            return self._wrong(path, "must be a whole number", guess.as_whole(setting, number))
         return self._bounded(setting, kind(number), path)
 
     def _str(self, setting: Setting, node: Scalar, path: FieldPath) -> Any:

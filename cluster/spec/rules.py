@@ -36,6 +36,9 @@ class Floor:
 FloorOf = Callable[[Spec, Model], Floor | None]
 """What a cost model says of a model; None where it does not know the model or its hardware."""
 
+LIMIT_MAX_S = 86_400
+"""Longest limit that is proposed: a target beyond a day is a slip, and no reason to wait so long."""
+
 ALIAS_CHARS_MAX = 200
 """Longest other name of a model: it is compared with every request's, and listed."""
 
@@ -253,6 +256,19 @@ def _digests(spec: Spec) -> Iterator[Finding]:
         yield Finding(path=path, message=message, fix="leave it out", uses=(on_gpus[0],))
 
 
+def _peers(spec: Spec) -> Iterator[Finding]:
+    """Where the file asks for what vLLM's connector does not do. Left out, it is on for Baton's alone."""
+    if spec.transfer.peers and spec.transfer.connector is Connector.NIXL:
+        yield Finding(
+            path=("transfer", "peers"),
+            message="vLLM's connector reads from prefill alone",
+            fix="write `connector: baton` beside it, or leave it out",
+            uses=(("transfer", "connector"),),
+            severity=Severity.WARNING,
+            if_written=True,
+        )
+
+
 def _tiers(spec: Spec) -> Iterator[Finding]:
     """vLLM moves blocks to and from files through host memory, and one program says where they go."""
     if spec.kv.disk_gib and not spec.kv.host_gib:
@@ -309,7 +325,9 @@ def _cut_off(spec: Spec) -> Iterator[Finding]:
                 continue
             said = getattr(spec.limits, limit)
             message = f"the router gives up after `limits.{limit}`, {shown(said)} s"
-            fix = f"write `{target}: {shown(said * 1000)}` or less, or `limits: {{{limit}: {shown(value / 1000)}}}`"
+            fix = f"write `{target}: {shown(said * 1000)}` or less"
+            if value <= LIMIT_MAX_S * 1000:
+                fix += f", or `limits: {{{limit}: {shown(value / 1000)}}}`"
             yield Finding(path=("slo", name, target), message=message, fix=fix, uses=(("limits", limit),))
 
 
@@ -398,10 +416,16 @@ def _tenants(spec: Spec) -> Iterator[Finding]:
         if file.startswith("sk-"):
             fix = "write the file it is kept in; this one is known now: replace it with `baton key new`"
             yield Finding(path=(*path, "key_file"), message="a key itself, not a file of keys", fix=fix, value="***")
-        elif file in files:
-            message = f"the file of tenant `{files[file]}`: one key would be two tenants"
+        elif _plain_path(file) in files:
+            message = f"the file of tenant `{files[_plain_path(file)]}`: one key would be two tenants"
             yield Finding(path=(*path, "key_file"), message=message, fix="give each tenant a file of its own")
-        files.setdefault(file, name)
+        files.setdefault(_plain_path(file), name)
+
+
+def _plain_path(path: str) -> str:
+    """A path without the parts that lead nowhere: `./keys//acme` is `keys/acme`."""
+    parts = [part for part in path.split("/") if part not in {"", "."}]
+    return f"{'/' if path.startswith('/') else ''}{'/'.join(parts)}"
 
 
 def _models_of_tenants(spec: Spec) -> Iterator[Finding]:
@@ -478,6 +502,12 @@ def _router(spec: Spec) -> Iterator[Finding]:
         fix = f"write another port, such as {router.port % 65535 + 1}"
         message = "the same as `port`"
         yield Finding(path=("router", "admin_port"), message=message, fix=fix, uses=(("router", "port"),))
+    elif 0 < router.admin_port < router.port < router.admin_port + router.processes:
+        last = router.admin_port + router.processes - 1
+        message = f"`processes: {router.processes}` take admin ports up to {last}, and `port` is {router.port}"
+        fix = f"write another port, such as {router.port % 65535 + 1}"
+        uses: tuple[FieldPath, ...] = (("router", "port"), ("router", "processes"))
+        yield Finding(path=("router", "admin_port"), message=message, fix=fix, uses=uses)
     if router.tls_key_file is not None and router.tls_cert_file is None:
         fix = "add `tls_cert_file`, or remove it"
         message = "a key without a certificate: TLS stays off"
@@ -504,6 +534,7 @@ RULES: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _environment,
     _gpus,
     _digests,
+    _peers,
     _tiers,
     _targets,
     _cut_off,

@@ -7,6 +7,7 @@ prefill's work is lost. What shapes and planned fleets have to keep is in `clust
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
@@ -60,6 +61,11 @@ class Side:
         """The path of its tensor parallel size."""
         return (*self.path, "shape", "tp")
 
+    @property
+    def at_role(self) -> FieldPath:
+        """The path of its role, which extra pools write down."""
+        return (*self.path, "role")
+
 
 def check(spec: Spec) -> Iterator[Finding]:
     """All that keeps the pools of a model from handing over to each other; for each field the first finding."""
@@ -99,7 +105,8 @@ def _of(sides: list[Side]) -> Iterator[Finding]:
         yield from _at_start(side)
     for producer, consumer in together:
         for rule in _PAIR:
-            yield from rule(producer, consumer)
+            for finding in rule(producer, consumer):
+                yield dataclasses.replace(finding, uses=(*finding.uses, producer.at_role, consumer.at_role))
 
 
 def _names(path: FieldPath, model: Model) -> Iterator[Finding]:

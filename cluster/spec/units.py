@@ -21,7 +21,15 @@ _BYTES = {
 _POWER = {**dict.fromkeys(("w", "watt", "watts"), 1.0), "kw": 1000.0, "mw": 1e6}
 _KINDS = (_TIME, _BYTES, _POWER)
 
-SPELLED_OUT = {"ms": "milliseconds", "s": "seconds", "bytes": "bytes", "gib": "GiB", "w": "watts", "hour": "hour"}
+SPELLED_OUT = {
+    "us": "microseconds",
+    "ms": "milliseconds",
+    "s": "seconds",
+    "bytes": "bytes",
+    "gib": "GiB",
+    "w": "watts",
+    "hour": "hour",
+}
 """The units that Baton's own names end in."""
 
 _QUANTITY = re.compile(r"\s*([-+]?[0-9_]{1,18}(?:\.[0-9]{1,18})?(?:[eE][-+]?[0-9]{1,2})?)\s*([A-Za-z%]*)\s*")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cluster.errors import UsageError
-from loadgen.traces.fields import cells
+from loadgen.traces.fields import cells, shown
 
 _Raw = TypeVar("_Raw")
 _Read = TypeVar("_Read")
@@ -162,12 +162,15 @@ def read_settings(text: str, file: str) -> MeasuredSettings:
     """What ``meta.json`` says; vLLM's defaults where it does not."""
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{file}: no JSON ({error})") from None
     if not isinstance(document, dict) or not isinstance(document.get("engine_kwargs"), dict):
         raise UsageError(f"{file}: engine_kwargs is missing: this is not the meta.json of a measured run")
-    engine, kv = document["engine_kwargs"], document.get("kv_cache") or {}
-    scheduler = (document.get("resolved_config") or {}).get("scheduler_config") or {}
+    engine, kv = document["engine_kwargs"], _mapping(document, "kv_cache", file)
+    scheduler = _mapping(_mapping(document, "resolved_config", file), "scheduler_config", file)
+    gpu = _mapping(document, "hardware", file).get("device_name")
+    if not isinstance(gpu, str | None):
+        raise BadMeasurement(file, "hardware.device_name", shown(gpu), "write a text")
     for field in ("model", "max_num_seqs", "max_num_batched_tokens"):
         if not engine.get(field):
             raise UsageError(f"{file}: engine_kwargs.{field} is missing")
@@ -175,12 +178,14 @@ def read_settings(text: str, file: str) -> MeasuredSettings:
         model=str(engine["model"]),
         vllm=str(document.get("vllm_version", "?")),
         started_at=str(document.get("started_at") or ""),
-        gpu=(document.get("hardware") or {}).get("device_name"),
+        gpu=gpu,
         tp=_whole(engine, "tensor_parallel_size", file) if engine.get("tensor_parallel_size") else 1,
         max_num_seqs=_whole(engine, "max_num_seqs", file),
         max_num_batched_tokens=_whole(engine, "max_num_batched_tokens", file),
         max_model_len=_whole(engine, "max_model_len", file) if engine.get("max_model_len") else None,
-        memory_share=float(kv.get("gpu_memory_utilization") or MEMORY_SHARE_THEN),
+        memory_share=_number(kv, "gpu_memory_utilization", file)
+        if kv.get("gpu_memory_utilization")
+        else MEMORY_SHARE_THEN,
         num_blocks=_whole(kv, "num_gpu_blocks", file) if kv.get("num_gpu_blocks") else None,
         block_size=_whole(kv, "block_size", file) if kv.get("block_size") else 16,
         prefix_caching=bool(kv.get("enable_prefix_caching", True)),
@@ -193,7 +198,7 @@ def read_gpu(text: str, file: str) -> str:
     """The device's name in LLMServingSim's ``config.json``, for runs whose meta.json does not tell it."""
     try:
         return str(json.loads(text)["nodes"][0]["instances"][0]["hardware"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise UsageError(f"{file}: nodes[0].instances[0].hardware is missing") from None
 
 
@@ -270,7 +275,7 @@ def _json_lines(text: str, file: str) -> Iterator[tuple[str, dict[str, Any] | Ba
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         where = f"{file}:{number}"
         yield where, row if isinstance(row, dict) else BadMeasurement(where, "", "", "not a JSON object")
@@ -278,9 +283,21 @@ def _json_lines(text: str, file: str) -> Iterator[tuple[str, dict[str, Any] | Ba
 
 def _number(row: Mapping[str, Any], name: str, where: str) -> float:
     value = row.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadMeasurement(where, name, repr(value), "write a number")
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadMeasurement(where, name, shown(value), "write a number")
+    return number
+
+
+def _mapping(document: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+    """A section of ``meta.json``; empty where it does not stand there."""
+    value = document.get(name) or {}
+    if not isinstance(value, dict):
+        raise BadMeasurement(where, name, shown(value), "write a mapping")
+    return value
 
 
 def _whole(row: Mapping[str, Any], name: str, where: str) -> int:

@@ -133,6 +133,14 @@ def test_nothing_runs_is_said(
     assert "no cluster named `default`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("url", ["localhost", "localhost:8000", "", "ftp://h", "http://", "http://[", "http://h:port"])
+def test_a_url_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert main(["scale", "--url", url]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert url in line
+    assert "write http://HOST:PORT" in line or "does not answer" in line
+
+
 def test_ray_needs_a_file_and_ray(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else True)
     assert main(["up", "--on", "ray", "--engine", "mock"]) == 2

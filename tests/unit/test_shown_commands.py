@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -105,6 +106,12 @@ def test_an_example_of_a_command_s_help_is_understood(name: str, line: str) -> N
     words = _words(line)[1:]
     assert name in {"", words[0]}
     _understood(words)
+
+
+def test_make_alone_lists_every_target_that_says_what_it_does() -> None:
+    described = re.findall(r"^(\S+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[1] for line in shown.splitlines()] == described
 
 
 def test_every_command_shows_an_example() -> None:

@@ -127,7 +127,11 @@ def test_ranks_are_simulated_as_instances_that_die_together(tmp_path: Path, caps
         (("--model", "Llama-9"), "do not ship"),
         (("--tp-prefill", "0", "--prefill", "0", "--decode", "0"), "no instance: give at least one"),
         (("--faults", "/nowhere"), "--faults /nowhere: .*give a file of faults, or one of kills"),
-        (("--hop-us", "-1"), "--hop-us -1.0: must not be negative"),
+        (("--hop-us", "-1"), "--hop-us -1: write a number of microseconds, 0 or more"),
+        (("--hop-us", "nan"), "--hop-us nan: write a number of microseconds, 0 or more"),
+        (("--handshake-ms", "inf"), "--handshake-ms inf: write a number of milliseconds, 0 or more"),
+        (("--first-token-s", "0"), "--first-token-s 0: write a number of seconds, above 0"),
+        (("--routers", "0"), "--routers 0: write a whole number, 1 or more"),
         (("--cluster", "x.yaml"), "--prefill describes a fleet, and --cluster names a file that does"),
         (("--trace", "/nowhere"), "--rate makes load up, --trace replays one"),
         (("--trace-window", "5-1"), "write the first second and the last"),
@@ -265,3 +269,21 @@ def test_a_decision_log_is_made_and_decided_again(tmp_path: Path, capsys: pytest
     assert "line 1 is no entry of a decision log" in capsys.readouterr().err
     assert main(["simulate", "--replay", str(tmp_path / "none")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, link = tmp_path / "run.jsonl", tmp_path / "link.jsonl"
+    rows = [{"timestamp": at, "input_length": 100, "output_length": 5, "hash_ids": []} for at in range(3)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    link.symlink_to(file)
+    before = file.read_bytes()
+    for words, told in (
+        (["--trace", str(file), "--out", str(file)], f"--out {file} is the --trace itself"),
+        (["--trace", str(file), "--out", str(link)], f"--out {link} is the --trace itself"),
+        (["--input-tokens", f"like:{file}", "--chrome-trace", str(file)], "is the --input-tokens itself"),
+        (["--faults", str(file), "--decision-log", str(file)], "is the --faults itself"),
+        (["--out", str(tmp_path / "x"), "--chrome-trace", str(tmp_path / "x")], "--out and --chrome-trace name one"),
+    ):
+        assert main(["simulate", *words]) == 2
+        assert told in capsys.readouterr().err
+        assert file.read_bytes() == before

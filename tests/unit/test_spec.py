@@ -224,6 +224,14 @@ def test_files_that_are_missing_are_warned_of() -> None:
     assert parsed.spec is not None
 
 
+def test_files_of_the_router_that_are_missing_are_warned_of() -> None:
+    names = ["admin_key_file", "tls_cert_file", "tls_key_file"]
+    text = BARE + "router: {admin_key_file: a, tls_cert_file: b, tls_key_file: c}\n"
+    assert [problem.field for problem in outside(text).problems] == [f"router.{name}" for name in names]
+    assert [problem.field for problem in outside(text, "a", "c").problems] == ["router.tls_cert_file"]
+    assert outside(text).spec is not None
+
+
 def test_a_policy_that_does_not_exist_is_an_error() -> None:
     parsed = outside(BARE + "router: {policy: round-robin}\n")
     assert parsed.spec is None

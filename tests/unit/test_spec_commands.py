@@ -133,6 +133,31 @@ def test_a_wrong_file_is_not_explained(here: Path, capsys: pytest.CaptureFixture
     ]
 
 
+@pytest.mark.parametrize(("words", "prog"), [(["lint", "--bogus"], "baton lint"), (["--bogus"], "baton")])
+def test_an_unknown_flag_names_the_help_that_lists_flags(
+    capsys: pytest.CaptureFixture[str], words: list[str], prog: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"{prog}: unrecognized arguments: --bogus (flags: {prog} --help)\n"
+
+
+def test_help_says_what_lint_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["lint", "--help"])
+    assert "default baton.yaml; - = stdin" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "listed"), [("load", True), ("simulate", False), ("plan", False)])
+def test_commands_that_send_nothing_do_not_list_dry_run(
+    capsys: pytest.CaptureFixture[str], command: str, listed: bool
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert ("--dry-run" in capsys.readouterr().out) is listed
+
+
 @pytest.mark.parametrize("words", [["lint"], ["explain"], ["key", "new", "acme"]])
 def test_flags_for_vllm_are_refused(here: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main([*words, "--", "--seed", "1"]) == 2

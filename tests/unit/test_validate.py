@@ -49,6 +49,10 @@ ROW = "16.0,meta-llama/Llama-3.1-8B-Instruct,H100,1.0,FP16,general,2048.0,0.0,20
 SERIES = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n1.0,1,2,3,0,4.5\n2.0,1,2,0,0,0\n"
 
 
+def meta(**changed: object) -> str:
+    return json.dumps({**META, **changed})
+
+
 def lines(*rows: dict) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
@@ -79,6 +83,8 @@ def test_two_clocks_become_one() -> None:
         (lines({**REQUEST, "output_toks": 0}), "r:1: output_toks is 0; write a whole number, 1 or more"),
         (lines({**REQUEST, "input_toks": True}), "r:1: input_toks is True"),
         (lines({**REQUEST, "first_token_ts": 50.1}), "r:1: stamps run backwards"),
+        ("[" * 100_000 + "\n", "r:1: not a JSON object"),
+        (lines({**REQUEST, "queued_ts": 10**400}), "r:1: queued_ts is 1000"),
     ],
 )
 def test_a_wrong_request_is_told_by_line_and_the_others_are_read(rows: str, said: str) -> None:
@@ -106,6 +112,13 @@ def test_settings_are_those_recorded_and_else_the_defaults() -> None:
         ("{", "m: no JSON"),
         ("[]", "m: engine_kwargs is missing"),
         ('{"engine_kwargs": {"model": "x", "max_num_seqs": 1}}', "m: engine_kwargs.max_num_batched_tokens is missing"),
+        ("[" * 100_000, "m: no JSON"),
+        (meta(hardware="H100"), "m: hardware is 'H100'; write a mapping"),
+        (meta(hardware={"device_name": ["H100"]}), "m: hardware.device_name is ['H100']; write a text"),
+        (meta(kv_cache=[1]), "m: kv_cache is [1]; write a mapping"),
+        (meta(resolved_config="x"), "m: resolved_config is 'x'; write a mapping"),
+        (meta(resolved_config={"scheduler_config": 7}), "m: scheduler_config is 7; write a mapping"),
+        (meta(kv_cache={"gpu_memory_utilization": "auto"}), "m: gpu_memory_utilization is 'auto'; write a number"),
     ],
 )
 def test_wrong_settings_say_which(text: str, said: str) -> None:
@@ -378,6 +391,30 @@ def test_a_model_is_known_by_its_own_configuration(tmp_path: Path, capsys: pytes
     assert "--config acme/ours: write MODEL=FILE" in capsys.readouterr().err
 
 
+def test_a_broken_path_never_stops_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = stamped(tmp_path)
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "requests.jsonl").write_text(lines(REQUEST))
+    (bad / "meta.json").write_text("{")
+    assert main(["validate", str(bad), str(tmp_path / "none"), str(good), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "warning: 2 left out:" in shown.err and "no JSON" in shown.err and "no such file or folder" in shown.err
+    events = [json.loads(line)["event"] for line in shown.out.splitlines()]
+    assert events == ["left_out", "left_out", "run", "totals"]
+
+
+def test_a_byte_that_is_no_text_costs_its_own_row_at_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = stamped(tmp_path)
+    for name, broken in (("requests.jsonl", b"\xff\xfe\n"), ("timeseries.csv", b"\xff,1,2,3,0,4.5\n")):
+        with (folder / name).open("ab") as file:
+            file.write(broken)
+    assert main(["validate", str(folder)]) == 0
+    shown = capsys.readouterr().err
+    assert "warning: 2 left out:" in shown
+    assert "requests.jsonl:2: not a JSON object" in shown and "timeseries.csv:4: t is '\\udcff'" in shown
+
+
 def test_each_run_is_left_out_of_the_fit_that_predicts_it() -> None:
     def run(name: str, ttft: float, measured: float) -> RunComparison:
         figures = (Figure("TTFT mean", "ms", measured, ttft), Figure("TPOT mean", "ms", 10, 10))
@@ -399,6 +436,12 @@ def test_each_run_is_left_out_of_the_fit_that_predicts_it() -> None:
         (["{tmp}/table.csv", "--row", "99"], "no row 99 in {tmp}/table.csv"),
         (["{tmp}/run", "--profile", "{tmp}/run/meta.json"], "--profile {tmp}/run/meta.json: not a file of fits"),
         (["{tmp}/run", "--series", "{tmp}/none/x.csv"], "--series {tmp}/none/x.csv: No such file"),
+        (
+            ["{tmp}/run", "--series", "{tmp}/run/timeseries.csv"],
+            "--series {tmp}/run/timeseries.csv is the timeseries.csv of {tmp}/run itself, and would be overwritten",
+        ),
+        (["{tmp}", "--series", "{tmp}/run/meta.json"], "--series {tmp}/run/meta.json is the meta.json of {tmp} itself"),
+        (["{tmp}/table.csv", "--series", "{tmp}/table.csv"], "--series {tmp}/table.csv is the PATH {tmp}/table.csv"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(
@@ -410,6 +453,16 @@ def test_bad_input_is_one_line_and_code_2(
     assert main(["validate", *(word.format(tmp=tmp_path) for word in words)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("baton: " + said.format(tmp=tmp_path))
+    assert (tmp_path / "run" / "timeseries.csv").read_text() == SERIES
+    assert (tmp_path / "table.csv").read_text() == f"{HEADER}\n{ROW}\n"
+
+
+def test_a_series_may_be_written_again_among_the_runs(tmp_path: Path) -> None:
+    words = ["validate", str(stamped(tmp_path)), "--series", str(tmp_path / "run" / "series.csv")]
+    assert main(words) == 0
+    written = (tmp_path / "run" / "series.csv").read_text()
+    assert main(words) == 0
+    assert (tmp_path / "run" / "series.csv").read_text() == written
 
 
 def test_a_profile_of_ones_own_and_one_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

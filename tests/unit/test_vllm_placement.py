@@ -6,6 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.plan import WantedEngine, place
+from cluster.errors import UsageError
+from cluster.instance import Role
+from engine.vllm.hardware import EngineHardware
 from engine.vllm.placement import CudaGpu, MachineShare, share, split, visible_gpus
 
 SMI = "0, GPU-aaaa, 81559, NVIDIA H100, 80GB\n1, GPU-bbbb, 81559, NVIDIA H100\n2, GPU-bbcc, [N/A], Odd\n"
@@ -30,6 +34,17 @@ def test_engines_that_have_to_share_cores_are_bound_to_none() -> None:
 
 def test_an_engine_with_a_gpu_for_itself_keeps_vllms_memory_default() -> None:
     assert share(2, gpus(4), (0, 1)) == (MachineShare(gpus=("0",)), MachineShare(gpus=("1",)))
+
+
+def test_an_instance_that_is_too_large_is_named_with_what_makes_it_so() -> None:
+    small = WantedEngine(name="prefill-0", role=Role.PREFILL, model=None)
+    large = WantedEngine(name="decode-0", role=Role.DECODE, model=None, vllm_args=("-tp", "2", "-dp", "2"))
+    hardware = EngineHardware(gpus=tuple(gpus(2)), cores=(0,), vllm=None, nixl=None)
+    with pytest.raises(UsageError) as refused:
+        place([small, large], hardware)
+    assert str(refused.value) == (
+        "instance decode-0 needs 4 GPUs, and this machine has 2: lower its shape (tp, pp, dp), or -tp/-pp/-dp after --"
+    )
 
 
 def test_two_engines_on_one_gpu_split_its_memory() -> None:

@@ -1,0 +1,41 @@
+"""Refuses results that would be written over each other, or over what a command reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from pathlib import Path
+
+from cluster.errors import UsageError
+
+LIKE = "like:"
+"""Before the path of a trace, in flags that take a distribution or the lengths of a trace."""
+
+
+def check_written(written: Mapping[str, Path | None], read: Iterable[tuple[str, str | Path | None]] = ()) -> None:
+    """Refuse two results in one file, and a result in place of what is read.
+
+    Args:
+        written: paths of results, by flag; None where the flag is not given.
+        read: flags with the paths of what is read, None where there is none. `like:FILE` names a path, too.
+
+    Raises:
+        UsageError: the message names both flags and the path.
+    """
+    given = {flag: path for flag, path in written.items() if path is not None}
+    for (flag, path), (other, same) in combinations(given.items(), 2):
+        if path.absolute() == same.absolute() or _is_same(path, same):
+            raise UsageError(f"{flag} and {other} name one file: {path}")
+    inputs = [(flag, Path(str(path).removeprefix(LIKE))) for flag, path in read if path is not None]
+    for flag, path in given.items():
+        for other, kept in inputs:
+            if _is_same(path, kept):
+                raise UsageError(f"{flag} {path} is the {other} itself, and would be overwritten")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether both exist and are one file, by whatever names."""
+    try:
+        return one.is_file() and one.samefile(other)
+    except OSError:
+        return False

@@ -1,0 +1,125 @@
+"""What `baton controller` starts with --dry-run, --owns and --no-scale, and what `baton up` hands on of them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.scaling import FILE, MODEL, InMemory
+
+from baton.commands import controller, up
+from baton.scaling import fleets_of, plan_of
+from cluster.instance import Role
+from cluster.registry.memory import MemoryRegistry
+from cluster.spec import parse
+from engine.vllm.hardware import find_hardware
+from goodput.actuate.existing import ExistingFleet
+from goodput.actuate.scaler import Scaler
+from goodput.fixed import FixedPools
+
+UNKNOWN = FILE.replace(MODEL, "of/nobody-knows-what-size")
+"""Its pools cannot be sized, so a controller keeps them at the file's sizes."""
+
+
+class Looking(InMemory):
+    """Counts the looks after which something would have been started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    async def observe(self) -> ExistingFleet:
+        self.looks += 1
+        return await super().observe()
+
+
+async def started(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *words: str) -> list[str]:
+    """What a controller has started after it led for a few looks."""
+    file = folder / "baton.yaml"
+    file.write_text(text)
+    parser = argparse.ArgumentParser()
+    controller.add_arguments(parser)
+    args = parser.parse_args([str(file), "--on", "ray", "--engine", "mock", "--registry", "redis://there:1", *words])
+    args.vllm_args = []
+    actuator = Looking()
+
+    async def made(_: object) -> Looking:
+        return actuator
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    monkeypatch.setattr(Scaler, "_until_next", lambda _: 0.05)
+    monkeypatch.setattr(controller, "_actuator", made)
+    monkeypatch.setattr(controller, "open_registry", lambda *_: MemoryRegistry(loop.time))
+    spec = parse(text, "baton.yaml").usable()
+    plan = plan_of(spec, "mock", None, [], dry=args.dry_run, resizes=not args.no_scale)
+    running = asyncio.create_task(controller._run(args, spec, plan))
+    async with asyncio.timeout(20):
+        while actuator.looks < 5 and not running.done():
+            await asyncio.sleep(0.02)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return sorted({str(name).split("-")[0] for name in actuator.started})
+
+
+@pytest.mark.parametrize("text", [FILE, UNKNOWN], ids=["sized", "kept"])
+async def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    assert await started(monkeypatch, tmp_path, text, "--dry-run") == []
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run", "--owns"], ["--no-scale"]], ids=" ".join)
+async def test_a_fleet_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]) -> None:
+    assert await started(monkeypatch, tmp_path, FILE, *words) == ["decode", "prefill"]
+
+
+@pytest.mark.parametrize("text", [FILE, UNKNOWN], ids=["sized", "kept"])
+def test_pools_that_are_kept_have_no_controller_of_their_own(text: str) -> None:
+    plan = plan_of(parse(text, "f").usable(), "mock", None, [], resizes=False)
+    (fleet,) = fleets_of(plan)
+    assert isinstance(fleet.machine, FixedPools)
+    assert list(plan.kept.values()) == [{"prefill": (Role.PREFILL, 1), "decode": (Role.DECODE, 1)}]
+
+
+def up_args(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    args = parser.parse_args(words)
+    args.vllm_args = []
+    return args
+
+
+def test_up_hands_on_what_it_was_told_of_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
+    args = up_args("f.yaml", "--on", "ray", "--no-scale", "--scale-dry-run")
+    spec = parse(FILE, "f.yaml").usable()
+    elsewhere = up._elsewhere(args, spec, up._front(args, spec))
+    assert elsewhere is not None
+    assert {"--no-scale", "--dry-run", "--owns"} <= set(elsewhere.words)
+    parser = argparse.ArgumentParser()
+    controller.add_arguments(parser)
+    parser.parse_args(elsewhere.words[1:])
+
+
+FIXED = "models: [{name: m}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "because"),
+    [
+        (None, [], "without a cluster file"),
+        (FIXED, ["f.yaml"], "no pool of f.yaml may change"),
+        (FILE, ["f.yaml", "--no-scale"], "beside --no-scale"),
+    ],
+)
+def test_a_dry_run_that_has_nothing_to_say_says_so(
+    capsys: pytest.CaptureFixture[str], text: str | None, words: list[str], because: str
+) -> None:
+    spec = None if text is None else parse(text, "f.yaml").usable()
+    assert up._scaling_plan(up_args(*words, "--scale-dry-run"), spec, find_hardware()) is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--scale-dry-run" in line
+    assert because in line
+    up._scaling_plan(up_args(*words), spec, find_hardware())
+    assert "dry-run" not in capsys.readouterr().err
