@@ -16,7 +16,17 @@ from k8s.plan.fleet import moves
 from k8s.plan.keys import KeySecrets, are_lost, key_actions, key_secrets, may_start
 from k8s.plan.merge import contains, view
 from k8s.plan.observe import WORKLOADS, ObservedCluster, gate_of, instances, is_ours, pods_by_instance
-from k8s.plan.pods import Images, family_of, internal_secret, nodes_of, order_name, revision_of, template, workload
+from k8s.plan.pods import (
+    Images,
+    family_of,
+    fleet_secret,
+    internal_secret,
+    nodes_of,
+    order_name,
+    revision_of,
+    template,
+    workload,
+)
 from k8s.plan.readiness import gate
 from k8s.plan.values import (
     Action,
@@ -92,7 +102,8 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
     models = tuple(WantedModel(key=key, pools=tuple(each)) for key, each in by_model.items())
     sizes = sizes_of(models)
     scaled = dict.fromkeys(observed.advised, "controller") | dict.fromkeys(observed.external, "BatonPool")
-    names = [_key(each) for each in children(resource, desired.images, sizes)]
+    secrets = [("Secret", name) for name in (internal_secret(resource), fleet_secret(resource))]
+    names = [*secrets, *(_key(each) for each in children(resource, desired.images, sizes))]
     keys = key_secrets(resource, observed)
     return Look(
         models=models,
@@ -207,6 +218,8 @@ def plan(desired: Desired, observed: ObservedCluster, limits: PlanLimits, now: f
         return ()
     desired = with_order(desired, observed)
     seen = look(desired, observed)
+    if any(kind == "Secret" for kind, _ in seen.foreign):
+        return ()  # pods would mount what is another resource's: mostly of one that had this name, and goes soon
     done = {each.name for each in seen.instances if each.deleting}
     todo: tuple[Action, ...] = (*_models(desired, seen, limits, now), *_gone_models(seen, limits, now))
     if not may_start(resource, seen.keys, now):
