@@ -76,6 +76,8 @@ class Controllers:
         for key in tuple(self._running):
             if key not in there or self._operator.seen(*key) is None:
                 await self._end(key)
+        if not self._operator.may_act():
+            self._board.forget()
         for key in sorted(there):
             seen = self._operator.seen(*key)
             if seen is None or seen.resource.spec is None or seen.access.fleet == ():

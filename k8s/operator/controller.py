@@ -108,6 +108,8 @@ class Operator:
         self._teller: Final = Teller(client, wall, self._put, self.counters)
         self._refused: Final[dict[tuple[str, str], int]] = {}
         """Looks in a row that something was refused at, by cluster."""
+        self._locks: Final[dict[tuple[str, str], asyncio.Lock]] = {}
+        """By cluster: one of its plan and its controller writes at a time."""
         self._kinds_at = 0.0
         self._group: asyncio.TaskGroup | None = None
         self._attained: Final[dict[tuple[str, str], tuple[float, float | None]]] = {}
@@ -203,32 +205,49 @@ class Operator:
         """Plan one cluster and carry it out; whether nothing was to be done and nothing is waited for."""
         thing = self._clusters.objects.get((namespace, name))
         if thing is None:
+            self._locks.pop((namespace, name), None)
             await self._tell_strays(namespace, name)
             return True
         self.counters.reconciles += 1
-        resource = read_resource(thing)
-        desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
+        desired = Desired(resource=read_resource(thing), images=self._settings.images, kinds=self._kinds)
+        async with self.alone(namespace, name):
+            done = await self._carried_out(desired)
+        if done is None:
+            return False
+        observed, actions = done
+        await self._teller.tell(thing, self._pools_of(desired.resource), desired, observed, actions)
+        await self._learn_kinds(desired)
+        return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
+
+    def alone(self, namespace: str, name: str) -> asyncio.Lock:
+        """No plan of this cluster is made or carried out while it is held, and no two facts of a controller's are
+        written.
+        """
+        return self._locks.setdefault((namespace, name), asyncio.Lock())
+
+    async def _carried_out(self, desired: Desired) -> tuple[ObservedCluster, tuple[Action, ...]] | None:
+        """Plan, and carry the plan out; None where that has to stop in the middle."""
+        resource = desired.resource
+        place = (resource.namespace, resource.name)
         key = self._access(resource)
-        await self._hands.look_again(namespace)
+        await self._hands.look_again(resource.namespace)
         observed = await self._asked(resource, self._observed(resource), key)
         actions = plan(desired, observed, limits_of(desired, observed), self._wall())
         refused = []
         for action in actions:
-            live = self._clusters.objects.get((namespace, name))
+            live = self._clusters.objects.get(place)
             if not self.may_act() or live is None or live["metadata"]["uid"] != resource.uid:
-                return False
+                return None
             try:
                 await self._hands.do(action, resource, observed, key)
             except ApiFailed as refusal:
                 if refusal.status not in REFUSALS and refusal.reason != "AlreadyExists":
                     raise
-                logger.warning("%s/%s: %s: %s", namespace, name, shown(action), refusal)
+                logger.warning("%s/%s: %s: %s", *place, shown(action), refusal)
                 refused.append(f"{shown(action)}: {refusal}")
-        if self._count_refusals((namespace, name), len(refused)) > 1:  # once may be the watch that lags behind
+        if self._count_refusals(place, len(refused)) > 1:  # once may be the watch that lags behind
             observed = replace(observed, refused=tuple(refused))
-        await self._teller.tell(thing, self._pools_of(resource), desired, observed, actions)
-        await self._learn_kinds(desired)
-        return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
+        return observed, actions
 
     def _count_refusals(self, key: tuple[str, str], count: int) -> int:
         """Looks in a row that something was refused at."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -77,6 +78,9 @@ class Acting(Protocol):
         operator acts.
         """
 
+    def alone(self, namespace: str, name: str) -> AbstractAsyncContextManager[None]:
+        """Keeps a cluster's plan from running."""
+
     async def act(self, action: Action, seen: ClusterSeen) -> None:
         """Carry one action out now, and plan soon."""
 
@@ -97,6 +101,11 @@ class ControllerWanted:
     advice: str = ""
     """What it would do where others decide."""
 
+    def forget(self) -> None:
+        """Sizes come from the labels of children again."""
+        self.sizes.clear()
+        self.reasons.clear()
+
 
 class ScalingBoard:
     """What all controllers want, for plans and status."""
@@ -113,6 +122,11 @@ class ScalingBoard:
         for key in self._wanted.keys() - keys:
             del self._wanted[key]
 
+    def forget(self) -> None:
+        """All sizes: while another operator leads, its controllers decide on them."""
+        for each in self._wanted.values():
+            each.forget()
+
 
 def pool_name(cluster: str, stem: str) -> str:
     """A controller's name for a pool."""
@@ -126,6 +140,9 @@ class OperatorWorld:
         self._operator: Final = operator
         self._key: Final = (namespace, name)
         self._wanted: Final = wanted
+
+    def alone(self) -> AbstractAsyncContextManager[None]:
+        return self._operator.alone(*self._key)
 
     async def look(self) -> Exists:
         seen = self._seen()
