@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from k8s.operator.teller import Teller
 from k8s.operator.watch import WatchCache
 from k8s.plan import (
     Action,
+    Apply,
     Desired,
     Images,
     ObservedCluster,
@@ -66,6 +68,10 @@ SETTLE_S: Final = 0.05
 BUSY_S: Final = 2.0
 """A cluster that is not as it should be is looked at again after this: agents and routers send no events."""
 IDLE_S: Final = 60.0
+LIST_S: Final = 10.0
+"""How long plans wait for the first list of a kind of another operator's: a Role may lack it."""
+ASK_AGAIN_S: Final = (1.0, 2.0, 5.0)
+"""Between attempts to learn which of them the API server knows, before it is planned without those."""
 REFUSALS: Final = frozenset({400, 403, 422})
 """What the API server answers for one object alone (invalid, a quota, a policy): others go on."""
 ATTAINMENT_S: Final = 30.0
@@ -114,6 +120,10 @@ class Operator:
         self._group: asyncio.TaskGroup | None = None
         self._attained: Final[dict[tuple[str, str], tuple[float, float | None]]] = {}
         self._kinds: frozenset[str] = frozenset()
+        """Of `OPTIONAL`: those that the API server knows and that were listed."""
+        self._hidden: frozenset[str] = frozenset()
+        """Those that it knows and that it does not let be listed."""
+        self._optional: Final[dict[str, WatchCache]] = {}
         self._clusters = self._keep(API_VERSION, "BatonCluster", "", self._cluster_changed)
         self._pools = self._keep(API_VERSION, "BatonPool", "", self._pool_changed)
         self._children: list[WatchCache] = [self._keep(*each, OURS, self._child_changed) for each in WATCHED]
@@ -150,12 +160,6 @@ class Operator:
 
     async def run(self) -> None:
         """Until cancelled."""
-        self._kinds = await self._client.kinds(tuple(OPTIONAL.values()))
-        self._children += [
-            self._keep(group, kind, OURS, self._child_changed)
-            for kind, group in OPTIONAL.items()
-            if kind in self._kinds
-        ]
         async with asyncio.TaskGroup() as group:
             self._group = group
             kept = (self._clusters, self._pools, *self._children)
@@ -163,6 +167,10 @@ class Operator:
                 group.create_task(each.run(), name=f"watch {each.kind}")
             for each in kept:  # a plan without the whole picture would make what is there already
                 await each.listed.wait()
+            for wait_s in (*ASK_AGAIN_S, None):
+                if await self._learn_kinds() or wait_s is None:
+                    break
+                await asyncio.sleep(wait_s)
             self.knows_all = True
             group.create_task(self._follow(), name="plan")
 
@@ -209,14 +217,13 @@ class Operator:
             await self._tell_strays(namespace, name)
             return True
         self.counters.reconciles += 1
-        desired = Desired(resource=read_resource(thing), images=self._settings.images, kinds=self._kinds)
+        desired = await self._with_kinds(read_resource(thing))
         async with self.alone(namespace, name):
             done = await self._carried_out(desired)
         if done is None:
             return False
         observed, actions = done
         await self._teller.tell(thing, self._pools_of(desired.resource), desired, observed, actions)
-        await self._learn_kinds(desired)
         return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
 
     def alone(self, namespace: str, name: str) -> asyncio.Lock:
@@ -241,13 +248,20 @@ class Operator:
             try:
                 await self._hands.do(action, resource, observed, key)
             except ApiFailed as refusal:
-                if refusal.status not in REFUSALS and refusal.reason != "AlreadyExists":
+                if not self._is_of_one_object(action, refusal):
                     raise
                 logger.warning("%s/%s: %s: %s", *place, shown(action), refusal)
                 refused.append(f"{shown(action)}: {refusal}")
         if self._count_refusals(place, len(refused)) > 1:  # once may be the watch that lags behind
             observed = replace(observed, refused=tuple(refused))
         return observed, actions
+
+    def _is_of_one_object(self, action: Action, refusal: ApiFailed) -> bool:
+        """Whether a refusal is about one object, so that the rest of a plan goes on; notes a kind that is gone."""
+        if isinstance(action, Apply) and action.manifest["kind"] in OPTIONAL and refusal.status == 404:
+            self._kinds -= {action.manifest["kind"]}
+            return True
+        return refusal.status in REFUSALS or refusal.reason == "AlreadyExists"
 
     def _count_refusals(self, key: tuple[str, str], count: int) -> int:
         """Looks in a row that something was refused at."""
@@ -258,19 +272,42 @@ class Operator:
         self._refused[key] = self._refused.get(key, 0) + 1
         return self._refused[key]
 
-    async def _learn_kinds(self, desired: Desired) -> None:
-        """A kind of another operator's that a resource waits for may be installed at any time."""
-        now = asyncio.get_running_loop().time()
-        if not missing_kinds(desired) or self._group is None or now - self._kinds_at < IDLE_S:
-            return
-        self._kinds_at = now
-        known = await self._client.kinds(tuple(OPTIONAL.values()))
-        for kind in sorted(known - self._kinds & OPTIONAL.keys()):
-            kept = self._keep(OPTIONAL[kind], kind, OURS, self._child_changed)
-            self._group.create_task(kept.run(), name=f"watch {kind}")
-            await kept.listed.wait()
+    async def _learn_kinds(self) -> bool:
+        """Learn which kinds of other operators the API server knows, and keep their objects; whether it has said so.
+
+        A kind that cannot be listed counts as missing until it can: its watch goes on trying.
+        """
+        assert self._group is not None
+        self._kinds_at = asyncio.get_running_loop().time()
+        try:
+            known = await self._client.kinds(tuple(OPTIONAL.values())) & OPTIONAL.keys()
+        except (ApiFailed, ApiAway) as error:
+            logger.warning("which kinds of other operators there are is not known: %s", error)
+            return False
+        fresh = known - self._optional.keys()
+        for kind in sorted(fresh):
+            kept = self._optional[kind] = self._keep(OPTIONAL[kind], kind, OURS, self._child_changed)
             self._children.append(kept)
-        self._kinds = known
+            self._group.create_task(kept.run(), name=f"watch {kind}")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LIST_S):
+                for kind in fresh:
+                    await self._optional[kind].listed.wait()
+        self._kinds = frozenset(kind for kind in known if self._optional[kind].listed.is_set())
+        hidden = known - self._kinds
+        for kind in sorted(hidden - self._hidden):
+            logger.warning("%s cannot be listed: clusters are planned without it; does the Role allow it?", kind)
+        self._hidden = frozenset(hidden)
+        return True
+
+    async def _with_kinds(self, resource: Resource) -> Desired:
+        """What is desired. A kind that the resource waits for may be installed at any time, or be allowed."""
+        desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds, hidden=self._hidden)
+        now = asyncio.get_running_loop().time()
+        if not missing_kinds(desired) or now - self._kinds_at < IDLE_S:
+            return desired
+        await self._learn_kinds()
+        return replace(desired, kinds=self._kinds, hidden=self._hidden)
 
     async def _tell_strays(self, namespace: str, name: str) -> None:
         """BatonPools of a cluster that is not there."""
@@ -361,7 +398,7 @@ class Operator:
         resource = read_resource(thing)
         if resource.spec is None or resource.kubernetes.paused or resource.deleting:
             return None
-        desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
+        desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds, hidden=self._hidden)
         observed = self._observed(resource)
         return ClusterSeen(
             resource=resource,

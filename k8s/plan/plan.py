@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,7 +57,9 @@ class Desired:
     resource: Resource
     images: Images
     kinds: frozenset[str] = frozenset({"LeaderWorkerSet", "PodMonitor", "HTTPRoute"})
-    """Kinds of other operators that the API server knows."""
+    """Kinds of other operators that the API server knows and lets be listed."""
+    hidden: frozenset[str] = frozenset()
+    """Those that it knows and does not let be listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,7 @@ def _noted(cluster: str, stem: str, observed: ObservedCluster) -> int | None:
 
 
 def missing_kinds(desired: Desired) -> tuple[str, ...]:
-    """Kinds of other operators that the resource asks for and the API server does not know."""
+    """Kinds of other operators that the resource asks for and that cannot be used."""
     spec = desired.resource.spec
     return () if spec is None else tuple(sorted(_missing(desired, stems(spec))))
 
@@ -228,12 +230,18 @@ def plan(desired: Desired, observed: ObservedCluster, limits: PlanLimits, now: f
     named = starting | ({each.name for each in seen.instances} - done)
     return (
         *_secrets(desired, seen),
-        *key_actions(resource, observed, seen.keys, named, limits, now),
+        *_known_gone(key_actions(resource, observed, seen.keys, named, limits, now), seen),
         *_children(desired, seen, observed),
         *todo,
         *_unheard(observed, seen, {each.name for each in todo if isinstance(each, Resume)}),
         *_gates(observed, seen),
     )
+
+
+def _known_gone(actions: Iterable[Action], seen: Look) -> Iterator[Action]:
+    """Without deletions of instances' keys where instances may be there that are not seen."""
+    unseen = "LeaderWorkerSet" in seen.missing_kinds
+    yield from (each for each in actions if not (unseen and isinstance(each, Delete)))
 
 
 def _secrets(desired: Desired, seen: Look) -> Iterator[Action]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -137,8 +137,7 @@ def _degraded(seen: Look, desired: Desired, observed: ObservedCluster, now: floa
         )
         return Fact("Degraded", True, "KeysLost", message)
     if seen.missing_kinds:
-        kinds = ", ".join(seen.missing_kinds)
-        return Fact("Degraded", True, "KindMissing", f"the API server does not know {kinds}: install or leave out")
+        return Fact("Degraded", True, "KindMissing", _missing_kinds(seen.missing_kinds, desired.hidden))
     if seen.foreign:
         kind, name = seen.foreign[0]
         message = f"{kind} {name} is there and is not this resource's: rename or delete one of the two"
@@ -157,6 +156,16 @@ def _degraded(seen: Look, desired: Desired, observed: ObservedCluster, now: floa
     warnings = [each for each in desired.resource.problems if each.severity.value == "warning"]
     told = f"{len(warnings)} warnings, see events" if warnings else "nothing is wrong"
     return Fact("Degraded", False, "Healthy", told)
+
+
+def _missing_kinds(missing: Iterable[str], hidden: Collection[str]) -> str:
+    unknown = ", ".join(each for each in missing if each not in hidden)
+    unlisted = ", ".join(each for each in missing if each in hidden)
+    told = (
+        f"the API server does not know {unknown}: install or leave out" if unknown else "",
+        f"the operator cannot list {unlisted}: give its Role the right, or leave out" if unlisted else "",
+    )
+    return "; ".join(each for each in told if each)
 
 
 SLOW_TIMES: Final = 2.0
