@@ -60,7 +60,7 @@ def moves(
         present: its instances, those of pools that are no longer wanted among them.
         limits: free GPUs and times.
         now: Unix time, s.
-        taken: names of workloads of others, which no instance may have.
+        taken: names of workloads of others and of instances whose pods still end, which no new instance may have.
     """
     found = sorted(present, key=lambda each: each.name)
     used = {each.name for each in found} | set(taken)

@@ -15,7 +15,7 @@ from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
 from k8s.plan.keys import KeySecrets, are_lost, key_actions, key_secrets, may_start
 from k8s.plan.merge import contains, view
-from k8s.plan.observe import WORKLOADS, ObservedCluster, gate_of, instances, is_ours, pods_by_instance
+from k8s.plan.observe import INSTANCE, WORKLOADS, ObservedCluster, gate_of, instances, is_ours, pods_by_instance
 from k8s.plan.pods import (
     Images,
     family_of,
@@ -158,7 +158,7 @@ def _count(cluster: str, stem: str, pool: Pool, observed: ObservedCluster) -> tu
         count = min(max(observed.advised[stem], pool.min), pool.at_most)
         reason = observed.reasons.get(stem, "")
         return count, f"the goodput controller says {observed.advised[stem]}" + (f": {reason}" if reason else "")
-    if pool.max is None:  # nothing may resize it
+    if pool.min >= pool.at_most:  # nothing may resize it (`baton.scaling.wants_scaling`)
         return pool.at_start, f"the resource says {pool.at_start}"
     noted = _noted(cluster, stem, observed)
     if noted is not None:
@@ -223,7 +223,7 @@ def plan(desired: Desired, observed: ObservedCluster, limits: PlanLimits, now: f
     if any(kind == "Secret" for kind, _ in seen.foreign):
         return ()  # pods would mount what is another resource's: mostly of one that had this name, and goes soon
     done = {each.name for each in seen.instances if each.deleting}
-    todo: tuple[Action, ...] = (*_models(desired, seen, limits, now), *_gone_models(seen, limits, now))
+    todo: tuple[Action, ...] = (*_models(desired, observed, seen, limits, now), *_gone_models(seen, limits, now))
     if not may_start(resource, seen.keys, now):
         todo = tuple(each for each in todo if not isinstance(each, Apply) or _key(each.manifest) in seen.live)
     starting = {each.manifest["metadata"]["name"] for each in todo if isinstance(each, Apply)}
@@ -288,8 +288,12 @@ def _deleted(thing: Json, because: str) -> Delete:
     return Delete(thing["apiVersion"], thing["kind"], metadata["name"], metadata.get("uid", ""), because)
 
 
-def _models(desired: Desired, seen: Look, limits: PlanLimits, now: float) -> Iterator[Action]:
-    taken = frozenset(name for kind, name in seen.live if kind in WORKLOADS)
+def _models(
+    desired: Desired, observed: ObservedCluster, seen: Look, limits: PlanLimits, now: float
+) -> Iterator[Action]:
+    """Moves of each model. A pod that still ends its streams keeps its instance's name: agents meet by it."""
+    ending = {str(pod["metadata"].get("labels", {}).get(INSTANCE, "")) for pod in observed.pods}
+    taken = ending | {name for kind, name in seen.live if kind in WORKLOADS}
     for model in seen.models:
         present = [each for each in seen.instances if each.model == model.key]
         for move in moves(desired.resource.name, model, present, limits, now, taken):

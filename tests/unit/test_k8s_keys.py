@@ -136,7 +136,8 @@ def test_keys_go_with_their_instance() -> None:
     gone = tuple(each for each in there.objects if each["metadata"]["name"] != "chat-decode-0")
     extra = copy.deepcopy(next(each for each in gone if each["metadata"]["name"] == "chat-decode-0-keys"))
     extra["metadata"]["name"] = "chat-decode-7-keys"
-    actions = plan(wanted, dataclasses.replace(there, objects=(*gone, extra)), LIMITS, 1.0)
+    pods = tuple(each for each in there.pods if each["metadata"]["name"] != "chat-decode-0-abc")
+    actions = plan(wanted, dataclasses.replace(there, objects=(*gone, extra), pods=pods), LIMITS, 1.0)
     assert [each.name for each in actions if isinstance(each, Delete)] == ["chat-decode-7-keys"]
 
 
