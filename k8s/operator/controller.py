@@ -24,7 +24,7 @@ from k8s.crd.resource import secret_key
 from k8s.operator.client import ApiAway, ApiClient, ApiFailed
 from k8s.operator.fleet import ClusterPrograms, FleetTold
 from k8s.operator.hands import Hands, OperatorCounters, shown
-from k8s.operator.scaling import ClusterSeen, RegistryPlace, ScalingBoard
+from k8s.operator.scaling import ClusterSeen, RegistryPlace, ScalingBoard, internal_of
 from k8s.operator.secrets import Access, access, text_in
 from k8s.operator.teller import Teller
 from k8s.operator.watch import WatchCache
@@ -34,13 +34,14 @@ from k8s.plan import (
     Desired,
     Images,
     ObservedCluster,
+    deciding,
     limits_of,
     look,
     misnamed,
     missing_kinds,
     plan,
 )
-from k8s.plan.observe import pods_by_instance
+from k8s.plan.observe import is_ours, pods_by_instance
 from k8s.plan.pods import fleet_secret, internal_secret, registry_url
 
 logger = logging.getLogger("baton.operator")
@@ -333,7 +334,8 @@ class Operator:
         """What the operator proves itself by to a cluster's agents and routers."""
         kept = next(each.objects for each in self._children if each.kind == "Secret")
         names = (internal_secret(resource), fleet_secret(resource))
-        return access(*(kept.get((resource.namespace, name)) for name in names))
+        found = (kept.get((resource.namespace, name)) for name in names)
+        return access(*(each if each is not None and is_ours(each, resource.uid) else None for each in found))
 
     def _pods(self, resource: Resource, part: str) -> list[Json]:
         pods = next(each for each in self._children if each.kind == "Pod")
@@ -344,6 +346,7 @@ class Operator:
         objects = [thing for kept in self._children if kept.kind != "Pod" for thing in self._of(resource, kept)]
         objects += [each for (namespace, _, _), each in self._hands.foreign.items() if namespace == resource.namespace]
         wanted, external = self._settings.board.of(resource.namespace, resource.name), self._external(resource)
+        wanted.belong_to(resource.uid)
         for stem in external.keys() & wanted.sizes.keys():
             del wanted.sizes[stem]  # the controller that decides after the BatonPool begins with its last word
         return ObservedCluster(
@@ -441,8 +444,7 @@ class Operator:
         assert resource.spec is not None
         said = resource.spec.registry
         if said.url is None:
-            made = next((each for each in seen.observed.objects if _is_secret(each, internal_secret(resource))), None)
-            password = text_in(made, "baton-controller-password")
+            password = text_in(internal_of(seen), "baton-controller-password")
             url = registry_url(resource, "baton-controller")
             return RegistryPlace(url=url, cluster=said.cluster, password=password)
         files = None
@@ -455,11 +457,7 @@ class Operator:
         return RegistryPlace(url=said.url, cluster=said.cluster, **named)
 
     def _external(self, resource: Resource) -> dict[str, int]:
-        return {
-            each["spec"]["pool"]: int(each["spec"]["replicas"])
-            for each in self._pools_of(resource)
-            if not each["metadata"].get("deletionTimestamp")
-        }
+        return {stem: int(each["spec"]["replicas"]) for stem, each in deciding(self._pools_of(resource)).items()}
 
     def _pools_of(self, resource: Resource) -> list[Json]:
         return [
@@ -472,7 +470,3 @@ class Operator:
         for kept in (self._clusters, self._pools, *self._children):
             if kept.kind == thing.get("kind"):
                 kept.put(thing)
-
-
-def _is_secret(thing: Json, name: str) -> bool:
-    return bool(thing["kind"] == "Secret" and thing["metadata"]["name"] == name)

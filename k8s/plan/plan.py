@@ -134,7 +134,7 @@ def _wanted(
     pool: Pool,
     observed: ObservedCluster,
 ) -> WantedPool:
-    count, because = _count(desired.resource.name, stem, pool, observed)
+    count, because = _count(desired.resource, stem, pool, observed)
     return WantedPool(
         stem=stem,
         role=role,
@@ -148,7 +148,7 @@ def _wanted(
     )
 
 
-def _count(cluster: str, stem: str, pool: Pool, observed: ObservedCluster) -> tuple[int, str]:
+def _count(resource: Resource, stem: str, pool: Pool, observed: ObservedCluster) -> tuple[int, str]:
     """How many instances, and what says so. Where nothing does: as many as before, within the bounds."""
     if stem in observed.external:
         said = observed.external[stem]
@@ -160,17 +160,18 @@ def _count(cluster: str, stem: str, pool: Pool, observed: ObservedCluster) -> tu
         return count, f"the goodput controller says {observed.advised[stem]}" + (f": {reason}" if reason else "")
     if pool.min >= pool.at_most:  # nothing may resize it (`baton.scaling.wants_scaling`)
         return pool.at_start, f"the resource says {pool.at_start}"
-    noted = _noted(cluster, stem, observed)
+    noted = _noted(resource, stem, observed)
     if noted is not None:
         return min(max(noted, pool.min), pool.at_most), "as many as before: nothing says otherwise"
     return min(max(pool.at_start, pool.min), pool.at_most), f"starts with {pool.at_start}"
 
 
-def _noted(cluster: str, stem: str, observed: ObservedCluster) -> int | None:
+def _noted(resource: Resource, stem: str, observed: ObservedCluster) -> int | None:
     """The size that the pool had last, by the label of its disruption budget, a child of ours."""
-    name = budget_name(cluster, stem)
-    for each in observed.objects:
-        if each["kind"] == "PodDisruptionBudget" and each["metadata"]["name"] == name:
+    name = budget_name(resource.name, stem)
+    budgets = (each for each in observed.objects if each["kind"] == "PodDisruptionBudget")
+    for each in budgets:
+        if each["metadata"]["name"] == name and is_ours(each, resource.uid):
             text = each["metadata"].get("labels", {}).get(LABEL_COUNT, "")
             return int(text) if text.isdecimal() else None
     return None

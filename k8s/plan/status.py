@@ -253,9 +253,20 @@ def misnamed(desired: Desired | None, cluster: str, stem: str) -> str:
     return f"spec.pool: {stem!r} is no pool of {cluster}; {fix}; make another BatonPool, because names cannot change"
 
 
-def stray_status(because: str, now: float, last: Json, generation: int) -> dict[str, Any]:
-    """The status of a `BatonPool` that names nothing there is."""
-    facts = [Fact("Degraded", True, "NotFound", because)]
+def deciding(pools: Iterable[Json]) -> dict[str, Json]:
+    """Of a cluster's `BatonPool` objects, by pool the one that decides on its size: the oldest."""
+    living = (each for each in pools if not each["metadata"].get("deletionTimestamp"))
+    oldest_last = sorted(living, key=lambda each: _age(each["metadata"]), reverse=True)
+    return {str(each["spec"]["pool"]): each for each in oldest_last}
+
+
+def _age(metadata: Json) -> tuple[str, str]:
+    return str(metadata.get("creationTimestamp", "")), str(metadata["name"])
+
+
+def stray_status(because: str, now: float, last: Json, generation: int, reason: str = "NotFound") -> dict[str, Any]:
+    """The status of a `BatonPool` that decides on nothing: it names nothing there is, or another one decides."""
+    facts = [Fact("Degraded", True, reason, because)]
     return {"observedGeneration": generation, "conditions": _dated(facts, last, generation, now)}
 
 

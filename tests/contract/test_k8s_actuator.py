@@ -268,6 +268,16 @@ async def test_an_operator_that_leads_again_has_forgotten_its_sizes() -> None:
         assert stage.settled(1, 5)
 
 
+async def test_a_cluster_made_again_has_the_size_of_its_start() -> None:
+    async with sized() as (stage, actuator):
+        await actuator.start(Start(instance=NEW, pool="chat-decode"))
+        await stage.until(lambda: stage.settled(1, 2))
+        await stage.client.delete(API_VERSION, "BatonCluster", NS, "chat")
+        await stage.make(spec())
+        await stage.until(lambda: stage.settled(1, 1) and len(stage.instances()) == 2)
+        assert not any("19a2b3c4d5e" in name for name in stage.instances())
+
+
 async def test_where_a_batonpool_decides_the_controller_only_advises() -> None:
     async with sized() as (stage, actuator):
         metadata = {"name": "chat-decode", "namespace": NS}

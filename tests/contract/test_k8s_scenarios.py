@@ -352,6 +352,29 @@ async def test_a_batonpool_that_names_nothing_says_so(cluster: str, name: str, s
             await stage.until(lambda: stage.server.all("batonpools")[0]["status"].get("readyReplicas") == 3)
 
 
+async def test_of_two_batonpools_of_one_pool_the_older_decides_and_the_other_says_so() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        for number, name in ((2, "older"), (3, "a-newer")):
+            wanted = {"cluster": "chat", "pool": "decode", "replicas": number}
+            thing = {"apiVersion": API_VERSION, "kind": "BatonPool", "metadata": {"name": name, "namespace": NS}}
+            await stage.client.create({**thing, "spec": wanted})
+            await asyncio.sleep(1.5)  # times are told in seconds
+
+        def said(name: str) -> tuple[str, str]:
+            thing = stage.server.get("batonpools", name) or {}
+            (condition,) = thing.get("status", {}).get("conditions") or [{"reason": "", "message": ""}]
+            return condition["reason"], condition["message"]
+
+        ignored = "BatonPool older is older and sizes decode: delete one of the two"
+        await stage.until(lambda: stage.settled(1, 2) and said("a-newer") == ("Ignored", ignored))
+        assert said("older") == ("Found", "it sizes decode")
+        await stage.client.delete(API_VERSION, "BatonPool", NS, "older")
+        await stage.until(lambda: stage.settled(1, 3) and said("a-newer") == ("Found", "it sizes decode"))
+
+
 async def test_the_api_server_away_for_a_minute_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute of waits between attempts, in quick time: nothing is restarted, and the next change is followed."""
     monkeypatch.setattr(controller.asyncio, "sleep", asyncio.sleep)
