@@ -76,6 +76,8 @@ class Controllers:
         for key in tuple(self._running):
             if key not in there or self._operator.seen(*key) is None:
                 await self._end(key)
+        if not self._operator.may_act():
+            self._board.forget()
         for key in sorted(there):
             seen = self._operator.seen(*key)
             if seen is None or seen.resource.spec is None or seen.access.fleet == ():
@@ -164,16 +166,28 @@ class Controllers:
 
 
 def _mark(seen: ClusterSeen) -> str:
-    """Everything that a controller is made of but targets, which change without a new controller."""
+    """Everything that a controller is made of but targets, which change without a new controller: a resource made again
+    under its name has another registry, with other passwords.
+    """
+    from k8s.operator.scaling import internal_of
+    from k8s.plan.keys import content_of
+
     file = {name: value for name, value in seen.resource.file.items() if name != "slo"}
-    return json.dumps([file, seen.resource.kubernetes.engine.value, sorted(seen.observed.external)], sort_keys=True)
+    secret = internal_of(seen)
+    made_of = [seen.resource.uid, "" if secret is None else content_of(secret), seen.resource.kubernetes.engine.value]
+    return json.dumps([file, made_of, _elsewhere(seen)], sort_keys=True)
+
+
+def _elsewhere(seen: ClusterSeen) -> list[str]:
+    """Pools that BatonPools decide on; one that names no pool decides on none."""
+    return sorted(stem for stem, by in seen.look.scaled.items() if by == "BatonPool")
 
 
 def _plan(seen: ClusterSeen, spec: Spec) -> ScalingPlan:
     """The pools to size, named as workloads are; the operator keeps those that cannot be sized."""
     from k8s.operator.scaling import pool_name
 
-    made = plan_of(spec, seen.resource.kubernetes.engine.value, None, [], dry=bool(seen.observed.external))
+    made = plan_of(spec, seen.resource.kubernetes.engine.value, None, [], dry=bool(_elsewhere(seen)))
     pools = {
         model: tuple(replace(each, name=pool_name(seen.resource.name, each.name)) for each in named)
         for model, named in made.pools.items()

@@ -6,6 +6,8 @@ leaves. So every action here is two facts of the world, written in an order that
 - `start`: the size first, then the workload of this very name. Without the workload the operator makes one of its own.
 - `drain` to leave: the mark on the workload first, then the size. Without the size the operator takes the mark back.
 
+The operator makes no plan between the two: it would see one fact without the other, and undo it.
+
 Nothing is remembered here: sizes stand in a child of the cluster (k8s/plan), marks on workloads. The user's resource
 is never written. Where a `BatonPool` decides on a pool, and while a rollout makes instances come and go, the world
 refuses.
@@ -13,6 +15,7 @@ refuses.
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from cluster.ids import InstanceId
@@ -23,6 +26,9 @@ from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 
 class KubernetesCluster(Protocol):
     """One cluster, as its operator has it. A refusal is a text, as `goodput.actuate.protocol` says."""
+
+    def alone(self) -> AbstractAsyncContextManager[None]:
+        """The operator carries out no plan within it. Not within itself."""
 
     async def look(self) -> ExistingFleet:
         """All instances there are workloads of.
@@ -66,15 +72,16 @@ class KubernetesActuator:
         return await self._world.look()
 
     async def start(self, action: Start) -> str:
-        if await self._find(action.instance) is not None:
-            return ""
-        because = await self._world.resize(action.pool, +1)
-        if because:
+        async with self._world.alone():
+            if await self._find(action.instance) is not None:
+                return ""
+            because = await self._world.resize(action.pool, +1)
+            if because:
+                return because
+            because = await self._world.make(action.instance, action.pool, action.because)
+            if because:
+                await self._world.resize(action.pool, -1)
             return because
-        because = await self._world.make(action.instance, action.pool, action.because)
-        if because:
-            await self._world.resize(action.pool, -1)
-        return because
 
     async def flip(self, action: Flip) -> str:
         there = await self._find(action.instance)
@@ -83,26 +90,38 @@ class KubernetesActuator:
         return await self._world.flip(action.instance, action.role)
 
     async def drain(self, action: Drain) -> str:
-        there = await self._find(action.instance)
-        if there is None or there.life is InstanceLife.LEAVING:
-            return ""
-        if not action.leave:
-            return await self._world.quiet(action.instance, action.deadline_s)
-        because = await self._world.may_resize(there.pool, -1)  # asked before the mark: a refusal changes nothing
-        because = because or await self._world.mark(action.instance, action.because)
-        return because or await self._world.resize(there.pool, -1)
+        async with self._world.alone():
+            there = await self._find(action.instance)
+            if there is None or there.life is InstanceLife.LEAVING:
+                return ""
+            if not action.leave:
+                return await self._world.quiet(action.instance, action.deadline_s)
+            because = await self._world.may_resize(there.pool, -1)  # before the mark: a refusal changes nothing
+            because = because or await self._world.mark(action.instance, action.because)
+            return because or await self._world.resize(there.pool, -1)
 
     async def resume(self, action: Resume) -> str:
-        there = await self._find(action.instance)
-        if there is None:
-            return f"{action.instance} is not there"
-        if there.life is not InstanceLife.LEAVING:
-            return await self._world.unmark(action.instance)
-        because = await self._world.resize(there.pool, +1)
-        return because or await self._world.unmark(action.instance)
+        async with self._world.alone():
+            there = await self._find(action.instance)
+            if there is None:
+                return f"{action.instance} is not there"
+            if there.life is not InstanceLife.LEAVING:
+                return await self._world.unmark(action.instance)
+            because = await self._world.resize(there.pool, +1)
+            return because or await self._world.unmark(action.instance)
 
     async def stop(self, action: Stop) -> str:
-        there = await self._find(action.instance)
+        async with self._world.alone():
+            return await self._stopped(action, await self._find(action.instance))
+
+    async def cancel(self, action: Stop) -> str:
+        async with self._world.alone():
+            there = await self._find(action.instance)
+            if there is not None and there.life is not InstanceLife.PENDING:
+                return f"{action.instance} is not pending any more: it is {there.life.value}"
+            return await self._stopped(action, there)
+
+    async def _stopped(self, action: Stop, there: Existing | None) -> str:
         if there is None:
             return ""
         if there.life is not InstanceLife.LEAVING:
@@ -110,14 +129,6 @@ class KubernetesActuator:
             if because:
                 return because
         return await self._world.remove(action.instance, action.because)
-
-    async def cancel(self, action: Stop) -> str:
-        there = await self._find(action.instance)
-        if there is None:
-            return ""
-        if there.life is not InstanceLife.PENDING:
-            return f"{action.instance} is not pending any more: it is {there.life.value}"
-        return await self.stop(action)
 
     async def _find(self, name: InstanceId) -> Existing | None:
         found = await self._world.look()

@@ -7,7 +7,7 @@ from typing import Any, Final
 from cluster.spec.settings import POOL_MAX, Spec
 from k8s.crd.names import CLUSTER, CONDITIONS, GROUP, POOL, VERSION
 from k8s.crd.schema import described, properties, section_schema
-from k8s.crd.settings import DNS_NAME, Kubernetes
+from k8s.crd.settings import DNS_NAME, SUBDOMAIN, Kubernetes
 
 
 def _condition() -> dict[str, Any]:
@@ -121,13 +121,14 @@ def _cluster_spec() -> dict[str, Any]:
 
 def _pool_spec() -> dict[str, Any]:
     name = {"minLength": 1, "maxLength": 63, "pattern": f"^({DNS_NAME.pattern})$"}
+    cluster = {"minLength": 1, "maxLength": 253, "pattern": f"^({SUBDOMAIN.pattern})$"}
     replicas = described("integer", "Instances of the pool.", format="int32", minimum=0, maximum=POOL_MAX)
     rule = {
         "rule": "self.cluster == oldSelf.cluster && self.pool == oldSelf.pool",
         "message": "`cluster` and `pool` cannot change: make another BatonPool",
     }
     fields = {
-        "cluster": described("string", "The BatonCluster, in this namespace.", **name),
+        "cluster": described("string", "The BatonCluster, in this namespace.", **cluster),
         "pool": described("string", "The pool: `prefill`, or `qwen3-32b-prefill` with several models.", **name),
         "replicas": replicas,
     }

@@ -12,6 +12,8 @@ from cluster.spec.about import about
 
 DNS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """An RFC 1123 label."""
+SUBDOMAIN: Final = re.compile(rf"{DNS_NAME.pattern}(\.{DNS_NAME.pattern})*")
+"""An RFC 1123 subdomain, as names of most objects are, clusters among them: ``chat.v2``."""
 
 KEYS_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 """A label's value (RFC 1123, and capital letters)."""

@@ -226,12 +226,19 @@ class ApiClient:
             answer.response.close()
 
     async def kinds(self, group_versions: Sequence[str]) -> frozenset[str]:
-        """Kinds that the API server knows in these groups."""
+        """Kinds that the API server knows in these groups.
+
+        Raises:
+            ApiFailed: it does not say of one of them whether it knows it.
+            ApiAway: it cannot be reached.
+        """
         found: set[str] = set()
         for each in group_versions:
             try:
                 said = await self.request("GET", f"/apis/{each}")
-            except ApiFailed:
+            except ApiFailed as refusal:
+                if refusal.status != 404:
+                    raise
                 continue
             found |= {str(one.get("kind")) for one in said.get("resources", ()) if "/" not in str(one.get("name"))}
         return frozenset(found)

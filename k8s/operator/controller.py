@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -23,22 +24,24 @@ from k8s.crd.resource import secret_key
 from k8s.operator.client import ApiAway, ApiClient, ApiFailed
 from k8s.operator.fleet import ClusterPrograms, FleetTold
 from k8s.operator.hands import Hands, OperatorCounters, shown
-from k8s.operator.scaling import ClusterSeen, RegistryPlace, ScalingBoard
+from k8s.operator.scaling import ClusterSeen, RegistryPlace, ScalingBoard, internal_of
 from k8s.operator.secrets import Access, access, text_in
 from k8s.operator.teller import Teller
 from k8s.operator.watch import WatchCache
 from k8s.plan import (
     Action,
+    Apply,
     Desired,
     Images,
     ObservedCluster,
+    deciding,
     limits_of,
     look,
     misnamed,
     missing_kinds,
     plan,
 )
-from k8s.plan.observe import pods_by_instance
+from k8s.plan.observe import is_ours, pods_by_instance
 from k8s.plan.pods import fleet_secret, internal_secret, registry_url
 
 logger = logging.getLogger("baton.operator")
@@ -66,6 +69,10 @@ SETTLE_S: Final = 0.05
 BUSY_S: Final = 2.0
 """A cluster that is not as it should be is looked at again after this: agents and routers send no events."""
 IDLE_S: Final = 60.0
+LIST_S: Final = 10.0
+"""How long plans wait for the first list of a kind of another operator's: a Role may lack it."""
+ASK_AGAIN_S: Final = (1.0, 2.0, 5.0)
+"""Between attempts to learn which of them the API server knows, before it is planned without those."""
 REFUSALS: Final = frozenset({400, 403, 422})
 """What the API server answers for one object alone (invalid, a quota, a policy): others go on."""
 ATTAINMENT_S: Final = 30.0
@@ -108,10 +115,16 @@ class Operator:
         self._teller: Final = Teller(client, wall, self._put, self.counters)
         self._refused: Final[dict[tuple[str, str], int]] = {}
         """Looks in a row that something was refused at, by cluster."""
+        self._locks: Final[dict[tuple[str, str], asyncio.Lock]] = {}
+        """By cluster: one of its plan and its controller writes at a time."""
         self._kinds_at = 0.0
         self._group: asyncio.TaskGroup | None = None
         self._attained: Final[dict[tuple[str, str], tuple[float, float | None]]] = {}
         self._kinds: frozenset[str] = frozenset()
+        """Of `OPTIONAL`: those that the API server knows and that were listed."""
+        self._hidden: frozenset[str] = frozenset()
+        """Those that it knows and that it does not let be listed."""
+        self._optional: Final[dict[str, WatchCache]] = {}
         self._clusters = self._keep(API_VERSION, "BatonCluster", "", self._cluster_changed)
         self._pools = self._keep(API_VERSION, "BatonPool", "", self._pool_changed)
         self._children: list[WatchCache] = [self._keep(*each, OURS, self._child_changed) for each in WATCHED]
@@ -148,12 +161,6 @@ class Operator:
 
     async def run(self) -> None:
         """Until cancelled."""
-        self._kinds = await self._client.kinds(tuple(OPTIONAL.values()))
-        self._children += [
-            self._keep(group, kind, OURS, self._child_changed)
-            for kind, group in OPTIONAL.items()
-            if kind in self._kinds
-        ]
         async with asyncio.TaskGroup() as group:
             self._group = group
             kept = (self._clusters, self._pools, *self._children)
@@ -161,6 +168,10 @@ class Operator:
                 group.create_task(each.run(), name=f"watch {each.kind}")
             for each in kept:  # a plan without the whole picture would make what is there already
                 await each.listed.wait()
+            for wait_s in (*ASK_AGAIN_S, None):
+                if await self._learn_kinds() or wait_s is None:
+                    break
+                await asyncio.sleep(wait_s)
             self.knows_all = True
             group.create_task(self._follow(), name="plan")
 
@@ -203,32 +214,55 @@ class Operator:
         """Plan one cluster and carry it out; whether nothing was to be done and nothing is waited for."""
         thing = self._clusters.objects.get((namespace, name))
         if thing is None:
+            self._locks.pop((namespace, name), None)
             await self._tell_strays(namespace, name)
             return True
         self.counters.reconciles += 1
-        resource = read_resource(thing)
-        desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
+        desired = await self._with_kinds(read_resource(thing))
+        async with self.alone(namespace, name):
+            done = await self._carried_out(desired)
+        if done is None:
+            return False
+        observed, actions = done
+        await self._teller.tell(thing, self._pools_of(desired.resource), desired, observed, actions)
+        return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
+
+    def alone(self, namespace: str, name: str) -> asyncio.Lock:
+        """No plan of this cluster is made or carried out while it is held, and no two facts of a controller's are
+        written.
+        """
+        return self._locks.setdefault((namespace, name), asyncio.Lock())
+
+    async def _carried_out(self, desired: Desired) -> tuple[ObservedCluster, tuple[Action, ...]] | None:
+        """Plan, and carry the plan out; None where that has to stop in the middle."""
+        resource = desired.resource
+        place = (resource.namespace, resource.name)
         key = self._access(resource)
-        await self._hands.look_again(namespace)
+        await self._hands.look_again(resource.namespace)
         observed = await self._asked(resource, self._observed(resource), key)
         actions = plan(desired, observed, limits_of(desired, observed), self._wall())
         refused = []
         for action in actions:
-            live = self._clusters.objects.get((namespace, name))
+            live = self._clusters.objects.get(place)
             if not self.may_act() or live is None or live["metadata"]["uid"] != resource.uid:
-                return False
+                return None
             try:
                 await self._hands.do(action, resource, observed, key)
             except ApiFailed as refusal:
-                if refusal.status not in REFUSALS and refusal.reason != "AlreadyExists":
+                if not self._is_of_one_object(action, refusal):
                     raise
-                logger.warning("%s/%s: %s: %s", namespace, name, shown(action), refusal)
+                logger.warning("%s/%s: %s: %s", *place, shown(action), refusal)
                 refused.append(f"{shown(action)}: {refusal}")
-        if self._count_refusals((namespace, name), len(refused)) > 1:  # once may be the watch that lags behind
+        if self._count_refusals(place, len(refused)) > 1:  # once may be the watch that lags behind
             observed = replace(observed, refused=tuple(refused))
-        await self._teller.tell(thing, self._pools_of(resource), desired, observed, actions)
-        await self._learn_kinds(desired)
-        return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
+        return observed, actions
+
+    def _is_of_one_object(self, action: Action, refusal: ApiFailed) -> bool:
+        """Whether a refusal is about one object, so that the rest of a plan goes on; notes a kind that is gone."""
+        if isinstance(action, Apply) and action.manifest["kind"] in OPTIONAL and refusal.status == 404:
+            self._kinds -= {action.manifest["kind"]}
+            return True
+        return refusal.status in REFUSALS or refusal.reason == "AlreadyExists"
 
     def _count_refusals(self, key: tuple[str, str], count: int) -> int:
         """Looks in a row that something was refused at."""
@@ -239,19 +273,42 @@ class Operator:
         self._refused[key] = self._refused.get(key, 0) + 1
         return self._refused[key]
 
-    async def _learn_kinds(self, desired: Desired) -> None:
-        """A kind of another operator's that a resource waits for may be installed at any time."""
-        now = asyncio.get_running_loop().time()
-        if not missing_kinds(desired) or self._group is None or now - self._kinds_at < IDLE_S:
-            return
-        self._kinds_at = now
-        known = await self._client.kinds(tuple(OPTIONAL.values()))
-        for kind in sorted(known - self._kinds & OPTIONAL.keys()):
-            kept = self._keep(OPTIONAL[kind], kind, OURS, self._child_changed)
-            self._group.create_task(kept.run(), name=f"watch {kind}")
-            await kept.listed.wait()
+    async def _learn_kinds(self) -> bool:
+        """Learn which kinds of other operators the API server knows, and keep their objects; whether it has said so.
+
+        A kind that cannot be listed counts as missing until it can: its watch goes on trying.
+        """
+        assert self._group is not None
+        self._kinds_at = asyncio.get_running_loop().time()
+        try:
+            known = await self._client.kinds(tuple(OPTIONAL.values())) & OPTIONAL.keys()
+        except (ApiFailed, ApiAway) as error:
+            logger.warning("which kinds of other operators there are is not known: %s", error)
+            return False
+        fresh = known - self._optional.keys()
+        for kind in sorted(fresh):
+            kept = self._optional[kind] = self._keep(OPTIONAL[kind], kind, OURS, self._child_changed)
             self._children.append(kept)
-        self._kinds = known
+            self._group.create_task(kept.run(), name=f"watch {kind}")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LIST_S):
+                for kind in fresh:
+                    await self._optional[kind].listed.wait()
+        self._kinds = frozenset(kind for kind in known if self._optional[kind].listed.is_set())
+        hidden = known - self._kinds
+        for kind in sorted(hidden - self._hidden):
+            logger.warning("%s cannot be listed: clusters are planned without it; does the Role allow it?", kind)
+        self._hidden = frozenset(hidden)
+        return True
+
+    async def _with_kinds(self, resource: Resource) -> Desired:
+        """What is desired. A kind that the resource waits for may be installed at any time, or be allowed."""
+        desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds, hidden=self._hidden)
+        now = asyncio.get_running_loop().time()
+        if not missing_kinds(desired) or now - self._kinds_at < IDLE_S:
+            return desired
+        await self._learn_kinds()
+        return replace(desired, kinds=self._kinds, hidden=self._hidden)
 
     async def _tell_strays(self, namespace: str, name: str) -> None:
         """BatonPools of a cluster that is not there."""
@@ -277,7 +334,8 @@ class Operator:
         """What the operator proves itself by to a cluster's agents and routers."""
         kept = next(each.objects for each in self._children if each.kind == "Secret")
         names = (internal_secret(resource), fleet_secret(resource))
-        return access(*(kept.get((resource.namespace, name)) for name in names))
+        found = (kept.get((resource.namespace, name)) for name in names)
+        return access(*(each if each is not None and is_ours(each, resource.uid) else None for each in found))
 
     def _pods(self, resource: Resource, part: str) -> list[Json]:
         pods = next(each for each in self._children if each.kind == "Pod")
@@ -288,6 +346,7 @@ class Operator:
         objects = [thing for kept in self._children if kept.kind != "Pod" for thing in self._of(resource, kept)]
         objects += [each for (namespace, _, _), each in self._hands.foreign.items() if namespace == resource.namespace]
         wanted, external = self._settings.board.of(resource.namespace, resource.name), self._external(resource)
+        wanted.belong_to(resource.uid)
         for stem in external.keys() & wanted.sizes.keys():
             del wanted.sizes[stem]  # the controller that decides after the BatonPool begins with its last word
         return ObservedCluster(
@@ -342,7 +401,7 @@ class Operator:
         resource = read_resource(thing)
         if resource.spec is None or resource.kubernetes.paused or resource.deleting:
             return None
-        desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds)
+        desired = Desired(resource=resource, images=self._settings.images, kinds=self._kinds, hidden=self._hidden)
         observed = self._observed(resource)
         return ClusterSeen(
             resource=resource,
@@ -385,8 +444,7 @@ class Operator:
         assert resource.spec is not None
         said = resource.spec.registry
         if said.url is None:
-            made = next((each for each in seen.observed.objects if _is_secret(each, internal_secret(resource))), None)
-            password = text_in(made, "baton-controller-password")
+            password = text_in(internal_of(seen), "baton-controller-password")
             url = registry_url(resource, "baton-controller")
             return RegistryPlace(url=url, cluster=said.cluster, password=password)
         files = None
@@ -399,11 +457,7 @@ class Operator:
         return RegistryPlace(url=said.url, cluster=said.cluster, **named)
 
     def _external(self, resource: Resource) -> dict[str, int]:
-        return {
-            each["spec"]["pool"]: int(each["spec"]["replicas"])
-            for each in self._pools_of(resource)
-            if not each["metadata"].get("deletionTimestamp")
-        }
+        return {stem: int(each["spec"]["replicas"]) for stem, each in deciding(self._pools_of(resource)).items()}
 
     def _pools_of(self, resource: Resource) -> list[Json]:
         return [
@@ -416,7 +470,3 @@ class Operator:
         for kept in (self._clusters, self._pools, *self._children):
             if kept.kind == thing.get("kind"):
                 kept.put(thing)
-
-
-def _is_secret(thing: Json, name: str) -> bool:
-    return bool(thing["kind"] == "Secret" and thing["metadata"]["name"] == name)

@@ -96,7 +96,8 @@ class Election:
         namespace, name = self._where
         began = self._clock()
         lease = await self._client.get(API, "Lease", namespace, name)
-        if not self.candidate.look(lease, began):
+        # Seen now, because the answer may have taken as long as a lease lasts; renewed at the question, to be safe.
+        if not self.candidate.look(lease, self._clock()):
             self.candidate.renewed_at = None
             return
         mine = self._lease(lease)

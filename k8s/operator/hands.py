@@ -15,7 +15,7 @@ from k8s.operator.fleet import ClusterPrograms
 from k8s.operator.secrets import Access, fleet, internal, keys_in, of_instance, replaced
 from k8s.plan import Action, Admit, Apply, Delete, Derive, Drain, Generate, ObservedCluster, Park, Rekey, Resume, Unpark
 from k8s.plan.merge import contains, view
-from k8s.plan.observe import WORKLOADS, pods_by_instance
+from k8s.plan.observe import WORKLOADS, is_ours, pods_by_instance
 from k8s.plan.pods import fleet_secret, order_name
 
 logger = logging.getLogger("baton.operator")
@@ -109,12 +109,15 @@ class Hands:
             self._put(await self._client.apply(made))
 
     def _secret(self, resource: Resource, name: str, observed: ObservedCluster) -> Json | None:
-        """A Secret as the watch has it, or as it was made a moment ago: its Role does not let the operator read one."""
+        """This resource's Secret as the watch has it, or as it was made a moment ago: the operator's Role does not let
+        it read one. The Secret of a resource that had the same name before is another one, and goes soon.
+        """
         for each in observed.objects:
-            if each["kind"] == "Secret" and each["metadata"]["name"] == name:
+            if each["kind"] == "Secret" and each["metadata"]["name"] == name and is_ours(each, resource.uid):
                 self._fresh.pop((resource.namespace, name), None)
                 return each
-        return self._fresh.get((resource.namespace, name))
+        fresh = self._fresh.get((resource.namespace, name))
+        return fresh if fresh is not None and is_ours(fresh, resource.uid) else None
 
     async def look_again(self, namespace: str) -> None:
         """At objects that are not ours: one that has gone is in the way no more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from k8s.crd import crds
@@ -58,13 +58,25 @@ async def checks(client: ApiClient, namespace: str) -> AsyncIterator[Inspection]
         return
     for crd in crds():
         yield await _definition(client, crd)
+    optional = {api.partition("/")[0]: (api, kind) for kind, api in OPTIONAL.items()}
     for (group, resource), verbs in sorted(RIGHTS.items()):
-        if group not in {api.partition("/")[0] for api in OPTIONAL.values()}:
+        if group not in optional:
             yield await _right(client, namespace, group, resource, verbs)
-    kinds = await client.kinds(tuple(OPTIONAL.values()))
-    for kind in OPTIONAL:
-        detail = "known" if kind in kinds else "not installed; only needed where a resource asks for it"
-        yield Inspection(kind, good=kind in kinds, detail=detail, optional=True)
+    for group, (api, kind) in optional.items():
+        known = await _kind(client, api, kind)
+        yield known
+        for (of, resource), verbs in sorted(RIGHTS.items()):
+            if known.good and of == group:
+                yield replace(await _right(client, namespace, group, resource, verbs), optional=True)
+
+
+async def _kind(client: ApiClient, api: str, kind: str) -> Inspection:
+    try:
+        known = kind in await client.kinds([api])
+    except (ApiFailed, ApiAway) as error:
+        return Inspection(kind, good=False, detail=str(error), optional=True)
+    detail = "known" if known else "not installed; only needed where a resource asks for it"
+    return Inspection(kind, good=known, detail=detail, optional=True)
 
 
 async def _definition(client: ApiClient, crd: dict[str, Any]) -> Inspection:

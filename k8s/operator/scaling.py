@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -21,9 +22,9 @@ from k8s.crd.names import WORKLOAD_CHARS_MAX, short
 from k8s.crd.resource import Resource
 from k8s.operator.secrets import Access
 from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, ObservedCluster, PlanLimits, Resume, limits_of
-from k8s.plan.observe import unix
+from k8s.plan.observe import is_ours, unix
 from k8s.plan.plan import Look
-from k8s.plan.pods import workload
+from k8s.plan.pods import internal_secret, workload
 from k8s.plan.values import PlannedObject, WantedPool
 
 Json = Mapping[str, Any]
@@ -77,6 +78,9 @@ class Acting(Protocol):
         operator acts.
         """
 
+    def alone(self, namespace: str, name: str) -> AbstractAsyncContextManager[None]:
+        """Keeps a cluster's plan from running."""
+
     async def act(self, action: Action, seen: ClusterSeen) -> None:
         """Carry one action out now, and plan soon."""
 
@@ -88,6 +92,8 @@ class Acting(Protocol):
 class ControllerWanted:
     """What the controller of one cluster wants."""
 
+    uid: str = ""
+    """Of the resource that it wants this for."""
     sizes: dict[str, int] = field(default_factory=dict)
     """By stem."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -96,6 +102,17 @@ class ControllerWanted:
     """Whether a controller runs."""
     advice: str = ""
     """What it would do where others decide."""
+
+    def belong_to(self, uid: str) -> None:
+        """Forget what was wanted for another resource, which had the same name."""
+        if uid != self.uid:
+            self.forget()
+            self.uid = uid
+
+    def forget(self) -> None:
+        """Sizes come from the labels of children again."""
+        self.sizes.clear()
+        self.reasons.clear()
 
 
 class ScalingBoard:
@@ -113,6 +130,18 @@ class ScalingBoard:
         for key in self._wanted.keys() - keys:
             del self._wanted[key]
 
+    def forget(self) -> None:
+        """All sizes: while another operator leads, its controllers decide on them."""
+        for each in self._wanted.values():
+            each.forget()
+
+
+def internal_of(seen: ClusterSeen) -> Json | None:
+    """The Secret with the passwords of this very resource; None where it is not there yet."""
+    name, uid = internal_secret(seen.resource), seen.resource.uid
+    secrets = (each for each in seen.observed.objects if each["kind"] == "Secret" and is_ours(each, uid))
+    return next((each for each in secrets if each["metadata"]["name"] == name), None)
+
 
 def pool_name(cluster: str, stem: str) -> str:
     """A controller's name for a pool."""
@@ -126,6 +155,9 @@ class OperatorWorld:
         self._operator: Final = operator
         self._key: Final = (namespace, name)
         self._wanted: Final = wanted
+
+    def alone(self) -> AbstractAsyncContextManager[None]:
+        return self._operator.alone(*self._key)
 
     async def look(self) -> Exists:
         seen = self._seen()

@@ -10,7 +10,7 @@ from typing import Any, Final
 from k8s.crd.names import API_VERSION, FIELD_MANAGER, short
 from k8s.operator.client import ApiClient, ApiFailed
 from k8s.operator.hands import OperatorCounters, shown
-from k8s.plan import Action, Desired, ObservedCluster, misnamed, pool_status, status, stray_status
+from k8s.plan import Action, Desired, ObservedCluster, deciding, misnamed, pool_status, status, stray_status
 from k8s.plan.events import EventBudget
 from k8s.plan.merge import contains
 
@@ -46,23 +46,29 @@ class Teller:
             await self._event(thing, "Normal", type(action).__name__, f"{shown(action)}: {action.because}")
         if resource.spec is None:
             return
+        decided = deciding(pools)
         for pool in pools:
             wrong = misnamed(desired, resource.name, pool["spec"]["pool"])
             if wrong:
                 await self.stray(pool, wrong)
+                continue
+            decides = decided.get(str(pool["spec"]["pool"]), pool)
+            if decides is not pool and not pool["metadata"].get("deletionTimestamp"):
+                name, stem = decides["metadata"]["name"], pool["spec"]["pool"]
+                await self.stray(pool, f"BatonPool {name} is older and sizes {stem}: delete one of the two", "Ignored")
                 continue
             last, generation = pool.get("status") or {}, pool["metadata"].get("generation", 0)
             wanted = pool_status(desired, observed, pool["spec"]["pool"], generation, self._wall(), last)
             if not contains(last, wanted):
                 await self._status("BatonPool", pool, wanted)
 
-    async def stray(self, pool: Json, because: str) -> None:
-        """Tell of a `BatonPool` that names nothing there is."""
+    async def stray(self, pool: Json, because: str, reason: str = "NotFound") -> None:
+        """Tell of a `BatonPool` that decides on nothing."""
         last = pool.get("status") or {}
-        wanted = stray_status(because, self._wall(), last, pool["metadata"].get("generation", 0))
+        wanted = stray_status(because, self._wall(), last, pool["metadata"].get("generation", 0), reason)
         if not contains(last, wanted):
             await self._status("BatonPool", pool, wanted)
-        await self._event(pool, "Warning", "NotFound", because)
+        await self._event(pool, "Warning", reason, because)
 
     async def _status(self, kind: str, thing: Json, said: Json) -> None:
         metadata = {"name": thing["metadata"]["name"], "namespace": thing["metadata"]["namespace"]}

@@ -40,6 +40,9 @@ class WatchCache:
         self._client: Final = client
         self._changed: Final = changed
         self._version = ""
+        """Of the last list or event; empty: a list is to be read."""
+        self._latest = ""
+        """The same, and it stays while a list is read."""
 
     async def run(self) -> None:
         """List and watch until cancelled."""
@@ -71,8 +74,12 @@ class WatchCache:
         }
         self._version = str(said["metadata"]["resourceVersion"])
         before = self.objects
-        # What was answered while the list was read: the watch, which begins at the list, will tell of it.
-        self.objects = found | {key: each for key, each in before.items() if _later(each, self._version)}
+        # What was answered while the list was read: the watch, which begins at the list, will tell of it. Not where
+        # versions have gone back, as after etcd was restored: the list alone is true then.
+        restored = _is_below(self._version, self._latest)
+        later = {} if restored else {key: each for key, each in before.items() if _later(each, self._version)}
+        self.objects = found | later
+        self._latest = self._version
         self.lists += 1
         for key, each in found.items():
             if before.get(key, {}).get("metadata", {}).get("resourceVersion") != each["metadata"]["resourceVersion"]:
@@ -84,7 +91,7 @@ class WatchCache:
     async def _watch(self) -> None:
         async for event in self._client.watch(*self._of, self._version, self._selector):
             thing = event["object"]
-            self._version = str(thing["metadata"]["resourceVersion"])
+            self._version = self._latest = str(thing["metadata"]["resourceVersion"])
             if event["type"] in {"ADDED", "MODIFIED", "DELETED"}:
                 self._take(thing, gone=event["type"] == "DELETED")
                 self._changed(thing)
@@ -119,5 +126,8 @@ def _key(thing: Json) -> tuple[str, str]:
 
 def _later(thing: Json, version: str) -> bool:
     """Whether an object is of a later version: they are compared as numbers, as Kubernetes 1.35 allows."""
-    new = str(thing["metadata"]["resourceVersion"])
-    return new.isdecimal() and version.isdecimal() and int(new) > int(version)
+    return _is_below(version, str(thing["metadata"]["resourceVersion"]))
+
+
+def _is_below(version: str, other: str) -> bool:
+    return version.isdecimal() and other.isdecimal() and int(version) < int(other)

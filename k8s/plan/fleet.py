@@ -40,6 +40,8 @@ from k8s.plan.values import (
 
 SURGE_SHARE: Final = 0.25
 """Instances above the wanted number while a revision rolls out, as Kubernetes' own Deployments have it."""
+RESUME_S: Final = 60.0
+"""So long after its drain's time is over an instance that is wanted again is told to resume; it is removed then."""
 
 
 def moves(
@@ -58,16 +60,20 @@ def moves(
         present: its instances, those of pools that are no longer wanted among them.
         limits: free GPUs and times.
         now: Unix time, s.
-        taken: names of workloads of others, which no instance may have.
+        taken: names of workloads of others and of instances whose pods still end, which no new instance may have.
     """
     found = sorted(present, key=lambda each: each.name)
     used = {each.name for each in found} | set(taken)
-    return (
-        *_removed(found, limits, now),
-        *_parked(model, found, limits, now),
-        *_resumed(model, found),
-        *_started(cluster, model, found, limits, used),
-        *_drained(model, found, limits),
+    back = {each.name for each in found if _may_resume(each, limits, now)}
+    resumed = tuple(_resumed(model, found, back))
+    drained = tuple(_drained(model, found, limits))
+    kept, gone = {each.name for each in resumed}, {each.name for each in drained}
+    return (  # one move at most for each instance
+        *_removed([each for each in found if each.name not in kept], limits, now),
+        *(each for each in _parked(model, found, limits, now) if each.name not in gone),
+        *resumed,
+        *_started(cluster, model, found, limits, used, back),
+        *drained,
     )
 
 
@@ -95,7 +101,9 @@ def _removed(found: Iterable[PlannedObject], limits: PlanLimits, now: float) -> 
 # -- gangs --
 
 
-def _parked(model: WantedModel, found: Sequence[PlannedObject], limits: PlanLimits, now: float) -> Iterator[Move]:
+def _parked(
+    model: WantedModel, found: Sequence[PlannedObject], limits: PlanLimits, now: float
+) -> Iterator[Park | Unpark]:
     """The smallest fleet gets GPUs together: what waits for the rest too long gives its GPUs back."""
     current = [each for each in found if not each.leaving]
     parked = [each for each in current if each.parked]
@@ -135,31 +143,41 @@ def _wanted_ones(pool: WantedPool, found: Iterable[PlannedObject]) -> list[Plann
     ]
 
 
-def _resumed(model: WantedModel, found: Sequence[PlannedObject]) -> Iterator[Move]:
+def _resumed(model: WantedModel, found: Sequence[PlannedObject], may_resume: Collection[str]) -> Iterator[Resume]:
     for pool in model.pools:
         missing = pool.count - len(_wanted_ones(pool, found))
-        back = [
-            each for each in found if each.pool == pool.stem and each.revision == pool.revision and _may_resume(each)
-        ]
+        back = [each for each in found if _is_current(each, pool) and each.name in may_resume]
         back.sort(key=lambda each: (not each.ready, each.name))
         for each in back[: max(0, missing)]:
             yield Resume(each.name, "its revision is wanted again")
 
 
-def _may_resume(instance: PlannedObject) -> bool:
-    if instance.deleting or instance.disrupted:
+def _is_current(instance: PlannedObject, pool: WantedPool) -> bool:
+    return instance.pool == pool.stem and instance.revision == pool.revision
+
+
+def _may_resume(instance: PlannedObject, limits: PlanLimits, now: float) -> bool:
+    """Whether an instance that is wanted again may end its drain. An agent that does not hear of it for a minute after
+    the drain's time is over never will: another instance takes its place.
+    """
+    if instance.deleting or instance.disrupted or instance.draining_since is None:
         return False
-    return instance.draining_since is not None and instance.started and not instance.drained
+    return instance.started and not instance.drained and now - instance.draining_since < limits.drain_s + RESUME_S
 
 
 def _started(
-    cluster: str, model: WantedModel, found: Sequence[PlannedObject], limits: PlanLimits, taken: set[str]
+    cluster: str,
+    model: WantedModel,
+    found: Sequence[PlannedObject],
+    limits: PlanLimits,
+    taken: set[str],
+    may_resume: Collection[str],
 ) -> Iterator[Move]:
     free = dict(limits.free_gpus)
     for pool in model.pools:
         ours = [each for each in found if each.pool == pool.stem]
         new = _wanted_ones(pool, found)
-        coming_back = sum(_may_resume(each) and each.revision == pool.revision for each in ours)
+        coming_back = sum(_is_current(each, pool) and each.name in may_resume for each in ours)
         missing = pool.count - len(new) - coming_back
         room = pool.count + _surge(pool) - sum(each.holds_gpus for each in ours)
         if room <= 0 and _stands_still(model, found):
@@ -199,7 +217,7 @@ def _free_names(cluster: str, stem: str, count: int, taken: set[str]) -> Iterato
 # -- leaving --
 
 
-def _drained(model: WantedModel, found: Sequence[PlannedObject], limits: PlanLimits) -> Iterator[Move]:
+def _drained(model: WantedModel, found: Sequence[PlannedObject], limits: PlanLimits) -> Iterator[Drain]:
     """Old instances and those too many, one after the other for as long as what is left is enough."""
     by_stem = {pool.stem: pool for pool in model.pools}
     left = [each for each in found if not each.leaving]

@@ -8,8 +8,9 @@ from it, because then routers would believe none of them: the condition says so,
 
 A key is replaced in three steps (`kvtransfer.keys`), each of which has reached all pods before the next: the new key is
 added below the old one, it signs, the old one goes. The pods are rolled meanwhile, because an agent reads its identity
-when it starts; the old key goes when every pod is younger than the new one. The steps are told from labels of the
-fleet's Secret. Pure: nothing here reads a key, digests of what Secrets hold tell whether they belong together.
+when it starts; the old key goes when every pod was made for the new one. Where yet another key is asked for meanwhile,
+the steps begin again. They are told from labels of the fleet's Secret. Pure: nothing here reads a key, digests of what
+Secrets hold tell whether they belong together.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from k8s.plan.values import Delete, Derive, Generate, KeyStage, PlanLimits, Reke
 
 FLEET_PART: Final = "ticket-keys"
 INSTANCE_PART: Final = "instance-keys"
+SKEW_S: Final = 60.0
+"""The operator's clock and the API server's may differ by this: the one says when a key was made, the other when a pod
+was."""
 
 Json = Mapping[str, Any]
 
@@ -65,18 +69,14 @@ def content_of(secret: Json) -> str:
 def are_lost(resource: Resource, secrets: KeySecrets) -> bool:
     """Whether the fleet's key is gone while instances live by it, and its owner has not asked for another."""
     wanted = resource.kubernetes.ticket_keys
-    return secrets.fleet is None and any(
-        each["metadata"].get("labels", {}).get(LABEL_KEYS) == wanted for each in secrets.of_instances.values()
-    )
+    return secrets.fleet is None and any(made_for(each) == wanted for each in secrets.of_instances.values())
 
 
 def may_start(resource: Resource, secrets: KeySecrets, now: float) -> bool:
     """Whether an instance that starts now gets the keys that it is to have: not while lost or just replaced."""
     if secrets.fleet is None:
         return not are_lost(resource, secrets)
-    made_for = secrets.fleet["metadata"].get("labels", {}).get(LABEL_KEYS)
-    begins = stage_of(secrets.fleet) is KeyStage.NONE and made_for != resource.kubernetes.ticket_keys
-    return not begins and now >= _since(secrets.fleet)
+    return made_for(secrets.fleet) == resource.kubernetes.ticket_keys and now >= _since(secrets.fleet)
 
 
 def key_actions(
@@ -113,9 +113,14 @@ def _stale(secret: Json | None, fleet: Json | None, resource: Resource) -> str:
         return "the fleet's keys have changed"
     if noted.get(CONTENT) != content_of(secret):
         return "its keys are not as they were made"
-    if secret["metadata"].get("labels", {}).get(LABEL_KEYS) != resource.kubernetes.ticket_keys:
+    if made_for(secret) != resource.kubernetes.ticket_keys:
         return "they are of the wanted keys now"
     return ""
+
+
+def made_for(thing: Json) -> str:
+    """For which value of `kubernetes.ticket_keys` a Secret or a pod was made."""
+    return str(thing["metadata"].get("labels", {}).get(LABEL_KEYS, ""))
 
 
 def stage_of(fleet: Json) -> KeyStage:
@@ -133,20 +138,29 @@ def _since(fleet: Json) -> float:
 def _replaced(
     resource: Resource, fleet: Json, observed: ObservedCluster, limits: PlanLimits, now: float
 ) -> Iterator[Rekey]:
-    name, age_s = fleet["metadata"]["name"], now - _since(fleet)
+    name, age_s, wanted = fleet["metadata"]["name"], now - _since(fleet), resource.kubernetes.ticket_keys
+    if made_for(fleet) != wanted:
+        yield Rekey(name, KeyStage.ADDED, f"keys `{wanted}` are wanted")
+        return
     match stage_of(fleet):
-        case KeyStage.NONE:
-            if fleet["metadata"].get("labels", {}).get(LABEL_KEYS) != resource.kubernetes.ticket_keys:
-                yield Rekey(name, KeyStage.ADDED, f"keys `{resource.kubernetes.ticket_keys}` are wanted")
         case KeyStage.ADDED:
             if age_s >= limits.keys_s:
                 yield Rekey(name, KeyStage.SIGNS, "every program has the new key")
         case KeyStage.SIGNS:
-            if age_s >= 2 * limits.keys_s and _all_younger(observed, _since(fleet)):
+            if age_s >= 2 * limits.keys_s and _all_have(observed, fleet):
                 yield Rekey(name, KeyStage.NONE, "nothing needs the old key any more")
+        case KeyStage.NONE:
+            pass
 
 
-def _all_younger(observed: ObservedCluster, since: float) -> bool:
-    """Whether every instance's pod was made after the new key was: no pod is made in the second in which that was."""
+def _all_have(observed: ObservedCluster, fleet: Json) -> bool:
+    """Whether every instance's pod has read the new key when it started: it was made for it, and after it.
+
+    The time alone would not do, as it is of two clocks, nor the name alone, which may have been used before.
+    """
     pods: Iterable[Json] = pods_by_instance(observed.pods).values()
-    return all((unix(each["metadata"].get("creationTimestamp")) or 0.0) >= since for each in pods)
+    since = _since(fleet) - SKEW_S
+    return all(
+        made_for(each) == made_for(fleet) and (unix(each["metadata"].get("creationTimestamp")) or 0.0) >= since
+        for each in pods
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +15,18 @@ from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
 from k8s.plan.keys import KeySecrets, are_lost, key_actions, key_secrets, may_start
 from k8s.plan.merge import contains, view
-from k8s.plan.observe import WORKLOADS, ObservedCluster, gate_of, instances, is_ours, pods_by_instance
-from k8s.plan.pods import Images, family_of, internal_secret, nodes_of, order_name, revision_of, template, workload
+from k8s.plan.observe import INSTANCE, WORKLOADS, ObservedCluster, gate_of, instances, is_ours, pods_by_instance
+from k8s.plan.pods import (
+    Images,
+    family_of,
+    fleet_secret,
+    internal_secret,
+    nodes_of,
+    order_name,
+    revision_of,
+    template,
+    workload,
+)
 from k8s.plan.readiness import gate
 from k8s.plan.values import (
     Action,
@@ -47,7 +57,9 @@ class Desired:
     resource: Resource
     images: Images
     kinds: frozenset[str] = frozenset({"LeaderWorkerSet", "PodMonitor", "HTTPRoute"})
-    """Kinds of other operators that the API server knows."""
+    """Kinds of other operators that the API server knows and lets be listed."""
+    hidden: frozenset[str] = frozenset()
+    """Those that it knows and does not let be listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +104,8 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
     models = tuple(WantedModel(key=key, pools=tuple(each)) for key, each in by_model.items())
     sizes = sizes_of(models)
     scaled = dict.fromkeys(observed.advised, "controller") | dict.fromkeys(observed.external, "BatonPool")
-    names = [_key(each) for each in children(resource, desired.images, sizes)]
+    secrets = [("Secret", name) for name in (internal_secret(resource), fleet_secret(resource))]
+    names = [*secrets, *(_key(each) for each in children(resource, desired.images, sizes))]
     keys = key_secrets(resource, observed)
     return Look(
         models=models,
@@ -121,7 +134,7 @@ def _wanted(
     pool: Pool,
     observed: ObservedCluster,
 ) -> WantedPool:
-    count, because = _count(desired.resource.name, stem, pool, observed)
+    count, because = _count(desired.resource, stem, pool, observed)
     return WantedPool(
         stem=stem,
         role=role,
@@ -135,7 +148,7 @@ def _wanted(
     )
 
 
-def _count(cluster: str, stem: str, pool: Pool, observed: ObservedCluster) -> tuple[int, str]:
+def _count(resource: Resource, stem: str, pool: Pool, observed: ObservedCluster) -> tuple[int, str]:
     """How many instances, and what says so. Where nothing does: as many as before, within the bounds."""
     if stem in observed.external:
         said = observed.external[stem]
@@ -145,26 +158,27 @@ def _count(cluster: str, stem: str, pool: Pool, observed: ObservedCluster) -> tu
         count = min(max(observed.advised[stem], pool.min), pool.at_most)
         reason = observed.reasons.get(stem, "")
         return count, f"the goodput controller says {observed.advised[stem]}" + (f": {reason}" if reason else "")
-    if pool.max is None:  # nothing may resize it
+    if pool.min >= pool.at_most:  # nothing may resize it (`baton.scaling.wants_scaling`)
         return pool.at_start, f"the resource says {pool.at_start}"
-    noted = _noted(cluster, stem, observed)
+    noted = _noted(resource, stem, observed)
     if noted is not None:
         return min(max(noted, pool.min), pool.at_most), "as many as before: nothing says otherwise"
     return min(max(pool.at_start, pool.min), pool.at_most), f"starts with {pool.at_start}"
 
 
-def _noted(cluster: str, stem: str, observed: ObservedCluster) -> int | None:
+def _noted(resource: Resource, stem: str, observed: ObservedCluster) -> int | None:
     """The size that the pool had last, by the label of its disruption budget, a child of ours."""
-    name = budget_name(cluster, stem)
-    for each in observed.objects:
-        if each["kind"] == "PodDisruptionBudget" and each["metadata"]["name"] == name:
+    name = budget_name(resource.name, stem)
+    budgets = (each for each in observed.objects if each["kind"] == "PodDisruptionBudget")
+    for each in budgets:
+        if each["metadata"]["name"] == name and is_ours(each, resource.uid):
             text = each["metadata"].get("labels", {}).get(LABEL_COUNT, "")
             return int(text) if text.isdecimal() else None
     return None
 
 
 def missing_kinds(desired: Desired) -> tuple[str, ...]:
-    """Kinds of other operators that the resource asks for and the API server does not know."""
+    """Kinds of other operators that the resource asks for and that cannot be used."""
     spec = desired.resource.spec
     return () if spec is None else tuple(sorted(_missing(desired, stems(spec))))
 
@@ -207,20 +221,28 @@ def plan(desired: Desired, observed: ObservedCluster, limits: PlanLimits, now: f
         return ()
     desired = with_order(desired, observed)
     seen = look(desired, observed)
+    if any(kind == "Secret" for kind, _ in seen.foreign):
+        return ()  # pods would mount what is another resource's: mostly of one that had this name, and goes soon
     done = {each.name for each in seen.instances if each.deleting}
-    todo: tuple[Action, ...] = (*_models(desired, seen, limits, now), *_gone_models(seen, limits, now))
+    todo: tuple[Action, ...] = (*_models(desired, observed, seen, limits, now), *_gone_models(seen, limits, now))
     if not may_start(resource, seen.keys, now):
         todo = tuple(each for each in todo if not isinstance(each, Apply) or _key(each.manifest) in seen.live)
     starting = {each.manifest["metadata"]["name"] for each in todo if isinstance(each, Apply)}
     named = starting | ({each.name for each in seen.instances} - done)
     return (
         *_secrets(desired, seen),
-        *key_actions(resource, observed, seen.keys, named, limits, now),
+        *_known_gone(key_actions(resource, observed, seen.keys, named, limits, now), seen),
         *_children(desired, seen, observed),
         *todo,
         *_unheard(observed, seen, {each.name for each in todo if isinstance(each, Resume)}),
         *_gates(observed, seen),
     )
+
+
+def _known_gone(actions: Iterable[Action], seen: Look) -> Iterator[Action]:
+    """Without deletions of instances' keys where instances may be there that are not seen."""
+    unseen = "LeaderWorkerSet" in seen.missing_kinds
+    yield from (each for each in actions if not (unseen and isinstance(each, Delete)))
 
 
 def _secrets(desired: Desired, seen: Look) -> Iterator[Action]:
@@ -267,8 +289,12 @@ def _deleted(thing: Json, because: str) -> Delete:
     return Delete(thing["apiVersion"], thing["kind"], metadata["name"], metadata.get("uid", ""), because)
 
 
-def _models(desired: Desired, seen: Look, limits: PlanLimits, now: float) -> Iterator[Action]:
-    taken = frozenset(name for kind, name in seen.live if kind in WORKLOADS)
+def _models(
+    desired: Desired, observed: ObservedCluster, seen: Look, limits: PlanLimits, now: float
+) -> Iterator[Action]:
+    """Moves of each model. A pod that still ends its streams keeps its instance's name: agents meet by it."""
+    ending = {str(pod["metadata"].get("labels", {}).get(INSTANCE, "")) for pod in observed.pods}
+    taken = ending | {name for kind, name in seen.live if kind in WORKLOADS}
     for model in seen.models:
         present = [each for each in seen.instances if each.model == model.key]
         for move in moves(desired.resource.name, model, present, limits, now, taken):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -137,8 +137,7 @@ def _degraded(seen: Look, desired: Desired, observed: ObservedCluster, now: floa
         )
         return Fact("Degraded", True, "KeysLost", message)
     if seen.missing_kinds:
-        kinds = ", ".join(seen.missing_kinds)
-        return Fact("Degraded", True, "KindMissing", f"the API server does not know {kinds}: install or leave out")
+        return Fact("Degraded", True, "KindMissing", _missing_kinds(seen.missing_kinds, desired.hidden))
     if seen.foreign:
         kind, name = seen.foreign[0]
         message = f"{kind} {name} is there and is not this resource's: rename or delete one of the two"
@@ -157,6 +156,16 @@ def _degraded(seen: Look, desired: Desired, observed: ObservedCluster, now: floa
     warnings = [each for each in desired.resource.problems if each.severity.value == "warning"]
     told = f"{len(warnings)} warnings, see events" if warnings else "nothing is wrong"
     return Fact("Degraded", False, "Healthy", told)
+
+
+def _missing_kinds(missing: Iterable[str], hidden: Collection[str]) -> str:
+    unknown = ", ".join(each for each in missing if each not in hidden)
+    unlisted = ", ".join(each for each in missing if each in hidden)
+    told = (
+        f"the API server does not know {unknown}: install or leave out" if unknown else "",
+        f"the operator cannot list {unlisted}: give its Role the right, or leave out" if unlisted else "",
+    )
+    return "; ".join(each for each in told if each)
 
 
 SLOW_TIMES: Final = 2.0
@@ -244,9 +253,20 @@ def misnamed(desired: Desired | None, cluster: str, stem: str) -> str:
     return f"spec.pool: {stem!r} is no pool of {cluster}; {fix}; make another BatonPool, because names cannot change"
 
 
-def stray_status(because: str, now: float, last: Json, generation: int) -> dict[str, Any]:
-    """The status of a `BatonPool` that names nothing there is."""
-    facts = [Fact("Degraded", True, "NotFound", because)]
+def deciding(pools: Iterable[Json]) -> dict[str, Json]:
+    """Of a cluster's `BatonPool` objects, by pool the one that decides on its size: the oldest."""
+    living = (each for each in pools if not each["metadata"].get("deletionTimestamp"))
+    oldest_last = sorted(living, key=lambda each: _age(each["metadata"]), reverse=True)
+    return {str(each["spec"]["pool"]): each for each in oldest_last}
+
+
+def _age(metadata: Json) -> tuple[str, str]:
+    return str(metadata.get("creationTimestamp", "")), str(metadata["name"])
+
+
+def stray_status(because: str, now: float, last: Json, generation: int, reason: str = "NotFound") -> dict[str, Any]:
+    """The status of a `BatonPool` that decides on nothing: it names nothing there is, or another one decides."""
+    facts = [Fact("Degraded", True, reason, because)]
     return {"observedGeneration": generation, "conditions": _dated(facts, last, generation, now)}
 
 

@@ -42,11 +42,22 @@ class Memory:
         self.sizes = {"decode": 0}
         self.left = left
         self.done: list[str] = []
+        self.is_alone = False
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        assert not self.is_alone, "not within itself"
+        self.is_alone = True
+        try:
+            yield
+        finally:
+            self.is_alone = False
 
     async def look(self) -> ExistingFleet:
         return ExistingFleet(now_s=0.0, instances=tuple(self.there.values()))
 
     def _note(self, what: str) -> None:
+        assert self.is_alone, "a plan could see one fact without the other"
         if self.left == 0:
             raise ConnectionError("killed")
         self.left -= 1
@@ -215,6 +226,56 @@ async def test_sizes_outlive_the_operator() -> None:
         await stage.until(lambda: stage.settled(1, 2))
         assert {each["metadata"]["uid"] for each in stage.server.all("pods")} == pods
         assert len(await lives(controller_of(stage))) == 3
+
+
+async def test_no_plan_sees_a_mark_without_its_size() -> None:
+    """While the agent is told, a plan would find an instance too few and take the mark back; another one would go."""
+    async with sized(1, 2) as (stage, actuator):
+        stage.fleet.drain_s = 0.2  # two plans
+        stage.fleet.streams = {"chat-decode-0": 8}
+        assert await actuator.drain(Drain(instance=InstanceId("chat-decode-0"), because="fewer arrive")) == ""
+        await stage.until(lambda: stage.settled(1, 1))
+        assert sorted(stage.instances()) == ["chat-decode-1", "chat-prefill-0"]
+        assert [told for told in stage.fleet.told if told[0] == "resume"] == []
+
+
+async def test_an_operator_that_leads_again_has_forgotten_its_sizes() -> None:
+    """The one that led meanwhile has made the pool larger: sizes of before would drain what it has made."""
+    from baton.k8s_scaling import Controllers
+
+    async with staged() as stage:
+        leads = ["a"]
+        for name in "ab":
+            stage.operate(lambda name=name: leads[0] == name)  # type: ignore[misc]
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        boards = [each._settings.board for each in stage.operators]
+        a, b = (
+            KubernetesActuator(OperatorWorld(each, NS, "chat", board.of(NS, "chat")))
+            for each, board in zip(stage.operators, boards, strict=True)
+        )
+        assert await a.start(Start(instance=NEW, pool="chat-decode")) == ""
+        await stage.until(lambda: stage.settled(1, 2))
+        leads[0] = "b"
+        await Controllers(stage.operators[0], boards[0], time.monotonic).look()
+        for number in (2, 3, 4):
+            assert await b.start(Start(instance=InstanceId(f"{NEW}{number}"), pool="chat-decode")) == ""
+        await stage.until(lambda: stage.settled(1, 5))
+        leads[0] = "a"
+        before = stage.operators[0].counters.reconciles
+        await stage.until(lambda: stage.operators[0].counters.reconciles > before + 2)
+        assert stage.fleet.told == []
+        assert stage.settled(1, 5)
+
+
+async def test_a_cluster_made_again_has_the_size_of_its_start() -> None:
+    async with sized() as (stage, actuator):
+        await actuator.start(Start(instance=NEW, pool="chat-decode"))
+        await stage.until(lambda: stage.settled(1, 2))
+        await stage.client.delete(API_VERSION, "BatonCluster", NS, "chat")
+        await stage.make(spec())
+        await stage.until(lambda: stage.settled(1, 1) and len(stage.instances()) == 2)
+        assert not any("19a2b3c4d5e" in name for name in stage.instances())
 
 
 async def test_where_a_batonpool_decides_the_controller_only_advises() -> None:

@@ -352,6 +352,29 @@ async def test_a_batonpool_that_names_nothing_says_so(cluster: str, name: str, s
             await stage.until(lambda: stage.server.all("batonpools")[0]["status"].get("readyReplicas") == 3)
 
 
+async def test_of_two_batonpools_of_one_pool_the_older_decides_and_the_other_says_so() -> None:
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        for number, name in ((2, "older"), (3, "a-newer")):
+            wanted = {"cluster": "chat", "pool": "decode", "replicas": number}
+            thing = {"apiVersion": API_VERSION, "kind": "BatonPool", "metadata": {"name": name, "namespace": NS}}
+            await stage.client.create({**thing, "spec": wanted})
+            await asyncio.sleep(1.5)  # times are told in seconds
+
+        def said(name: str) -> tuple[str, str]:
+            thing = stage.server.get("batonpools", name) or {}
+            (condition,) = thing.get("status", {}).get("conditions") or [{"reason": "", "message": ""}]
+            return condition["reason"], condition["message"]
+
+        ignored = "BatonPool older is older and sizes decode: delete one of the two"
+        await stage.until(lambda: stage.settled(1, 2) and said("a-newer") == ("Ignored", ignored))
+        assert said("older") == ("Found", "it sizes decode")
+        await stage.client.delete(API_VERSION, "BatonPool", NS, "older")
+        await stage.until(lambda: stage.settled(1, 3) and said("a-newer") == ("Found", "it sizes decode"))
+
+
 async def test_the_api_server_away_for_a_minute_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A minute of waits between attempts, in quick time: nothing is restarted, and the next change is followed."""
     monkeypatch.setattr(controller.asyncio, "sleep", asyncio.sleep)
@@ -423,12 +446,84 @@ OPTIONAL_KINDS = {
 }
 
 
+def know(stage: Stage) -> None:
+    """The operators of other kinds are installed."""
+    for plural, (group, kind) in OPTIONAL_KINDS.items():
+        stage.double.kinds[plural] = Kind(group, kind, plural, has_status=False)
+
+
+async def forget_monitors(stage: Stage) -> None:
+    """The definition of PodMonitor is deleted, and every object with it."""
+    for each in stage.double.all("podmonitors"):
+        stage.double.remove("podmonitors", each)
+    del stage.double.kinds["podmonitors"]
+    async with stage.double.changed:
+        stage.double.changed.notify_all()
+
+
+async def test_a_kind_that_is_uninstalled_stops_nothing_else() -> None:
+    async with staged() as stage:
+        know(stage)
+        stage.operate()
+        await stage.make(spec(kubernetes={"pod_monitor": True}))
+        await stage.until(lambda: stage.settled() and bool(stage.double.all("podmonitors")))
+        await forget_monitors(stage)
+        await stage.change(image("engine:2"))
+        await stage.until(lambda: stage.settled() and engines(stage) == {"engine:2"})
+        await stage.until(lambda: stage.condition("Degraded").get("reason") == "KindMissing")
+        assert "does not know PodMonitor" in stage.condition("Degraded")["message"]
+        know(stage)
+        await stage.until(lambda: stage.condition("Degraded").get("status") == "False")
+        assert stage.double.all("podmonitors")
+
+
+def engines(stage: Stage) -> set[str]:
+    containers = [each["spec"]["template"]["spec"]["containers"][0] for each in stage.instances().values()]
+    return {str(each["image"]) for each in containers}
+
+
+async def test_a_kind_is_kept_once_although_the_server_could_not_say_for_a_while() -> None:
+    """Kept twice, each of its instances would count for two, and one would be drained."""
+    async with staged() as stage:
+        know(stage)
+        stage.operate()
+        (operator,) = stage.operators
+        await stage.make(spec(kubernetes={"pod_monitor": True}))
+        await stage.until(stage.settled)
+        stage.double.unsure = {OPTIONAL_KINDS["leaderworkersets"][0]}
+        await forget_monitors(stage)  # what makes the operator ask again
+        await stage.until(lambda: stage.condition("Degraded").get("reason") == "KindMissing")
+        await asyncio.sleep(2.0)  # several times
+        assert "LeaderWorkerSet" in operator._kinds
+        stage.double.unsure = set()
+        know(stage)
+        await stage.until(lambda: stage.condition("Degraded").get("status") == "False")
+        kinds = [each.kind for each in operator._children]
+        assert sorted(kinds) == sorted(set(kinds))
+
+
+async def test_a_kind_that_the_role_hides_keeps_no_cluster_waiting() -> None:
+    async with staged() as stage:
+        know(stage)
+        stage.double.hidden = {"podmonitors", "httproutes"}
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        assert stage.condition("Degraded")["status"] == "False", "it asks for none of the two"
+        await stage.change({"kubernetes": {"pod_monitor": True}})
+        await stage.until(lambda: stage.condition("Degraded").get("reason") == "KindMissing")
+        assert stage.condition("Degraded")["message"].startswith("the operator cannot list PodMonitor: give its Role")
+        assert not stage.double.all("podmonitors")
+        stage.double.hidden = set()
+        await stage.until(lambda: stage.condition("Degraded").get("status") == "False")
+        assert stage.double.all("podmonitors")
+
+
 async def test_the_role_is_what_the_operator_uses() -> None:
     """A verb that nothing uses, and one that is missing, both fail: requests of a whole life are compared."""
     async with staged() as stage:
         double = stage.double
-        for plural, (group, kind) in OPTIONAL_KINDS.items():
-            double.kinds[plural] = Kind(group, kind, plural, has_status=False)
+        know(stage)
         double.verbs.clear()
         stage.operate()
         await stage.make(spec(1, 2, kubernetes={"pod_monitor": True, "http_route": {"gateway": "edge"}}))

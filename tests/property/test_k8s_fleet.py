@@ -12,7 +12,7 @@ from support.k8s_world import World
 from cluster.instance import Role
 from k8s.crd.names import WORKLOAD_CHARS_MAX
 from k8s.plan.fleet import counting, instance_name, moves
-from k8s.plan.values import PlanLimits, PlannedObject, Remove, WantedModel, WantedPool
+from k8s.plan.values import PlanLimits, PlannedObject, Remove, Resume, Start, WantedModel, WantedPool
 
 chances = st.integers(0, 1 << 30).map(random.Random)
 REVISIONS = ("a", "b", "c")
@@ -107,6 +107,50 @@ def test_a_rollout_without_a_free_gpu_ends_and_keeps_serving(
         assert serving_whole(world) == 1
         return
     keep(world, floor=False, crash=crash)
+
+
+@settings(max_examples=20, deadline=None)
+@given(pools("a"), chances, st.floats(0.0, 900.0), st.integers(1, 90))
+def test_a_revert_while_drains_take_longer_than_they_may(
+    model: WantedModel, chance: random.Random, longest_s: float, steps: int
+) -> None:
+    """`World.plan` looks that no instance has two moves in one plan: taken back and deleted all the same, it loses the
+    requests that it has taken meanwhile.
+    """
+    world = World(model, chance=chance, longest_drain_s=max(30.0, longest_s))
+    world.settle()
+    world.model = changed(model, "b")
+    world.run(steps)
+    world.model = changed(model, "a")
+    keep(world, floor=True)
+
+
+@settings(max_examples=20, deadline=None)
+@given(pools(), chances, st.integers(1, 8), st.floats(500.0, 700.0))
+def test_no_instance_has_two_moves_in_one_plan(
+    model: WantedModel, chance: random.Random, number: int, drained_for_s: float
+) -> None:
+    there = [random_instance(chance, at) for at in range(number)]
+    todo = moves("c", model, there, PlanLimits(), 950.0 + drained_for_s)
+    assert sorted({each.name for each in todo}) == sorted(each.name for each in todo)
+
+
+def test_an_agent_that_never_hears_a_resume_is_replaced() -> None:
+    pool = WantedPool(stem="both", role=Role.BOTH, count=1, floor=1, revision="a", family="a")
+    stuck = PlannedObject(
+        name="c-both-0",
+        model="m",
+        pool="both",
+        role=Role.BOTH,
+        revision="a",
+        family="a",
+        scheduled=True,
+        started=True,
+        draining_since=1000.0,
+    )
+    model, limits = WantedModel(key="m", pools=(pool,)), PlanLimits(drain_s=600.0)
+    assert [type(each) for each in moves("c", model, [stuck], limits, 1630.0)] == [Resume]
+    assert [type(each) for each in moves("c", model, [stuck], limits, 1660.0)] == [Remove, Start]
 
 
 @settings(max_examples=20, deadline=None)

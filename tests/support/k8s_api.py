@@ -80,6 +80,10 @@ class ApiServer:
     verbs: set[tuple[str, str, str]] = field(default_factory=set)
     """What role-based access control would ask of the sender: group, resource, verb."""
     away: bool = False
+    hidden: set[str] = field(default_factory=set)
+    """Plurals of kinds that the sender's Role does not let be read."""
+    unsure: set[str] = field(default_factory=set)
+    """Groups and versions of which the server cannot say now what it knows there."""
     refuse: Callable[[str, str], None] | None = None
     """Called before every write with method and path; may raise."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -361,6 +365,8 @@ class Wire:
         kind = self.server.kinds.get(plural)
         if kind is None or kind.api_version != api_version:
             raise Refused(404, "NotFound", "the server could not find the requested resource")
+        if request.method == "GET" and plural in self.server.hidden:
+            raise Refused(403, "Forbidden", f"{plural} is forbidden: cannot read resource {plural!r}")
         self._note(request, kind, name, sub)
         if request.method == "GET" and not name:
             if request.query.get("watch") == "true":
@@ -402,6 +408,8 @@ class Wire:
                 self.server.verbs.add((_group(owner["apiVersion"]), f"{plural}/finalizers", "update"))
 
     def _discovery(self, api_version: str) -> web.Response:
+        if api_version in self.server.unsure:
+            raise Refused(503, "ServiceUnavailable", "the server is currently unable to handle the request")
         known = [kind for kind in self.server.kinds.values() if kind.api_version == api_version]
         if not known:
             raise Refused(404, "NotFound", "the server could not find the requested resource")

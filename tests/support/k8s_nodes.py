@@ -33,6 +33,8 @@ class FakeFleet:
     roles: dict[str, Role] = field(default_factory=dict)
     deaf: int = 0
     """So many drains are not heard."""
+    drain_s: float = 0.0
+    """How long an agent takes to answer a drain."""
     unknown: set[str] = field(default_factory=set)
     """Instances that no router knows yet."""
 
@@ -61,6 +63,7 @@ class FakeFleet:
             return False
         self.told.append(("drain", name))
         self.draining.add(name)
+        await asyncio.sleep(self.drain_s)
         return True
 
     async def resume(self, pod: Any, access: Access) -> bool:

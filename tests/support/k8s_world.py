@@ -34,11 +34,15 @@ class World:
     gpus: int | None = None
     tell_free: bool = False
     chance: random.Random = field(default_factory=random.Random)
+    longest_drain_s: float = 3 * STEP_S
+    """Streams of an instance end so long after its drain began, or sooner, by chance."""
     broken: frozenset[str] = frozenset()
     """Revisions whose engines never come up."""
     instances: dict[str, PlannedObject] = field(default_factory=dict)
     now: float = 1000.0
     age: dict[str, int] = field(default_factory=dict)
+    drains: dict[str, float] = field(default_factory=dict)
+    """By instance, how long its streams go on for."""
 
     def limits(self) -> PlanLimits:
         free = {} if self.gpus is None or not self.tell_free else {"": self.free()}
@@ -49,7 +53,10 @@ class World:
         return self.gpus - sum(each.gpus for each in self.instances.values() if each.scheduled)
 
     def plan(self) -> tuple[Move, ...]:
-        return moves("c", self.model, tuple(self.instances.values()), self.limits(), self.now)
+        todo = moves("c", self.model, tuple(self.instances.values()), self.limits(), self.now)
+        names = [each.name for each in todo]
+        assert len(names) == len(set(names)), f"two moves of one instance: {todo}"
+        return todo
 
     def run(self, steps: int = 1, *, crash: bool = False) -> None:
         """Plan and carry out; with `crash`, each time only a part of the moves, up to a random one."""
@@ -77,6 +84,7 @@ class World:
                     self._start(pools[stem], name)
                 case Drain(name):
                     self._change(name, draining_since=self.now)
+                    self.drains[name] = self.chance.uniform(3 * STEP_S, self.longest_drain_s)
                 case Resume(name):
                     self._change(name, draining_since=None, drained=False)
                 case Remove(name):
@@ -125,7 +133,7 @@ class World:
             self.age[name] += 1
             up = self.age[name] >= 3
             self._change(name, started=up, healthy=up and each.draining_since is None)
-        if each.draining_since is not None and self.now - each.draining_since >= 3 * STEP_S:
+        if each.draining_since is not None and self.now - each.draining_since >= self.drains.get(name, 3 * STEP_S):
             self._change(name, drained=True)
 
     def _open_gates(self) -> None:

@@ -304,6 +304,16 @@ def test_conditions_status_and_columns() -> None:
     assert len(crds()) == 2
 
 
+@pytest.mark.parametrize(
+    ("cluster", "fits"),
+    [("chat", True), ("chat.v2", True), ("x" * 63 + "." + "x" * 63, True), (".chat", False), ("chat..v2", False)],
+)
+def test_a_batonpool_names_any_cluster_there_may_be(cluster: str, fits: bool) -> None:
+    """A cluster's name is a subdomain (RFC 1123), as names of custom resources are."""
+    pool = {"spec": {"cluster": cluster, "pool": "decode", "replicas": 1}}
+    assert bool(faults(pool, POOL_SCHEMA, None)) is not fits
+
+
 @pytest.mark.parametrize("name", ["a", "x" * 200, "Ünï/cødé", "a-" * 40, "A.B"])
 def test_names_fit(name: str) -> None:
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", short(name))

@@ -7,6 +7,7 @@ import dataclasses
 from base64 import b64decode
 from typing import Any
 
+import pytest
 from support.k8s_objects import SMALL, applied, conditions, desired, manifests, settled
 
 from cluster.ids import InstanceId
@@ -135,7 +136,8 @@ def test_keys_go_with_their_instance() -> None:
     gone = tuple(each for each in there.objects if each["metadata"]["name"] != "chat-decode-0")
     extra = copy.deepcopy(next(each for each in gone if each["metadata"]["name"] == "chat-decode-0-keys"))
     extra["metadata"]["name"] = "chat-decode-7-keys"
-    actions = plan(wanted, dataclasses.replace(there, objects=(*gone, extra)), LIMITS, 1.0)
+    pods = tuple(each for each in there.pods if each["metadata"]["name"] != "chat-decode-0-abc")
+    actions = plan(wanted, dataclasses.replace(there, objects=(*gone, extra), pods=pods), LIMITS, 1.0)
     assert [each.name for each in actions if isinstance(each, Delete)] == ["chat-decode-7-keys"]
 
 
@@ -164,9 +166,14 @@ def test_lost_keys_are_told_and_never_made_anew_by_themselves() -> None:
     )
 
 
-def younger(there: ObservedCluster, when: str) -> ObservedCluster:
-    pods = tuple({**pod, "metadata": {**pod["metadata"], "creationTimestamp": when}} for pod in there.pods)
-    return dataclasses.replace(there, pods=pods)
+def younger(there: ObservedCluster, when: str, keys: str = "1") -> ObservedCluster:
+    """Every pod is made anew, for those keys."""
+    pods = []
+    for pod in there.pods:
+        metadata = {**pod["metadata"], "creationTimestamp": when}
+        metadata["labels"] = {**metadata["labels"], LABEL_KEYS: keys}
+        pods.append({**pod, "metadata": metadata})
+    return dataclasses.replace(there, pods=tuple(pods))
 
 
 def fleet_of(there: ObservedCluster) -> Any:
@@ -209,13 +216,50 @@ def test_a_key_is_replaced_in_steps_that_reach_every_pod() -> None:
     assert stages == [KeyStage.SIGNS]
     assert keys_in(fleet_of(there)) == (added[1], added[0])
     assert step(wanted, there, 9000.0)[0] == [], "a pod from before has read the old key alone"
-    there = younger(there, "1970-01-01T00:30:00Z")
+    there = younger(there, "1970-01-01T00:30:00Z", "2026-11")
     assert step(wanted, there, 1150.0)[0] == []
     stages, there = step(wanted, there, 1201.0)
     assert stages == [KeyStage.NONE]
     assert keys_in(fleet_of(there)) == (added[1],)
     assert fleet_of(there)["metadata"]["labels"][LABEL_KEYS] == "2026-11"
     assert step(wanted, there, 99999.0)[0] == [], "never by itself"
+
+
+@pytest.mark.parametrize("stage", [KeyStage.ADDED, KeyStage.SIGNS])
+def test_keys_that_are_changed_again_meanwhile_begin_again(stage: KeyStage) -> None:
+    """Pods that started for the third key would be older than it, and no change rolled them any more."""
+    there = younger(settled(desired()), "1970-01-01T00:10:00Z")
+    old = keys_in(fleet_of(there))
+    second, third = (desired({**SMALL, "kubernetes": {"ticket_keys": name}}) for name in "23")
+    _, there = step(second, there, 1000.0)
+    there = younger(there, "1970-01-01T00:17:00Z", "2")
+    if stage is KeyStage.SIGNS:
+        _, there = step(second, there, 1101.0)
+    before = keys_in(fleet_of(there))
+    assert starts(third, there, 1150.0) == [], "it would begin without the third key"
+    stages, there = step(third, there, 1150.0)
+    assert stages == [KeyStage.ADDED]
+    assert starts(third, there, 1151.0) != []
+    again = keys_in(fleet_of(there))
+    assert again[0] == before[0], "what signs goes on signing"
+    assert set(again) & set(before) == set(before if stage is KeyStage.SIGNS else old), "the one that never signed goes"
+    stages, there = step(third, there, 1300.0)
+    assert stages == [KeyStage.SIGNS]
+    assert step(third, there, 9000.0)[0] == [], "pods are there that were made for the second"
+    there = younger(there, "1970-01-01T00:19:00Z", "3")
+    stages, there = step(third, there, 9000.0)
+    assert stages == [KeyStage.NONE]
+    assert keys_in(fleet_of(there)) == (again[-1],)
+    assert fleet_of(there)["metadata"]["labels"][LABEL_KEYS] == "3"
+
+
+@pytest.mark.parametrize(("made", "ends"), [("1970-01-01T00:16:00Z", True), ("1970-01-01T00:10:00Z", False)])
+def test_the_clocks_of_operator_and_server_may_differ(made: str, ends: bool) -> None:
+    """By the server's clock a pod is made before its key is. One of an earlier use of the same name is far older."""
+    wanted = desired({**SMALL, "kubernetes": {"ticket_keys": "2"}})
+    _, there = step(wanted, settled(desired()), 1000.0)
+    _, there = step(wanted, there, 1101.0)
+    assert step(wanted, younger(there, made, "2"), 9000.0)[0] == ([KeyStage.NONE] if ends else [])
 
 
 def test_another_name_of_keys_rolls_every_instance_and_keeps_pairs() -> None:

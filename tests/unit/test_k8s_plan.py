@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.k8s_objects import IMAGES, SMALL, applied, conditions, desired, manifests, resource, settled
 
+from baton.scaling import wants_scaling
 from cluster.spec.example import EXAMPLE
 from k8s.crd import read_resource
 from k8s.crd.names import CONDITIONS, FIELD_MANAGER, LABEL_DRAINING, LABEL_FAMILY, LABEL_MANAGED, LABEL_REVISION
@@ -25,6 +26,7 @@ from k8s.plan import (
     PlanLimits,
     Resume,
     limits_of,
+    look,
     plan,
     pool_status,
     status,
@@ -184,6 +186,31 @@ def test_the_size_is_remembered_by_a_child() -> None:
     objects = applied(plan(wanted, scaled, PlanLimits(), 1.0), there.objects)
     alone = plan(wanted, ObservedCluster(objects=objects, pods=there.pods), PlanLimits(), 2.0)
     assert alone == ()
+
+
+def test_a_size_is_remembered_wherever_a_controller_may_size() -> None:
+    """`start` above `min` and no `max`: the pool may have fewer than at the start, and has them after a restart."""
+    wanted = desired({"models": [{"name": "m", "pools": {"prefill": {}, "decode": {"min": 1, "start": 3}}}]})
+    there = settled(wanted)
+    sized = dataclasses.replace(there, advised={"decode": 1})
+    objects = applied(plan(wanted, sized, PlanLimits(), 1.0), there.objects, of=wanted)
+    alone = look(wanted, dataclasses.replace(there, objects=objects))
+    assert {pool.stem: pool.count for model in alone.models for pool in model.pools} == {"prefill": 1, "decode": 1}
+    assert wanted.resource.spec is not None
+    assert wants_scaling(wanted.resource.spec)
+
+
+def test_a_pod_that_still_ends_keeps_its_name() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    objects = tuple(each for each in there.objects if each["metadata"]["name"] != "chat-decode-0")
+    ending = copy.deepcopy(there.pods)
+    for pod in ending:
+        if pod["metadata"]["labels"]["serving.baton.dev/instance"] == "chat-decode-0":
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    actions = plan(wanted, dataclasses.replace(there, objects=objects, pods=ending), PlanLimits(), 1.0)
+    made = [each.manifest for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "Deployment"]
+    assert [each["metadata"]["name"] for each in made] == ["chat-decode-1"]
 
 
 def test_a_foreign_object_of_a_wanted_name_is_left_alone() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from k8s.operator.client import ApiClient
+from k8s.operator.client import ApiClient, ApiFailed
 from k8s.operator.watch import WatchCache
 
 Json = dict[str, Any]
@@ -24,14 +24,18 @@ class Server:
 
     def __init__(self, *there: Json) -> None:
         self.there = there
+        self.version = "9"
         self.events: asyncio.Queue[tuple[str, Json]] = asyncio.Queue()
 
     async def list(self, *_: str) -> Json:
-        return {"metadata": {"resourceVersion": "9"}, "items": list(self.there)}
+        return {"metadata": {"resourceVersion": self.version}, "items": list(self.there)}
 
     async def watch(self, *_: str) -> AsyncIterator[Json]:
         while True:
             kind, told = await self.events.get()
+            if kind == "ERROR":
+                self.events.task_done()
+                raise ApiFailed(410, "Expired", "too old resource version")
             yield {"type": kind, "object": told}
             self.events.task_done()
 
@@ -98,4 +102,22 @@ async def test_what_was_answered_while_a_list_was_read_stays() -> None:
     running = asyncio.get_running_loop().create_task(cache.run())
     await cache.listed.wait()
     assert cache.objects == {("", "decode-0"): thing(12, mark="now")}
+    running.cancel()
+
+
+async def test_after_a_restore_the_list_alone_is_believed() -> None:
+    """Versions go back then: what was there before is no later word, however high its version is."""
+    server = Server(thing(5), thing(6, name="made-later"))
+    changed: list[Json] = []
+    cache, running = await kept(server, changed)
+    await server.tells("MODIFIED", thing(50, mark="now"))
+    await server.tells("MODIFIED", thing(51, name="made-later"))
+    server.there, server.version = (thing(3),), "4"
+    await server.tells("ERROR", {})
+    while cache.lists < 2:
+        await asyncio.sleep(0)
+    assert {key: each["metadata"] for key, each in cache.objects.items()} == {("", "decode-0"): thing(3)["metadata"]}
+    assert [each["metadata"]["name"] for each in changed[-2:]] == ["decode-0", "made-later"]
+    await server.tells("MODIFIED", thing(7, mark="again"))
+    assert cache.objects["", "decode-0"] == thing(7, mark="again")
     running.cancel()

@@ -1,0 +1,70 @@
+"""What a goodput controller beside the operator is made of, and what takes a new one."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+from support.k8s_objects import desired, settled
+
+from baton.k8s_scaling import _mark, _plan
+from k8s.operator.scaling import ClusterSeen, ControllerWanted
+from k8s.operator.secrets import Access
+from k8s.plan import Desired, ObservedCluster, deciding, look
+
+
+def seen(observed: ObservedCluster, of: Desired | None = None) -> ClusterSeen:
+    wanted = of or desired()
+    found = look(wanted, observed)
+    return ClusterSeen(resource=wanted.resource, desired=wanted, observed=observed, look=found, access=Access())
+
+
+def test_a_misspelt_batonpool_does_not_switch_the_controller_off() -> None:
+    spec = desired().resource.spec
+    assert spec is not None
+    there = settled(desired())
+    wrong, right = (seen(dataclasses.replace(there, external={name: 3})) for name in ("decod", "decode"))
+    assert not _plan(wrong, spec).rules.dry
+    assert _plan(right, spec).rules.dry
+    assert _mark(wrong) == _mark(seen(there))
+    assert _mark(right) != _mark(wrong)
+
+
+def test_a_resource_made_again_takes_a_new_controller() -> None:
+    """It has another registry under the same address, with other passwords."""
+    there = settled(desired())
+    again = dataclasses.replace(desired(), resource=dataclasses.replace(desired().resource, uid="u-2"))
+    assert _mark(seen(there)) == _mark(seen(there))
+    assert _mark(seen(there)) != _mark(seen(there, again))
+    other = copy.deepcopy(there.objects)
+    for each in other:
+        if each["metadata"]["name"] == "chat-internal":
+            each["data"]["baton-controller-password"] = "bmV3"
+    assert _mark(seen(there)) != _mark(seen(dataclasses.replace(there, objects=other)))
+
+
+def test_sizes_are_of_one_resource_and_not_of_its_name() -> None:
+    wanted = ControllerWanted()
+    wanted.belong_to("u-1")
+    wanted.sizes["decode"], wanted.reasons["decode"] = 5, "more arrive"
+    wanted.belong_to("u-1")
+    assert wanted.sizes == {"decode": 5}
+    wanted.belong_to("u-2")
+    assert (wanted.sizes, wanted.reasons) == ({}, {})
+
+
+def batonpool(name: str, made: str, **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "creationTimestamp": made, **metadata},
+        "spec": {"cluster": "chat", "pool": "decode", "replicas": 2},
+    }
+
+
+def test_of_two_batonpools_the_oldest_decides_in_whatever_order_they_are_kept() -> None:
+    old, new = batonpool("z", "2026-01-01T00:00:00Z"), batonpool("a", "2026-01-02T00:00:00Z")
+    twin = batonpool("y", "2026-01-01T00:00:00Z")
+    gone = batonpool("0", "2025-01-01T00:00:00Z", deletionTimestamp="2026-01-03T00:00:00Z")
+    for pools in ([old, new, gone], [new, gone, old]):
+        assert deciding(pools) == {"decode": old}
+    assert deciding([old, twin]) == deciding([twin, old]) == {"decode": twin}

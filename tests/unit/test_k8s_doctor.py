@@ -1,0 +1,39 @@
+"""What `baton k8s doctor` asks of an API server and of the operator's Role."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from k8s.operator.client import ApiClient, ApiFailed
+from k8s.operator.inspect import Inspection, checks
+
+Json = dict[str, Any]
+
+
+class Server:
+    """Knows HTTPRoutes and no other kind of another operator's; lets everything be done but the listing of these."""
+
+    async def request(self, _method: str, path: str, **words: Any) -> Json:
+        if path.endswith("selfsubjectaccessreviews"):
+            asked = words["body"]["spec"]["resourceAttributes"]
+            return {"status": {"allowed": (asked["resource"], asked["verb"]) != ("httproutes", "list")}}
+        if path == "/version":
+            return {"gitVersion": "v1.37.0"}
+        raise ApiFailed(404, "NotFound", path)
+
+    async def kinds(self, groups: list[str]) -> frozenset[str]:
+        if groups == ["monitoring.coreos.com/v1"]:
+            raise ApiFailed(503, "ServiceUnavailable", "not now")
+        return frozenset({"HTTPRoute"} if groups == ["gateway.networking.k8s.io/v1"] else ())
+
+
+async def test_rights_of_kinds_of_other_operators_are_looked_at_where_the_server_knows_them() -> None:
+    found = {each.what: each async for each in checks(cast("ApiClient", Server()), "llm")}
+    assert found["HTTPRoute"].good
+    routes = found["may use httproutes"]
+    assert (routes.good, routes.optional) == (False, True), "only clusters that ask for one need it"
+    assert routes.detail == "may not list: apply k8s/manifests/operator.yaml"
+    assert found["PodMonitor"] == Inspection("PodMonitor", False, "503 ServiceUnavailable: not now", optional=True)
+    assert "not installed" in found["LeaderWorkerSet"].detail
+    assert not {"may use podmonitors", "may use leaderworkersets"} & found.keys()
+    assert found["may use deployments"].good
