@@ -43,11 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dp", type=int, default=1, metavar="N", help="data parallel ranks of one, at one port (default %(default)s)")
     add("--power-cap-w", type=float, metavar="W", help="each GPU is capped to it (default: what it can draw)")
     add("--step-ms", type=float, metavar="MS", help="any step takes this, instead of the model's cost")
-    add("--prefill-ms-per-1k", type=float, metavar="MS", help="and this for each 1,000 tokens of prompts in it")
+    add("--prefill-ms-per-1k", type=float, metavar="MS", help="milliseconds that 1,000 prompt tokens add to a step")
     add("--timing", choices=["gpu", "cpu"], default="gpu", help="vLLM's scheduling there (default %(default)s)")
     add("--link-gb-s", type=float, metavar="GB/S", help="rate of KV transfers (default: the GPU's NIC)")
     add("--speed", type=float, default=1.0, metavar="X", help="so many times faster than real time (default 1)")
-    add("--output-tokens", metavar="N[-M]", help="answers end by themselves there (default: at max_tokens)")
+    add(
+        "--output-tokens",
+        metavar="N[-M]",
+        help="an answer ends after N tokens, or after N to M (default: at max_tokens)",
+    )
     _add_engine_arguments(parser)
     add("--fault", action="append", default=[], metavar="JSON", help="a fault from the start, on every instance")
     add("--seed", type=int, default=0, help="of the faults' chance (default %(default)s)")
