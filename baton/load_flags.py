@@ -89,7 +89,7 @@ def add_search(group: Any) -> None:
     group.add_argument(
         "--find-goodput",
         action="store_true",
-        help="the highest open-loop rate at which attainment holds; --rate begins",
+        help="find the highest open-loop rate at which attainment holds; the search begins at --rate",
     )
     group.add_argument(
         "--attainment",
