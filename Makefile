@@ -22,7 +22,7 @@ setup: ## make .venv with everything in it (DEVICE=cpu|gpu, otherwise it looks);
 serve: setup ## a whole cluster on this machine with the model that ships: http://127.0.0.1:8000 (ARGS= for `baton up`)
 	@$(BIN)/python -m tools.compile --beside & exec $(BIN)/baton up $(ARGS)
 
-test: setup check ## everything that runs in ten minutes on two cores, live engines last
+test: setup check ## every test but the long ones, live engines last: 10 to 18 minutes on two cores
 	@$(BIN)/python tools/run_tests.py $(ARGS)
 
 test-long: setup helm ## what takes longer: tests marked long, live ones with vLLM's own connector, new examples of properties, fuzzing
@@ -31,7 +31,7 @@ test-long: setup helm ## what takes longer: tests marked long, live ones with vL
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile=searching $(ARGS)
 	@$(BIN)/python -m pytest tests/fuzz --fuzz-s 600 $(ARGS)
 
-compile: setup ## what decides, to machine code: routers and simulations cost about half (two minutes; needs a C compiler)
+compile: setup ## compile router and simulator to machine code: half the CPU of a simulation, a fifth to a quarter less in a router (two minutes; needs a C compiler)
 	@$(BIN)/python -m tools.compile
 
 wheel: setup ## dist/: a wheel with the compiled modules inside, and the lock of what routers need (k8s/images/ take both)
@@ -61,7 +61,7 @@ bench-handoff: setup ## what a hand-over costs a client and two real engines (AR
 bench-bodies: setup ## the worst bodies we know: how long other requests wait meanwhile, and memory (ARGS=--only NAME, --publish)
 	@$(BIN)/python -m bench.bodies $(ARGS)
 
-bench-connectors: setup ## one part of it: vLLM's connectors and ours (ARGS=--quick, --only, --publish)
+bench-connectors: setup ## bench-handoff's second part: vLLM's connectors and Baton's (ARGS=--quick, --only, --publish)
 	@$(BIN)/python -m bench.handoff --part connectors $(ARGS)
 
 bench-real: setup ## requests in time on two real engines: Baton, the same serving whole, plain vLLM; needs BATON_DATA (ARGS=--quick, --publish)

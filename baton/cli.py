@@ -22,8 +22,8 @@ COMMANDS = {
     "router": "the front door alone, in front of engines that already run",
     "engine": "one instance: a watched vLLM server",
     "mock": "engines without a model: vLLM's API, timing and KV hand-over, and faults on demand",
-    "status": "who is in the fleet, and whether it answers",
-    "logs": "what its programs say",
+    "status": "list instances and routers, and whether each answers",
+    "logs": "show the logs of a cluster's programs",
     "down": "stop what `baton up` started",
     "load": "open-loop load on any OpenAI endpoint, and a report",
     "simulate": "a trace through a simulated fleet, and the same report",
@@ -32,10 +32,10 @@ COMMANDS = {
     "validate": "measured runs of real engines beside what the twin predicts",
     "lint": "what is wrong in a cluster file, and what to write instead",
     "explain": "what a cluster file promises, in words",
-    "key": "make a tenant's key",
+    "key": "make keys of tenants, operators and tickets",
     "doctor": "what is found and what is missing on this machine",
     "operator": "the Kubernetes operator: clusters follow their resources",
-    "k8s": "what the operator would do, and what it lacks",
+    "k8s": "show what the operator would change, and check its prerequisites",
 }
 """Command names and what `baton --help` says of them. Each lives in `baton/commands/NAME.py`."""
 

@@ -64,7 +64,7 @@ def add_request(group: Any) -> None:
         "--chars-per-token", type=finite, metavar="X", help="of this tokenizer (default: measured with two requests)"
     )
     group.add_argument(
-        "--no-ignore-eos", action="store_true", help="let answers end early; needed where not vLLM serves"
+        "--no-ignore-eos", action="store_true", help="let answers end early; needed with servers other than vLLM"
     )
     group.add_argument("--extra-body", type=_mapping, default={}, metavar="JSON", help="put into every request's body")
     group.add_argument("--header", action="append", default=[], type=_header, metavar="NAME:VALUE", help="repeatable")
@@ -73,7 +73,12 @@ def add_request(group: Any) -> None:
     group.add_argument(
         "--drain-s", type=finite, default=10.0, metavar="S", help="after Ctrl-C wait for open answers (default 10)"
     )
-    group.add_argument("--max-concurrency", type=_whole, metavar="N", help="never more open at once; no open loop then")
+    group.add_argument(
+        "--max-concurrency",
+        type=_whole,
+        metavar="N",
+        help="at most N requests open at once; the load is then not open-loop",
+    )
     group.add_argument(
         "--senders", type=_whole, default=1, metavar="N", help="processes that share the load (default 1)"
     )
@@ -85,7 +90,7 @@ def add_search(group: Any) -> None:
     group.add_argument(
         "--find-goodput",
         action="store_true",
-        help="the highest open-loop rate at which attainment holds; --rate begins",
+        help="find the highest open-loop rate at which attainment holds; the search begins at --rate",
     )
     group.add_argument(
         "--attainment",
@@ -132,7 +137,10 @@ def add_faults(group: Any) -> None:
         help="repeatable: an instance that is not of `baton up`: a mock's own URL, or an agent's",
     )
     group.add_argument(
-        "--cluster", default="default", metavar="NAME", help="the `baton up` they mean (default default)"
+        "--cluster",
+        default="default",
+        metavar="NAME",
+        help="the `baton up` whose instances `--fault` names (default default)",
     )
 
 

@@ -82,7 +82,7 @@ def install(device: str) -> None:
     STAMP.write_text(f"{device} {key(device)}\n")
     print(f"setup: done in {time.monotonic() - began:.0f} s (device: {device})", flush=True)
     print(
-        "setup: `make compile` (two minutes, a C compiler) makes routers take half the CPU; `make serve` does it beside"
+        "setup: `make compile` (two minutes, a C compiler) saves a fifth of routers' CPU; `make serve` does it beside"
     )
 
 

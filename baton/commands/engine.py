@@ -76,7 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton engine`."""
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="Hugging Face name or folder (default: the bundled tiny model)")
-    add("--role", choices=[role.value for role in Role], default="both", help="its legs (default %(default)s)")
+    add(
+        "--role",
+        choices=[role.value for role in Role],
+        default="both",
+        help="the legs that it runs (default %(default)s)",
+    )
     add("--flips", action="store_true", help="it may take another role while it runs: POST /role to its agent")
     add("--name", metavar="NAME", help="name of the instance (default: ROLE-0)")
     add("--host", default="127.0.0.1", help="address it listens on (default %(default)s)")
@@ -89,8 +94,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu", metavar="LIST", help="GPUs to use, such as 0,1 (default: all visible ones)")
     add("--gpu-memory-share", type=float, metavar="S", help="part of each GPU's memory, 0 to 1 (default: vLLM's)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
-    add("--weights", metavar="NAME", help="KV goes only where it is the same (default: a digest of the model's files)")
-    add("--node", metavar="NAME", help="machines told apart for what a handoff takes (default: the kernel's boot id)")
+    add(
+        "--weights",
+        metavar="NAME",
+        help="name of the weights: hand over only to instances with the same name (default: a digest of the model's "
+        "files)",
+    )
+    add(
+        "--node",
+        metavar="NAME",
+        help="name of this machine: hand-overs within one machine are priced as local (default: the kernel's boot id)",
+    )
     add("--tenant", action="append", default=[], metavar="NAME", help="serve only this tenant (may be given again)")
     add("--no-pinning", dest="pinning", action="store_false", help="load no logits processor of ours into vLLM")
     add(
@@ -161,7 +175,8 @@ def _add_agent_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="S",
-        help="before that, take work for so long after SIGTERM: where routers are told to end with it (default 0)",
+        help="seconds after SIGTERM during which the instance still takes work; for deployments that stop routers at "
+        "the same time (default 0)",
     )
 
 

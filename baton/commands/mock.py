@@ -42,15 +42,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tp", type=int, default=1, metavar="N", help="GPUs of one instance (default %(default)s)")
     add("--dp", type=int, default=1, metavar="N", help="data parallel ranks of one, at one port (default %(default)s)")
     add("--power-cap-w", type=float, metavar="W", help="each GPU is capped to it (default: what it can draw)")
-    add("--step-ms", type=float, metavar="MS", help="any step takes this, instead of the model's cost")
-    add("--prefill-ms-per-1k", type=float, metavar="MS", help="and this for each 1,000 tokens of prompts in it")
-    add("--timing", choices=["gpu", "cpu"], default="gpu", help="vLLM's scheduling there (default %(default)s)")
+    add("--step-ms", type=float, metavar="MS", help="milliseconds of every step, instead of the model's cost")
+    add("--prefill-ms-per-1k", type=float, metavar="MS", help="milliseconds that 1,000 prompt tokens add to a step")
+    add(
+        "--timing",
+        choices=["gpu", "cpu"],
+        default="gpu",
+        help="schedule steps as vLLM does on it (default %(default)s)",
+    )
     add("--link-gb-s", type=float, metavar="GB/S", help="rate of KV transfers (default: the GPU's NIC)")
     add("--speed", type=float, default=1.0, metavar="X", help="so many times faster than real time (default 1)")
-    add("--output-tokens", metavar="N[-M]", help="answers end by themselves there (default: at max_tokens)")
+    add(
+        "--output-tokens",
+        metavar="N[-M]",
+        help="an answer ends after N tokens, or after N to M (default: at max_tokens)",
+    )
     _add_engine_arguments(parser)
     add("--fault", action="append", default=[], metavar="JSON", help="a fault from the start, on every instance")
-    add("--seed", type=int, default=0, help="of the faults' chance (default %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the faults' random draws (default %(default)s)")
     add("--start-up-s", type=float, default=0.0, metavar="S", help="real time until an engine is ready (default 0)")
     add("--drain-s", type=float, default=30.0, metavar="S", help="time for answers after SIGTERM (default %(default)s)")
     add("--json", action="store_true", help="one JSON object a line on stdout")

@@ -116,7 +116,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-prove-pairs",
         dest="proves",
         action="store_false",
-        help="rely on pairs of instances that no prompt of the router's own has proven (wrong answers are not noticed)",
+        help="hand over between pairs without proving them first; wrong answers go unnoticed",
     )
     parser.add_argument(
         "--pins",

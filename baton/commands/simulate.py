@@ -83,9 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument("--model", help=f"without --cluster: what to serve (default {MODEL})")
     fleet.add_argument("--gpu", help=f"type of GPU where nothing says (default {GPU})")
     for role in Role:
-        fleet.add_argument(f"--{role.value}", type=_natural, metavar="N", help=f"{role.value} instances")
+        fleet.add_argument(f"--{role.value}", type=_natural, metavar="N", help=f"instances of role `{role.value}`")
     for role in Role:
-        fleet.add_argument(f"--tp-{role.value}", type=_natural, metavar="N", help=f"GPUs of a {role.value} instance")
+        fleet.add_argument(
+            f"--tp-{role.value}", type=_natural, metavar="N", help=f"GPUs of an instance of role `{role.value}`"
+        )
     fleet.add_argument("--policy", help=f"one of {', '.join(sorted(policies()))} (default {POLICY}, or --cluster's)")
     _add_changes(fleet)
     fleet.add_argument("--cold-start", action="store_true", help="engines start with the load, not before it")
@@ -103,13 +105,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     wrong.add_argument("--fault-every-s", type=finite, metavar="S", help="a preset's mean gap, for each kind of fault")
     wrong.add_argument(
-        "--digests", action="store_true", help="pulled blocks are compared with what was held, as ours can"
+        "--digests", action="store_true", help="compare pulled blocks with the held ones, as Baton's connector can"
     )
     wrong.add_argument(
         "--peers", action="store_true", help="instances share prompts' beginnings, as with Baton's connector"
     )
     wrong.add_argument(
-        "--rough", action="store_true", help="engines waver and stall, front ends are busy, tokens are estimated"
+        "--rough",
+        action="store_true",
+        help="engines change speed and stall, their front ends queue, prompt tokens are estimated (docs/simulator.md)",
     )
     wrong.add_argument("--no-checks", action="store_true", help="do not look after each event whether all laws hold")
     told = parser.add_argument_group("what to report")
@@ -151,7 +155,7 @@ def _add_changes(fleet: argparse._ArgumentGroup) -> None:
         '"instance": "decode-9"}; pools are the roles that the fleet begins with',
     )
     fleet.add_argument(
-        "--gpus", metavar="TYPE=N,…", help="how many GPUs there are: what finds none free waits (default: enough)"
+        "--gpus", metavar="TYPE=N,…", help="GPUs by type; an instance that finds none free waits (default: no limit)"
     )
     fleet.add_argument("--flips", action="store_true", help="without --cluster: instances may take another role")
 

@@ -66,14 +66,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--prefill", type=int, metavar="N", help="prefill instances (default 1)")
     add("--decode", type=int, metavar="N", help="decode instances (default 1)")
-    add("--both", type=int, metavar="N", help="instances of both roles (default 0)")
+    add("--both", type=int, metavar="N", help="instances of role `both` (default 0)")
     add("--host", help="address of the router (default 127.0.0.1)")
     add("--port", type=int, help="port of the router, 0 = a free one (default 8000)")
     add("--admin-port", type=int, help="metrics and readiness, 0 = a free one (default 8001)")
     add("--policy", choices=sorted(POLICIES), help=f"how the router chooses (default {POLICY}; docs/policy.md)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add("--engine", choices=["vllm", "mock"], default="vllm", help="mock: no model at all (default %(default)s)")
-    add("--transfer", choices=ASKED, help="what moves KV cache: vLLM's connector or Baton's (default auto: see engine)")
+    add(
+        "--transfer",
+        choices=ASKED,
+        help="what moves KV cache: vLLM's connector or Baton's (default auto; `baton engine --help` says what it "
+        "chooses)",
+    )
     add("--cluster", metavar="NAME", help=f"for `baton status` and `down` (default {DEFAULT_CLUSTER})")
     add(
         "--demo",
@@ -81,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="ask one question once it serves (default: with the bundled model)",
     )
-    add("--on", metavar="ray|ray://HOST:PORT", help="start engines on a Ray cluster (docs/scaling.md)")
+    add("--on", metavar="ray|ray://HOST:PORT", help="start engines on a Ray cluster (docs/scaling-run.md)")
     add("--no-scale", action="store_true", help="keep every pool at its size, whatever the file's `min` and `max` say")
     add("--scale-dry-run", action="store_true", help="say what scaling would do, and do nothing")
     add_ticket_keys_argument(parser, "the fleet's", "new ones, where the registry is this command's own")

@@ -72,7 +72,6 @@ models: [{{name: Qwen/Qwen3-0.6B}}]
 - Paths in it are relative to the file, not to the working directory.
 - Secrets do not belong into it: keys are kept as SHA-256 lines in files of their own (`baton key new TENANT`),
   passwords in files, tokens for vLLM (`HF_TOKEN`) in the environment of `baton up`, which the engines inherit.
-- *coming* marks settings that are read and checked already, but have no effect yet.
 
 ## A file with everything
 

@@ -441,7 +441,7 @@ class Tenant:
         metadata=about(
             text="Most requests it may have open at once; one more is answered 429. Of several routers each has its "
             "part. Left out: no bound.",
-            why="requests of best effort wait in line: a bound is for clients that send more than they wait for",
+            why="requests of best effort wait in a queue: a bound is for clients that send more than they wait for",
             at_least=1,
             at_most=1_000_000,
             aka=("max_open", "concurrency", "max_concurrency", "max_requests", "max_parallel", "open_requests_max"),
@@ -604,7 +604,7 @@ class Limits:
         metadata=about(
             text="Bytes of request bodies that a router reads or parses at once; beyond it uploads wait. One client "
             "has at most three quarters of it. 0: eight of the largest bodies, 64 MiB at least.",
-            why="what all uploads together may take of a router's memory",
+            why="eight of the largest bodies hold a usual burst",
             at_least=0,
             aka=("uploads_max", "upload_bytes_max"),
         ),
@@ -856,7 +856,7 @@ class Spec:
         default=NO_TIERS,
         metadata=about(
             text="Where an instance's prompts are kept when its KV cache is full.",
-            why="nowhere: they are computed again",
+            why="no tier: prompts that the KV cache drops are computed again",
             aka=("kv_cache", "kv_offload", "offload", "offloading", "tiers", "kv_tiers"),
         ),
     )

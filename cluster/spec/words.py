@@ -297,7 +297,7 @@ def _unset(settings: Mapping[str, Setting], path: FieldPath, parsed: Parsed) -> 
     for name, setting in settings.items():
         if (*path, name) not in parsed.places:
             default = f" {shown_default(setting)}" if shown_default(setting) else ""
-            unit = f" {unit_of(name)}" if default and unit_of(name) else ""
+            unit = f" {unit_of(name)}" if default and setting.default and unit_of(name) else ""
             yield f"{'.'.join(map(str, path))}.{name}{default}{unit}: {setting.about.why}"
 
 

@@ -138,7 +138,7 @@ def bottleneck(seen: PoolsSeen) -> Bottleneck:
         return _missed(seen, because)
     if seen.rate == 0 and seen.prefill.there + seen.decode.there + seen.both.there == 0:
         return Bottleneck(Where.IDLE, "No bottleneck: the fleet is idle.", because)
-    return Bottleneck(Where.NOWHERE, "No bottleneck: hardly anything waits, in engines or in line.", because)
+    return Bottleneck(Where.NOWHERE, "No bottleneck: hardly anything waits, in engines or in the queue.", because)
 
 
 def _missing(seen: PoolsSeen) -> Bottleneck | None:
@@ -146,7 +146,7 @@ def _missing(seen: PoolsSeen) -> Bottleneck | None:
     in_line = seen.prefill.in_line + seen.decode.in_line
     for where, pool in ((Where.PREFILL, seen.prefill), (Where.DECODE, seen.decode)):
         if not pool.instances and not seen.both.instances:
-            waits = f"; {in_line:.0f} requests wait in line" if in_line >= QUEUE_MIN else ""
+            waits = f"; {in_line:.0f} requests wait in the queue" if in_line >= QUEUE_MIN else ""
             alone = "" if where is Where.PREFILL and not waits else ", so nothing is handed over"
             return Bottleneck(where, f"There is no ready {where.value} instance{alone}{waits}.", _because(seen, {}))
     return None
@@ -227,13 +227,13 @@ def _because(seen: PoolsSeen, waiting: Mapping[Where, float]) -> tuple[str, ...]
         plural = "instance" if pool.instances == 1 else "instances"
         engines = f"{pool.running:.1f} running, {pool.waiting:.1f} waiting in engines"
         lines.append(
-            f"{name}: {pool.instances} ready {plural}, {engines}, {pool.in_line:.1f} in line for it, "
+            f"{name}: {pool.instances} ready {plural}, {engines}, {pool.in_line:.1f} in the queue for it, "
             f"{pool.places:.0f}{places} places taken, KV {pool.kv_usage:.0%}"
         )
     if seen.decode.pulling >= 0.05:
         lines.append(f"hand-over: {seen.decode.pulling:.1f} requests wait at decode for their blocks")
     if waiting and waiting[Where.PREFILL] > seen.prefill.waiting + seen.prefill.in_line + 0.05:
-        lines.append("requests in line for decode wait for prefill: prompts under way hold the places of decode")
+        lines.append("requests in the queue for decode wait for prefill: prompts under way hold the places of decode")
     if waiting and waiting[Where.DECODE] > seen.decode.waiting + seen.decode.in_line + 0.05:
         lines.append("prefill's memory is full of holds that decode has not pulled: its queue counts as decode's")
     if seen.late_s >= LATE_S / 10:

@@ -66,7 +66,7 @@ class Attainment:
         )
         self._foretold = Histograms(
             "baton_foretold_ratio",
-            "What a client saw over what was foretold with the choice: 1 is right, 2 took twice as long.",
+            "What a client saw over what was predicted with the choice: 1 is right, 2 took twice as long.",
             ["what"],
             _RATIOS,
             registry,

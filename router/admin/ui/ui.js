@@ -74,7 +74,7 @@ function poolStep(name, title, data) {
   const share = pool.limit ? pool.places / pool.limit : null;
   const rows = [
     ["running", number(pool.running, 1)],
-    ["in line for it", number(pool.in_line, 1)],
+    ["in the queue for it", number(pool.in_line, 1)],
     ["places taken", pool.limit === null ? number(pool.places, 1) : `${number(pool.places, 1)} of ${pool.limit}`, share],
     ["KV memory", percent(pool.kv_usage), pool.kv_usage],
     ["instances ready", `${pool.ready} of ${pool.instances}`],
@@ -87,7 +87,7 @@ function poolStep(name, title, data) {
 
 function flow(data) {
   const pools = data.pools;
-  const steps = [step("Line", data.bottleneck.where === "router", number(data.line), "waiting in routers", [["answered", `${number(data.rate, 1)} /s`], ["mean, 5 min", number(data.windows.five_minutes.line, 1)]], true)];
+  const steps = [step("Queue", data.bottleneck.where === "router", number(data.line), "waiting in routers", [["answered", `${number(data.rate, 1)} /s`], ["mean, 5 min", number(data.windows.five_minutes.line, 1)]], true)];
   const split = pools.prefill.instances + pools.decode.instances > 0;
   if (split) {
     const over = data.pairs.reduce((sum, pair) => sum + pair.handed_over, 0);
@@ -106,7 +106,7 @@ function tile(title, value, small) {
   return add(make("div", null, "tile"), make("h3", title), make("p", value), ...small.map((line) => make("div", line, "dim")));
 }
 
-const PARTS = { queue_p: "queue at prefill", handoff_queue_d: "hand-over and queue at decode", queue: "queue", credit: "in line", prefill_leg: "prefill", whole_leg: "engine", decode_leg: "decode", step_d: "decode's step", residual: "network and HTTP" };
+const PARTS = { queue_p: "queue at prefill", handoff_queue_d: "hand-over and queue at decode", queue: "queue", credit: "queue in the router", prefill_leg: "prefill", whole_leg: "engine", decode_leg: "decode", step_d: "decode's step", residual: "network and HTTP" };
 
 function parts(told) {
   const largest = Object.entries(told).slice(0, 3).filter(([, value]) => value >= 0.5);
@@ -327,7 +327,7 @@ function requests(data) {
       const link = make("a", each.id);
       link.href = `/explain/${encodeURIComponent(each.id)}`;
       const choice = each.choice;
-      const way = choice.decode ? (choice.prefill ? `${choice.prefill} → ${choice.decode}` : choice.decode) : choice.prefill || (choice.wait ? "in line" : "–");
+      const way = choice.decode ? (choice.prefill ? `${choice.prefill} → ${choice.decode}` : choice.decode) : choice.prefill || (choice.wait ? "in the queue" : "–");
       const look = each.state === "served" ? "good" : each.state === "open" ? "" : "bad";
       const cells = [add(make("td", null, "id"), link), ms(each.ago_s * 1000), make("td", each.state, look), make("td", each.state === "open" && each.ttft_ms === null ? "under way" : HANDED_OVER[each.way] || each.way, "nowrap"), make("td", way, "nowrap"), ms(each.ttft_ms), ms(each.tt2t_ms), ms(each.total_ms), make("td", choice.because || "", "dim")];
       return many ? [...cells, make("td", each.router, "dim")] : cells;
@@ -340,7 +340,7 @@ function routers(data) {
   $("routers-part").hidden = data.routers.length < 2;
   table(
     "routers",
-    [["router"], ["state"], ["in line", true], ["late to its work", true]],
+    [["router"], ["state"], ["in the queue", true], ["late to its work", true]],
     data.routers.map((each) => [each.router, make("td", each.detail ? `${each.state}: ${each.detail}` : each.state, each.state === "silent" ? "bad" : "good"), number(each.line), each.late_s === undefined ? "–" : ms(each.late_s * 1000)]),
     "",
   );
