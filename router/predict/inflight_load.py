@@ -326,7 +326,7 @@ class InflightLoad:
         booking.prefill_row, booking.prefill_life, booking.prefill_ms = row, at.life, ms
         booking.plain_ms = ms / speed.prefill_factor
         booking.sent_s = now + speed.first / 1000.0
-        at.reported.sent(booking, booking.sent_s * 1000.0)
+        at.reported.open[booking] = booking.sent_s * 1000.0
         if not at.prompts:
             at.since = booking.sent_s
             at.backlog = 0.0

@@ -44,11 +44,12 @@ class _Step:
 class ReportedPrompts:
     """Those of one instance, step by step."""
 
-    __slots__ = ("_ended_ms", "_left_ms", "_left_out_ms", "_open", "_sent_ms", "_steps")
+    __slots__ = ("_ended_ms", "_left_ms", "_left_out_ms", "_sent_ms", "_steps", "open")
 
     def __init__(self) -> None:
-        self._open: Final[dict[Any, float]] = {}
-        """Prompts that may still be reported, and when each was sent; the first one comes first."""
+        self.open: Final[dict[Any, float]] = {}
+        """Prompts that may still be reported, and when each was sent, in milliseconds; the first one comes first. The
+        sender of a prompt writes it here."""
         self._steps: Final[list[_Step]] = []
         """Those not learned from yet, the one that ended first comes first."""
         self._left_ms: Final[deque[float]] = deque(maxlen=LEFT_MAX)
@@ -61,13 +62,9 @@ class ReportedPrompts:
         self._left_out_ms: float = -math.inf
         """When the last step ended that was left out."""
 
-    def sent(self, prompt: object, sent_ms: float) -> None:
-        """A prompt goes to the instance."""
-        self._open[prompt] = sent_ms
-
     def left(self, prompt: object) -> list[Seen]:
         """No report will come of it: its engine has shown when it ended, or it was given up."""
-        sent_ms = self._open.pop(prompt, None)
+        sent_ms = self.open.pop(prompt, None)
         if sent_ms is None:
             return []
         self._left_ms.append(sent_ms)
@@ -82,12 +79,12 @@ class ReportedPrompts:
         """One report. Returns what steps show of which all prompts are known now.
 
         Args:
-            prompt: as in `sent`.
+            prompt: as in `open`.
             plain_ms: what the prompt takes by the costs alone.
             took_ms: what the engine says that it took.
             ended_ms: about when it ended: the engine's front end, and the way there, take a while that differs.
         """
-        sent_ms = self._open.pop(prompt, ended_ms - took_ms)
+        sent_ms = self.open.pop(prompt, ended_ms - took_ms)
         step = self._step(took_ms, ended_ms)
         if step is not None:
             step.plain_ms += plain_ms
@@ -118,7 +115,7 @@ class ReportedPrompts:
         found: list[Seen] = []
         while self._steps:
             step = self._steps[0]
-            for sent_ms in self._open.values():
+            for sent_ms in self.open.values():
                 if self._sent_ms < sent_ms < step.ended_ms:
                     return found
             del self._steps[0]

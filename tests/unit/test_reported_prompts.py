@@ -14,7 +14,7 @@ def sent(*at_ms: float) -> ReportedPrompts:
     """Prompts with the numbers 0, 1, ..., sent at these times."""
     reported = ReportedPrompts()
     for number, each in enumerate(at_ms):
-        reported.sent(number, each)
+        reported.open[number] = each
     return reported
 
 
@@ -86,7 +86,7 @@ def answers(rate_s: float, longest_ms: float) -> float:
     while events:
         at, number, told = heappop(events)
         if told is None:
-            reported.sent(number, at)
+            reported.open[number] = at
             continue
         for plain, observed in reported.add(number, 60.0, *told):
             plain_ms, observed_ms, count = plain_ms + plain, observed_ms + observed, count + 1
@@ -103,11 +103,11 @@ def test_answers_of_all_lengths_show_what_prompts_take(rate_s: float) -> None:
 
 def test_behind_an_answer_that_does_not_end_few_steps_are_kept() -> None:
     reported = ReportedPrompts()
-    reported.sent("long", 0.0)
+    reported.open["long"] = 0.0
     for number in range(1, 5 * STEPS_MAX):
         at = 100.0 * number
-        reported.sent(number, at)
+        reported.open[number] = at
         assert reported.add(number, 45.0, 45.0, at + 50.0) == []
     assert len(reported.left("long")) == STEPS_MAX - 1, "the first one may have been in the step of the long one"
-    reported.sent("next", 1e6)
+    reported.open["next"] = 1e6
     assert reported.add("next", 45.0, 46.0, 1e6 + 50.0) == [(45.0, 46.0)]
