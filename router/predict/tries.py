@@ -18,32 +18,55 @@ TRIES: Final = 6
 """So many tries show a change (`router.predict.level_shift`); each later one is twice as long after the one before."""
 
 TRY_S_MAX: Final = 300.0
-"""The longest time between two tries."""
+"""The longest time between two tries. After twice that without one, former tries say nothing any more."""
+
+
+class _Target:
+    """One TTFT target."""
+
+    __slots__ = ("late", "let_in_s", "tried_s")
+
+    def __init__(self) -> None:
+        self.let_in_s: float = -math.inf
+        """When the last request was let in;"""
+        self.tried_s: float = -math.inf
+        """and the last try."""
+        self.late = 0
+        """Tries since the last one that came in time."""
+
+    def late_by(self, now: float) -> int:
+        """How many tries have shown that it is no use."""
+        return self.late if now - self.tried_s < 2 * TRY_S_MAX else 0
 
 
 class Tries:
     """Of one router, by TTFT target in milliseconds."""
 
-    __slots__ = ("_late", "_let_in_s")
+    __slots__ = ("_targets",)
 
     def __init__(self) -> None:
-        self._let_in_s: Final[dict[float, float]] = {}
-        """When the last request was let in."""
-        self._late: Final[dict[float, int]] = {}
-        """Tries since the last one that came in time."""
+        self._targets: Final[dict[float, _Target]] = {}
 
     def due(self, target_ms: float, now: float) -> bool:
         """Whether a request that would be refused may be a try."""
-        more = max(0, self._late.get(target_ms, 0) - TRIES)
-        wait_s = TRY_S_MAX if more > 10 else min(TRY_S_MAX, TRY_S * 2.0**more)
-        return now - self._let_in_s.get(target_ms, -math.inf) >= wait_s
+        target = self._targets.get(target_ms)
+        if target is None:
+            return True
+        more = min(10, max(0, target.late_by(now) - TRIES))
+        return now - target.let_in_s >= min(TRY_S_MAX, TRY_S * 2.0**more)
 
     def let_in(self, target_ms: float, now: float, *, tried: bool) -> None:
         """A request is let in."""
-        self._let_in_s[target_ms] = now
+        target = self._targets.get(target_ms)
+        if target is None:
+            target = self._targets[target_ms] = _Target()
+        target.let_in_s = now
         if tried:
-            self._late[target_ms] = self._late.get(target_ms, 0) + 1
+            target.late = target.late_by(now) + 1
+            target.tried_s = now
 
     def in_time(self, target_ms: float) -> None:
         """The first token of a try came in time."""
-        self._late[target_ms] = 0
+        target = self._targets.get(target_ms)
+        if target is not None:
+            target.late = 0

@@ -18,7 +18,7 @@ from costs.step import StepCost
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import SimpleCosts
 from router.api.config import RouterConfig
-from router.fleet.events import Cached, Came, Counted, Decided, PromptOver, entry_of
+from router.fleet.events import Cached, Came, Counted, Decided, PromptOver, Seated, entry_of
 from router.predict.step_model import Make
 from sim.replay import replay
 
@@ -92,6 +92,7 @@ async def test_what_is_promised_and_foretold_on_mocks_replays_to_the_same_choice
     assert any(entry.called for entry in came), "some were called from the line"
     assert any(entry.chosen is not None and entry.chosen.shed_s for entry in came)
     assert {type(entry) for entry in entries} >= {PromptOver, Counted, Cached}
+    assert {entry.wanted.streamed for entry in entries if isinstance(entry, Seated)} == {True, False}
     replayed = replay(entries)
     assert replayed.choices > 60, "some asked again"
     assert replayed.differences == ()

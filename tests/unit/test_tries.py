@@ -35,10 +35,23 @@ def test_tries_that_are_late_become_rarer_and_one_in_time_makes_them_as_frequent
         waits.append(next(wait for wait in range(1, 1000) if tries.due(100.0, now + wait)))
         now += waits[-1]
     assert waits[:3] == [2 * TRY_S, 4 * TRY_S, 8 * TRY_S] and waits[-1] == TRY_S_MAX
+    assert not tries.due(100.0, now - 1.0)
+    tries.let_in(100.0, now, tried=False)
+    assert not tries.due(100.0, now + TRY_S), "others that are let in do not change that"
     tries.in_time(100.0)
-    assert tries.due(100.0, now)
+    assert tries.due(100.0, now + TRY_S)
+
+
+def test_tries_of_another_time_say_nothing() -> None:
+    tries = Tries()
+    for _ in range(TRIES + 4):
+        tries.let_in(100.0, 0.0, tried=True)
+    assert not tries.due(100.0, 10 * TRY_S)
+    now = 2 * TRY_S_MAX
     tries.let_in(100.0, now, tried=False)
     assert not tries.due(100.0, now) and tries.due(100.0, now + TRY_S)
+    tries.let_in(100.0, now + TRY_S, tried=True)
+    assert tries.due(100.0, now + 2 * TRY_S)
 
 
 class Life:
