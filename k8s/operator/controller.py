@@ -212,15 +212,16 @@ class Operator:
 
     async def reconcile(self, namespace: str, name: str) -> bool:
         """Plan one cluster and carry it out; whether nothing was to be done and nothing is waited for."""
-        thing = self._clusters.objects.get((namespace, name))
+        async with self.alone(namespace, name):
+            thing = self._clusters.objects.get((namespace, name))
+            if thing is not None:
+                self.counters.reconciles += 1
+                desired = await self._with_kinds(read_resource(thing))
+                done = await self._carried_out(desired)
         if thing is None:
             self._locks.pop((namespace, name), None)
             await self._tell_strays(namespace, name)
             return True
-        self.counters.reconciles += 1
-        desired = await self._with_kinds(read_resource(thing))
-        async with self.alone(namespace, name):
-            done = await self._carried_out(desired)
         if done is None:
             return False
         observed, actions = done
@@ -279,12 +280,17 @@ class Operator:
         A kind that cannot be listed counts as missing until it can: its watch goes on trying.
         """
         assert self._group is not None
-        self._kinds_at = asyncio.get_running_loop().time()
-        try:
-            known = await self._client.kinds(tuple(OPTIONAL.values())) & OPTIONAL.keys()
-        except (ApiFailed, ApiAway) as error:
-            logger.warning("which kinds of other operators there are is not known: %s", error)
-            return False
+        now = asyncio.get_running_loop().time()
+        known, is_sure = set(self._kinds | self._hidden), True
+        for kind, group in OPTIONAL.items():
+            try:
+                is_there = kind in await self._client.kinds([group])
+            except (ApiFailed, ApiAway) as error:  # as it was before
+                logger.warning("whether the API server knows %s is not told: %s", kind, error)
+                is_sure = False
+            else:
+                known = known | {kind} if is_there else known - {kind}
+        self._kinds_at = now if is_sure else now - IDLE_S + BUSY_S
         fresh = known - self._optional.keys()
         for kind in sorted(fresh):
             kept = self._optional[kind] = self._keep(OPTIONAL[kind], kind, OURS, self._child_changed)
@@ -299,7 +305,7 @@ class Operator:
         for kind in sorted(hidden - self._hidden):
             logger.warning("%s cannot be listed: clusters are planned without it; does the Role allow it?", kind)
         self._hidden = frozenset(hidden)
-        return True
+        return is_sure
 
     async def _with_kinds(self, resource: Resource) -> Desired:
         """What is desired. A kind that the resource waits for may be installed at any time, or be allowed."""
