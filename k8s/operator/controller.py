@@ -214,17 +214,14 @@ class Operator:
         """Plan one cluster and carry it out; whether nothing was to be done and nothing is waited for."""
         async with self.alone(namespace, name):
             thing = self._clusters.objects.get((namespace, name))
-            if thing is not None:
-                self.counters.reconciles += 1
-                desired = await self._with_kinds(read_resource(thing))
-                done = await self._carried_out(desired)
+            done = None if thing is None else await self._carried_out(thing)
         if thing is None:
             self._locks.pop((namespace, name), None)
             await self._tell_strays(namespace, name)
             return True
         if done is None:
             return False
-        observed, actions = done
+        desired, observed, actions = done
         await self._teller.tell(thing, self._pools_of(desired.resource), desired, observed, actions)
         return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
 
@@ -234,8 +231,10 @@ class Operator:
         """
         return self._locks.setdefault((namespace, name), asyncio.Lock())
 
-    async def _carried_out(self, desired: Desired) -> tuple[ObservedCluster, tuple[Action, ...]] | None:
+    async def _carried_out(self, thing: Json) -> tuple[Desired, ObservedCluster, tuple[Action, ...]] | None:
         """Plan, and carry the plan out; None where that has to stop in the middle."""
+        self.counters.reconciles += 1
+        desired = await self._with_kinds(read_resource(thing))
         resource = desired.resource
         place = (resource.namespace, resource.name)
         key = self._access(resource)
@@ -256,7 +255,7 @@ class Operator:
                 refused.append(f"{shown(action)}: {refusal}")
         if self._count_refusals(place, len(refused)) > 1:  # once may be the watch that lags behind
             observed = replace(observed, refused=tuple(refused))
-        return observed, actions
+        return desired, observed, actions
 
     def _is_of_one_object(self, action: Action, refusal: ApiFailed) -> bool:
         """Whether a refusal is about one object, so that the rest of a plan goes on; notes a kind that is gone."""
