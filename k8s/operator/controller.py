@@ -212,18 +212,16 @@ class Operator:
 
     async def reconcile(self, namespace: str, name: str) -> bool:
         """Plan one cluster and carry it out; whether nothing was to be done and nothing is waited for."""
-        thing = self._clusters.objects.get((namespace, name))
+        async with self.alone(namespace, name):
+            thing = self._clusters.objects.get((namespace, name))
+            done = None if thing is None else await self._carried_out(thing)
         if thing is None:
             self._locks.pop((namespace, name), None)
             await self._tell_strays(namespace, name)
             return True
-        self.counters.reconciles += 1
-        desired = await self._with_kinds(read_resource(thing))
-        async with self.alone(namespace, name):
-            done = await self._carried_out(desired)
         if done is None:
             return False
-        observed, actions = done
+        desired, observed, actions = done
         await self._teller.tell(thing, self._pools_of(desired.resource), desired, observed, actions)
         return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
 
@@ -233,8 +231,10 @@ class Operator:
         """
         return self._locks.setdefault((namespace, name), asyncio.Lock())
 
-    async def _carried_out(self, desired: Desired) -> tuple[ObservedCluster, tuple[Action, ...]] | None:
+    async def _carried_out(self, thing: Json) -> tuple[Desired, ObservedCluster, tuple[Action, ...]] | None:
         """Plan, and carry the plan out; None where that has to stop in the middle."""
+        self.counters.reconciles += 1
+        desired = await self._with_kinds(read_resource(thing))
         resource = desired.resource
         place = (resource.namespace, resource.name)
         key = self._access(resource)
@@ -255,7 +255,7 @@ class Operator:
                 refused.append(f"{shown(action)}: {refusal}")
         if self._count_refusals(place, len(refused)) > 1:  # once may be the watch that lags behind
             observed = replace(observed, refused=tuple(refused))
-        return observed, actions
+        return desired, observed, actions
 
     def _is_of_one_object(self, action: Action, refusal: ApiFailed) -> bool:
         """Whether a refusal is about one object, so that the rest of a plan goes on; notes a kind that is gone."""
@@ -279,12 +279,17 @@ class Operator:
         A kind that cannot be listed counts as missing until it can: its watch goes on trying.
         """
         assert self._group is not None
-        self._kinds_at = asyncio.get_running_loop().time()
-        try:
-            known = await self._client.kinds(tuple(OPTIONAL.values())) & OPTIONAL.keys()
-        except (ApiFailed, ApiAway) as error:
-            logger.warning("which kinds of other operators there are is not known: %s", error)
-            return False
+        now = asyncio.get_running_loop().time()
+        known, is_sure = set(self._kinds | self._hidden), True
+        for kind, group in OPTIONAL.items():
+            try:
+                is_there = kind in await self._client.kinds([group])
+            except (ApiFailed, ApiAway) as error:  # as it was before
+                logger.warning("whether the API server knows %s is not told: %s", kind, error)
+                is_sure = False
+            else:
+                known = known | {kind} if is_there else known - {kind}
+        self._kinds_at = now if is_sure else now - IDLE_S + BUSY_S
         fresh = known - self._optional.keys()
         for kind in sorted(fresh):
             kept = self._optional[kind] = self._keep(OPTIONAL[kind], kind, OURS, self._child_changed)
@@ -299,7 +304,7 @@ class Operator:
         for kind in sorted(hidden - self._hidden):
             logger.warning("%s cannot be listed: clusters are planned without it; does the Role allow it?", kind)
         self._hidden = frozenset(hidden)
-        return True
+        return is_sure
 
     async def _with_kinds(self, resource: Resource) -> Desired:
         """What is desired. A kind that the resource waits for may be installed at any time, or be allowed."""
