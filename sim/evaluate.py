@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -197,9 +197,7 @@ class _Watch:
         seen = Result(columns=over, members=(), classes=names, details={}, events=0, end_ns=0)
         late = self._late(world)
         for name, goal in self._goals.items():
-            if name not in names:
-                continue
-            here = over["slo_class"] == names.index(name)
+            here = _of_class(over, names, name)
             missed = int((~seen.met(goal.targets)[here]).sum()) + late.get(name, 0)
             if missed > self._may_miss[name]:
                 raise Certain(1 - missed / self._counts[name])
@@ -219,11 +217,8 @@ class _Watch:
 def _evaluation(result: Result, goals: Mapping[str, Goal]) -> Evaluation:
     rows = result.columns
     names = list(result.classes)
-    classes = {
-        name: _attained(result, goal, rows["slo_class"] == names.index(name))
-        for name, goal in goals.items()
-        if name in names and bool((rows["slo_class"] == names.index(name)).any())
-    }
+    found = {name: _of_class(rows, names, name) for name in goals}
+    classes = {name: _attained(result, goals[name], here) for name, here in found.items() if here.any()}
     served = rows[result.good()]
     begin_ns = int(rows["at_ns"].min()) if len(rows) else 0
     return Evaluation(
@@ -236,6 +231,14 @@ def _evaluation(result: Result, goals: Mapping[str, Goal]) -> Evaluation:
         ttft_p95_ms=_ttft_p95_ms(result),
         busy=_busy(result),
     )
+
+
+def _of_class(rows: NDArray[Any], names: Sequence[str], name: str) -> NDArray[np.bool_]:
+    """The rows of a class. Requests that name none and those of the class without a name have two numbers for one
+    name.
+    """
+    found: NDArray[np.bool_] = np.isin(rows["slo_class"], [at for at, each in enumerate(names) if each == name])
+    return found
 
 
 def _ttft_p95_ms(result: Result) -> float | None:

@@ -76,12 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton engine`."""
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="Hugging Face name or folder (default: the bundled tiny model)")
-    add(
-        "--role",
-        choices=[role.value for role in Role],
-        default="both",
-        help="the legs that it runs (default %(default)s)",
-    )
+    roles = [role.value for role in Role]
+    add("--role", choices=roles, default="both", help="the legs that it runs (default %(default)s)")
     add("--flips", action="store_true", help="it may take another role while it runs: POST /role to its agent")
     add("--name", metavar="NAME", help="name of the instance (default: ROLE-0)")
     add("--host", default="127.0.0.1", help="address it listens on (default %(default)s)")

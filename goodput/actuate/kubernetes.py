@@ -84,10 +84,11 @@ class KubernetesActuator:
             return because
 
     async def flip(self, action: Flip) -> str:
-        there = await self._find(action.instance)
-        if there is None:
-            return f"{action.instance} is not there"
-        return await self._world.flip(action.instance, action.role)
+        async with self._world.alone():
+            there = await self._find(action.instance)
+            if there is None:
+                return f"{action.instance} is not there"
+            return await self._world.flip(action.instance, action.role)
 
     async def drain(self, action: Drain) -> str:
         async with self._world.alone():
