@@ -138,7 +138,9 @@ def test_a_check_says_whether_a_fleet_would_do_and_draws_no_more_than_it_may() -
     assert check(asked(3, 4)).holds is True
     short = check(asked(1, 4))
     assert short.holds is False
-    assert float(short.because.partition("%")[0]) > 50, "most are in time, though a class without a name has two numbers"
+    assert float(short.because.partition("%")[0]) > 50, (
+        "most are in time, though a class without a name has two numbers"
+    )
     assert check(asked(3, 4, answer=100_000)).holds is None
     assert drawn(asked(3, 4)) == drawn(asked(3, 4)) != drawn(asked(3, 4, number=2))
     assert len(drawn(asked(3, 4))) <= REQUESTS
