@@ -70,7 +70,8 @@ def test_a_prompt_of_embeddings_is_left_alone() -> None:
 
 def test_the_hold_is_of_whole_blocks_and_says_what_it_is() -> None:
     fields = {"remote_num_tokens": 9, "remote_block_ids": ([5, 7, 8],), "remote_engine_id": "e",
-              "remote_request_id": "r", "baton_slot": [1, "0f" * 16], "remote_host": "p", "remote_port": 1, "do_remote_prefill": True}  # fmt: skip
+              "remote_request_id": "r", "baton_slot": [1, "0f" * 16], "remote_host": "p", "remote_port": 1,
+              "do_remote_prefill": True}  # fmt: skip
     assert handed_over(fields)
     only_whole_blocks(fields, BLOCK)
     assert (fields["remote_num_tokens"], fields["remote_block_ids"]) == (8, ([5, 7],))
