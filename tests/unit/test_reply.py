@@ -17,6 +17,8 @@ from router.http.outlet import Outlet
 from router.request.reply import Reply
 from router.request.splice import seed_of
 
+pytestmark = pytest.mark.interpreted
+
 EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 
