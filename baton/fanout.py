@@ -133,8 +133,12 @@ _context: list[Any] = []
 
 
 def _begin(context: Any) -> None:
-    """In a new process. Ctrl-C is the parent's to answer."""
+    """In a new process. Ctrl-C is the parent's to answer; SIGTERM ends this process, whatever the parent does with it:
+    a controller's event loop, which is no more here, takes it, and a process that ends ignores it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _context[:] = [context]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from support.scaling import FILE, MODEL, InMemory
 
 from baton.commands import controller, up
 from baton.scaling import fleets_of, plan_of
+from baton.signals import STOPPING
 from cluster.instance import Role
 from cluster.registry.memory import MemoryRegistry
 from cluster.spec import parse
@@ -21,6 +24,15 @@ from goodput.fixed import FixedPools
 
 UNKNOWN = FILE.replace(MODEL, "of/nobody-knows-what-size")
 """Its pools cannot be sized, so a controller keeps them at the file's sizes."""
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """A controller that has ended ignores them: it is the last thing that its process does."""
+    former = {number: signal.getsignal(number) for number in STOPPING}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
 
 
 class Looking(InMemory):

@@ -100,6 +100,20 @@ def test_broken_off_what_runs_is_ended(fan: Fanout, tmp_path: Path) -> None:
     until(lambda: not alive(int(file.read_text())))
 
 
+def test_broken_off_what_runs_is_ended_though_the_parent_answers_sigterm(tmp_path: Path) -> None:
+    """As a controller does: its loop takes the signal."""
+    file = tmp_path / "pid"
+    former = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        fan = fanout.ForkedProcesses(CONTEXT, 1)
+        fan.submit(lasts, str(file))
+        until(lambda: file.exists() and bool(file.read_text()))
+        fan.close(at_once=True)
+        until(lambda: not alive(int(file.read_text())))
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
 def test_a_node_that_is_gone_has_its_tasks_run_elsewhere(cluster: Any, tmp_path: Path) -> None:
     import ray
 
