@@ -139,7 +139,9 @@ def test_a_client_too_many_is_turned_away_and_places_come_back(engine: Engine) -
             break
         except (OSError, ValueError):
             assert time.monotonic() < end
-    assert threading.active_count() < d.CLIENTS_MAX
+    while threading.active_count() >= d.CLIENTS_MAX:  # each sees the end of its client by itself
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_engines_without_agents_are_introduced_to_each_other(engine: Engine, tmp_path: Path) -> None:
