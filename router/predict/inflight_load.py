@@ -355,7 +355,7 @@ class InflightLoad:
         row, ms = booking.prefill_row, booking.prefill_ms
         booking.prefill_ms = 0.0
         if row >= 0 and not presumed and self.rows[row].life == booking.prefill_life:
-            self._reported(row, self.rows[row].reported.left(booking))
+            self._reported(row, self.rows[row].reported.left(booking, now * 1000.0))
         if ms <= 0:
             return
         at = self.rows[row]

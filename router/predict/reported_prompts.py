@@ -52,8 +52,8 @@ class ReportedPrompts:
         sender of a prompt writes it here."""
         self._steps: Final[list[_Step]] = []
         """Those not learned from yet, the one that ended first comes first."""
-        self._left_ms: Final[deque[float]] = deque(maxlen=LEFT_MAX)
-        """When prompts were sent that no report came of."""
+        self._left_ms: Final[deque[tuple[float, float]]] = deque(maxlen=LEFT_MAX)
+        """When prompts were sent that no report came of, and when they were over."""
         self._sent_ms: float = -math.inf
         """When the last prompt of all steps learned from was sent: prompts are computed in order, so none that was sent
         before is in a later step;"""
@@ -62,12 +62,12 @@ class ReportedPrompts:
         self._left_out_ms: float = -math.inf
         """When the last step ended that was left out."""
 
-    def left(self, prompt: object) -> list[Seen]:
-        """No report will come of it: its engine has shown when it ended, or it was given up."""
+    def left(self, prompt: object, over_ms: float) -> list[Seen]:
+        """No report will come of it: its engine has shown that it ended at `over_ms`, or it was given up then."""
         sent_ms = self.open.pop(prompt, None)
         if sent_ms is None:
             return []
-        self._left_ms.append(sent_ms)
+        self._left_ms.append((sent_ms, over_ms))
         after_ms = self._sent_ms
         for step in self._steps:
             if after_ms < sent_ms < step.ended_ms:
@@ -106,7 +106,8 @@ class ReportedPrompts:
                 break
             after_ms = max(after_ms, former.sent_ms)
             at += 1
-        step.whole = not any(after_ms < sent_ms < ended_ms for sent_ms in self._left_ms)
+        began_ms = ended_ms - took_ms  # what was over before that was computed before it
+        step.whole = not any(after_ms < sent < ended_ms and over > began_ms for sent, over in self._left_ms)
         self._steps.insert(at, step)
         return step
 

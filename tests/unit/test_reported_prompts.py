@@ -54,7 +54,7 @@ def test_a_step_of_which_a_prompt_is_never_reported_shows_nothing(late: bool) ->
     reported = sent(0.0, 1.0, 500.0)
     if late:
         assert reported.add(1, 60.0, 120.0, 121.0) == []
-    assert reported.left(0) == []
+    assert reported.left(0, 121.0) == []
     if not late:
         assert reported.add(1, 60.0, 120.0, 121.0) == []
     assert reported.add(2, 60.0, 61.0, 600.0) == [(60.0, 61.0)]
@@ -101,6 +101,18 @@ def test_answers_of_all_lengths_show_what_prompts_take(rate_s: float) -> None:
     assert answers(rate_s, 1e9) == pytest.approx(1.0, abs=0.01)
 
 
+def test_prompts_of_streams_between_spoil_none_that_come_after_them() -> None:
+    """Their first tokens have come before the next prompt is computed: it is none of their steps."""
+    reported = ReportedPrompts()
+    for number in range(6):
+        at = 100.0 * number
+        reported.open[number] = at
+        if number % 2:
+            assert reported.left(number, at + 47.0) == []
+        else:
+            assert reported.add(number, 45.0, 45.0, at + 46.0) == [(45.0, 45.0)]
+
+
 def test_behind_an_answer_that_does_not_end_few_steps_are_kept() -> None:
     reported = ReportedPrompts()
     reported.open["long"] = 0.0
@@ -108,6 +120,6 @@ def test_behind_an_answer_that_does_not_end_few_steps_are_kept() -> None:
         at = 100.0 * number
         reported.open[number] = at
         assert reported.add(number, 45.0, 45.0, at + 50.0) == []
-    assert len(reported.left("long")) == STEPS_MAX - 1, "the first one may have been in the step of the long one"
+    assert len(reported.left("long", 5e4)) == STEPS_MAX - 1, "the first one may have been in the step of the long one"
     reported.open["next"] = 1e6
     assert reported.add("next", 45.0, 46.0, 1e6 + 50.0) == [(45.0, 46.0)]
