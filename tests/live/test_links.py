@@ -118,7 +118,7 @@ def test_forgotten_and_introduced_within_one_step(two: Engines) -> None:
         assert knock(two.door("d"), {"ask": "forget", "engine_id": described["engine_id"]}) == {"ok": True}
         assert knock(two.door("d"), back) == {"ok": True}
         within(20, lambda: link() == MET)
-        body = {"model": "baton-tiny", "prompt": [60 + number, *range(97, 97 + 25)] * 10, "max_tokens": 4,
+        body = {"model": "tiny", "prompt": [60 + number, *range(97, 97 + 25)] * 10, "max_tokens": 4,
                 "temperature": 0, "ignore_eos": True}  # fmt: skip
         name = TransferId(RequestId(f"links-{number}"), 1, 1)
         status, answer = ask(two.url("p"), PATH, wire.prefill_body(body, transfer=name))

@@ -234,7 +234,8 @@ def test_prefixes_are_found_as_on_two_instances(tmp_path: Path) -> None:
             used = [each.prompt_tokens for name in cluster.urls for each in parse_loads(cluster.metrics(name), ranks)]
             print(f"{name}: {rates[-1]:.4f} of all prompt tokens were in a cache; prompt tokens {used}")
             assert len(used) == 2 and min(used) > sum(used) / 20
-    assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.02, rates
+    # Simulated the two are equal (tests/sim/test_ranks.py); here which first turns go where differs from run to run.
+    assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.05, rates
 
 
 TIERED = """
