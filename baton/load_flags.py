@@ -140,7 +140,7 @@ def add_faults(group: Any) -> None:
         "--cluster",
         default="default",
         metavar="NAME",
-        help="the `baton up` whose instances `--fault` names (default default)",
+        help="name of the cluster that `--fault` takes instances of (default: default)",
     )
 
 

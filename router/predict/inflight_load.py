@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from router.core.arrays import Floats, Ints, Mirror
-from router.predict.fitted import TOGETHER_S
+from router.predict.fitted import TOGETHER, TOGETHER_S
 from router.predict.margins import FIRST_AIM, PROMPTLY, Margins
 from router.predict.reported_prompts import ReportedPrompts, Seen
 from router.predict.source_delay import SourceDelay
@@ -56,10 +56,6 @@ STEP_MS_MIN: Final = 0.01
 
 REBASE_S: Final = 100 * DUTY_S
 """The time after which `InflightLoad.recent` is scaled down again: by e^100, far below the largest float."""
-
-TOGETHER: Final = 0.5
-"""A prompt that waited while the one before was computed, and comes after that one within this share of what either
-takes, has ended with the same step."""
 
 _ONE_BY_ONE: Final = 64
 """More rows are read by a column."""

@@ -14,6 +14,8 @@ import math
 from collections import deque
 from typing import Any, Final
 
+from router.predict.fitted import TOGETHER
+
 STEPS_MAX: Final = 32
 """Steps that wait for reports at a time. More are left out: there are enough to learn from, and one long answer holds
 all later steps back."""
@@ -95,7 +97,7 @@ class ReportedPrompts:
     def _step(self, took_ms: float, ended_ms: float) -> _Step | None:
         """The step that a report tells of; None: it is left out."""
         for step in self._steps:
-            if abs(ended_ms - step.ended_ms) < 0.5 * min(took_ms, step.took_ms):
+            if abs(ended_ms - step.ended_ms) < TOGETHER * min(took_ms, step.took_ms):
                 return step
         if len(self._steps) >= STEPS_MAX or ended_ms < self._ended_ms or ended_ms - took_ms < self._left_out_ms:
             self._left_out_ms = max(self._left_out_ms, ended_ms)

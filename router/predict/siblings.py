@@ -1,4 +1,4 @@
-"""Instances of one make: whose legs were timed, and how long ago by the legs of the others. Pure.
+"""Instances of one make: how many legs of each were timed, and how many of the others since. Pure.
 
 An engine that looks slow gets no legs, so nothing would ever show that it is as fast as the others by now: its first
 legs were timed while it started, or while other work took its CPU. An instance is believed for as many legs as it was
@@ -110,7 +110,7 @@ class Siblings:
         """By what to multiply the row's factor; 1: it is believed as it is.
 
         Args:
-            row: whose.
+            row: the instance's row.
             level: the logarithm of what its legs take, over their size.
             legs: how many of its own were timed.
             size: of its own legs; 0: there is no rest.

@@ -161,7 +161,11 @@ class Speed:
 
 
 class StepModel:
-    """Makes and factors, by row of the columns."""
+    """Makes and factors, by row of the columns.
+
+    The class is long because what one leg teaches is spread over the rows of its make, and times are read of the same
+    rows in between.
+    """
 
     def __init__(self) -> None:
         self.makes: Final[list[Make]] = [UNKNOWN]

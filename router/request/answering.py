@@ -27,7 +27,11 @@ from router.telemetry.timing import Stage
 
 
 class Answering:
-    """The answering leg of one request."""
+    """The answering leg of one request.
+
+    The class is long because an early leg and a leg that waits for a source become the answering leg, and each of its
+    events has a method here.
+    """
 
     __slots__ = (
         "_in_one_piece", "_outgoing", "_parts", "_reply", "_request", "_resumable", "_scheduled", "_trace",

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from support.cluster import within
-from support.engine_pair import ask, load
+from support.engine_pair import RandomPrompts, ask, load
 
 from bench.pair import Engines, _wait
 from cluster import wire
@@ -35,7 +35,7 @@ TESTS = str(Path(__file__).resolve().parents[1])
 
 
 @dataclass
-class FaultyFleet:
+class FaultyFleet(RandomPrompts):
     """The two. Either may be asked for either leg: `hand_over` says which way."""
 
     engines: Engines
@@ -45,13 +45,6 @@ class FaultyFleet:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     # --- what a router does ---
-
-    def prompt(self, tokens: int) -> list[int]:
-        return [self.chance.randrange(97, 123) for _ in range(tokens)]
-
-    def body(self, prompt: list[int], tokens: int = 6) -> dict[str, Any]:
-        return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
-                "return_token_ids": True}  # fmt: skip
 
     def name(self) -> TransferId:
         with self.lock:

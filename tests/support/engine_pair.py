@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import random
 import socket
 import struct
 import urllib.error
@@ -25,6 +26,19 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 STORY = "Once upon a time a small robot found a bright red lantern near the river. "
 IDLE_S = 5.0
 """vLLM writes its metrics once a step, and an engine without work makes none: what is idle may read busy a while."""
+
+
+class RandomPrompts:
+    """Prompts of letters for the model that ships, and requests that answer with token ids."""
+
+    chance: random.Random
+
+    def prompt(self, tokens: int) -> list[int]:
+        return [self.chance.randrange(97, 123) for _ in range(tokens)]
+
+    def body(self, prompt: list[int], tokens: int = 6) -> dict[str, Any]:
+        return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 from support.cluster import within
-from support.engine_pair import COMPLETIONS, ask, get
+from support.engine_pair import COMPLETIONS, RandomPrompts, ask, get
 
 from bench.pair import Engines
 from cluster.ids import RequestId, TransferId
@@ -20,7 +20,7 @@ from engine.tiny import model_path
 from kvtransfer.door import ask as knock
 
 
-class TwoEngines:
+class TwoEngines(RandomPrompts):
     """One pair for all tests of a module: its prompts and names are never the same twice."""
 
     seed: ClassVar[int]
@@ -33,13 +33,6 @@ class TwoEngines:
         self.p, self.d = engines.url("p"), engines.url("d")
         self.chance = random.Random(self.seed)
         self.made = 0
-
-    def prompt(self, tokens: int) -> list[int]:
-        return [self.chance.randrange(97, 123) for _ in range(tokens)]
-
-    def body(self, prompt: list[int], tokens: int = 6) -> dict[str, Any]:
-        return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
-                "return_token_ids": True}  # fmt: skip
 
     def name(self) -> TransferId:
         self.made += 1

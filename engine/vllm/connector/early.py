@@ -171,9 +171,8 @@ class EarlyHandoffs:
         request's id, and the hold's fields: with them the ranks tell the producer that the hold is not wanted. The
         requests themselves keep their fields, so vLLM pulls nothing for them.
         """
-        address = {"remote_host": "", "remote_port": 0}  # vLLM reads both; Baton's ranks go by introductions
         return [
-            SimpleNamespace(request_id=request, kv_transfer_params={**address, **ready.fields})
+            SimpleNamespace(request_id=request, kv_transfer_params=dict(ready.fields))
             for request, ready in self._legs.take_declined()
             if sane(ready.fields) is not None and not isinstance(pull_in(ready.fields), str)
         ]

@@ -60,7 +60,9 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         api = sys.modules[NixlWrapper.__module__]
         with paced(api, api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT.value):
             super().__init__(vllm_config, engine_id, kv_cache_config)
-        self._engine_ttl = 0.0  # vLLM's drops peers that nothing is read from for an hour; here agents say who has gone
+        self._engine_ttl = (
+            0.0  # vLLM's drops peers that nothing is read from for an hour; agents tell which peers have gone
+        )
         self._proof = ""
         self._agent: Any = vars(self)["nixl_wrapper"]
         self.nixl_wrapper = NoticesKept(self._agent, self._prove)
