@@ -242,7 +242,10 @@ def test_an_answer_is_one_engines_alone(
         compared(here, lengths)
         handed = here.counted('baton_handoffs_total{result="ok"}')
         assert handed in {0, 2 * len(lengths)}, "all prompts go one way"
-        assert here.counted("baton_seeds_total") in {0, handed / 2}
+        # D may answer before P's HTTP answer is here: such a stream needs no seed.
+        first = here.counted('baton_early_legs_total{result="answered first"}')
+        seeds = here.counted("baton_seeds_total")
+        assert seeds <= handed / 2 and (seeds == 0 or seeds + first >= handed / 2)
         table.saw(kind, here.way(), 2 * len(lengths))
 
 
