@@ -14,6 +14,7 @@ from loadgen.arrival import Arrival
 from router.core import journey as j
 from router.core.values import Promise
 from router.fleet import events as d
+from router.fleet.view import speaks_for
 from router.scheduler.decision_log import Fleet, Scheduling
 from router.scheduler.scheduler import HANDSHAKE_S, Scheduler
 from sim import result as rows
@@ -115,7 +116,7 @@ class SimulatedRouter:
     def release_elsewhere(self, leg: SimulatedLeg, transfer: TransferFields | None) -> None:
         """Release the hold of an outlasted leg."""
         if transfer is not None:
-            self.release(leg.passage, self.scheduler.speaks_for(leg.at.name), transfer, waits=False)
+            self.release(leg.passage, speaks_for(self.scheduler.view, leg.at.name), transfer, waits=False)
 
     def met(self, leg: SimulatedLeg) -> None:
         """A pull has worked: the two engines have shaken hands."""

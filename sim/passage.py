@@ -24,8 +24,9 @@ from router.core import journey as j
 from router.core.eligibility import Way
 from router.core.values import NO_PROMISE, Wanted
 from router.fleet import events as d
+from router.fleet.view import can_pin, speaks_for, turned_away
 from router.predict.predictors import foretold
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 from sim import result as rows
 from sim.instance import SimulatedLeg
 from sim.kernel import NS
@@ -299,7 +300,7 @@ class Passage(SchedulingContext):
         self.front.leg_over(asked)
         if late or leg is None or leg.detached or self.journey.state is j.JourneyState.DONE:
             if held is not None:
-                self.front.release(self, self.front.scheduler.speaks_for(asked.at.name), held, waits=False)
+                self.front.release(self, speaks_for(self.front.scheduler.view, asked.at.name), held, waits=False)
             return
         if held is not None:
             leg.request = replace(leg.request, pull=replace(held.fields["source"], handed_over=False))
@@ -331,7 +332,7 @@ class Passage(SchedulingContext):
     ) -> j.Event | None:
         """`at_server_ns`: of an early leg, when the engine's server has read it."""
         front = self.front
-        away = front.scheduler.turned_away(instance)
+        away = turned_away(front.scheduler.view, instance)
         if away is not None:
             return away
         front.tell(d.Occupied(self, instance))
@@ -399,7 +400,7 @@ class Passage(SchedulingContext):
         if self.front.scheduler.remembers:
             self.front.tell(d.PromptOver(self, self.front.kernel.now_s, True, finished.local_tokens))
         seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.first_ns < 0
-        first = _FIRST_TOKEN if seeds and self.front.scheduler.pins(self) else None
+        first = _FIRST_TOKEN if seeds and can_pin(self.front.scheduler.view, self.decode) else None
         self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first, by=leg.at.name))
 
     def _counted(self) -> None:
@@ -419,7 +420,7 @@ class Passage(SchedulingContext):
             self.front.met(leg)
             if self.front.scheduler.remembers:
                 self.front.tell(d.AnswerOpened(self, self.front.kernel.now_s))
-            if self.front.scheduler.saturation is not None:
+            if self.front.scheduler.admission is not None:
                 self.front.tell(d.Roomy())
             self.feed(j.Opened())
 

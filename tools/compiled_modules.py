@@ -98,6 +98,7 @@ MODULES = (
     "router.request.splice",
     "router.request.trace",
     "router.request.waiting",
+    "router.scheduler.admission",
     "router.scheduler.decision_log",
     "router.scheduler.dispatch",
     "router.scheduler.flow_control.queue",

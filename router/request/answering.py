@@ -13,6 +13,7 @@ from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
 from router.fleet import events as d
+from router.fleet.view import turned_away
 from router.http.upstream import Answer
 from router.request.engine_words import EngineWords
 from router.request.in_one_piece import AnswerInOnePiece
@@ -71,7 +72,7 @@ class Answering:
     def send(self, effect: j.SendDecode, owner: LegOwner, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
         """Send the leg and report its events to `owner`. `producer`: the leg whose hold it pulls."""
         instance, transfer, parts = effect.instance, effect.transfer, self._parts
-        away = parts.scheduler.turned_away(instance)
+        away = turned_away(parts.view, instance)
         if away is not None:
             return away
         pulls = transfer is not None
@@ -129,7 +130,7 @@ class Answering:
         to begin with P's token. Its place is taken already.
         """
         instance, parts = effect.instance, self._parts
-        away = parts.scheduler.turned_away(instance)
+        away = turned_away(parts.view, instance)
         if away is not None:
             return j.EarlyLost(away.because)  # once P has answered, another instance is chosen
         name = self._outgoing.transfer_id(effect.producer, effect.attempt)

@@ -22,7 +22,7 @@ from router.core.journey import Choose, Chosen, Lost, Refused
 from router.core.slo import SHED, ClientSeen, Judged, judge, late_by, seen_in
 from router.core.timing_parts import EngineTold
 from router.predict.predictors import answer_tokens
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 from router.telemetry.explain_store import NOBODY, ExplainStore, Story
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.timing import EngineTimes, Stage, engine_times, told_at_end

@@ -13,7 +13,7 @@ from router.core import journey as j
 from router.http.outlet import Outlet
 from router.request.parts import Parts
 from router.request.trace import RequestTrace
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 
 logger = logging.getLogger("baton.router")
 
