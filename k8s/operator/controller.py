@@ -11,14 +11,12 @@ from typing import Any, Final
 from cluster.instance import Role
 from goodput.actuate.protocol import Unobservable
 from k8s.crd import Resource, read_resource
-from k8s.crd.resource import secret_key
 from k8s.operator.client import ApiAway, ApiClient, ApiFailed
 from k8s.operator.fleet import ClusterPrograms
 from k8s.operator.hands import Hands, OperatorCounters, shown
 from k8s.operator.kinds import OPTIONAL, OptionalKinds
 from k8s.operator.observing import ClusterObserver
-from k8s.operator.scaling import ClusterSeen, RegistryPlace, ScalingBoard, internal_of
-from k8s.operator.secrets import text_in
+from k8s.operator.scaling import ClusterSeen, ScalingBoard
 from k8s.operator.teller import Teller
 from k8s.operator.watched import WatchedObjects
 from k8s.operator.work_queue import WorkQueue
@@ -35,7 +33,6 @@ from k8s.plan import (
     plan,
 )
 from k8s.plan.observe import pods_by_instance
-from k8s.plan.pods import registry_url
 
 logger = logging.getLogger("baton.operator")
 
@@ -70,7 +67,6 @@ class Operator:
         self.may_act: Callable[[], bool] = lambda: True
         self.knows_all = False
         """Whether everything there is has been listed once."""
-        self._client: Final = client
         self._fleet: Final = fleet
         self._settings: Final = settings
         self._wall: Final = wall
@@ -249,26 +245,3 @@ class Operator:
         if role is None:
             return await self._fleet.drain(pod, deadline_s, seen.access)
         return await self._fleet.flip(pod, role, seen.access)
-
-    async def registry(self, seen: ClusterSeen) -> RegistryPlace:
-        """Where a cluster's controller meets its fleet.
-
-        Raises:
-            ApiFailed: the Secret with the files may not be read.
-            ApiAway: the server cannot be reached.
-        """
-        resource = seen.resource
-        assert resource.spec is not None
-        said = resource.spec.registry
-        if said.url is None:
-            password = text_in(internal_of(seen), "baton-controller-password")
-            url = registry_url(resource, "baton-controller")
-            return RegistryPlace(url=url, cluster=said.cluster, password=password)
-        files = None
-        if said.password_file or said.ca_file:
-            files = await self._client.named("v1", "Secret", resource.namespace, resource.files_secret)
-        named = {
-            name: None if path is None else text_in(files, secret_key(path))
-            for name, path in (("password", said.password_file), ("ca", said.ca_file))
-        }
-        return RegistryPlace(url=said.url, cluster=said.cluster, **named)
