@@ -138,7 +138,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 logger.info("%s is computed here: %s", request.request_id, because)
                 self._counts["not pulled"] += 1
             return 0, False
-        # Of a hold longer than the prompt, the worker reads only the prompt's blocks (`BatonWorker._aligned`).
+        # Of a hold longer than the prompt, the worker reads only the prompt's blocks (`worker._aligned`).
         tokens = worth_pulling(pull.tokens, prompt, num_computed_tokens)
         return tokens, tokens > 0
 
@@ -201,7 +201,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             if self._holds.wanted(new.req_id):
                 self._early.began(new.req_id, new.num_computed_tokens)
         introductions, forgotten = self._take_asked()
-        expected = {name: _expected(*entry[:2], self._vouched) for name, entry in self._reqs_need_recv.items()}
+        expected = {name: _expected(entry[0], entry[1], self._vouched) for name, entry in self._reqs_need_recv.items()}
         meta = BatonMetadata(super().build_connector_meta(scheduler_output))
         meta.expected = expected
         meta.vouched = {} if self._vouched is None else self._vouched.step(scheduler_output)
