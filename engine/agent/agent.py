@@ -12,7 +12,7 @@ from typing import Any
 from cluster.errors import EngineFailed
 from cluster.instance import Load, Role
 from cluster.registry.membership import Member
-from cluster.registry.registry import Registry, RegistryDown
+from cluster.registry.registry import Registry
 from cluster.telemetry import tracing
 from engine.agent.announcer import Announcer
 from engine.agent.config import AgentConfig
@@ -68,14 +68,13 @@ class Agent:
         self.spec = engine.spec
         tiered = self.spec.tiers is not None
         self.config = config
-        self.registry = registry
         self.ranks = tuple(
             Rank(AgentMachine(name=name, rules=rules, role=self.spec.role, flips=flips or {}), tiered=tiered)
             for name in self.spec.instances
         )
         self._machines = RankMachines(self.ranks, self._act)
         self._readings = EngineReadings(
-            self.spec, config, serves=lambda: self._machines.serve, loaded=self._loaded, changed=self._nudge
+            self.spec, config, serves=lambda: self._machines.serving, loaded=self._loaded, changed=self._nudge
         )
         agent = secrets.token_hex(8)
         self.report = InstanceReport(agent, engine, config, self.ranks, self._readings)
@@ -261,10 +260,10 @@ class Agent:
             rank.evictions.restart()
             if first and rank.epoch > 0:
                 continue  # drawn together with the name
-            above, rank.epoch = rank.epoch, rank.epoch + 1
-            if self.registry is not None:
-                with contextlib.suppress(RegistryDown):
-                    rank.epoch = await self.registry.next_epoch(rank.id, above)
+            if self.announcer is not None:
+                await self.announcer.draw_epoch(rank)
+            else:
+                rank.epoch += 1
 
     async def _meet_peers(self) -> None:
         """Before the instance takes work."""

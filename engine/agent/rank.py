@@ -98,7 +98,7 @@ class RankMachines:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def serve(self) -> bool:
+    def serving(self) -> bool:
         """Whether any rank may have requests."""
         return any(rank.machine.state in _SERVING for rank in self._ranks)
 
