@@ -153,8 +153,12 @@ def _expecting(handle: Handle) -> Handle:
 
 def as_response(problem: ApiError) -> web.Response:
     """A problem as an aiohttp answer."""
-    body = msgspec.json.encode(problem.body())
-    return web.Response(status=problem.status, body=body, content_type="application/json")
+    return json_response(problem.body(), problem.status)
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    """A value as an aiohttp answer."""
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
 class UploadTurn:
