@@ -251,7 +251,7 @@ class Reply:
         """
         logger.warning("%s: the splice does not hold: %s", self._request.label, broken)
         self.broken_splices += 1
-        return j.Lost(f"the splice does not hold: {broken}", again=self._only_seed)
+        return j.Lost(f"the splice does not hold: {broken}", again=self._only_seed, drew=self._only_seed)
 
     def _count(self, events: bytes, count: int) -> None:
         """Tokens that are out, up to the second, of so many events. The end and the usage are none."""
