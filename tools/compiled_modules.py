@@ -103,7 +103,6 @@ MODULES = (
     "router.scheduler.flow_control.queue",
     "router.scheduler.flow_control.saturation",
     "router.scheduler.flow_control.sizes",
-    "router.scheduler.flow_control.waiters",
     "router.scheduler.placements",
     "router.scheduler.scheduler",
     "router.scheduler.scoring.budget",
