@@ -123,6 +123,7 @@ MODULES = (
     "router.telemetry.metrics",
     "router.telemetry.pairs",
     "router.telemetry.rolling",
+    "router.telemetry.spans",
     "router.telemetry.timing",
     "sim.fleet",
     "sim.front",

@@ -91,8 +91,7 @@ class RequestDriver(LegOwner):
         self._parts: Final = parts
         self._request: Final = request
         self._journey: Final = journey
-        telling = parts.telling
-        trace = RequestTrace(telling.memory, telling.meters, telling.tracing, request, verdict, headers, client)
+        trace = RequestTrace(parts.telling, request, verdict, headers, client)
         resumable = verdict.resumable and request.stream
         self.reply: Final = Reply(
             outlet,
