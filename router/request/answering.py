@@ -226,7 +226,7 @@ class Answering:
         self.presume_no_more()
         if self._request.stream or self._scheduled.context.wanted.prefill_only:
             self._scheduled.opened()  # else the whole answer has arrived, which tells no time
-        self._trace.opened(spoken=self._reply.first_out)
+        self._trace.opened()
         return j.Opened()
 
     # -- relaying --

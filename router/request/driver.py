@@ -347,7 +347,7 @@ class RequestDriver(LegOwner):
     def _finish(self, effect: j.Finish) -> None:
         answering, reply, parts = self._answering, self.reply, self._parts
         answering.presume_no_more()
-        tokens = self._scheduled.count_tokens(self._request, reply.tokens())
+        tokens = self._scheduled.count_tokens(self._request, reply.sent.tokens())
         complete = effect.outcome == "served"
         cut_off = reply.cut_off or not complete
         here = None if self._scheduled.resumed else tokens

@@ -16,12 +16,13 @@ import msgspec
 from cluster.instance import Instance
 from cluster.request import Request
 from router.core.clients import Client
-from router.core.eligibility import Verdict, is_on
+from router.core.eligibility import CHAT, Verdict, is_on
 from router.core.journey import Choose, Chosen, Lost, Refused
 from router.core.slo import SHED, ClientSeen, Judged, judge, late_by, seen_in
 from router.core.timing_parts import EngineTold
 from router.predict.predictors import answer_tokens
 from router.request.parts import Telling
+from router.request.splice import LAST_EVENT
 from router.scheduler.scheduler import SchedulingContext
 from router.telemetry.explain_store import Story
 from router.telemetry.metrics import RouterMetrics
@@ -53,6 +54,8 @@ class RequestTrace:
         self._timeline = self._story.timeline
         self._asked = headers.get(HEADER) == "1"
         self._leg: str = Stage.AGGREGATED_LEG
+        self.events_due = 3 if request.path == CHAT else 2
+        """The number of events until the second token is sent: chats begin with one that only names the role."""
         self._told = EngineTold()
         self.times: EngineTimes | None = None
         """What the answering engine reports about its part, if it does."""
@@ -148,25 +151,29 @@ class RequestTrace:
 
     def seeded(self) -> None:
         """The seed is sent."""
+        self.events_due = 1
         now = time.monotonic()
         self._timeline.first(now, Stage.ROUTER)
         self._story.add(now, "seed")
 
     # -- the answering leg --
 
-    def opened(self, *, spoken: bool) -> None:
-        """D's answer begins; `spoken`: the client has had a token already."""
+    def opened(self) -> None:
+        """D's answer begins. The client may have had a token already."""
         at = time.monotonic()
-        self._timeline.enter(Stage.STEP if spoken else Stage.RELAY, at)
+        self._timeline.enter(Stage.STEP if self.events_due <= 1 else Stage.RELAY, at)
         self._story.add(at, "opened")
 
-    def first_out(self) -> None:
-        """The first token of a stream without a seed is sent."""
-        self._timeline.first(time.monotonic(), Stage.STEP)
-
-    def second_out(self) -> None:
-        """The second token is sent."""
-        self._timeline.second(time.monotonic())
+    def sent(self, events: bytes, count: int) -> None:
+        """So many events of a stream are sent; not called any more once the second token is. The end and the usage are
+        no tokens.
+        """
+        count -= events.count(b'"choices":[]') + (LAST_EVENT in events[-64:])
+        before, self.events_due = self.events_due, self.events_due - count
+        if before > 1 >= self.events_due:
+            self._timeline.first(time.monotonic(), Stage.STEP)
+        if self.events_due <= 0:
+            self._timeline.second(time.monotonic())
 
     def answered(self, told: EngineTold) -> dict[str, str]:
         """A whole answer is about to be sent: returns the headers about it."""
