@@ -27,15 +27,11 @@ from router.telemetry.timing import Stage
 
 
 class Answering:
-    """The answering leg of one request.
-
-    The class is long because an early leg and a leg that waits for a source become the answering leg, and each of its
-    events has a method here.
-    """
+    """The answering leg of one request."""
 
     __slots__ = (
-        "_in_one_piece", "_outgoing", "_parts", "_reply", "_request", "_resumable", "_scheduled", "_trace",
-        "_words", "leg", "paused", "relayed", "way",
+        "_in_one_piece", "_outgoing", "_parts", "_reply", "_request", "_scheduled", "_trace", "_words", "leg",
+        "paused", "relayed", "way",
     )  # fmt: skip
 
     def __init__(
@@ -47,10 +43,7 @@ class Answering:
         words: EngineWords,
         reply: Reply,
         trace: RequestTrace,
-        *,
-        resumable: bool,
     ) -> None:
-        """`resumable`: whether another engine may continue if this one's stream breaks."""
         self._parts: Final = parts
         self._request: Final = request
         self._outgoing: Final = outgoing
@@ -58,7 +51,6 @@ class Answering:
         self._words: Final = words
         self._reply: Final = reply
         self._trace: Final = trace
-        self._resumable: Final = resumable
         self.leg: AnswerLeg | None = None
         self.paused = False
         """Its client once read more slowly than its engine wrote: its times say nothing about the engine."""
@@ -152,15 +144,14 @@ class Answering:
         if leg is None:
             return j.Lost("its early leg is gone")
         leg.pulled = transfer.producer
-        if leg.http is not None and self._request.stream and self._parts.limits.stall_s:
-            leg.http.limit_silence(self._parts.limits.stall_s)  # it was silent while P computed
+        if self._request.stream:
+            leg.limit_silence(self._parts.limits.stall_s)  # it was silent while P computed
         self._is_decode_leg(leg, "used")
         return None
 
     def _is_decode_leg(self, leg: AnswerLeg, because: str) -> None:
         """The early leg is the decode leg from now on."""
-        now = time.monotonic()
-        ahead_s, leg.started, leg.early = now - leg.started, now, False
+        ahead_s = leg.becomes_decode(time.monotonic())
         self.way = "handoff"
         self._parts.meters.early_legs.labels(because).inc()
         if self._parts.view.knows(leg.instance):
@@ -243,25 +234,21 @@ class Answering:
         leg = self.leg
         assert leg is not None
         self._scheduled.spoken_by(leg.instance)
-        leg.relays = True
-        if leg.http is not None and self._resumable:
-            leg.http.limit_silence(self._parts.limits.stall_s * j.TURN)
-        if leg.http is not None:
-            leg.http.chunk = self._reply.pass_on
+        # While another engine may continue the stream, this one has only its turn of the time that a client waits.
+        leg.relay(self._reply.pass_on, self._parts.limits.stall_s * j.TURN if self._reply.sent.resumable else 0.0)
         if self._reply.outlet.full:
             self.pause()
         return self._reply.relay(leg.content_type, leg.cache_control) or self._reply.feed(leg.pieces)
 
     def pause(self) -> None:
         """Stop reading from the engine: the client reads too slowly (backpressure)."""
-        if self.leg is not None and self.leg.http is not None:
+        if self.leg is not None and self.leg.pause():
             self.paused = True
-            self.leg.http.pause()
 
     def resume(self) -> None:
         """Read from the engine again."""
-        if self.leg is not None and self.leg.http is not None:
-            self.leg.http.resume()
+        if self.leg is not None:
+            self.leg.resume()
 
     def close(self) -> None:
         """Break the leg off, if there is one; its place is free."""

@@ -15,19 +15,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
-import msgspec
-
-from cluster import wire
-from cluster.errors import ApiError
 from cluster.http.headers import Headers
 from cluster.ids import InstanceId
 from cluster.request import Request
-from router.core import engine_answers
 from router.core import journey as j
 from router.core.clients import Client
 from router.core.eligibility import Verdict
 from router.core.slo import SHED
-from router.core.timing_parts import EngineTold
 from router.http.outlet import Outlet
 from router.http.upstream import Answer, EngineLost
 from router.predict.predictors import PredictedRequest
@@ -37,6 +31,7 @@ from router.request.legs import AnswerLeg, AwaitedSource, LegOwner, PrefillLeg, 
 from router.request.outgoing import Outgoing
 from router.request.parts import Parts
 from router.request.prefilling import Prefilling
+from router.request.refusals import broken
 from router.request.reply import Reply
 from router.request.scheduled import ScheduledRequest
 from router.request.seeding import Seeding
@@ -107,9 +102,7 @@ class RequestDriver(LegOwner):
         scheduled = self._scheduled = ScheduledRequest(parts, context, predicted, trace)
         seeding = self._seeding = Seeding(parts, request, verdict, context, trace)
         self._prefilling: Final = Prefilling(parts, request, outgoing, scheduled, seeding, words, trace)
-        self._answering: Final = Answering(
-            parts, request, outgoing, scheduled, words, self.reply, trace, resumable=verdict.resumable
-        )
+        self._answering: Final = Answering(parts, request, outgoing, scheduled, words, self.reply, trace)
         self._waiting: Final = Waiting(parts, journey, context, trace, self.feed)
         self._patience: Final = ClientPatience(parts, request, outlet)
         self._shed = False
@@ -184,14 +177,7 @@ class RequestDriver(LegOwner):
         self._prefilling.send(effect, self)
 
     def _send_seed(self, _: j.SendSeed) -> None:
-        seed, meters = self._seeding.seed, self._parts.meters
-        assert seed is not None
-        if self.reply.outlet.gone:
-            return  # at this moment: the connection will report it
-        meters.first_byte(time.monotonic() - self._request.arrived)
-        meters.seeds.inc()
-        self._trace.seeds()
-        self.reply.give(seed)
+        self._seeding.send(self.reply)
 
     def _send_early(self, effect: j.SendEarly) -> j.Event | None:
         exact = not self._parts.view.not_exact(effect.producer, effect.instance)
@@ -225,20 +211,14 @@ class RequestDriver(LegOwner):
         return self._answering.relay(seeded=self._seeding.seed is not None)
 
     def _answer_from_prefill(self, _: j.AnswerFromPrefill) -> None:
-        answer = self._prefilling.answer
-        assert answer is not None
-        raw = answer.body
-        body, told = wire.without_transfer(engine_answers.object_in(raw) or {}), engine_answers.completion_in(raw)
-        self.reply.respond(200, msgspec.json.encode(body), told=told if isinstance(told, EngineTold) else None)
+        self._prefilling.answer_with(self.reply)
 
     def _forward_refusal(self, _: j.ForwardRefusal) -> None:
         self._words.forward(self.reply)
 
     def _fail(self, effect: j.Fail) -> None:
-        error = effect.error
-        self._shed = error.retry_after_s is not None
-        body = msgspec.json.encode(error.body())
-        self.reply.respond(error.status, body, retry_after_s=error.retry_after_s)
+        self._shed = effect.error.retry_after_s is not None
+        self.reply.refuse(effect.error)
 
     def _fail_stream(self, effect: j.FailStream) -> None:
         self.reply.fail(effect.error)
@@ -391,8 +371,7 @@ class RequestDriver(LegOwner):
         if outlet.begun:
             outlet.abort()
         else:
-            problem = ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
-            self._parts.refusals.refuse(outlet, problem)
+            self._parts.refusals.refuse(outlet, broken())
 
     def stop(self) -> None:
         """The router ends: ignore all further events."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final
 
 from cluster.ids import InstanceId
@@ -315,6 +316,34 @@ class AnswerLeg:
     def left(self) -> None:
         """The leg's instance is lost."""
         self._owner.answer_left(self)
+
+    def becomes_decode(self, now: float) -> float:
+        """As an early leg: it counts as sent now, like any other. Returns how many seconds ago it was."""
+        ahead_s, self.started, self.early = now - self.started, now, False
+        return ahead_s
+
+    def relay(self, chunk: Callable[[bytes, int], object], silence_s: float) -> None:
+        """Its bytes go to the client from now on, whole chunks to `chunk`. `silence_s`: see `limit_silence`."""
+        self.relays = True
+        self.limit_silence(silence_s)
+        if self.http is not None:
+            self.http.chunk = chunk
+
+    def limit_silence(self, silence_s: float) -> None:
+        """The engine may be silent for so long, in seconds; 0: as long as before."""
+        if self.http is not None and silence_s > 0:
+            self.http.limit_silence(silence_s)
+
+    def pause(self) -> bool:
+        """Stop reading from the engine. Returns whether there is anything to read."""
+        if self.http is not None:
+            self.http.pause()
+        return self.http is not None
+
+    def resume(self) -> None:
+        """Read from the engine again."""
+        if self.http is not None:
+            self.http.resume()
 
     def close(self) -> None:
         """Break the leg off."""

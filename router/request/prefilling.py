@@ -21,6 +21,7 @@ from router.request.legs import LegOwner, PrefillLeg, PrefillSaid
 from router.request.outgoing import Outgoing
 from router.request.parts import Parts
 from router.request.releases import Releases
+from router.request.reply import Reply
 from router.request.scheduled import ScheduledRequest
 from router.request.seeding import Seeding
 from router.request.sourcing import Sourcing
@@ -33,7 +34,7 @@ class Prefilling:
 
     __slots__ = (
         "_had_cached", "_legs", "_outgoing", "_parts", "_releasing", "_request", "_scheduled", "_seeding", "_trace",
-        "_words", "answer", "producer",
+        "_words", "producer",
     )  # fmt: skip
 
     def __init__(
@@ -57,7 +58,6 @@ class Prefilling:
         """The awaited legs, the oldest first."""
         self.producer: PrefillLeg | None = None
         """The leg whose answer the journey uses; before there is one, the leg that was sent last."""
-        self.answer: Answer | None = None
         self._had_cached: int | None = None
         """Prompt tokens that the first P had cached."""
         self._releasing: asyncio.Task[j.Event] | None = None
@@ -115,7 +115,7 @@ class Prefilling:
                 self._scheduled.prompt_over(done=False)
             return msgspec.structs.replace(fields, by=leg.instance)
         assert isinstance(said, PrefillSaid)
-        self.producer, self.answer = leg, said.answer
+        self.producer = leg
         reason = wire.first_finish_reason(fields)
         usage = fields.get("usage")
         done = newest and reason in j.PREFILLED  # else it computed nothing to learn a time from
@@ -162,6 +162,13 @@ class Prefilling:
         if fields is None or wire.read_transfer(fields) is None:
             return lost
         return {**fields, "choices": None}  # half done: its hold is pulled or given back
+
+    def answer_with(self, reply: Reply) -> None:
+        """P's answer is the request's: it ended with its first token."""
+        assert self.producer is not None
+        raw = self.producer.answer.body
+        body, told = wire.without_transfer(engine_answers.object_in(raw) or {}), engine_answers.completion_in(raw)
+        reply.respond(200, msgspec.json.encode(body), told=told if isinstance(told, EngineTold) else None)
 
     # -- how they end --
 

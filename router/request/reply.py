@@ -197,6 +197,10 @@ class Reply:
         self.cut_off = CUT_OFF in body
         self.outlet.whole(status, headers, body)
 
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error."""
+        self.respond(error.status, msgspec.json.encode(error.body()), retry_after_s=error.retry_after_s)
+
     def give(self, seed: Seed) -> None:
         """Begin the stream with P's first token."""
         self._begin(_EVENTS, "")

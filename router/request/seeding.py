@@ -1,15 +1,17 @@
-"""Whether a client gets P's first token before the hand-over (a seed), and which token (law 8). A shell: it counts and
-logs.
+"""Whether a client gets P's first token before the hand-over (a seed), and which token (law 8). A shell: it counts,
+logs and writes.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, Final
 
 from cluster.request import Request
 from router.core.eligibility import Verdict, Way, has_room
 from router.request.parts import Parts
+from router.request.reply import Reply
 from router.request.splice import Seed, seed_of, stops_of
 from router.request.trace import RequestTrace
 from router.scheduler.scheduler import SchedulingContext
@@ -55,6 +57,17 @@ class Seeding:
             return None
         self.seed = seed
         return seed.token
+
+    def send(self, reply: Reply) -> None:
+        """Give the client its seed."""
+        seed, meters = self.seed, self._parts.meters
+        assert seed is not None
+        if reply.outlet.gone:
+            return  # at this moment: the connection will report it
+        meters.first_byte(time.monotonic() - self._request.arrived)
+        meters.seeds.inc()
+        self._trace.seeds()
+        reply.give(seed)
 
     def _has_room(self, answer: dict[str, Any]) -> bool:
         assert self._context.decode is not None
