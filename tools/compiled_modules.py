@@ -83,6 +83,7 @@ MODULES = (
     "router.request.answering",
     "router.request.body",
     "router.request.driver",
+    "router.request.early",
     "router.request.engine_words",
     "router.request.in_one_piece",
     "router.request.legs",

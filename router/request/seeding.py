@@ -22,7 +22,7 @@ logger = logging.getLogger("baton.router")
 class Seeding:
     """The seeding of one request."""
 
-    __slots__ = ("_allowed", "_context", "_parts", "_request", "_trace", "seed")
+    __slots__ = ("_allowed", "_context", "_parts", "_request", "_trace", "early_unpinned", "seed")
 
     def __init__(
         self, parts: Parts, request: Request, verdict: Verdict, context: SchedulingContext, trace: RequestTrace
@@ -33,6 +33,8 @@ class Seeding:
         self._trace: Final = trace
         self._allowed: Final = parts.limits.seeding and verdict.way is Way.SEEDED
         self.seed: Seed | None = None
+        self.early_unpinned = False
+        """An early leg is under way, sent before the pair was proven, that need not begin with P's token."""
 
     def may(self) -> bool:
         """Whether a seed is exact, and D can be told to begin with P's token."""
@@ -44,8 +46,8 @@ class Seeding:
             off = not self._parts.limits.seeding
             self._trace.not_seeded("seeding is off" if off else "D's engine cannot be told its first token")
             return None
-        if not_first:
-            self._trace.not_seeded(not_first)
+        if not_first or self.early_unpinned:
+            self._trace.not_seeded(not_first or "its early leg is not pinned")
             return None
         if not self._has_room(answer):
             self._trace.not_seeded("D may refuse its length")
