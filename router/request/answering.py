@@ -82,22 +82,22 @@ class Answering(AnswerOwner):
             self._in_one_piece.presume(leg.started)
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.AGGREGATED_LEG, target)
+        source = None if pulls else effect.source
 
         def send(held: wire.TransferFields | None) -> None:
+            if held is not None and source is not None:
+                held = held.untold()  # its usage counts what it had, and what it pulled
             fields = wire.decode_body({}, held, effect.first_token)
             if fields:
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
             self.transmit(leg, target, headers, fields, once=held is not None)
 
-        def send_with(held: wire.TransferFields | None) -> None:
-            send(None if held is None else held.untold())  # its usage counts what it had, and what it pulled
-
-        if effect.source is None or pulls:
+        if source is None:
             send(transfer)
             return None
         wanted = self._scheduled.context.wanted
-        sourcing = Sourcing(parts, self._request, self._outgoing, self._sink, effect.source, wanted, attempt, send_with)
+        sourcing = Sourcing(parts, self._request, self._outgoing, self._sink, source, wanted, attempt, send)
         leg.source = sourcing
         sourcing.begin()
         return None
