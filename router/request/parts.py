@@ -16,6 +16,9 @@ from router.scheduler.scheduler import Scheduler
 from router.telemetry.explain_store import ExplainStore
 from router.telemetry.metrics import RouterMetrics
 
+BUG: Final = "%s: a request failed in the router"
+"""What the log says of a bug, with the request's names."""
+
 
 class Open(Protocol):
     """A request that is not over."""
