@@ -445,8 +445,8 @@ class FleetSnapshot(Sequence[InstanceView]):
     def keeps(self, view: InstanceView, kept: Mapping[str, int]) -> None:
         """How much its tiers below the KV cache have now. What is found there saves most of a prefill, not all."""
         if kept and self.prefixes is not None:
-            worth = self.inflight.step_model.tier_worth
-            tiers = [(kept[name], worth(view.row, name)) for name in TIER_GB_S if kept.get(name)]
+            speed = self.inflight.step_model.rows[view.row]
+            tiers = [(kept[name], speed.tier_worth(name)) for name in TIER_GB_S if kept.get(name)]
             self.prefixes.keeps(view.row, tiers)
 
     def evicted(self, view: InstanceView, now: tuple[int, int]) -> None:

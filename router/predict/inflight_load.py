@@ -462,7 +462,7 @@ class InflightLoad:
 
     def _strictest(self, row: int) -> None:
         """Targets that are missed there whatever else comes keep nothing out."""
-        at, least_ms = self.rows[row], self.step_model.least_ms(row)
+        at, least_ms = self.rows[row], self.step_model.rows[row].least_ms()
         at.strictest = min([target for target in at.targets if target >= least_ms], default=math.inf)
 
     def _limit(self, booking: InflightRequest, row: int, now: float) -> None:
@@ -589,9 +589,9 @@ class InflightLoad:
         self._mirror.changed(row)
 
     def _steps(self, row: int) -> None:
-        at, model = self.rows[row], self.step_model
-        at.step = model.decode_ms(row, at.decoding, at.answer_context)
-        at.beside = model.beside_ms(row, at.decoding, at.answer_context) if at.decoding else 0.0
+        at, speed = self.rows[row], self.step_model.rows[row]
+        at.step = speed.decode_ms(at.decoding, at.answer_context)
+        at.beside = speed.beside_ms(at.decoding, at.answer_context) if at.decoding else 0.0
         self._mirror.changed(row)
 
 

@@ -121,7 +121,7 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
     for each in many:
         here.answer_placed(each, 0, 0.0)
     assert here.answers == here.rows[0].decoding == 4
-    assert here.rows[0].step == pytest.approx(here.step_model.decode_ms(0, 4, 4 * 1150.0))
+    assert here.rows[0].step == pytest.approx(here.step_model.rows[0].decode_ms(4, 4 * 1150.0))
     needed = 4 * 1300 + SPREAD * math.sqrt(4 * 100)
     assert here.rows[0].kv_free == pytest.approx(MAKE.capacity_tokens - needed)
     here.holds(0, 9000)
@@ -129,7 +129,7 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
     for each in many:
         here.answer_over(each, 0.0)
     assert here.answers == here.rows[0].decoding == here.rows[0].kv_mean == here.rows[0].beside == 0
-    assert here.rows[0].step == pytest.approx(here.step_model.decode_ms(0, 0, 0))
+    assert here.rows[0].step == pytest.approx(here.step_model.rows[0].decode_ms(0, 0))
     assert here.rows[0].kv_free == math.inf, "one always fits"
 
 
@@ -316,9 +316,9 @@ def test_what_an_instance_learns_of_others_is_in_the_steps_that_prices_read(own:
     for _ in range(200):
         answered(here, 0, 0.9, now := now + 20.0)
     row = here.rows[1]
-    assert row.step == here.column("step")[1] == here.step_model.decode_ms(1, row.decoding, row.answer_context)
+    assert row.step == here.column("step")[1] == here.step_model.rows[1].decode_ms(row.decoding, row.answer_context)
     assert row.step == pytest.approx(0.9 * here.step_model.make(1).decode.decode_ms, rel=0.05)
-    assert row.beside == here.step_model.beside_ms(1, row.decoding, row.answer_context)
+    assert row.beside == here.step_model.rows[1].beside_ms(row.decoding, row.answer_context)
     assert row.strictest == 9.0, "an answer alone would keep it by now"
 
 

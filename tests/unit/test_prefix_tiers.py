@@ -125,7 +125,7 @@ def test_a_hit_is_worth_a_prefill_less_its_loading(kv_bytes: float, tier: str, w
     """An 8B model, 128 KiB a token, at 20,000 tokens/s: 6.6 µs from host memory against 50 computed."""
     model = StepModel()
     model.know(0, make(kv_bytes))
-    assert model.tier_worth(0, tier) == pytest.approx(worth, abs=0.002)
+    assert model.rows[0].tier_worth(tier) == pytest.approx(worth, abs=0.002)
 
 
 def test_a_router_hears_of_tiers_by_heartbeats() -> None:
