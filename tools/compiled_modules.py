@@ -77,6 +77,7 @@ MODULES = (
     "router.predict.source_delay",
     "router.predict.reported_prompts",
     "router.predict.siblings",
+    "router.predict.stall_limits",
     "router.predict.step_model",
     "router.predict.transfer_model",
     "router.predict.tries",

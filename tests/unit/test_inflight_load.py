@@ -11,13 +11,11 @@ from costs.hardware import gpu_named
 from router.predict.inflight_load import (
     DUTY_S,
     IDLE_MIN,
-    NEARLY,
-    SHORT_ONES,
     SPREAD,
-    STEPS_WITHIN,
     InflightLoad,
     InflightRequest,
 )
+from router.predict.stall_limits import NEARLY, SHORT_ONES, STEPS_WITHIN
 from router.predict.step_model import UNKNOWN, Make, make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
@@ -47,7 +45,7 @@ def passed(here: InflightLoad, ms: float, now: float) -> float:
     """How many answers at row 0 have their limit within `ms` more of prompts."""
     here.harmed(0, 1.0, 50.0, 50.0, now)
     at = here.rows[0]
-    short, middle = (sum(0 < limit - at.stalled <= ms for limit in limits) for limits in at.limits)
+    short, middle = (sum(0 < limit - at.stalled <= ms for limit in limits) for limits in at.limits.by_length)
     return SHORT_ONES * short + (1 - SHORT_ONES) * middle
 
 
