@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.fleet.columns import InstanceView
+from router.fleet.snapshot import FleetSnapshot
 from router.predict.predictors import RequestPredictor
 from router.predict.step_model import ASSUMED, LEARNED, TOLD, UNKNOWN
 

@@ -219,7 +219,9 @@ class Scheduler:
     def _keeps_apart(self, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
         """Whether the chosen decode instance must not use the blocks of an instance that holds or computes them."""
         fleet, decode = self.view.all(), chosen.decode
-        return decode is not None and not all(fleet.pairs(each, decode, wanted.model) for each in effect.holders)
+        return decode is not None and not all(
+            fleet.pairing.pairs(each, decode, wanted.model) for each in effect.holders
+        )
 
     def pick(self, wanted: Wanted) -> Chosen:
         """An instance for a request without prediction and outside the queue: as soon as credits allow, whatever is
