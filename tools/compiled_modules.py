@@ -67,6 +67,7 @@ MODULES = (
     "router.predict.answer_lengths",
     "router.predict.chunks",
     "router.predict.fitted",
+    "router.predict.held_chunks",
     "router.predict.inflight_load",
     "router.predict.margins",
     "router.predict.media",

@@ -11,7 +11,8 @@ from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
 from router.core.values import Reported
 from router.fleet.view import FleetView
-from router.predict.prefix_cache import TOKENS_PER_CHUNK, PrefixCacheIndex
+from router.predict.held_chunks import TOKENS_PER_CHUNK
+from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import TIER_WORTH, Make, StepModel
 
 EACH = int(TOKENS_PER_CHUNK)
