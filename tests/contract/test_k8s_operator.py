@@ -261,13 +261,13 @@ async def test_the_api_server_away_and_watches_that_are_too_old() -> None:
         assert stage.wire is not None
         stage.wire.end_watches()
         await asyncio.sleep(0.3)
-        lists = stage.operators[0]._clusters.lists
+        lists = stage.operators[0]._watched.clusters.lists
         stage.double.away = False
         stage.double.forget()
         gone = by_part(stage.server, "instance")["chat-decode-0"]
         stage.double.remove("deployments", gone)  # while no watch was open
         stage.double.forget()
-        await stage.until(lambda: stage.operators[0]._clusters.lists > lists)
+        await stage.until(lambda: stage.operators[0]._watched.clusters.lists > lists)
         await stage.until(lambda: len(stage.instances()) == 2 and stage.settled())
         made = {each["metadata"]["uid"] for name, each in stage.instances().items() if "-decode-" in name}
         assert made.isdisjoint({gone["metadata"]["uid"]}), "under its name where its pod has ended before, or another"
