@@ -105,7 +105,7 @@ class Siblings:
         self._idle[other] = self._idle.get(other, 0) + 1
         return other
 
-    def unknown_timed(self, row: int, factor: float, rest: float = 0.0, *, first: bool) -> Sequence[int]:
+    def unknown_timed(self, row: int, factor: float, rest: float, *, first: bool) -> Sequence[int]:
         """A leg of a row without costs was timed: its factor and its rest by now. Returns the rows to which the same
         applies from now on.
 

@@ -416,7 +416,7 @@ class StepModel:
         if other >= 0:
             self._follow_steps(other)
         if at.make is UNKNOWN:
-            for other in self._steps_of.unknown_timed(row, at.decode_factor, first=seen < SURE):
+            for other in self._steps_of.unknown_timed(row, at.decode_factor, 0.0, first=seen < SURE):
                 self._take_steps(other, at.decode_factor)
 
 
