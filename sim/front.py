@@ -109,7 +109,7 @@ class SimulatedRouter:
         last.
         """
         leg.outlasted = True
-        self.kernel.at(self.kernel.now_ns + round(j.PATIENCE_S * NS), self.world.abort, leg)
+        self.kernel.at(self.kernel.now_ns + round(j.PATIENCE_S * NS), self.world.legs.abort, leg)
         self.kernel.at(self.kernel.now_ns + round((j.PATIENCE_S + j.CANCEL_WAIT_S) * NS), self.leg_over, leg)
 
     def release_elsewhere(self, leg: SimulatedLeg, transfer: TransferFields | None) -> None:
@@ -131,7 +131,7 @@ class SimulatedRouter:
         holder, wait_ns = self.world.by_name[source.producer], self.world.hop_ns * 2
         ok = holder.ready and not holder.cut_off
         if ok:
-            self.kernel.at(self.kernel.now_ns + self.world.hop_ns, self.world.give_up, source)
+            self.kernel.at(self.kernel.now_ns + self.world.hop_ns, self.world.pulls.give_up, source)
         elif via is not None:
             ok = self._reject(self.world.by_name[via], transfer)
         if waits:  # else the journey goes on meanwhile
@@ -145,7 +145,7 @@ class SimulatedRouter:
             return False
         warm = self.scheduler.view.pair_warm(transfer.producer, at.name)
         wait_ns = self.world.hop_ns * 2 + (0 if warm else round(HANDSHAKE_S * NS))
-        self.kernel.at(self.kernel.now_ns + wait_ns, self.world.give_back, (transfer.fields["source"], at))
+        self.kernel.at(self.kernel.now_ns + wait_ns, self.world.pulls.given_back, (transfer.fields["source"], at))
         return True
 
     def announce_lost(self, instance: InstanceId, legs: list[SimulatedLeg]) -> None:
@@ -155,7 +155,7 @@ class SimulatedRouter:
             waits = leg.prefill or state is j.JourneyState.OPENING
             if waits and not leg.detached:
                 leg.passage.lost(leg, "the instance was lost")
-                self.world.abort(leg)
+                self.world.legs.abort(leg)
 
     def unreachable(self, instance: InstanceId) -> bool:
         """A leg could not connect. Returns whether the instance went down by it."""

@@ -198,7 +198,7 @@ class Passage(SchedulingContext):
             case j.SendDecode(instance, transfer, _, source):
                 return self._send_decode(instance, transfer, source)
             case j.SendEarly(instance, _, _):
-                self.early_ns = front.world.front_of_pull(front.world.by_name[instance])
+                self.early_ns = front.world.legs.front_of_pull(front.world.by_name[instance])
             case j.UseEarly(transfer):
                 assert self.decode is not None
                 return self._send_decode(self.decode, transfer, None, at_server_ns=self.early_ns)
@@ -217,7 +217,7 @@ class Passage(SchedulingContext):
             case j.ForgoPrefill(instance):
                 return self._forgo_prefill(self._leg_at(instance))
             case j.CancelPrefill(instance):
-                front.world.abort(self._leg_at(instance))
+                front.world.legs.abort(self._leg_at(instance))
             case j.ClosePrefill():
                 self._close_prefill()
             case j.OutlastPrefill(instance):
@@ -263,7 +263,7 @@ class Passage(SchedulingContext):
         """Send a leg, once its source has answered if it has one (live: `router.request.sourcing`)."""
         front = self.front
         if source is None or not front.world.by_name[source.instance].ready:
-            front.world.send(leg)
+            front.world.legs.send(leg)
             return
         front.fleet.handle(d.LegStarted(source.instance), front.kernel.now_s)
         at = front.world.by_name[source.instance]
@@ -278,7 +278,7 @@ class Passage(SchedulingContext):
         asked = SimulatedLeg(self, at, request, self.legs, prefill=True)
         asked.waiting, asked.sent_ns, asked.expected_ms = leg, front.kernel.now_ns, source.leg_ms
         front.book.prefilling[asked] = None
-        front.world.send(asked)
+        front.world.legs.send(asked)
         front.kernel.at(front.kernel.now_ns + round(source.wait_s * NS), self._source_late, asked)
 
     def _source_late(self, asked: SimulatedLeg) -> None:
@@ -303,7 +303,7 @@ class Passage(SchedulingContext):
             return
         if held is not None:
             leg.request = replace(leg.request, pull=replace(held.fields["source"], handed_over=False))
-        self.front.world.send(leg)
+        self.front.world.legs.send(leg)
 
     def _forgo_prefill(self, leg: SimulatedLeg) -> j.Event | None:
         """The client waits no more: a leg that still waits for its source is not sent."""
@@ -352,20 +352,20 @@ class Passage(SchedulingContext):
         if at_server_ns is None:
             self._send(self.answer, beginning)
         else:
-            front.world.send(self.answer, at_server_ns=at_server_ns)
+            front.world.legs.send(self.answer, at_server_ns=at_server_ns)
         return None
 
     def _close_decode(self) -> None:
         if self.answer is not None and not self.answer.over:
             self.answer.detached = True
-            self.front.world.abort(self.answer)
+            self.front.world.legs.abort(self.answer)
         self.front.tell(d.Occupied(self, None))
 
     def _close_prefill(self) -> None:
         for leg in self.prefill_legs:
             if not leg.detached and not leg.outlasted:
                 self.front.leg_over(leg)
-                self.front.world.abort(leg)
+                self.front.world.legs.abort(leg)
 
     def _spoken(self) -> None:
         """The first token is at the router, and goes on; later ones of the same answer are not the first."""

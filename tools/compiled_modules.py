@@ -128,6 +128,7 @@ MODULES = (
     "sim.front",
     "sim.instance",
     "sim.kernel",
+    "sim.legs",
     "sim.link",
     "sim.lives",
     "sim.passage",
