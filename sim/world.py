@@ -85,11 +85,10 @@ class World:
         self.view: Final = view or FleetView(lambda instance: make_of_member(self.by_name[instance.id].member))
         self.book: Final = RequestBook()
         caches, name = any(map(_caches, everybody)), model or members[0].model
-        alone = partial(self._router, model=name, caches=caches, promises=promises or {})
+        routers = max(self.settings.routers, 1 + len(others))
+        alone = partial(self._router, model=name, caches=caches, promises=promises or {}, routers=routers)
         self.fronts: Final = [alone(self.view, policy, log), *(alone(FleetView(self.view.makes), p) for p in others)]
         """The routers."""
-        for front in self.fronts:
-            front.scheduler.view.routers = max(self.settings.routers, len(self.fronts))
         self.front: Final = self.fronts[0]
         self.fleet: Final = self.front.fleet
         self.rough: Final = Rough(self, self.settings.rough)
@@ -122,6 +121,7 @@ class World:
         model: str,
         caches: bool,
         promises: Mapping[str, Promise],
+        routers: int,
     ) -> SimulatedRouter:
         fleet = fleet_of(log, view)
         if caches and (promises or policy in FORESEEING):
@@ -129,6 +129,7 @@ class World:
         scheduler, scheduling = scheduler_of(log, view, policy, admission=bool(promises), foresees=policy in FORESEEING)
         made = SimulatedRouter(self, fleet, scheduler, scheduling, model)
         made.promises = promises
+        scheduler.view.routers = routers
         return made
 
     def _carriers(self) -> dict[type, Callable[[SimInstance, Any], None]]:
