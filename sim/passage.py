@@ -7,7 +7,6 @@ Nothing is decided here. The world supplies the answers of legs; the router's sc
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
@@ -27,6 +26,7 @@ from router.fleet import events as d
 from router.predict.predictors import foretold
 from router.scheduler.scheduler import SchedulingContext
 from sim import result as rows
+from sim import sourcing
 from sim.instance import SimulatedLeg
 from sim.kernel import NS
 
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 _OWN_TEXT: Final = 1 << 63
 """Seeds of text that no other prompt has begin here; block ids of traces stay below."""
-
-_SOURCES: Final = 32
-"""Attempts of source legs are numbered from here: a hold's name is of one leg."""
 
 _FIRST_TOKEN: Final = 0
 """P's token, as a value: a twin makes the same one on D, told or not."""
@@ -215,7 +212,7 @@ class Passage(SchedulingContext):
             case j.CloseDecode():
                 self._close_decode()
             case j.ForgoPrefill(instance):
-                return self._forgo_prefill(self._leg_at(instance))
+                return sourcing.forgo(self._leg_at(instance))
             case j.CancelPrefill(instance):
                 front.world.legs.abort(self._leg_at(instance))
             case j.ClosePrefill():
@@ -257,65 +254,7 @@ class Passage(SchedulingContext):
         self.prefilled_on = at.index
         self.prefill_legs += (leg,)
         front.book.prefilling[leg] = None
-        self._send(leg, source)
-
-    def _send(self, leg: SimulatedLeg, source: j.PrefixSource | None) -> None:
-        """Send a leg, once its source has answered if it has one (live: `router.request.sourcing`)."""
-        front = self.front
-        if source is None or not front.world.by_name[source.instance].ready:
-            front.world.legs.send(leg)
-            return
-        front.fleet.handle(d.LegStarted(source.instance), front.kernel.now_s)
-        at = front.world.by_name[source.instance]
-        request = TwinRequest(
-            id=RequestId(f"{self.number}/{self.legs}s"),
-            prompt=self.prompt,
-            max_tokens=1,
-            hold=TransferId(RequestId(str(self.number)), self.journey.attempt + _SOURCES, at.epoch),
-            seed=self.number,
-            cached_only=True,
-        )
-        asked = SimulatedLeg(self, at, request, self.legs, prefill=True)
-        asked.waiting, asked.sent_ns, asked.expected_ms = leg, front.kernel.now_ns, source.leg_ms
-        front.book.prefilling[asked] = None
-        front.world.legs.send(asked)
-        front.kernel.at(front.kernel.now_ns + round(source.wait_s * NS), self._source_late, asked)
-
-    def _source_late(self, asked: SimulatedLeg) -> None:
-        if not asked.detached:
-            self._sourced(asked, None, timed=True)
-
-    def _sourced(self, asked: SimulatedLeg, finished: ev.RequestFinished | None, *, timed: bool) -> None:
-        """A source leg has been answered; None: it is lost, refused, or late. `timed`: its time counts for the next
-        prices, as it does live.
-        """
-        held = None if finished is None else _transfer(asked, finished)
-        leg, late = asked.waiting, asked.detached
-        if timed and not late:
-            late_ms = (self.front.kernel.now_ns - asked.sent_ns) / 1e6 - asked.expected_ms
-            self.front.fleet.handle(d.Sourced(late_ms, self.front.kernel.now_s), self.front.kernel.now_s)
-            if finished is not None:
-                self._source_said(asked.at.name, 0 if held is None else held.tokens)
-        self.front.leg_over(asked)
-        if late or leg is None or leg.detached or self.journey.state is j.JourneyState.DONE:
-            if held is not None:
-                self.front.release(self, self.front.scheduler.speaks_for(asked.at.name), held, waits=False)
-            return
-        if held is not None:
-            leg.request = replace(leg.request, pull=replace(held.fields["source"], handed_over=False))
-        self.front.world.legs.send(leg)
-
-    def _forgo_prefill(self, leg: SimulatedLeg) -> j.Event | None:
-        """The client waits no more: a leg that still waits for its source is not sent."""
-        if not any(each.waiting is leg for each in self.front.book.prefilling):
-            return None
-        self.front.leg_over(leg)
-        return j.Lost("it was not needed any more, and not sent", untouched=True, by=leg.at.name)
-
-    def _source_said(self, source: InstanceId, tokens: int) -> None:
-        wanted, now_s = self.wanted, self.front.kernel.now_s
-        told = d.SourceSaid(source, wanted.prefix, wanted.prefix_block_tokens, tokens, now_s)
-        self.front.fleet.handle(told, now_s)
+        sourcing.send(leg, source)
 
     def _leg_at(self, instance: InstanceId) -> SimulatedLeg:
         """Its last prefill leg there."""
@@ -350,7 +289,7 @@ class Passage(SchedulingContext):
         )
         self.answer = SimulatedLeg(self, at, request, self.legs, prefill=False)
         if at_server_ns is None:
-            self._send(self.answer, beginning)
+            sourcing.send(self.answer, beginning)
         else:
             front.world.legs.send(self.answer, at_server_ns=at_server_ns)
         return None
@@ -381,8 +320,8 @@ class Passage(SchedulingContext):
 
     def answered(self, leg: SimulatedLeg, finished: ev.RequestFinished) -> None:
         """A leg has come to its end, and its last word is here."""
-        if leg.waiting is not None:
-            self._sourced(leg, finished, timed=True)
+        if leg.sourcing is not None:
+            leg.sourcing.over(leg, finished, timed=True)
             return
         if leg.detached:
             return
@@ -393,14 +332,14 @@ class Passage(SchedulingContext):
             return
         self.front.leg_over(leg)
         if leg.outlasted:
-            self.front.release_elsewhere(leg, _transfer(leg, finished))
+            self.front.release_elsewhere(leg, leg.transfer(finished))
             return
         self.cached_tokens, self.prefilled_on = finished.local_tokens, leg.at.index
         if self.front.scheduler.remembers:
             self.front.tell(d.PromptOver(self, self.front.kernel.now_s, True, finished.local_tokens))
         seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.first_ns < 0
         first = _FIRST_TOKEN if seeds and self.front.scheduler.pins(self) else None
-        self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first, by=leg.at.name))
+        self.feed(j.PrefillAnswered(finished.reason, leg.transfer(finished), first, by=leg.at.name))
 
     def _counted(self) -> None:
         """The engine has told how many tokens its prompt has."""
@@ -427,8 +366,8 @@ class Passage(SchedulingContext):
         """The engine would not have it."""
         if leg.detached:
             return
-        if leg.waiting is not None:
-            self._sourced(leg, None, timed=False)
+        if leg.sourcing is not None:
+            leg.sourcing.over(leg, None, timed=False)
             return
         self._over(leg)
         if leg.outlasted:
@@ -439,9 +378,9 @@ class Passage(SchedulingContext):
 
     def lost(self, leg: SimulatedLeg, because: str, *, untouched: bool = False) -> None:
         """The leg can no longer end well."""
-        if leg.waiting is not None:
+        if leg.sourcing is not None:
             if not leg.detached:
-                self._sourced(leg, None, timed=False)
+                leg.sourcing.over(leg, None, timed=False)
             return
         if leg.detached or (not leg.prefill and leg is not self.answer):
             return
@@ -468,13 +407,3 @@ class Passage(SchedulingContext):
             leg.detached = True
             if self.journey.state is j.JourneyState.OPENING:
                 self.front.tell(d.Occupied(self, None))
-
-
-def _transfer(leg: SimulatedLeg, finished: ev.RequestFinished) -> TransferFields | None:
-    """What P's answer says of its hold (`cluster.wire.read_transfer` live)."""
-    hold = finished.hold
-    if hold is None:
-        return None
-    source = hold.source(leg.at.name)
-    engine = f"{leg.at.name}@{hold.transfer.producer_epoch}"
-    return TransferFields({"source": source, "remote_engine_id": engine, "remote_num_tokens": hold.tokens})

@@ -134,5 +134,6 @@ MODULES = (
     "sim.passage",
     "sim.pulls",
     "sim.result",
+    "sim.sourcing",
     "sim.world",
 )

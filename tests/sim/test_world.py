@@ -16,6 +16,7 @@ import sim.front
 import sim.instance
 import sim.legs
 import sim.passage
+import sim.sourcing
 import sim.world
 from cluster.instance import Role
 from loadgen.arrival import Arrival
@@ -65,7 +66,7 @@ def test_the_parts_are_the_products_own() -> None:
     assert sim.passage.j is router.core.journey
     passage = sim.passage.Passage(world.front, 0, Arrival(at_s=0, input_tokens=1, output_tokens=2), MODEL)
     assert type(passage.journey) is router.core.journey.Journey
-    for module in (sim.front, sim.legs, sim.passage, sim.world, sim.instance):
+    for module in (sim.front, sim.legs, sim.passage, sim.sourcing, sim.world, sim.instance):
         own = {name for name, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__}
         assert not own & {"Journey", "View", "Desk", "Waiting", "Twin", "Ledger", "AgentMachine"}, module
 
