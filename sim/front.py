@@ -165,13 +165,13 @@ class SimulatedRouter:
 
     def finish(self, passage: Passage, outcome: str) -> None:
         """A journey is over: write its row, forget the rest."""
-        leg, arrival = passage.answer, passage.arrival
+        leg, arrival, row = passage.answer, passage.arrival, passage.row
         tokens = leg.outputs if leg is not None else None
         complete = outcome == "served"
         self.tell(d.Finished(passage, self.kernel.now_s, tokens, not complete, complete=complete))
-        first_ns, last_ns = passage.first_ns, -1
-        if leg is not None and first_ns >= 0:
-            passage.keep_second(leg)
+        last_ns = -1
+        if leg is not None and row.first_ns >= 0:
+            self.keep_second(leg)
             last_ns = self._seen(leg.last_ns)
         del self.book.open[passage.number]
         passage.answer, passage.prefill_legs = None, ()  # legs refer to their passage: leave no cycle
@@ -179,22 +179,28 @@ class SimulatedRouter:
         self.book.rows.write(
             passage.number,
             round(arrival.at_s * NS),
-            first_ns,
-            passage.second_ns,
+            row.first_ns,
+            row.second_ns,
             last_ns,
             self.kernel.now_ns + self.client_ns,
             arrival.input_tokens,
             arrival.output_tokens,
             leg.outputs if leg is not None else 0,
-            passage.cached_tokens,
-            passage.prefilled_on,
+            row.cached_tokens,
+            row.prefilled_on,
             leg.at.index if leg is not None else -1,
             rows.OUTCOMES.index(outcome),
-            passage.slo_class,
+            row.slo_class,
             passage.journey.attempt,
-            passage.flags,
-            passage.status,
+            row.flags,
+            row.status,
         )
+
+    def keep_second(self, leg: SimulatedLeg) -> None:
+        """When the client had its second token, from whichever leg it came first."""
+        row = leg.passage.row
+        if row.second_ns < 0 <= leg.second_ns <= self.kernel.now_ns and not leg.prefill:
+            row.second_ns = self._seen(leg.second_ns)
 
     def _seen(self, at_engine_ns: int) -> int:
         return at_engine_ns + self.world.hop_ns + self.client_ns if at_engine_ns >= 0 else -1

@@ -140,7 +140,7 @@ class SimulatedLegs:
     def _read_token(self, leg: SimulatedLeg, share: ev.RunShare) -> None:
         """Check whether the text is the model's: a wrong block shows in everything that follows."""
         if share.key != answer_key(leg.request.prompt, leg.request.seed):
-            leg.passage.flags |= rows.WRONG
+            leg.passage.row.flags |= rows.WRONG
             self._counts["wrong_text"] += 1
 
     def announce(self, at: SimInstance, leg: SimulatedLeg) -> None:
@@ -165,7 +165,7 @@ class SimulatedLegs:
         if effect.outputs < 2:
             leg.second_ns = -1
         if effect.preemptions:
-            leg.passage.flags |= rows.PREEMPTED
+            leg.passage.row.flags |= rows.PREEMPTED
         self._deliver(at, self._kernel.now_ns, _answered, (leg, effect))
 
     def refused(self, at: SimInstance, effect: ev.RequestRefused) -> None:

@@ -20,7 +20,7 @@ from engine.twin.tokens import Prompt, Segment
 from loadgen.arrival import Arrival
 from router.core import eligibility
 from router.core import journey as j
-from router.core.eligibility import Way
+from router.core.eligibility import Verdict, Way
 from router.core.values import NO_PROMISE, Wanted
 from router.fleet import events as d
 from router.predict.predictors import foretold
@@ -65,55 +65,49 @@ def prompt_of(arrival: Arrival, number: int) -> Prompt:
     return tuple(parts)
 
 
-class Passage(SchedulingContext):
-    """One request on its way through the fleet.
+def _wanted(front: SimulatedRouter, arrival: Arrival, model: str, verdict: Verdict, text_bytes: int) -> Wanted:
+    """What the router knows of it; `text_bytes`: the size of a prompt whose tokens it has to estimate."""
+    hand_over = verdict.way is not Way.AGGREGATED
+    tokens = front.world.rough.estimated(model, text_bytes) if text_bytes else arrival.input_tokens
+    return Wanted(
+        model=model,
+        hand_over=hand_over,
+        one_prompt=hand_over,
+        prefill_only=arrival.output_tokens < 2,
+        prompt_tokens=tokens,
+        prefix=arrival.prefix,
+        prefix_block_tokens=arrival.block_tokens * (tokens / arrival.input_tokens if text_bytes else 1),
+        slo_class=arrival.slo_class or "",
+        arrived=front.kernel.now_s,
+        unseeded=not (verdict.way is Way.SEEDED and front.settings.seeding),
+    )
 
-    Long, as it does for one request what `router.request.driver` does on real connections: a method for each effect of
-    the journey and for each event of its legs.
-    """
+
+class Passage(SchedulingContext):
+    """One request on its way through the fleet."""
 
     __slots__ = (
         "_pending",
         "answer",
         "arrival",
-        "cached_tokens",
         "early_ns",
-        "first_ns",
-        "flags",
         "front",
         "journey",
         "legs",
         "number",
         "prefill_legs",
-        "prefilled_on",
         "prompt",
-        "second_ns",
-        "slo_class",
-        "status",
+        "row",
         "text_bytes",
         "verdict",
         "watched_s",
     )
 
     def __init__(self, front: SimulatedRouter, number: int, arrival: Arrival, model: str) -> None:
-        one = arrival.output_tokens < 2
-        self.verdict = VERDICTS[one, front.settings.greedy]
-        hand_over = self.verdict.way is not Way.AGGREGATED
-        promise = front.promises.get(arrival.slo_class or "", NO_PROMISE)
+        self.verdict = VERDICTS[arrival.output_tokens < 2, front.settings.greedy]
         self.text_bytes = front.world.rough.text_bytes(arrival.input_tokens)
-        tokens = front.world.rough.estimated(model, self.text_bytes) if self.text_bytes else arrival.input_tokens
-        wanted = Wanted(
-            model=model,
-            hand_over=hand_over,
-            one_prompt=hand_over,
-            prefill_only=one,
-            prompt_tokens=tokens,
-            prefix=arrival.prefix,
-            prefix_block_tokens=arrival.block_tokens * (tokens / arrival.input_tokens if self.text_bytes else 1),
-            slo_class=arrival.slo_class or "",
-            arrived=front.kernel.now_s,
-            unseeded=not (self.verdict.way is Way.SEEDED and front.settings.seeding),
-        )
+        wanted = _wanted(front, arrival, model, self.verdict, self.text_bytes)
+        promise = front.promises.get(wanted.slo_class, NO_PROMISE)
         placements = front.scheduler.placements
         if placements is None:
             super().__init__(wanted, promise)
@@ -128,7 +122,7 @@ class Passage(SchedulingContext):
         self.arrival = arrival
         self.prompt = prompt_of(arrival, number)
         self.journey = j.Journey(
-            hand_over=hand_over,
+            hand_over=wanted.hand_over,
             stream=True,
             deadline=read_s + limit_s,
             deadline_s=limit_s,
@@ -136,14 +130,11 @@ class Passage(SchedulingContext):
         )
         self.watched_s = self.journey.deadline
         """The wakeup that the front knows of: no later than the journey's, which may have moved on since."""
-        self.slo_class = front.book.class_number(arrival.slo_class)
+        self.row = rows.RequestRow(front.book.class_number(arrival.slo_class))
         self.legs = 0
         self.prefill_legs: tuple[SimulatedLeg, ...] = ()
         """All that were sent."""
         self.answer: SimulatedLeg | None = None
-        self.prefilled_on = -1
-        self.cached_tokens = self.flags = self.status = 0
-        self.first_ns = self.second_ns = -1
         self.early_ns = 0
         """When D's server has read its early leg, if there is one."""
         self._pending: deque[j.Effect] = deque()
@@ -190,8 +181,8 @@ class Passage(SchedulingContext):
             case j.SendPrefill(instance, _, source):
                 self._send_prefill(instance, source)
             case j.SendSeed():
-                self.flags |= rows.SEEDED
-                self._spoken()
+                self.row.flags |= rows.SEEDED
+                self.row.spoken(front.kernel.now_ns + front.client_ns)
             case j.SendDecode(instance, transfer, _, source):
                 return self._send_decode(instance, transfer, source)
             case j.SendEarly(instance, _, _):
@@ -202,7 +193,7 @@ class Passage(SchedulingContext):
             case j.CloseEarly():
                 pass  # it holds nothing: its server's time was spent
             case j.Relay():
-                self._spoken()
+                self.row.spoken(front.kernel.now_ns + front.client_ns)
             case j.Finish(outcome):
                 front.finish(self, outcome)
             case j.AwaitFleet():
@@ -222,7 +213,7 @@ class Passage(SchedulingContext):
             case j.Fail(error):
                 self._failed(error)
             case j.FailStream(error):
-                self.flags |= rows.BROKE_OFF
+                self.row.flags |= rows.BROKE_OFF
                 front.book.details[self.number] = error.message
             case j.ForwardRefusal() | j.AnswerFromPrefill():
                 pass  # the status is noted where the leg ended
@@ -251,7 +242,7 @@ class Passage(SchedulingContext):
             id=RequestId(f"{name}/{self.legs}"), prompt=self.prompt, max_tokens=1, hold=hold, seed=self.number
         )
         leg = SimulatedLeg(self, at, request, self.legs, prefill=True)
-        self.prefilled_on = at.index
+        self.row.prefilled_on = at.index
         self.prefill_legs += (leg,)
         front.book.prefilling[leg] = None
         sourcing.send(leg, source)
@@ -277,7 +268,7 @@ class Passage(SchedulingContext):
         source: HoldSource | None = None
         if transfer is not None:
             source = transfer.fields["source"]
-            self.flags |= rows.HANDED_OVER
+            self.row.flags |= rows.HANDED_OVER
         at = front.world.by_name[instance]
         self.legs += 1
         request = TwinRequest(
@@ -306,14 +297,8 @@ class Passage(SchedulingContext):
                 self.front.leg_over(leg)
                 self.front.world.legs.abort(leg)
 
-    def _spoken(self) -> None:
-        """The first token is at the router, and goes on; later ones of the same answer are not the first."""
-        if self.first_ns < 0:
-            self.first_ns = self.front.kernel.now_ns + self.front.client_ns
-        self.status = 200
-
     def _failed(self, error: ApiError) -> None:
-        self.status = error.status
+        self.row.status = error.status
         self.front.book.details[self.number] = error.message
 
     # --- what legs are answered with ----------------------------------------------------------------------------------
@@ -327,17 +312,17 @@ class Passage(SchedulingContext):
             return
         self._counted()
         if not leg.prefill:
-            self.cached_tokens = max(self.cached_tokens, finished.local_tokens)
+            self.row.cached_tokens = max(self.row.cached_tokens, finished.local_tokens)
             self.feed(j.Ended())
             return
         self.front.leg_over(leg)
         if leg.outlasted:
             self.front.release_elsewhere(leg, leg.transfer(finished))
             return
-        self.cached_tokens, self.prefilled_on = finished.local_tokens, leg.at.index
+        self.row.cached_tokens, self.row.prefilled_on = finished.local_tokens, leg.at.index
         if self.front.scheduler.remembers:
             self.front.tell(d.PromptOver(self, self.front.kernel.now_s, True, finished.local_tokens))
-        seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.first_ns < 0
+        seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.row.first_ns < 0
         first = _FIRST_TOKEN if seeds and self.front.scheduler.pins(self) else None
         self.feed(j.PrefillAnswered(finished.reason, leg.transfer(finished), first, by=leg.at.name))
 
@@ -372,7 +357,7 @@ class Passage(SchedulingContext):
         self._over(leg)
         if leg.outlasted:
             return
-        self.status = status
+        self.row.status = status
         self.front.book.details[self.number] = because
         self.feed(j.Refused(status, by=leg.at.name if leg.prefill else None))
 
@@ -389,16 +374,10 @@ class Passage(SchedulingContext):
             return
         again = self.journey.state is j.JourneyState.STREAMING and self.verdict.resumable
         if again:
-            self.flags |= rows.RESUMED
-        self.keep_second(leg)
+            self.row.flags |= rows.RESUMED
+        self.front.keep_second(leg)
         self._over(leg)
         self.feed(j.Lost(because, untouched=untouched, again=again, by=leg.at.name if leg.prefill else None))
-
-    def keep_second(self, leg: SimulatedLeg) -> None:
-        """When the client had its second token, from whichever leg it came first."""
-        at_engine_ns = leg.second_ns
-        if self.second_ns < 0 <= at_engine_ns <= self.front.kernel.now_ns and not leg.prefill:
-            self.second_ns = at_engine_ns + self.front.world.hop_ns + self.front.client_ns
 
     def _over(self, leg: SimulatedLeg) -> None:
         if leg.prefill:
