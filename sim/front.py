@@ -117,11 +117,15 @@ class SimulatedRouter:
         if transfer is not None:
             self.release(leg.passage, self.scheduler.speaks_for(leg.at.name), transfer, waits=False)
 
-    def met(self, leg: SimulatedLeg) -> None:
-        """A pull has worked: the two engines have shaken hands."""
+    def opened(self, leg: SimulatedLeg) -> None:
+        """An answer's first token is here. If its leg pulled a hold, the two engines have shaken hands."""
         source = leg.request.pull
         if source is not None:
             self.scheduler.view.pair_met(f"{source.producer}@{source.transfer.producer_epoch}", leg.at.name)
+        if self.scheduler.remembers:
+            self.tell(d.AnswerOpened(leg.passage, self.kernel.now_s))
+        if self.scheduler.saturation is not None:
+            self.tell(d.Roomy())
 
     def release(self, passage: Passage, via: InstanceId | None, transfer: TransferFields, *, waits: bool) -> None:
         """Give a hold up by its name at its producer; if the producer is out of reach, make `via` reject a leg
@@ -165,7 +169,7 @@ class SimulatedRouter:
 
     def finish(self, passage: Passage, outcome: str) -> None:
         """A journey is over: write its row, forget the rest."""
-        leg, arrival, row = passage.answer, passage.arrival, passage.row
+        leg, arrival, row = passage.answering.leg, passage.arrival, passage.row
         tokens = leg.outputs if leg is not None else None
         complete = outcome == "served"
         self.tell(d.Finished(passage, self.kernel.now_s, tokens, not complete, complete=complete))
@@ -174,7 +178,7 @@ class SimulatedRouter:
             self.keep_second(leg)
             last_ns = self._seen(leg.last_ns)
         del self.book.open[passage.number]
-        passage.answer, passage.prefill_legs = None, ()  # legs refer to their passage: leave no cycle
+        passage.answering.leg, passage.prefilling.sent = None, ()  # legs refer to their passage: leave no cycle
         self.book.ended_ns = self.kernel.now_ns
         self.book.rows.write(
             passage.number,

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
-from cluster.errors import ApiError
-from cluster.ids import InstanceId, RequestId, TransferId
-from cluster.wire import TransferFields
 from engine.twin import events as ev
-from engine.twin.request import HoldSource, TwinRequest
 from engine.twin.tokens import Prompt, Segment
 from loadgen.arrival import Arrival
 from router.core import eligibility
@@ -27,17 +23,16 @@ from router.predict.predictors import foretold
 from router.scheduler.scheduler import SchedulingContext
 from sim import result as rows
 from sim import sourcing
+from sim.answering import SimulatedAnswering
 from sim.instance import SimulatedLeg
 from sim.kernel import NS
+from sim.prefilling import SimulatedPrefilling
 
 if TYPE_CHECKING:
     from sim.front import SimulatedRouter
 
 _OWN_TEXT: Final = 1 << 63
 """Seeds of text that no other prompt has begin here; block ids of traces stay below."""
-
-_FIRST_TOKEN: Final = 0
-"""P's token, as a value: a twin makes the same one on D, told or not."""
 
 _PLAIN: Final = {"prompt": "x", "stream": True}
 VERDICTS: Final = {
@@ -88,14 +83,13 @@ class Passage(SchedulingContext):
 
     __slots__ = (
         "_pending",
-        "answer",
+        "answering",
         "arrival",
-        "early_ns",
         "front",
         "journey",
         "legs",
         "number",
-        "prefill_legs",
+        "prefilling",
         "prompt",
         "row",
         "text_bytes",
@@ -132,11 +126,9 @@ class Passage(SchedulingContext):
         """The wakeup that the front knows of: no later than the journey's, which may have moved on since."""
         self.row = rows.RequestRow(front.book.class_number(arrival.slo_class))
         self.legs = 0
-        self.prefill_legs: tuple[SimulatedLeg, ...] = ()
-        """All that were sent."""
-        self.answer: SimulatedLeg | None = None
-        self.early_ns = 0
-        """When D's server has read its early leg, if there is one."""
+        """The number of legs so far, source legs left out."""
+        self.prefilling = SimulatedPrefilling()
+        self.answering = SimulatedAnswering()
         self._pending: deque[j.Effect] = deque()
 
     def begin(self, _: object = None) -> None:
@@ -179,17 +171,17 @@ class Passage(SchedulingContext):
             case j.Choose():
                 return self._choose(effect)
             case j.SendPrefill(instance, _, source):
-                self._send_prefill(instance, source)
+                self.prefilling.send(self, instance, source)
             case j.SendSeed():
                 self.row.flags |= rows.SEEDED
                 self.row.spoken(front.kernel.now_ns + front.client_ns)
             case j.SendDecode(instance, transfer, _, source):
-                return self._send_decode(instance, transfer, source)
+                return self.answering.send(self, instance, transfer, source)
             case j.SendEarly(instance, _, _):
-                self.early_ns = front.world.legs.front_of_pull(front.world.by_name[instance])
+                self.answering.prepare(front, instance)
             case j.UseEarly(transfer):
                 assert self.decode is not None
-                return self._send_decode(self.decode, transfer, None, at_server_ns=self.early_ns)
+                return self.answering.send(self, self.decode, transfer, None, prepared=True)
             case j.CloseEarly():
                 pass  # it holds nothing: its server's time was spent
             case j.Relay():
@@ -201,17 +193,19 @@ class Passage(SchedulingContext):
             case j.Release(via, transfer):
                 front.release(self, via, transfer, waits=self.journey.state is j.JourneyState.RELEASING)
             case j.CloseDecode():
-                self._close_decode()
+                self.answering.close()
+                front.tell(d.Occupied(self, None))
             case j.ForgoPrefill(instance):
-                return sourcing.forgo(self._leg_at(instance))
+                return sourcing.forgo(self.prefilling.at(instance))
             case j.CancelPrefill(instance):
-                front.world.legs.abort(self._leg_at(instance))
+                front.world.legs.abort(self.prefilling.at(instance))
             case j.ClosePrefill():
-                self._close_prefill()
+                self.prefilling.close()
             case j.OutlastPrefill(instance):
-                front.outlast(self._leg_at(instance))
+                front.outlast(self.prefilling.at(instance))
             case j.Fail(error):
-                self._failed(error)
+                self.row.status = error.status
+                front.book.details[self.number] = error.message
             case j.FailStream(error):
                 self.row.flags |= rows.BROKE_OFF
                 front.book.details[self.number] = error.message
@@ -220,6 +214,11 @@ class Passage(SchedulingContext):
             case _:
                 assert_never(effect)
         return None
+
+    def next_leg(self) -> int:
+        """The number of the leg that is sent next."""
+        self.legs += 1
+        return self.legs
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
         front = self.front
@@ -230,76 +229,6 @@ class Passage(SchedulingContext):
             front.on_choice(self, chosen)
         front.call(tuple(called))
         return chosen
-
-    def _send_prefill(self, instance: InstanceId, source: j.PrefixSource | None) -> None:
-        front = self.front
-        front.fleet.handle(d.LegStarted(instance), front.kernel.now_s)
-        at = front.world.by_name[instance]
-        name = RequestId(str(self.number))
-        hold = TransferId(name, self.journey.attempt, at.epoch)
-        self.legs += 1
-        request = TwinRequest(
-            id=RequestId(f"{name}/{self.legs}"), prompt=self.prompt, max_tokens=1, hold=hold, seed=self.number
-        )
-        leg = SimulatedLeg(self, at, request, self.legs, prefill=True)
-        self.row.prefilled_on = at.index
-        self.prefill_legs += (leg,)
-        front.book.prefilling[leg] = None
-        sourcing.send(leg, source)
-
-    def _leg_at(self, instance: InstanceId) -> SimulatedLeg:
-        """Its last prefill leg there."""
-        return next(leg for leg in reversed(self.prefill_legs) if leg.at.name == instance)
-
-    def _send_decode(
-        self,
-        instance: InstanceId,
-        transfer: TransferFields | None,
-        beginning: j.PrefixSource | None,
-        *,
-        at_server_ns: int | None = None,
-    ) -> j.Event | None:
-        """`at_server_ns`: of an early leg, when the engine's server has read it."""
-        front = self.front
-        away = front.scheduler.turned_away(instance)
-        if away is not None:
-            return away
-        front.tell(d.Occupied(self, instance))
-        source: HoldSource | None = None
-        if transfer is not None:
-            source = transfer.fields["source"]
-            self.row.flags |= rows.HANDED_OVER
-        at = front.world.by_name[instance]
-        self.legs += 1
-        request = TwinRequest(
-            id=RequestId(f"{self.number}/{self.legs}"),
-            prompt=self.prompt,
-            max_tokens=max(1, self.arrival.output_tokens),
-            seed=self.number,
-            pull=source,
-        )
-        self.answer = SimulatedLeg(self, at, request, self.legs, prefill=False)
-        if at_server_ns is None:
-            sourcing.send(self.answer, beginning)
-        else:
-            front.world.legs.send(self.answer, at_server_ns=at_server_ns)
-        return None
-
-    def _close_decode(self) -> None:
-        if self.answer is not None and not self.answer.over:
-            self.answer.detached = True
-            self.front.world.legs.abort(self.answer)
-        self.front.tell(d.Occupied(self, None))
-
-    def _close_prefill(self) -> None:
-        for leg in self.prefill_legs:
-            if not leg.detached and not leg.outlasted:
-                self.front.leg_over(leg)
-                self.front.world.legs.abort(leg)
-
-    def _failed(self, error: ApiError) -> None:
-        self.row.status = error.status
-        self.front.book.details[self.number] = error.message
 
     # --- what legs are answered with ----------------------------------------------------------------------------------
 
@@ -315,16 +244,9 @@ class Passage(SchedulingContext):
             self.row.cached_tokens = max(self.row.cached_tokens, finished.local_tokens)
             self.feed(j.Ended())
             return
-        self.front.leg_over(leg)
-        if leg.outlasted:
-            self.front.release_elsewhere(leg, leg.transfer(finished))
-            return
-        self.row.cached_tokens, self.row.prefilled_on = finished.local_tokens, leg.at.index
-        if self.front.scheduler.remembers:
-            self.front.tell(d.PromptOver(self, self.front.kernel.now_s, True, finished.local_tokens))
-        seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.row.first_ns < 0
-        first = _FIRST_TOKEN if seeds and self.front.scheduler.pins(self) else None
-        self.feed(j.PrefillAnswered(finished.reason, leg.transfer(finished), first, by=leg.at.name))
+        event = self.prefilling.answered(leg, finished)
+        if event is not None:
+            self.feed(event)
 
     def _counted(self) -> None:
         """The engine has told how many tokens its prompt has."""
@@ -339,12 +261,8 @@ class Passage(SchedulingContext):
 
     def opened(self, leg: SimulatedLeg) -> None:
         """The first token of the answer is here."""
-        if not leg.detached and leg is self.answer:
-            self.front.met(leg)
-            if self.front.scheduler.remembers:
-                self.front.tell(d.AnswerOpened(self, self.front.kernel.now_s))
-            if self.front.scheduler.saturation is not None:
-                self.front.tell(d.Roomy())
+        if not leg.detached and leg is self.answering.leg:
+            self.front.opened(leg)
             self.feed(j.Opened())
 
     def refused(self, leg: SimulatedLeg, status: int, because: str) -> None:
@@ -367,7 +285,7 @@ class Passage(SchedulingContext):
             if not leg.detached:
                 leg.sourcing.over(leg, None, timed=False)
             return
-        if leg.detached or (not leg.prefill and leg is not self.answer):
+        if leg.detached or (not leg.prefill and leg is not self.answering.leg):
             return
         if leg.outlasted:
             self._over(leg)
