@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
+
+from baton.board import Board
+from baton.output import emit
 
 QUESTION = "What is Baton?"
 TOKENS = 300
@@ -29,7 +34,25 @@ class Demo:
     """The same before this answer: of the prompts by which the router proves pairs (docs/connector.md)."""
 
 
-async def ask(endpoint: str, model: str, decode_urls: list[str], show: object) -> Demo:
+async def demonstrate(endpoint: str, model: str, decode_urls: list[str], board: Board, *, as_json: bool) -> None:
+    """Ask one question, and show the answer as it comes, and how it was served; as one JSON object where `as_json`.
+
+    Raises:
+        aiohttp.ClientError: the request failed.
+        ValueError: the answer cannot be read.
+    """
+    board.say(f"\n> {QUESTION}")
+    demo = await ask(endpoint, model, decode_urls, (lambda _: None) if as_json else _show)
+    if as_json:
+        emit({"event": "demo", "text": demo.text, "first_token_s": demo.first_s, "pulled_tokens": demo.pulled})
+        return
+    print(flush=True)
+    board.say(
+        f"\nfirst token after {demo.first_s * 1000:.0f} ms, whole answer after {demo.total_s:.1f} s; {_way(demo)}"
+    )
+
+
+async def ask(endpoint: str, model: str, decode_urls: list[str], show: Callable[[str], None]) -> Demo:
     """Stream one chat answer from `endpoint`, calling `show(text)` as it comes.
 
     Raises:
@@ -52,7 +75,7 @@ async def ask(endpoint: str, model: str, decode_urls: list[str], show: object) -
                 if piece:
                     demo.first_s = demo.first_s or time.monotonic() - started
                     demo.text += piece
-                    show(piece)  # type: ignore[operator]
+                    show(piece)
         demo.total_s = time.monotonic() - started
         demo.pulled = await _pulled(session, decode_urls) - before
     return demo
@@ -72,3 +95,29 @@ async def _pulled(session: aiohttp.ClientSession, urls: list[str]) -> int:
         async with session.get(f"{url}/metrics") as response:
             total += sum(float(count) for count in EXTERNAL.findall(await response.text()))
     return int(total)
+
+
+def how_to_use(endpoint: str, model: str) -> str:
+    """Two ways to ask the same question: by `curl`, and by OpenAI's client."""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "{QUESTION}"}}], "stream": true}}'
+    curl = f"curl -N {endpoint}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    python = (
+        f'OpenAI(base_url="{endpoint}/v1", api_key="none").chat.completions.create('
+        f'model="{model}", messages=[{{"role": "user", "content": "{QUESTION}"}}]).choices[0].message.content'
+    )
+    return f"  {curl}\n\n  from openai import OpenAI; print({python})"
+
+
+def _way(demo: Demo) -> str:
+    """How the first answer was served."""
+    if demo.pulled:
+        return f"the KV cache of {demo.pulled} prompt tokens went from prefill to decode over NIXL"
+    whole = "served whole by one engine, which is cheaper while no other request runs (docs/policy.md)"
+    if not demo.proven:
+        return whole
+    proof = f"prefill handed {demo.proven} prompt tokens over to decode by NIXL, to prove that the text is the same"
+    return f"{whole}.\nBefore that, {proof}"
+
+
+def _show(piece: str) -> None:
+    print(piece, end="", flush=True)

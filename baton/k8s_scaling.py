@@ -27,6 +27,7 @@ from kvtransfer.proving import FleetProofs
 from kvtransfer.ticket import SigningKey
 
 if TYPE_CHECKING:
+    from k8s.operator.client import ApiClient
     from k8s.operator.controller import Operator
     from k8s.operator.scaling import ClusterSeen, Place, ScalingBoard
 
@@ -52,10 +53,11 @@ class _Running:
 class Controllers:
     """All of them."""
 
-    def __init__(self, operator: Operator, board: ScalingBoard, clock: Callable[[], float]) -> None:
+    def __init__(self, operator: Operator, board: ScalingBoard, client: ApiClient, clock: Callable[[], float]) -> None:
         """`clock` is monotonic, s."""
         self._operator: Final = operator
         self._board: Final = board
+        self._client: Final = client
         self._clock: Final = clock
         self._running: Final[dict[Place, _Running]] = {}
 
@@ -126,8 +128,9 @@ class Controllers:
             UsageError: the registry's files cannot be used.
         """
         from cluster.registry.redis import RedisRegistry
+        from k8s.operator.scaling import registry_place
 
-        place = await self._operator.registry(seen)
+        place = await registry_place(self._client, seen)
         folder = state_folder() / "k8s" / "-".join(key)
         files: dict[str, Path | None] = {
             name: None if text is None else write_private(folder / name, text)

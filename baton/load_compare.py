@@ -20,8 +20,8 @@ BAD_SHOWN = 3
 
 _OF_A_LOAD = (
     *("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "prefix_groups", "requests"),
-    *("duration_s", "trace", "format", "sessions", "think_s", "turns", "fault", "faults", "target", "out"),
-    "token_times",
+    *("duration_s", "trace", "format", "sessions", "think_s", "turns", "fault", "faults", "target", "cluster"),
+    *("out", "token_times"),
     *FLAGS,
 )
 """Flags that a comparison does not use, as in the command's arguments."""

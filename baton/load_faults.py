@@ -22,7 +22,7 @@ from baton.registry import fleet_proofs, open_registry
 from baton.state import born, must_load
 from baton.ticket_keys import open_fleet_keys
 from cluster.errors import UsageError
-from cluster.registry.registry import RegistryDown
+from cluster.registry.registry import DEFAULT_CLUSTER, RegistryDown
 from loadgen.faults import Action, Applied, Asks, BadAction, FaultTimeline, in_order, read, read_lines
 
 ASK_S = 10.0
@@ -80,7 +80,7 @@ class LoadFaults:
             raise UsageError(f"--fault {late[0]}: the last request is sent at {span_s:.1f} s; it would never be seen")
         given = {name: Target(name, url, url) for name, url in args.target}
         wanted = {each.target for each in self.actions}
-        self._targets = given if wanted <= set(given) else {**await _fleet(args.cluster), **given}
+        self._targets = given if wanted <= set(given) else {**await _fleet(args.cluster or DEFAULT_CLUSTER), **given}
         for action in self.actions:
             target = self._targets.get(action.target)
             if target is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.load_arrivals import finite, scale
+from cluster.registry.registry import DEFAULT_CLUSTER
 from loadgen.traces import FORMATS
 
 
@@ -138,9 +139,8 @@ def add_faults(group: Any) -> None:
     )
     group.add_argument(
         "--cluster",
-        default="default",
         metavar="NAME",
-        help="name of the cluster that `--fault` takes instances of (default: default)",
+        help=f"name of the cluster that `--fault` takes instances of (default: {DEFAULT_CLUSTER})",
     )
 
 

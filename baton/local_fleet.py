@@ -64,10 +64,10 @@ class LocalChildren:
         self._fleet.begin_engine(planned, pool)
 
     def drain(self, name: InstanceId, deadline_s: float) -> None:
-        self._fleet.drain_engine(name, deadline_s)
+        self._fleet.members.drain(name, deadline_s)
 
     def end(self, name: InstanceId) -> None:
-        self._fleet.end_engine(name)
+        self._fleet.members.end(name)
 
 
 class LocalScaling:

@@ -1,4 +1,4 @@
-"""The engine processes of one `baton up`: which there are, how each was added, and its state."""
+"""The engine processes of one `baton up`: which there are, their state; drained, ended, introduced to each other."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from baton.local import Program
-from baton.plan import PlacedEngine
+from baton.board import Board
+from baton.local import Event, Program, baton_words, is_free
+from baton.plan import LOOPBACK, PlacedEngine
+from baton.state import log_folder
+from cluster.ids import InstanceId
+from kvtransfer.asks import doors_of
+from kvtransfer.door import introduce_each_other
+
+PORTS_S = 15.0
+"""Longest wait for the ports of something that was killed; a keeper needs 3 s at most."""
+
+PORTS_EVERY_S = 0.1
+
+OVERDUE_S = 15.0
+"""An agent that was told to leave by a deadline is ended if it is still there this long after it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,26 +48,41 @@ class LocalMember:
         """Its instance's."""
         return self.planned.wanted.name
 
+    async def ports_free(self) -> None:
+        """Wait until a killed agent's keeper has ended its processes: until then its ports are taken."""
+        for _ in range(int(PORTS_S / PORTS_EVERY_S)):
+            if all(is_free(LOOPBACK, port) for port in self.planned.ports):
+                return
+            await asyncio.sleep(PORTS_EVERY_S)
+
 
 class Members:
-    """All engines by name, in the order in which they were added."""
+    """All engines by name, in the order in which they were added: each drained, ended, and introduced to the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: list[str], board: Board) -> None:
+        """`registry`: flags by which engines' agents find the registry."""
         self._found: dict[str, LocalMember] = {}
+        self._registry = registry
+        self._board = board
+        self._started = asyncio.Event()
+        """An engine has become ready since the last introduction."""
 
     def __iter__(self) -> Iterator[LocalMember]:
         return iter([*self._found.values()])
 
-    def __len__(self) -> int:
-        return len(self._found)
+    def of(self, program: Program) -> LocalMember | None:
+        """The engine that this program is."""
+        return next((each for each in self if each.program is program), None)
 
-    def get(self, name: str) -> LocalMember | None:
-        """The engine of this name."""
-        return self._found.get(name)
-
-    def add(self, member: LocalMember) -> None:
-        """Add an engine."""
+    def add(self, planned: PlacedEngine, pool: str = "", *, later: bool = False) -> LocalMember:
+        """Add an engine, not started yet."""
+        wanted = planned.wanted
+        argv = baton_words(*planned.words(self._registry))
+        argv = [*argv, "--", *wanted.vllm_args] if wanted.vllm_args else argv
+        program = Program(wanted.name, argv, self._heard, log_folder() / f"{wanted.name}.agent.log")
+        member = LocalMember(planned=planned, program=program, pool=pool or pool_of(wanted.name), later=later)
         self._found[member.name] = member
+        return member
 
     def remove(self, member: LocalMember) -> None:
         """Remove an engine that has ended."""
@@ -64,6 +93,74 @@ class Members:
     def ports(self) -> set[int]:
         """That they listen on."""
         return {port for member in self._found.values() for port in member.planned.ports}
+
+    @property
+    def ranks(self) -> int:
+        """Instances that routers will list: one for each data-parallel rank of an engine."""
+        return sum(each.planned.wanted.ranks for each in self)
+
+    def _heard(self, name: str, event: Event) -> None:
+        member = self._found.get(name)
+        if member is None:
+            return
+        if event.get("event") == "ready":
+            member.model = str(event.get("model", ""))
+            self._board.update(name, "ready")
+            member.ready.set()
+            self._started.set()
+        elif event.get("event") == "state" and event["state"] != "ready":
+            self._board.update(name, str(event["state"]), str(event.get("detail", "")))
+
+    def drain(self, name: str, deadline_s: float) -> None:
+        """Let an engine finish its requests and end: routers learn of it first. A second call would end it at once."""
+        member = self._found.get(name)
+        if member is None or member.leaving or member.failed:
+            return
+        member.leaving = True
+        self._board.update(name, "stopping", "it drains")
+        member.program.stop()
+        asyncio.get_running_loop().call_later(deadline_s + OVERDUE_S, _cut_off, member)
+
+    def end(self, name: str) -> None:
+        """End an engine now, in order; forget one that has failed."""
+        member = self._found.get(name)
+        if member is None:
+            return
+        if member.failed:
+            self.remove(member)
+            return
+        member.leaving = True
+        _cut_off(member)
+
+    def close(self) -> None:
+        """End all of them in order, without a drain."""
+        for member in self:
+            member.program.close()
+
+    async def introduce(self) -> None:
+        """Introduce engines each time one with Baton's connector has started: it may read from the others, and they
+        from it.
+        """
+        while True:
+            await self._started.wait()
+            self._started.clear()
+            doors = [each for each in self if each.planned.wanted.door and each.ready.is_set()]
+            known = [
+                (str(name), Path(path))
+                for each in (member.planned.wanted for member in doors)
+                for name, path in doors_of(InstanceId(each.name), each.door, each.ranks)
+            ]
+            try:
+                await asyncio.to_thread(introduce_each_other, *known)
+            except (OSError, ValueError) as error:  # one engine ends just now: its next start comes by here again
+                self._board.say(
+                    f"Engines with Baton's connector do not know each other yet; tried again at the next start: {error}"
+                )
+
+
+def _cut_off(member: LocalMember) -> None:
+    if member.program.running:
+        member.program.close()
 
 
 def pool_of(name: str) -> str:

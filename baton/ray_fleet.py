@@ -14,7 +14,8 @@ from cluster.spec.plan import stems
 from engine.vllm.placement import MachineShare
 from goodput.actuate.agents import Agents
 from goodput.actuate.ray_actor import Launch
-from goodput.actuate.ray_cluster import RayActuator, RayPool
+from goodput.actuate.ray_cluster import RayActuator
+from goodput.actuate.ray_tables import RayPool
 from kvtransfer.keys import instance_text
 from kvtransfer.seal import identity_text
 from kvtransfer.ticket import SigningKey

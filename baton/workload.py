@@ -86,21 +86,42 @@ def _part(
     if kind not in PROCESSES:
         raise UsageError(f"{where}.arrivals {kind}: there is {', '.join(PROCESSES)}")
     cv = _number(path, f"parts.{name}.cv", part.get("cv", 2.0))
+    if "cv" in part and kind not in processes.CV_MAX:
+        raise UsageError(
+            f"{where}.cv is {cv:g}: shapes {' and '.join(processes.CV_MAX)} arrivals, and these are {kind}: "
+            "write arrivals: gamma, or leave it out"
+        )
     if fault := processes.cv_fault(kind, cv):
         raise UsageError(f"{where}.cv {cv:g}: {fault}")
-    prefix = part.get("prefix_tokens", 0), part.get("prefix_groups", 1)
-    if not all(isinstance(each, int) and each >= least for each, least in zip(prefix, (0, 1), strict=True)):
-        raise UsageError(f"{where}: prefix_tokens and prefix_groups are whole numbers, of 0 and 1 at least")
+    prefix_tokens, prefix_groups = _prefixes(where, part)
     found = made(
         PROCESSES[kind](rate, cv, rng),
         _lengths(where, "input_tokens", part.get("input_tokens", 512), strict=strict),
         _lengths(where, "output_tokens", part.get("output_tokens", 128), strict=strict),
         rng.spawn(1)[0],
-        prefix_tokens=prefix[0],
-        prefix_groups=prefix[1],
+        prefix_tokens=prefix_tokens,
+        prefix_groups=prefix_groups,
         slo_class=str(part.get("class", name)),
     )
     return list(window(found, 0.0, duration_s))
+
+
+def _prefixes(where: str, part: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens of the beginnings that prompts share, 0 where they share none, and how many beginnings there are."""
+    tokens = _whole(f"{where}.prefix_tokens", part.get("prefix_tokens", 0), 0)
+    groups = _whole(f"{where}.prefix_groups", part.get("prefix_groups", 1), 1)
+    if "prefix_groups" in part and not tokens:
+        raise UsageError(
+            f"{where}.prefix_groups is {groups}: says how many prefixes there are, and prompts have none: "
+            "write prefix_tokens beside it, or leave it out"
+        )
+    return tokens, groups
+
+
+def _whole(where: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{where} is {value!r}: must be a whole number of {least} at least")
+    return value
 
 
 def _lengths(where: str, name: str, value: Any, *, strict: bool) -> Lengths:

@@ -1,4 +1,4 @@
-"""Which change comes next: flips, then more, then fewer, on clocks of their own. Pure.
+"""Which change comes next: flips (`flips`), then more, then fewer (`scale_down`), on clocks of their own. Pure.
 
 Choosing is all that happens here; `goodput.controller` decides whether anything is done about it.
 """
@@ -18,10 +18,10 @@ from goodput.budget import Usage
 from goodput.control_rules import ControlRules
 from goodput.decision import Need, What
 from goodput.flips import Flips
-from goodput.forecasters import SEASONAL
 from goodput.needs import Outlook
 from goodput.observation import InstanceSeen, Phase
 from goodput.pools import Kinds, ScalingPool
+from goodput.scale_down import ScaleDown
 from goodput.standing import StandingInstances
 
 
@@ -35,10 +35,7 @@ class ChosenChange:
 
 
 class Changes:
-    """Clocks and memories of one controller's changes.
-
-    Long, as flips, starts and ends of instances are tried in that order, and each has to know what the others did last.
-    """
+    """Clocks and memories of one controller's changes."""
 
     def __init__(self, kinds: Kinds, standing: StandingInstances, rules: ControlRules) -> None:
         self._kinds: Final = kinds
@@ -46,9 +43,8 @@ class Changes:
         self._rules: Final = rules
         self._blocked: Final = Blocked(rules.blocked_s)
         self._flips: Final = Flips(kinds, standing, rules)
-        self._up_s = self._down_s = self._changed_s = -math.inf
-        self._spare_since: Final[dict[Role, float]] = {}
-        """Since when a role has had an instance too many."""
+        self.down: Final = ScaleDown(kinds, standing, rules)
+        self._up_s = self._changed_s = -math.inf
         self._names = 0
 
     def conditions(self, now: float) -> tuple[str, ...]:
@@ -59,14 +55,6 @@ class Changes:
         """Whether the fleet has changed so short ago that what is measured tells of another one."""
         return now - self._changed_s < 60.0
 
-    def held(self, now: float) -> None:
-        """Nothing was known, or a check said no: the time for which a role had an instance too many starts again."""
-        self._spare_since.clear()
-
-    def spare(self, role: Role) -> bool:
-        """Whether a role has had one too many at the last look."""
-        return role in self._spare_since
-
     def gave(self, action: do.Action, now: float) -> None:
         """Note an action that is carried out."""
         self._changed_s = now
@@ -75,7 +63,7 @@ class Changes:
         elif isinstance(action, do.Flip):
             self._flips.gave(action, now)
         else:
-            self._down_s = now
+            self.down.gave(now)
 
     def refused(self, action: do.Action, refusal: str, now: float) -> None:
         """Note an action that the actuator has refused."""
@@ -91,7 +79,7 @@ class Changes:
         ordered: Collection[Role] = (),
     ) -> ChosenChange:
         """One change, or none. `ordered`: roles of which an operator says the size."""
-        self._spares(needs, now)
+        self.down.see(needs, now)
         return (
             self._cancel(now)
             or self._fewest(ordered, now)
@@ -136,7 +124,7 @@ class Changes:
             return None
         usage, actions = self._standing.usage(), list[do.Action]()
         for pool in self._kinds.pools.values():
-            there = pool.min if pool.role in ordered else self._of_pool(pool.name)
+            there = pool.min if pool.role in ordered else self._standing.staying_in(pool.name)
             for number in range(there, pool.min):
                 lacks = self._lacks(pool, usage, now)
                 if lacks:
@@ -157,11 +145,10 @@ class Changes:
                 if pool is not None:
                     return ChosenChange(What.UP, because, (self._start(pool, because, usage, now),))
                 self._blocked.budget(role.value, lacks, now)
-            if len(staying) > max(count, 1) and now - self._down_s >= self._rules.down_every_s:
-                each = min(self._able(role), key=self._order, default=None)
-                if each is not None:
-                    action = do.Drain(instance=each.id, deadline_s=self._rules.drain_s, because=because)
-                    return ChosenChange(What.DOWN, because, (action,))
+            if len(staying) > max(count, 1):
+                ended = self.down.as_ordered(role, because, now)
+                if ended is not None:
+                    return ChosenChange(What.DOWN, because, (ended,))
         return None
 
     # --- up -----------------------------------------------------------------------------------------------------------
@@ -230,67 +217,9 @@ class Changes:
 
     # --- down ---------------------------------------------------------------------------------------------------------
 
-    def _spares(self, needs: Mapping[Role, Need], now: float) -> None:
-        """Since when each role has had one too many; a role that is short now has none."""
-        for role, need in needs.items():
-            if need.have - 1 < need.keep - _ROUND or need.ready < need.now - _ROUND:
-                self._spare_since.pop(role, None)
-            else:
-                self._spare_since.setdefault(role, now)
-
     def _down(self, needs: Mapping[Role, Need], outlook: Outlook, now: float, horizon_s: float) -> ChosenChange | None:
-        if now - self._down_s < self._rules.down_every_s:
-            return None
-        rules = self._rules
-        hold_s = min(rules.hold_most_s, max(rules.hold_least_s, rules.hold * horizon_s))
-        if outlook.ahead.who == SEASONAL:
-            hold_s = rules.hold_least_s  # what comes within a start is known: nothing has to be waited for
-        for role, since_s in sorted(self._spare_since.items(), key=lambda each: each[1]):
-            need = needs[role]
-            coming = self._standing.coming(role)
-            if now - since_s < (max(rules.hold_least_s, hold_s / 2) if coming else hold_s):
-                continue
-            each = self._leaves(role, need, outlook)
-            if each is not None:
-                because = (
-                    f"{role.value}: {need.have:.3g} there, {need.keep} would do with {rules.room:.0%} more than the "
-                    f"{rules.keep_quantile:.0%} quantile of the next {horizon_s:.0f} s, for {now - since_s:.0f} s"
-                )
-                action = do.Drain(instance=each.id, deadline_s=rules.drain_s, because=because)
-                return ChosenChange(What.DOWN, because, (action,))
-        return None
-
-    def _leaves(self, role: Role, need: Need, outlook: Outlook) -> InstanceSeen | None:
-        """The instance to end: one that does not serve yet before one that does, an expensive one before a cheap one,
-        the one with the least work left. No instance of a pool that is at its `min`, and never the last of a role.
-        """
-        able = [
-            each
-            for each in self._able(role)
-            if need.have - self._kinds.worth(each.pool, role, outlook.load) >= need.keep - _ROUND
-        ]
-        return min(able, key=self._order, default=None)
-
-    def _able(self, role: Role) -> list[InstanceSeen]:
-        """Instances that may end, whatever the load is."""
-        staying = self._standing.staying(role)
-        ready = [each for each in staying if each.phase is Phase.READY]
-        return [
-            each
-            for each in staying
-            if each.pool not in self._rules.holds
-            and self._of_pool(each.pool) > self._kinds.pools[each.pool].min
-            and (each.phase is not Phase.READY or len(ready) > 1)
-        ]
-
-    def _of_pool(self, pool: str) -> int:
-        return sum(each.pool == pool for each in self._standing.staying())
-
-    def _order(self, each: InstanceSeen) -> tuple[int, float, float, str]:
-        rank = {Phase.PENDING: 0, Phase.STARTING: 1}.get(each.phase, 2)
-        price = self._standing.footprint(each).price_per_hour
-        busy = each.kv_usage if each.kv_usage is not None else 0.5
-        return rank, -price, busy, each.id
+        found = self.down.choose(needs, outlook, now, horizon_s)
+        return None if found is None else ChosenChange(What.DOWN, found.because, (found,))
 
 
 _ROUND: Final = 1e-6

@@ -167,7 +167,7 @@ class Controller:
 
     def _hold(self, now: float, because: str, unknown: str = "") -> tuple[Effect, ...]:
         """Nothing is known that an action could rest on."""
-        self._changes.held(now)
+        self._changes.down.held()
         conditions = (*self._changes.conditions(now), *((f"unknown: {unknown}",) if unknown else ()))
         return (Told(Decision(at_s=now, what=What.HOLD, because=because, conditions=conditions)),)
 
@@ -249,11 +249,11 @@ class Controller:
         _, action, decision = self._wanted
         self._wanted = None
         if event.holds is False:
-            self._changes.held(now)
+            self._changes.down.held()
             because = f"a simulation of recent requests without {action.instance}: {event.because or 'misses targets'}"
             return (Told(Decision(at_s=now, what=What.HOLD, because=because, needs=decision.needs)),)
         there = self.standing.instances.get(action.instance)
-        if there is None or now - decision.at_s > CHECK_S or not self._changes.spare(there.role):
+        if there is None or now - decision.at_s > CHECK_S or not self._changes.down.spare(there.role):
             return ()  # what was simulated is not what would be done now
         return self._carry_out(decision, now)
 

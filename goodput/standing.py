@@ -66,6 +66,10 @@ class StandingInstances:
             and (role is None or each.role is role)
         ]
 
+    def staying_in(self, pool: str) -> int:
+        """How many of a pool serve or will."""
+        return sum(each.pool == pool for each in self.staying())
+
     def ready(self, role: Role | None = None) -> list[InstanceSeen]:
         """Those that serve now."""
         return [each for each in self.staying(role) if each.phase is Phase.READY]

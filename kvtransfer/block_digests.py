@@ -132,7 +132,7 @@ class Computing:
         """The prompt's number of tokens, and the names of its blocks."""
         self._blocks: dict[str, list[int]] = {}
 
-    def open(self, request: str, tokens: int, names: tuple[bytes, ...]) -> None:
+    def begin(self, request: str, tokens: int, names: tuple[bytes, ...]) -> None:
         """A prefill leg has arrived."""
         self._prompts[request] = tokens, names
 

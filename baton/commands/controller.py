@@ -126,7 +126,7 @@ async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
             if isinstance(actuator, RayActuator):
                 if args.owns:
                     await actuator.stop_all()
-                await asyncio.to_thread(actuator.close)
+                await asyncio.to_thread(actuator.connection.close)
     return 0
 
 
@@ -162,7 +162,7 @@ async def _actuator(made: _Made) -> Actuator:
     keys = None if made.keys is None else made.keys.get
     launch = launches(_templates(made), registry, args.registry_password_file, keys)
     actuator = ray_actuator(args.on, cluster_of(args), made.spec, launch, made.beats, made.agents)
-    await actuator.connect()
+    await actuator.connection.connect()
     return actuator
 
 

@@ -44,7 +44,8 @@ from cluster.spec.about import NAME
 from cluster.telemetry import configure_logging
 from costs.memory import seqs_default
 from decode.rules import DecodeRules
-from engine.agent.agent import Agent, AgentConfig
+from engine.agent.agent import Agent
+from engine.agent.config import AgentConfig
 from engine.agent.node import this_node
 from engine.agent.rules import RoleRules
 from engine.vllm.child import EngineChange, EngineProcess, rules_for

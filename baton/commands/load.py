@@ -109,7 +109,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
     if args.out is None:
         refuse_given(args, ["token_times"], "writes times into the records of --out: give --out FILE")
     if not args.fault and args.faults is None:
-        refuse_given(args, ["target"], "names an instance for faults: give --fault or --faults")
+        refuse_given(args, ["target", "cluster"], "says where faults find instances: give --fault or --faults")
     if args.dry_run:
         refuse_given(args, ["out", "html", "plot"], "is of a load that is sent, and --dry-run sends nothing")
 

@@ -168,7 +168,9 @@ async def _follow(args: argparse.Namespace) -> int:
         server = await _serve_metrics(args, operator, election)
         try:
             with stopping_signals(stop.set):
-                await _until(stop, operator.run(), election.run(), Controllers(operator, board, time.monotonic).run())
+                await _until(
+                    stop, operator.run(), election.run(), Controllers(operator, board, client, time.monotonic).run()
+                )
         finally:
             await server.cleanup()
             await client.close()

@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING
 from baton.changing import Changing
 from baton.clusterfile import beside, read
 from baton.descriptors import raise_descriptor_limit
-from baton.fleet import Elsewhere, LocalFleet, LocalRouter
+from baton.fleet import Elsewhere, LocalFleet
 from baton.output import say
 from baton.plan import WantedEngine, from_counts, from_file, place, templates
 from baton.registry import fleet_proofs
 from baton.registry_child import RegistryChild, RegistryElsewhere
+from baton.router_child import LocalRouter
 from baton.state import Running, born, recorded
 from baton.ticket_keys import add_ticket_keys_argument, files_for, later_files, named_file, open_fleet_keys
 from cluster.errors import UsageError

@@ -19,6 +19,9 @@ from typing import Final
 from cluster.ids import RANK_MARK
 from cluster.registry.membership import MemberKind
 
+Member = tuple[MemberKind, str, str]
+"""Kind, name and agent: whose heartbeat it is."""
+
 ANY: Final = "*"
 """Stands for all names, as in Redis' patterns."""
 

@@ -66,7 +66,7 @@ def _models(spec: Spec) -> Iterator[Finding]:
             other = ("models", first)
             yield Finding(path=path, message=f"models {first} and {at} have one name", fix=fix, uses=(other,))
         seen.setdefault(model.api_name, at)
-        if not model.pools.named():
+        if not model.pools.every():
             fix = "name `prefill` and `decode`, or `both`; or leave `pools` out"
             yield Finding(path=("models", at, "pools"), message="no pool: nothing would serve the model", fix=fix)
     yield from _aliases(spec, seen)
@@ -90,9 +90,13 @@ def _aliases(spec: Spec, names: dict[str, int]) -> Iterator[Finding]:
 
 def _pools(spec: Spec) -> Iterator[tuple[FieldPath, Role, Pool]]:
     for at, model in enumerate(spec.models):
-        for name, (role, pool) in model.pools.every().items():
-            where = (name,) if name == role.value else ("extra", name)
-            yield ("models", at, "pools", *where), role, pool
+        yield from _pools_of(model, ("models", at, "pools"))
+
+
+def _pools_of(model: Model, path: FieldPath) -> Iterator[tuple[FieldPath, Role, Pool]]:
+    for name, (role, pool) in model.pools.every().items():
+        where = (name,) if name == role.value else ("extra", name)
+        yield (*path, *where), role, pool
 
 
 def _counts(spec: Spec) -> Iterator[Finding]:
@@ -116,17 +120,17 @@ def _legs(spec: Spec) -> Iterator[Finding]:
     """A model that nothing serves at the start, or whose requests can never be handed over."""
     for at, model in enumerate(spec.models):
         path: FieldPath = ("models", at, "pools")
-        pools = model.pools.named()
+        pools = list(_pools_of(model, path))
         warning = Severity.WARNING
-        if pools and not any(pool.at_start for pool in pools.values()):
+        if pools and not any(pool.at_start for _, _, pool in pools):
             message = "no pool has an instance at the start: the first request finds no instance"
             yield Finding(path=path, message=message, fix="write `start: 1`", severity=warning)
-        if set(pools) in ({Role.PREFILL}, {Role.DECODE}):
-            role = next(iter(pools))
+        if {role for _, role, _ in pools} in ({Role.PREFILL}, {Role.DECODE}):
+            where, role, _ = pools[0]
             other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
             message = f"without a {other} pool nothing is handed over: requests run whole on {role}"
-            fix = f"add `{other}: {{}}`, or call the pool `both`"
-            yield Finding(path=(*path, role.value), message=message, fix=fix, severity=warning)
+            instead = "give it the role `both`" if "extra" in where else "call the pool `both`"
+            yield Finding(path=where, message=message, fix=f"add `{other}: {{}}`, or {instead}", severity=warning)
 
 
 def _shapes(spec: Spec) -> Iterator[Finding]:

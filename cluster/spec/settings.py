@@ -271,8 +271,11 @@ class Pools:
 
     def can_hand_over(self) -> bool:
         """Whether the pools may have one instance to compute a prompt and another one to generate."""
-        both = self.both.at_most if self.both else 0
-        return bool(both >= 2 or (self.prefill and (self.decode or both)) or (self.decode and both))
+        prefill, decode, both = (
+            sum(pool.at_most for role, pool in self.every().values() if role is wanted)
+            for wanted in (Role.PREFILL, Role.DECODE, Role.BOTH)
+        )
+        return bool(both >= 2 or (prefill and (decode or both)) or (decode and both))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,12 @@ class Announcer:
                 told = True
             await asyncio.sleep(BEAT_EVERY_S)
 
+    async def draw_epoch(self, rank: Rank) -> None:
+        """Give a rank the next epoch that its name never had; while the registry is down, the one after its last."""
+        above, rank.epoch = rank.epoch, rank.epoch + 1
+        with contextlib.suppress(RegistryDown):
+            rank.epoch = await self._registry.next_epoch(rank.id, above)
+
     async def run(self) -> None:
         """Send heartbeats and read those of the routers, until cancelled or `stop`."""
         down = False

@@ -42,17 +42,21 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 _UNIX_TIME: Final = time.time  # noqa: TID251 - the clock that two machines share
 
 
-class AgentActions(Protocol):
-    """The agent's state and actions; implemented by `engine.agent.agent.Agent`."""
+class AgentReport(Protocol):
+    """What the agent says of its instance; implemented by `engine.agent.report.InstanceReport`."""
 
     def state(self) -> dict[str, Any]:
         """Everything that the agent knows of the instance, for people and programs."""
 
-    def is_ready(self) -> bool:
-        """Whether the instance takes work."""
-
     def metrics(self) -> str:
         """The metrics as Prometheus text."""
+
+
+class AgentActions(Protocol):
+    """The agent's actions; implemented by `engine.agent.agent.Agent`."""
+
+    def is_ready(self) -> bool:
+        """Whether the instance takes work."""
 
     def ask_drain(self, deadline_s: float) -> None:
         """Take no new work."""
@@ -122,7 +126,7 @@ class Gate:
             raise ApiError(401, "AuthenticationError", "The key is not one of this agent's --admin-key-file.")
 
 
-def agent_app(agent: AgentActions, gate: Gate, traced: Tracing | None = None) -> web.Application:
+def agent_app(agent: AgentActions, report: AgentReport, gate: Gate, traced: Tracing | None = None) -> web.Application:
     """The routes. `traced` makes a span of each request that changes something."""
 
     async def health(_: web.Request) -> web.Response:
@@ -134,28 +138,28 @@ def agent_app(agent: AgentActions, gate: Gate, traced: Tracing | None = None) ->
         except ApiError:
             told = {"ready": agent.is_ready()}
         else:
-            told = agent.state()
+            told = report.state()
         return web.json_response(told, status=200 if agent.is_ready() else 503)
 
     async def state(_: web.Request) -> web.Response:
-        return web.json_response(agent.state())
+        return web.json_response(report.state())
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=agent.metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(text=report.metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def drain(http: web.Request) -> web.Response:
         agent.ask_drain(await _deadline(http))
-        return web.json_response(agent.state(), status=202)
+        return web.json_response(report.state(), status=202)
 
     async def resume(_: web.Request) -> web.Response:
         agent.ask_resume()
-        return web.json_response(agent.state(), status=202)
+        return web.json_response(report.state(), status=202)
 
     async def role(http: web.Request) -> web.Response:
         refusal = agent.ask_role(await _role(http))
         if refusal is not None:
             raise ApiError(409, "ConflictError", refusal)
-        return web.json_response(agent.state(), status=202)
+        return web.json_response(report.state(), status=202)
 
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_traces(traced), _errors, _admission(gate)])
     app.add_routes([web.get("/health", health), web.get("/ready", ready), web.get("/state", state)])

@@ -6,19 +6,24 @@ the fleet beside that: credits, load, epoch, evictions, peers.
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from cluster.ids import InstanceId, rank_of
 from cluster.instance import Load
 from cluster.registry.membership import SHUNS_BYTES_MAX, SHUNS_MAX
-from engine.agent.machine import AgentMachine, AgentState
+from engine.agent.machine import AgentMachine, AgentState, Effect, Event, Tick
 from engine.agent.meetings import with_door
 from engine.agent.transfers import Transfers
 from engine.vllm.evictions import Evictions
 
+_SERVING: Final = frozenset({AgentState.READY, AgentState.DRAINING})
+_NEEDING: Final = _SERVING | {AgentState.STARTING, AgentState.RESTARTING}
+
 
 class Rank:
-    """See the module."""
+    """One instance; see the module."""
 
     __slots__ = ("epoch", "evictions", "id", "machine", "number", "seq", "transfers")
 
@@ -81,6 +86,47 @@ class Rank:
             "baton_agent_kv_evicted_tokens_total": self.evictions.tokens,
             "baton_agent_recomputed_tokens_total": load.recomputed_tokens,
         }
+
+
+class RankMachines:
+    """The machines of an engine's ranks: events go to them, their effects go to `act`, and their timers wake them."""
+
+    __slots__ = ("_act", "_ranks", "_timer")
+
+    def __init__(self, ranks: tuple[Rank, ...], act: Callable[[Effect], None]) -> None:
+        self._ranks, self._act = ranks, act
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def serving(self) -> bool:
+        """Whether any rank may have requests."""
+        return any(rank.machine.state in _SERVING for rank in self._ranks)
+
+    @property
+    def need_engine(self) -> bool:
+        """Whether any rank still needs the engine."""
+        return any(rank.machine.state in _NEEDING for rank in self._ranks)
+
+    def feed(self, event: Event) -> None:
+        """Tell all ranks: what happens to an engine happens to each of them."""
+        self.feed_each([(rank, event) for rank in self._ranks])
+
+    def feed_each(self, events: Iterable[tuple[Rank, Event]]) -> None:
+        """Tell ranks their own events. Their effects are carried out once all have been told."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for effect in [effect for rank, event in events for effect in rank.machine.handle(event, now)]:
+            self._act(effect)
+        self.stop()
+        due = min((at for rank in self._ranks if (at := rank.machine.next_wakeup()) is not None), default=None)
+        if due is not None:
+            self._timer = loop.call_at(due, self.feed, Tick())
+
+    def stop(self) -> None:
+        """Wake no machine any more, until the next event."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def figures(load: Load) -> dict[str, float]:

@@ -58,6 +58,12 @@ class Adapters:
         self._loaded = found
         self.check()
 
+    def asked(self, lora_request: Any) -> str | None:
+        """`of` the adapter that vLLM's `LoRARequest` names; None: the request has none."""
+        if lora_request is None:
+            return None
+        return self.of(lora_request.lora_name, lora_request.lora_path, lora_request.lora_int_id)
+
     def of(self, name: str, root: str, load: int) -> str:
         """The digest of one adapter, at each of its requests. Reads the adapter's files at the first.
 

@@ -2,8 +2,8 @@
 
 vLLM copies the blocks of prompts into host memory as they are computed, from there into files, and brings them back
 when a prompt needs them (`OffloadingConnector` with its tiers, vLLM 0.32). It runs inside vLLM's `MultiConnector`
-behind the connector that hands over. `engine.vllm.connector.tiers` has what vLLM lacks: copies on CPUs, a bound for the
-files, and the removal of the shared memory's name.
+behind the connector that hands over. `engine.vllm.connector.tiers` has what vLLM lacks: a fence against pulls, copies
+on CPUs, a bound for the files, and the removal of the shared memory's name.
 
 A tier lives as long as one start of its engine: vLLM's files are named by the model's name and the prompt, and not by
 its weights, so those of an earlier start could be of other weights.
@@ -20,7 +20,8 @@ from cluster.errors import UsageError
 GIB: Final = 1 << 30
 
 SPEC_MODULE: Final = "engine.vllm.connector.tiers"
-"""The module from which vLLM imports `SPEC` and `FILES`."""
+"""The module from which vLLM imports `CONNECTOR`, `SPEC` and `FILES`."""
+CONNECTOR: Final = "BatonOffloading"
 SPEC: Final = "BatonTiers"
 FILES: Final = "BoundedFiles"
 
@@ -57,7 +58,8 @@ def beside(own: Mapping[str, Any], tiers: Tiers, ranks: int = 1) -> dict[str, An
              "limit_bytes": tiers.disk_bytes // ranks, "enable_kv_events": True}  # fmt: skip
     extra = {"spec_name": SPEC, "spec_module_path": SPEC_MODULE, "cpu_bytes_to_use": tiers.host_bytes // ranks,
              "secondary_tiers": [files] if tiers.disk_bytes else []}  # fmt: skip
-    offloading = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    offloading = {"kv_connector": CONNECTOR, "kv_connector_module_path": SPEC_MODULE, "kv_role": "kv_both",
+                  "kv_connector_extra_config": extra}  # fmt: skip
     return {
         "kv_connector": "MultiConnector",
         "kv_role": own["kv_role"],

@@ -73,7 +73,10 @@ def _same_tp(producer: str, consumer: str) -> CelRule:
 
 
 _POOLS = (
-    CelRule("has(self.prefill) || has(self.decode) || has(self.both)", "no pool: nothing would serve the model"),
+    CelRule(
+        "has(self.prefill) || has(self.decode) || has(self.both) || (has(self.extra) && size(self.extra) > 0)",
+        "no pool: nothing would serve the model",
+    ),
     CelRule(
         f"{_or('self.decode.shape.pp', 1)} == 1",
         "vLLM's NixlConnector hands no KV cache over to an instance with pipeline stages: `pp` of decode must be 1",

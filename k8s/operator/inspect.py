@@ -10,7 +10,8 @@ from typing import Any
 from k8s.crd import crds
 from k8s.crd.names import API_VERSION, LABEL_CLUSTER, LABEL_PART, label_value
 from k8s.operator.client import ApiAway, ApiClient, ApiFailed
-from k8s.operator.controller import OPTIONAL, WATCHED
+from k8s.operator.kinds import OPTIONAL
+from k8s.operator.watched import WATCHED
 from k8s.plan import ObservedCluster
 from k8s.plan.rights import RIGHTS
 

@@ -19,12 +19,13 @@ from goodput.actuate.existing import Existing, InstanceLife
 from goodput.actuate.existing import ExistingFleet as Exists
 from goodput.actuate.protocol import Unobservable
 from k8s.crd.names import WORKLOAD_CHARS_MAX, short
-from k8s.crd.resource import Resource
-from k8s.operator.secrets import Access
+from k8s.crd.resource import Resource, secret_key
+from k8s.operator.client import ApiClient
+from k8s.operator.secrets import Access, text_in
 from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, ObservedCluster, PlanLimits, Resume, limits_of
 from k8s.plan.observe import is_ours, unix
 from k8s.plan.plan import Look
-from k8s.plan.pods import internal_secret, workload
+from k8s.plan.pods import internal_secret, registry_url, workload
 from k8s.plan.values import PlannedObject, WantedPool
 
 Json = Mapping[str, Any]
@@ -141,6 +142,30 @@ def internal_of(seen: ClusterSeen) -> Json | None:
     name, uid = internal_secret(seen.resource), seen.resource.uid
     secrets = (each for each in seen.observed.objects if each["kind"] == "Secret" and is_ours(each, uid))
     return next((each for each in secrets if each["metadata"]["name"] == name), None)
+
+
+async def registry_place(client: ApiClient, seen: ClusterSeen) -> RegistryPlace:
+    """Where a cluster's controller meets its fleet.
+
+    Raises:
+        ApiFailed: the Secret with the files may not be read.
+        ApiAway: the server cannot be reached.
+    """
+    resource = seen.resource
+    assert resource.spec is not None
+    said = resource.spec.registry
+    if said.url is None:
+        password = text_in(internal_of(seen), "baton-controller-password")
+        url = registry_url(resource, "baton-controller")
+        return RegistryPlace(url=url, cluster=said.cluster, password=password)
+    files = None
+    if said.password_file or said.ca_file:
+        files = await client.named("v1", "Secret", resource.namespace, resource.files_secret)
+    named = {
+        name: None if path is None else text_in(files, secret_key(path))
+        for name, path in (("password", said.password_file), ("ca", said.ca_file))
+    }
+    return RegistryPlace(url=said.url, cluster=said.cluster, **named)
 
 
 def pool_name(cluster: str, stem: str) -> str:

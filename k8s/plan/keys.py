@@ -9,8 +9,9 @@ from it, because then routers would believe none of them: the condition says so,
 A key is replaced in three steps (`kvtransfer.keys`), each of which has reached all pods before the next: the new key is
 added below the old one, it signs, the old one goes. The pods are rolled meanwhile, because an agent reads its identity
 when it starts; the old key goes when every pod was made for the new one. Where yet another key is asked for meanwhile,
-the steps begin again. They are told from labels of the fleet's Secret. Pure: nothing here reads a key, digests of what
-Secrets hold tell whether they belong together.
+the steps begin again; where that is the name from before, whose pods' template is the wanted one again, those pods are
+told from new ones by their age (`is_before_key`). The steps are told from labels of the fleet's Secret. Pure: nothing
+here reads a key, digests of what Secrets hold tell whether they belong together.
 """
 
 from __future__ import annotations
@@ -140,6 +141,8 @@ def _replaced(
 ) -> Iterator[Rekey]:
     name, age_s, wanted = fleet["metadata"]["name"], now - _since(fleet), resource.kubernetes.ticket_keys
     if made_for(fleet) != wanted:
+        if any(made_for(each) == wanted and not _is_older(each, now + 1) for each in observed.pods):
+            return  # of the name from before, and too young to be told from pods that will have read the next key
         yield Rekey(name, KeyStage.ADDED, f"keys `{wanted}` are wanted")
         return
     match stage_of(fleet):
@@ -159,8 +162,16 @@ def _all_have(observed: ObservedCluster, fleet: Json) -> bool:
     The time alone would not do, as it is of two clocks, nor the name alone, which may have been used before.
     """
     pods: Iterable[Json] = pods_by_instance(observed.pods).values()
-    since = _since(fleet) - SKEW_S
-    return all(
-        made_for(each) == made_for(fleet) and (unix(each["metadata"].get("creationTimestamp")) or 0.0) >= since
-        for each in pods
-    )
+    return all(made_for(each) == made_for(fleet) and not _is_older(each, _since(fleet)) for each in pods)
+
+
+def is_before_key(pod: Json, fleet: Json | None) -> bool:
+    """Whether a pod has the wanted name of keys from an earlier use of it, and not the key that is coming in."""
+    if fleet is None or stage_of(fleet) is KeyStage.NONE:
+        return False
+    return made_for(pod) == made_for(fleet) and _is_older(pod, _since(fleet))
+
+
+def _is_older(pod: Json, key_since: float) -> bool:
+    """Whether a pod was surely made before a key was, by the two clocks."""
+    return (unix(pod["metadata"].get("creationTimestamp")) or 0.0) < key_since - SKEW_S

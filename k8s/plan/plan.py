@@ -13,7 +13,7 @@ from k8s.crd.names import APPLIED, LABEL_COUNT, LABEL_PART, digest
 from k8s.crd.resource import Resource
 from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
-from k8s.plan.keys import KeySecrets, are_lost, key_actions, key_secrets, may_start
+from k8s.plan.keys import KeySecrets, are_lost, is_before_key, key_actions, key_secrets, may_start
 from k8s.plan.merge import contains, view
 from k8s.plan.observe import INSTANCE, WORKLOADS, ObservedCluster, gate_of, instances, is_ours, pods_by_instance
 from k8s.plan.pods import (
@@ -95,7 +95,8 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
     resource = desired.resource
     assert resource.spec is not None
     live = {(each["kind"], each["metadata"]["name"]): each for each in observed.objects}
-    there = tuple(instances(observed, resource.uid))
+    keys = key_secrets(resource, observed)
+    there = tuple(_with_keys(instances(observed, resource.uid), observed, keys))
     pools = stems(resource.spec)
     by_model: dict[str, list[WantedPool]] = {}
     for stem, (model, role, pool) in pools.items():
@@ -106,7 +107,6 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
     scaled = dict.fromkeys(observed.advised, "controller") | dict.fromkeys(observed.external, "BatonPool")
     secrets = [("Secret", name) for name in (internal_secret(resource), fleet_secret(resource))]
     names = [*secrets, *(_key(each) for each in children(resource, desired.images, sizes))]
-    keys = key_secrets(resource, observed)
     return Look(
         models=models,
         instances=there,
@@ -119,6 +119,14 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
         keys_lost=are_lost(resource, keys),
         scaled={stem: who for stem, who in scaled.items() if stem in pools},
     )
+
+
+def _with_keys(found: Iterable[PlannedObject], observed: ObservedCluster, keys: KeySecrets) -> Iterator[PlannedObject]:
+    """Instances, those whose pods have not read the key that is coming in as of another revision: they are rolled."""
+    pods = pods_by_instance(observed.pods)
+    for each in found:
+        is_old = each.name in pods and is_before_key(pods[each.name], keys.fleet)
+        yield replace(each, revision=f"{each.revision} with earlier keys") if is_old else each
 
 
 def sizes_of(models: tuple[WantedModel, ...]) -> dict[str, int]:

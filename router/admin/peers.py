@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 from yarl import URL
@@ -26,6 +26,7 @@ from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.registry.membership import Heartbeat
 from kvtransfer.signed import NONCE_BYTES, READER, SIGNATURE, Ask, Judge, ask_in, signed_headers
 from kvtransfer.ticket import SigningKey
+from router.admin.peer_words import an_object
 
 ASK_S: Final = 1.0
 """A router that is alive answers in milliseconds; waiting longer for a dead one tells an operator nothing more."""
@@ -143,3 +144,12 @@ class RouterPeers:
         if answer.status in {401, 403}:
             return "it refuses this router: give both the fleet's --ticket-keys-file"
         return PeerAnswer(answer.status, raw)
+
+
+def read_answer(
+    answer: PeerAnswer | str, read: Callable[[bytes], dict[str, Any] | str] = an_object
+) -> dict[str, Any] | str:
+    """A peer's answer, or why it is of no use."""
+    if isinstance(answer, str):
+        return answer
+    return read(answer.body) if answer.status == 200 else f"it answers with HTTP {answer.status}"

@@ -43,6 +43,7 @@ from router.fleet.discovery import Discovery
 from router.fleet.prover import Prover
 from router.fleet.snapshot import InstanceView
 from router.http.bodies import read_body
+from router.http.cold import as_response, json_response
 from router.http.uploads import Uploads, client_of
 from router.http.upstream import EngineLost, limit_silence, say
 from router.request.parts import Parts
@@ -170,7 +171,7 @@ class Endpoints:
         """``/v1/models``: the models that ready instances serve to this tenant, each once, with the engines' own
         entries.
         """
-        return _json({"object": "list", "data": self._cards(_tenant_of(http))})
+        return json_response({"object": "list", "data": self._cards(_tenant_of(http))})
 
     def _cards(self, tenant: str) -> list[Mapping[str, Any]]:
         entries: dict[str, dict[str, object]] = {}
@@ -184,7 +185,7 @@ class Endpoints:
         name, tenant = http.match_info["name"], _tenant_of(http)
         for entry in self._cards(tenant):
             if entry.get("id") == name:
-                return _json(entry)
+                return json_response(entry)
         raise unknown_model(name[:200], self._names.names(self.parts.view.models(tenant)))
 
     async def openapi(self, _: web.Request) -> web.Response:
@@ -206,7 +207,7 @@ class Endpoints:
     async def ready_and_who(self, http: web.Request) -> web.Response:
         """The same on the admin side: with all instances for operators, and for a tenant with those that serve it."""
         try:
-            reader = self.operators.reader(http)
+            reader = self.operators.access.reader(http)
         except ApiError:
             return self._readiness(())
         shown = [seen for seen in self.parts.view.all() if seen.instance.serves(reader)]
@@ -223,7 +224,7 @@ class Endpoints:
         unproven = self._scrape.unproven() if everybody else {}
         if unproven:
             told["unproven"] = unproven
-        return _json(told, 200 if complete else 503)
+        return json_response(told, 200 if complete else 503)
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus text."""
@@ -288,10 +289,6 @@ def _instances(shown: Iterable[InstanceView]) -> list[dict[str, object]]:
     ]
 
 
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
-
-
 _RELAYED = ("Content-Type", "Content-Encoding", "Cache-Control", "Content-Disposition")
 """The headers about an answer that is passed on unread."""
 
@@ -354,7 +351,7 @@ def _errors(endpoints: Endpoints) -> Any:
         headers = headers_of(problem)
         if problem.status in {408, 413}:
             headers["Connection"] = "close"  # do not read the rest of the body
-        response = _json(problem.body(), problem.status)
+        response = as_response(problem)
         response.headers.update(headers)
         return response
 

@@ -103,6 +103,8 @@ class Lost(msgspec.Struct, frozen=True):
     """For a stream: the router can drop what the client already has from a second stream."""
     by: InstanceId | None = None
     """For a prefill leg, its instance; None: the leg that was sent last."""
+    drew: bool = False
+    """Nothing is wrong with the engine but that it began with a token of its own: it had not been told the client's."""
 
 
 class EarlyLost(msgspec.Struct, frozen=True):

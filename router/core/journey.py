@@ -155,8 +155,8 @@ class Journey:
     __slots__ = (
         "aborted", "arrived", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode",
         "early", "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs",
-        "now", "outcome", "prefill", "prefilled", "spoken", "stall_s", "state", "stream", "touched", "transfer",
-        "turn_ends", "whole_deadline",
+        "now", "outcome", "prefill", "prefilled", "spared", "spoken", "stall_s", "state", "stream", "touched",
+        "transfer", "turn_ends", "whole_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -208,6 +208,9 @@ class Journey:
         self.touched = False
         """A decode instance was sent that hold and failed. It may have pulled the hold, or given it back, so P's blocks
         may belong to another prompt by now. No other instance may pull the hold; it can only be released."""
+        self.spared: InstanceId | None = None
+        """A decode instance that is excluded only because it began with a token of its own. It is asked again if there
+        is no other."""
         self.first_token: int | None = None
         self.spoken = False
         """The client has received a status, and a token or more."""
@@ -267,6 +270,8 @@ class Journey:
         if event.shed_s is not None:
             return self._fail(shed(event.because, event.shed_s))
         if event.decode is None:
+            if self.spared is not None:
+                return self._ask_spared(self.spared)
             failed = f"; last failure: {self.last_failure}" if self.last_failure else ""
             return self._fail(no_instance(event.because + failed))
         self.attempt += 1
@@ -284,6 +289,12 @@ class Journey:
             return (*release, prefill)
         self.early_at = self.now + event.early_s
         return (*release, prefill, *(self._send_early() if event.early_s <= 0 else ()))
+
+    def _ask_spared(self, spared: InstanceId) -> tuple[Effect, ...]:
+        """Only the one that drew a token of its own is left. It will be told the client's."""
+        asked = frozenset({self.prefill}) if self.prefill is not None else _NOBODY
+        self.excluded, self.spared = (self.excluded | asked) - {spared}, None
+        return (self._choose(),)
 
     def _send_early(self) -> tuple[Effect, ...]:
         assert self.decode is not None and self.prefill is not None
@@ -464,6 +475,7 @@ class Journey:
         if event.again:  # another instance generates the answer again; the router drops what the client already has
             self._speak()
             self.deadline = self.now + self.stall_s * (1 - TURN)  # it may have been silent for its turn
+            self.spared = self.decode if event.drew else None
             return (CloseDecode(), *self._try_again(self.decode, event.because))
         return (CloseDecode(), *self._fail(upstream_failed(event.because)))
 

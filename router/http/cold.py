@@ -1,8 +1,9 @@
-"""Additions to aiohttp's side of a port: errors as JSON, time limits, connection limits, turns of uploads. A shell.
+"""aiohttp's side of a port: errors as JSON, time limits, connection limits, turns of uploads, one request at a time. A
+shell.
 
 aiohttp by itself answers unreadable requests and expectations in plain text, waits for ever for a first request, and
-takes any number of connections. These classes change that. (It begins no request before the last answer is written out:
-`tests/contract/test_hostile.py`.)
+takes any number of connections. The classes here change that. (It begins no request before the last answer is written
+out: `tests/contract/test_hostile.py`.)
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.errors import ApiError, bad_request, no_room
-from cluster.http.heads import HEADERS_MAX, LINE_BYTES_MAX, check_expectation, too_long
+from cluster.http.framing import Chunks
+from cluster.http.heads import HEADERS_MAX, LINE_BYTES_MAX, RequestHead, check_expectation, too_long
+from router.http.client_transport import KEEPALIVE_S
 from router.http.doors import ConnectionPlace, Doors
-from router.http.front import KEEPALIVE_S
 from router.http.uploads import Uploads, no_room_for_bodies
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -33,6 +35,10 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 """aiohttp's limits, on every port: it reads no larger heads than the clients' front does."""
 
+COLD_LOOKS_S: Final = 0.01
+"""aiohttp does not report when it has answered: while that is awaited, the connection is polled this often."""
+
+_TUNNEL: Final = b"CONNECT "
 _LATE: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
 
 
@@ -147,8 +153,12 @@ def _expecting(handle: Handle) -> Handle:
 
 def as_response(problem: ApiError) -> web.Response:
     """A problem as an aiohttp answer."""
-    body = msgspec.json.encode(problem.body())
-    return web.Response(status=problem.status, body=body, content_type="application/json")
+    return json_response(problem.body(), problem.status)
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    """A value as an aiohttp answer."""
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
 class UploadTurn:
@@ -179,3 +189,89 @@ class UploadTurn:
         go, self._go = self._go, None
         if go is not None and not go.done():
             go.set_result(None)
+
+
+def framing_of(head: RequestHead, data: bytes, bytes_max: int) -> Chunks | int | None:
+    """What tells the end of the body of a request for aiohttp, which begins with `data`: its chunks, or its number of
+    bytes. None: the client asks for another protocol, so all further bytes are aiohttp's.
+
+    Raises:
+        ApiError: aiohttp would read this request in another way, or it expects something unknown.
+    """
+    if data.startswith(_TUNNEL):  # some readers see no body after such a head: aiohttp reads on in it
+        raise ApiError(405, "MethodNotAllowedError", "`CONNECT` is not allowed here: this is no proxy.")
+    framing = Chunks(bytes_max, keeps=False) if head.comes_in_chunks() else head.length()
+    expects = head.headers.get("expect")
+    if expects is not None:
+        check_expectation(expects)
+    return None if "upgrade" in head.headers else framing
+
+
+class ColdRequests:
+    """The requests of one client's connection that aiohttp answers: it gets the bytes of one at a time."""
+
+    def __init__(self, handler: RequestHandler, transport: asyncio.Transport, again: Callable[[], None]) -> None:
+        """`again`: called after `has_answered` was false, to ask once more."""
+        self.handler: Final = handler
+        self._again: Final = again
+        self._framing: Chunks | int | None = 0
+        """See `framing_of`; a number counts the bytes that are still to come."""
+        self._looking = False
+        handler.connection_made(transport)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the client need not send more for aiohttp to answer, as far as is known here."""
+        return not isinstance(self._framing, Chunks) and not self._framing
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether aiohttp has answered all that has begun."""
+        return self.whole and self._waits
+
+    @property
+    def _waits(self) -> bool:
+        waiter = self.handler._waiter  # noqa: SLF001 - only there aiohttp says it
+        return waiter is not None and not waiter.done()
+
+    def begin(self, data: bytes, end: int, framing: Chunks | int | None) -> bytes:
+        """Give aiohttp the head ``data[:end]``. Returns the bytes behind it, which `feed` takes."""
+        self._framing = framing
+        if framing is None:
+            end = len(data)
+        self.handler.data_received(data[:end])
+        return data[end:]
+
+    def feed(self, data: bytes) -> bytes:
+        """Give aiohttp those of the next bytes that belong to its request. Returns the others. Raises ApiError."""
+        framing = self._framing
+        if framing is None:
+            used = len(data)
+        elif isinstance(framing, Chunks):
+            used = framing.feed(data)
+            if framing.done:
+                self._framing = 0
+        else:
+            used = min(framing, len(data))
+            self._framing = framing - used
+        if used:
+            self.handler.data_received(data[:used])
+        return data[used:]
+
+    def has_answered(self) -> bool:
+        """Whether the next request may begin. If not, `again` is called soon."""
+        if not self._waits:
+            if not self._looking:
+                self._looking = True
+                asyncio.get_running_loop().call_later(COLD_LOOKS_S, self._look)
+            return False
+        return True
+
+    def _look(self) -> None:
+        self._looking = False
+        self._again()
+
+    def leave(self) -> None:
+        """Keep aiohttp from closing this connection when it finds it idle."""
+        self.handler.transport = None
+        self.handler.connection_lost(None)

@@ -26,7 +26,8 @@ class Fitted:
     """observed = rest + slope · plain, by least squares with forgetting.
 
     While sizes are alike, they do not show what grows with size: the slope is pulled towards 1 if `plain` is to be
-    trusted (`trusted`), so that what is more is the rest; else towards observed / plain, so that there is no rest.
+    trusted (`trusted`), so that what is more is the rest; else towards a rest that is the slope times a `base` that
+    others have shown, and towards none where they have shown none.
     """
 
     rate: float = LINE_RATE
@@ -60,10 +61,10 @@ class Fitted:
         self.both *= factor
         self.recent = min(self.recent, weight)
 
-    def fit(self) -> tuple[float, float]:
-        """Slope and rest; the rest is not negative."""
+    def fit(self, base: float = 0.0) -> tuple[float, float]:
+        """Slope and rest; the rest is not negative. `base`: the rest over the slope, as it is elsewhere."""
         drawn = (PRIOR_SPREAD * self.plain) ** 2 * PRIOR_COUNT / self.recent
-        expected = 1.0 if self.trusted or self.plain <= 0 else self.observed / self.plain
+        expected = 1.0 if self.trusted or self.plain <= 0 else self.observed / (self.plain + base)
         slope = (self.both + expected * drawn) / (self.variance + drawn) if self.variance + drawn > 0 else expected
         slope = max(slope, 0.0)
         rest = self.observed - slope * self.plain

@@ -106,6 +106,13 @@ class Siblings:
         make = self._makes.get(self._make_of.get(row, -1))
         return None if make is None or not make.legs else (math.exp(make.level), make.rest)
 
+    def base(self, row: int) -> float:
+        """What a leg takes besides, over the factor, in the row's make: its speed apart, so that slow instances and
+        quick ones have one. 0: no leg was timed.
+        """
+        make = self._makes.get(self._make_of.get(row, -1))
+        return 0.0 if make is None else make.rest / math.exp(make.level)
+
     def strays(self, row: int, level: float, legs: float, size: float = 0.0) -> float:
         """By what to multiply the row's factor; 1: it is believed as it is.
 

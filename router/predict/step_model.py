@@ -370,7 +370,7 @@ class StepModel:
     def _take_fit(self, row: int) -> None:
         """Predict prompts there by what is fitted."""
         at = self.rows[row]
-        slope, rest = at.prompts.fit()
+        slope, rest = at.prompts.fit(self._prompts_of.base(row))
         bound = _off_max(at.make, max(at.prompts.count, self._prompts_of.legs(row)))
         self._take_prompts(row, min(bound, max(1 / bound, slope)), rest)
 

@@ -1,9 +1,10 @@
-"""The answering leg of one request, until its bytes are relayed: sent, opened or failed, closed. A shell."""
+"""The answering leg of one request: sent, opened or failed, relayed, closed. A shell."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from cluster import wire
@@ -13,10 +14,10 @@ from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
 from router.fleet import events as d
-from router.http.upstream import Answer
+from router.http.upstream import Answer, EngineLost
 from router.request.engine_words import EngineWords
 from router.request.in_one_piece import AnswerInOnePiece
-from router.request.legs import AnswerLeg, LegOwner, PrefillLeg
+from router.request.legs import OVER, AnswerLeg, AnswerOwner, EventSink, PrefillLeg
 from router.request.outgoing import Outgoing
 from router.request.parts import Parts
 from router.request.reply import Reply
@@ -26,16 +27,12 @@ from router.request.trace import RequestTrace
 from router.telemetry.timing import Stage
 
 
-class Answering:
-    """The answering leg of one request.
-
-    The class is long because an early leg and a leg that waits for a source become the answering leg, and each of its
-    events has a method here.
-    """
+class Answering(AnswerOwner):
+    """The answering leg of one request."""
 
     __slots__ = (
-        "_in_one_piece", "_outgoing", "_parts", "_reply", "_request", "_resumable", "_scheduled", "_trace",
-        "_words", "leg", "paused", "relayed", "way",
+        "_in_one_piece", "_outgoing", "_parts", "_reply", "_request", "_scheduled", "_sink", "_trace", "_words",
+        "leg", "paused", "relayed", "way",
     )  # fmt: skip
 
     def __init__(
@@ -47,10 +44,9 @@ class Answering:
         words: EngineWords,
         reply: Reply,
         trace: RequestTrace,
-        *,
-        resumable: bool,
+        sink: EventSink,
     ) -> None:
-        """`resumable`: whether another engine may continue if this one's stream breaks."""
+        """`sink` gets the events of its leg."""
         self._parts: Final = parts
         self._request: Final = request
         self._outgoing: Final = outgoing
@@ -58,7 +54,7 @@ class Answering:
         self._words: Final = words
         self._reply: Final = reply
         self._trace: Final = trace
-        self._resumable: Final = resumable
+        self._sink = sink
         self.leg: AnswerLeg | None = None
         self.paused = False
         """Its client once read more slowly than its engine wrote: its times say nothing about the engine."""
@@ -68,8 +64,8 @@ class Answering:
         """The client has received a part of an engine's answer."""
         self._in_one_piece: Final = None if request.stream else AnswerInOnePiece(parts, request, scheduled, trace)
 
-    def send(self, effect: j.SendDecode, owner: LegOwner, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
-        """Send the leg and report its events to `owner`. `producer`: the leg whose hold it pulls."""
+    def send(self, effect: j.SendDecode, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
+        """Send the leg. `producer`: the leg whose hold it pulls."""
         instance, transfer, parts = effect.instance, effect.transfer, self._parts
         away = parts.scheduler.turned_away(instance)
         if away is not None:
@@ -79,41 +75,44 @@ class Answering:
         holder = producer if pulls else None
         held_by, held_at = (instance, attempt) if holder is None else (holder.instance, holder.attempt)
         self._scheduled.occupy(instance)
-        leg = self._new_leg(instance, owner)
+        leg = self.leg = self.new_leg(instance, self)
         if transfer is not None:
             leg.pulled, leg.producer = transfer.producer, None if producer is None else producer.instance
         elif self._in_one_piece is not None:
             self._in_one_piece.presume(leg.started)
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.AGGREGATED_LEG, target)
+        source = None if pulls else effect.source
 
         def send(held: wire.TransferFields | None) -> None:
+            if held is not None and source is not None:
+                held = held.untold()  # its usage counts what it had, and what it pulled
             fields = wire.decode_body({}, held, effect.first_token)
             if fields:
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
-            self._send(leg, target, headers, fields, once=held is not None)
+            self.transmit(leg, target, headers, fields, once=held is not None)
 
-        def send_with(held: wire.TransferFields | None) -> None:
-            send(None if held is None else held.untold())  # its usage counts what it had, and what it pulled
-
-        if effect.source is None or pulls:
+        if source is None:
             send(transfer)
             return None
         wanted = self._scheduled.context.wanted
-        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, wanted, attempt, send_with)
+        sourcing = Sourcing(parts, self._request, self._outgoing, self._sink, source, wanted, attempt, send)
         leg.source = sourcing
         sourcing.begin()
         return None
 
-    def _new_leg(self, instance: InstanceId, owner: LegOwner) -> AnswerLeg:
+    def new_leg(self, instance: InstanceId, owner: AnswerOwner) -> AnswerLeg:
+        """A leg to this instance, not sent yet."""
         parts, streams = self._parts, self._request.stream
         leg = AnswerLeg(owner, instance, self._reply.outlet, streams=streams, bytes_max=parts.limits.answer_bytes_max)
         parts.losses.watch(instance, leg, leg.left)
-        self.leg = leg
         return leg
 
-    def _send(self, leg: AnswerLeg, target: Instance, headers: bytes, fields: Mapping[str, Any], *, once: bool) -> None:
+    def transmit(
+        self, leg: AnswerLeg, target: Instance, headers: bytes, fields: Mapping[str, Any], *, once: bool
+    ) -> None:
+        """Send the client's body with these fields. `once`: never again, whatever becomes of it."""
         leg.http = self._parts.engines.legs.send(
             target.url,
             self._request.path,
@@ -124,78 +123,65 @@ class Answering:
             silence_s=self._parts.limits.stall_s if self._request.stream else 0.0,
         )
 
-    def send_early(self, effect: j.SendEarly, owner: LegOwner, *, pins: bool) -> j.Event | None:
-        """Send the leg while its producer computes the prompt, under the name of the hold-to-be. `pins`: D's answer is
-        to begin with P's token. Its place is taken already.
-        """
-        instance, parts = effect.instance, self._parts
-        away = parts.scheduler.turned_away(instance)
-        if away is not None:
-            return j.EarlyLost(away.because)  # once P has answered, another instance is chosen
-        name = self._outgoing.transfer_id(effect.producer, effect.attempt)
-        unsigned = wire.early_fields(name, effect.producer, pins=pins)
-        fields = self._outgoing.stamped(unsigned, instance, effect.producer, effect.attempt)
-        leg = self._new_leg(instance, owner)
-        leg.early, leg.pins, leg.producer = True, pins, effect.producer
-        target = parts.view.get(instance).instance
-        self._send(leg, target, self._outgoing.early_lines(Stage.DECODE_LEG, target), fields, once=True)
-        return None
-
-    @property
-    def early_unpinned(self) -> bool:
-        """Whether an early leg is under way that need not begin with P's token."""
-        return self.leg is not None and self.leg.early and not self.leg.pins
-
-    def use_early(self, transfer: wire.TransferFields) -> j.Event | None:
-        """Its producer has answered: the leg pulls this hold."""
-        leg = self.leg
-        if leg is None:
-            return j.Lost("its early leg is gone")
-        leg.pulled = transfer.producer
-        if leg.http is not None and self._request.stream and self._parts.limits.stall_s:
-            leg.http.limit_silence(self._parts.limits.stall_s)  # it was silent while P computed
-        self._is_decode_leg(leg, "used")
-        return None
-
-    def _is_decode_leg(self, leg: AnswerLeg, because: str) -> None:
-        """The early leg is the decode leg from now on."""
+    def adopt(self, leg: AnswerLeg) -> None:
+        """An early leg is the decode leg from now on."""
         now = time.monotonic()
-        ahead_s, leg.started, leg.early = now - leg.started, now, False
-        self.way = "handoff"
-        self._parts.meters.early_legs.labels(because).inc()
+        ahead_s, leg.started, leg.owner = now - leg.started, now, self
+        self.leg, self.way = leg, "handoff"
         if self._parts.view.knows(leg.instance):
             self._trace.sends(Stage.DECODE_LEG, self._parts.view.get(leg.instance).instance, ahead_s=ahead_s)
 
-    def drop_early(self, because: str = "closed") -> None:
-        """Close the early leg, if there is one; the place at its instance stays taken."""
-        leg = self.leg
-        if leg is not None and leg.early:
-            self.leg = None
-            self._forget_answer()
-            self._parts.losses.unwatch(leg.instance, leg)
-            leg.close()
-            self._parts.meters.early_legs.labels(because).inc()
+    # -- its events --
 
-    def _early_over(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
-        """The early leg has failed, or has its answer before its producer has answered."""
-        if failure is not None:
-            self.drop_early("lost")
-            because = failure.because if type(failure) is j.Lost else "its engine refused it"
-            return j.EarlyLost(because)
-        self._is_decode_leg(leg, "answered first")
-        return self.opened(leg, None)
+    def answer_began(self, leg: AnswerLeg, because: str) -> None:
+        """The beginning of a stream with a good status has arrived. `because`: why it is not valid; empty: it is."""
+        if leg is self.leg:
+            self._sink.run(self._began, leg, because)
+
+    def _began(self, leg: AnswerLeg, because: str) -> j.Event:
+        return self.opened(leg, self._words.no_stream(leg.instance, leg.pieces, because) if because else None)
+
+    def answer_ended(self, leg: AnswerLeg) -> None:
+        """The whole answer has arrived."""
+        if leg is not self.leg:
+            return
+        if leg.relays:
+            self._sink.run(self._reply.ended)
+        else:
+            self._sink.run(self._ended, leg)
+
+    def _ended(self, leg: AnswerLeg) -> j.Event:
+        return self.opened(leg, self.why_none(leg))
+
+    def answer_lost(self, leg: AnswerLeg, lost: EngineLost) -> None:
+        """The leg broke off."""
+        if leg is not self.leg:
+            return
+        if leg.relays:
+            self._sink.run(partial(self._reply.broke_off, waited=lost.silent), str(lost))
+        else:
+            self._sink.run(self._lost, leg, lost)
+
+    def _lost(self, leg: AnswerLeg, lost: EngineLost) -> j.Event:
+        return self.opened(leg, self._words.lost(leg.instance, lost))
+
+    def answer_left(self, leg: AnswerLeg) -> None:
+        """The leg's instance is lost."""
+        if leg is self.leg and leg.opening:
+            self._sink.run(self.opened, leg, j.Lost("the instance was lost"))
+
+    def passed_on(self, event: object) -> None:
+        """A chunk has led to this event."""
+        assert isinstance(event, j.Lost)
+        self._sink.feed(event)
+
+    def answer_more(self, data: bytes) -> None:
+        """More bytes of the stream have arrived."""
+        self._sink.run(self._reply.feed, data)
 
     # -- how it begins --
 
-    def no_stream(self, leg: AnswerLeg, because: str) -> j.Event:
-        """The leg's answer did not begin as a stream."""
-        return self.opened(leg, self._words.no_stream(leg.instance, leg.pieces, because))
-
-    def ended(self, leg: AnswerLeg) -> j.Event:
-        """The whole answer has arrived, and none of it was relayed."""
-        return self.opened(leg, self._why_none(leg))
-
-    def _why_none(self, leg: AnswerLeg) -> j.Event | None:
+    def why_none(self, leg: AnswerLeg) -> j.Event | None:
         """Why what has arrived whole is no answer; None for an answer in one piece."""
         answer = Answer(leg.status, leg.content_type, leg.pieces)
         if answer.status != 200:
@@ -207,8 +193,6 @@ class Answering:
 
     def opened(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
         """The leg's status is known: its answer begins, or it has failed."""
-        if leg.early:
-            return self._early_over(leg, failure)
         parts = self._parts
         leg.opening = False
         self._outgoing.forget_body()
@@ -226,7 +210,7 @@ class Answering:
         self.presume_no_more()
         if self._request.stream or self._scheduled.context.wanted.prefill_only:
             self._scheduled.opened()  # else the whole answer has arrived, which tells no time
-        self._trace.opened(spoken=self._reply.first_out)
+        self._trace.opened()
         return j.Opened()
 
     # -- relaying --
@@ -243,25 +227,21 @@ class Answering:
         leg = self.leg
         assert leg is not None
         self._scheduled.spoken_by(leg.instance)
-        leg.relays = True
-        if leg.http is not None and self._resumable:
-            leg.http.limit_silence(self._parts.limits.stall_s * j.TURN)
-        if leg.http is not None:
-            leg.http.chunk = self._reply.pass_on
+        # While another engine may continue the stream, this one has only its turn of the time that a client waits.
+        leg.relay(self._reply.pass_on, self._parts.limits.stall_s * j.TURN if self._reply.sent.resumable else 0.0)
         if self._reply.outlet.full:
             self.pause()
         return self._reply.relay(leg.content_type, leg.cache_control) or self._reply.feed(leg.pieces)
 
     def pause(self) -> None:
         """Stop reading from the engine: the client reads too slowly (backpressure)."""
-        if self.leg is not None and self.leg.http is not None:
+        if self.leg is not None and self.leg.pause():
             self.paused = True
-            self.leg.http.pause()
 
     def resume(self) -> None:
         """Read from the engine again."""
-        if self.leg is not None and self.leg.http is not None:
-            self.leg.http.resume()
+        if self.leg is not None:
+            self.leg.resume()
 
     def close(self) -> None:
         """Break the leg off, if there is one; its place is free."""
@@ -288,5 +268,5 @@ class Answering:
         return None if self._in_one_piece is None else self._in_one_piece.engine_said(tokens)
 
     def part(self) -> None:
-        """Drop the reference to the leg, which refers to the driver."""
-        self.leg = None
+        """The request is over: drop the references to its leg and its driver."""
+        self.leg, self._sink = None, OVER

@@ -1,7 +1,7 @@
 """The two legs of a request, once sent: they collect the bytes of their connections until those make sense, then
 report.
 
-A leg decides nothing: it tells its owner, the request's driver, which asks the journey.
+A leg decides nothing: it tells its owner, the part of the request that sent it, which asks the journey.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from cluster.ids import InstanceId
 from router.core import engine_answers
@@ -19,8 +20,38 @@ from router.http.outlet import Outlet
 from router.http.upstream import Answer, EngineLost, too_long
 
 
-class LegOwner(ABC):
-    """The sender of legs, which gets their events."""
+class EventSink(ABC):
+    """Takes what happens to the parts of one request on to its journey."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def feed(self, event: j.Event) -> None:
+        """Take an event."""
+
+    @abstractmethod
+    def run(self, step: Callable[..., j.Event | None], *given: Any) -> None:
+        """Run a step of a part, and take the event that it returns, if any. A bug in it ends this request and no
+        other.
+        """
+
+
+class _OverSink(EventSink):
+    """The request is over: nothing happens to it any more."""
+
+    def feed(self, event: j.Event) -> None:
+        pass
+
+    def run(self, step: Callable[..., j.Event | None], *given: Any) -> None:
+        pass
+
+
+OVER: Final[EventSink] = _OverSink()
+"""Given to parts whose request is over, so that they do not refer to its driver."""
+
+
+class PrefillOwner(ABC):
+    """The sender of prefill legs, which gets their events."""
 
     __slots__ = ()
 
@@ -39,6 +70,12 @@ class LegOwner(ABC):
     @abstractmethod
     def prefill_left(self, leg: PrefillLeg) -> None:
         """The leg's instance is lost; the leg may still do its work and hold blocks for this request."""
+
+
+class AnswerOwner(ABC):
+    """The sender of an answering leg, which gets its events."""
+
+    __slots__ = ()
 
     @abstractmethod
     def answer_began(self, leg: AnswerLeg, because: str) -> None:
@@ -61,12 +98,8 @@ class LegOwner(ABC):
         """A chunk has led to this event."""
 
     @abstractmethod
-    def relayed(self, data: bytes) -> None:
+    def answer_more(self, data: bytes) -> None:
         """More bytes of the stream have arrived."""
-
-    @abstractmethod
-    def source_over(self, source: AwaitedSource, said: Answer | EngineLost | None) -> None:
-        """A source has answered, or its leg broke off; None: it has not answered in time."""
 
 
 class CollectedAnswer:
@@ -135,7 +168,7 @@ class PrefillLeg(CollectedAnswer):
 
     __slots__ = ("_owner", "_said", "_told", "attempt", "instance", "source", "started")
 
-    def __init__(self, owner: LegOwner, instance: InstanceId, attempt: int, bytes_max: int) -> None:
+    def __init__(self, owner: PrefillOwner, instance: InstanceId, attempt: int, bytes_max: int) -> None:
         """`bytes_max`: the most bytes of its answer that are kept."""
         super().__init__(bytes_max)
         self._owner = owner
@@ -205,16 +238,14 @@ class AnswerLeg:
         "_bytes",
         "_bytes_max",
         "_outlet",
-        "_owner",
         "_pieces",
         "_streams",
         "cache_control",
         "content_type",
-        "early",
         "http",
         "instance",
         "opening",
-        "pins",
+        "owner",
         "producer",
         "pulled",
         "relays",
@@ -223,7 +254,9 @@ class AnswerLeg:
         "status",
     )
 
-    def __init__(self, owner: LegOwner, instance: InstanceId, outlet: Outlet, *, streams: bool, bytes_max: int) -> None:
+    def __init__(
+        self, owner: AnswerOwner, instance: InstanceId, outlet: Outlet, *, streams: bool, bytes_max: int
+    ) -> None:
         """A leg that is about to be sent.
 
         Args:
@@ -233,7 +266,7 @@ class AnswerLeg:
             streams: the client wants a stream.
             bytes_max: the most bytes of an answer that are kept.
         """
-        self._owner = owner
+        self.owner = owner
         self._outlet = outlet
         self._streams = streams
         self._bytes_max = bytes_max
@@ -247,10 +280,6 @@ class AnswerLeg:
         self.started = time.monotonic()
         self.opening = True
         """Nothing has arrived that tells its status."""
-        self.early = False
-        """It waits for a hold that its producer has not answered with yet."""
-        self.pins = False
-        """As an early leg: its answer is to begin with P's token."""
         self.relays = False
         """Its bytes go to the client as they arrive."""
         self.status, self.content_type, self.cache_control = 0, "", ""
@@ -278,7 +307,7 @@ class AnswerLeg:
 
     def _body(self, data: bytes) -> None:
         if self.relays:
-            self._owner.relayed(data)
+            self.owner.answer_more(data)
             return
         self._pieces.append(data)
         self._bytes += len(data)
@@ -291,30 +320,53 @@ class AnswerLeg:
     def _begin(self, data: bytes) -> None:
         """A stream's first bytes: report them once they show whether the stream is valid."""
         if not self.content_type.startswith("text/event-stream"):
-            self._owner.answer_began(self, f"it answered a stream with {self.content_type!r}")
+            self.owner.answer_began(self, f"it answered a stream with {self.content_type!r}")
         elif b"\n" in data or self._bytes >= engine_answers.BEGINNING_BYTES_MAX:
             because = engine_answers.beginning(self.pieces)
             if because is not None:
-                self._owner.answer_began(self, because)
+                self.owner.answer_began(self, because)
 
     def chunk(self, framed: bytes, begin: int) -> None:
         self.body(framed[begin:-2])
 
     def happened(self, found: object) -> None:
-        self._owner.passed_on(found)
+        self.owner.passed_on(found)
 
     def ended(self) -> None:
         self.http = None
-        self._owner.answer_ended(self)
+        self.owner.answer_ended(self)
         self._outlet.uncork()
 
     def lost(self, lost: EngineLost) -> None:
         self.http = None
-        self._owner.answer_lost(self, lost)
+        self.owner.answer_lost(self, lost)
 
     def left(self) -> None:
         """The leg's instance is lost."""
-        self._owner.answer_left(self)
+        self.owner.answer_left(self)
+
+    def relay(self, chunk: Callable[[bytes, int], object], silence_s: float) -> None:
+        """Its bytes go to the client from now on, whole chunks to `chunk`. `silence_s`: see `limit_silence`."""
+        self.relays = True
+        self.limit_silence(silence_s)
+        if self.http is not None:
+            self.http.chunk = chunk
+
+    def limit_silence(self, silence_s: float) -> None:
+        """The engine may be silent for so long, in seconds; 0: as long as before."""
+        if self.http is not None and silence_s > 0:
+            self.http.limit_silence(silence_s)
+
+    def pause(self) -> bool:
+        """Stop reading from the engine. Returns whether there is anything to read."""
+        if self.http is not None:
+            self.http.pause()
+        return self.http is not None
+
+    def resume(self) -> None:
+        """Read from the engine again."""
+        if self.http is not None:
+            self.http.resume()
 
     def close(self) -> None:
         """Break the leg off."""

@@ -11,11 +11,13 @@ from router.http.engines import Engines
 from router.http.tasks import Tasks
 from router.predict.predictors import RequestPredictor
 from router.request.refusals import Refusals
-from router.scheduler.dispatch import Dispatch
-from router.scheduler.flow_control.waiters import Losses, Waiters
+from router.scheduler.dispatch import Dispatch, Losses, Waiters
 from router.scheduler.scheduler import Scheduler
 from router.telemetry.explain_store import ExplainStore
 from router.telemetry.metrics import RouterMetrics
+
+BUG: Final = "%s: a request failed in the router"
+"""What the log says of a bug, with the request's names."""
 
 
 class Open(Protocol):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,25 +16,28 @@ from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
 from router.core.timing_parts import EngineTold
-from router.http.upstream import Answer
+from router.http.upstream import Answer, EngineLost
 from router.request.engine_words import EngineWords
-from router.request.legs import LegOwner, PrefillLeg, PrefillSaid
+from router.request.legs import OVER, EventSink, PrefillLeg, PrefillOwner, PrefillSaid
 from router.request.outgoing import Outgoing
-from router.request.parts import Parts
+from router.request.parts import BUG, Parts
 from router.request.releases import Releases
+from router.request.reply import Reply
 from router.request.scheduled import ScheduledRequest
 from router.request.seeding import Seeding
 from router.request.sourcing import Sourcing
 from router.request.trace import RequestTrace
 from router.telemetry.timing import Stage
 
+logger = logging.getLogger("baton.router")
 
-class Prefilling:
+
+class Prefilling(PrefillOwner):
     """The prefill legs of one request."""
 
     __slots__ = (
-        "_had_cached", "_legs", "_outgoing", "_parts", "_releasing", "_request", "_scheduled", "_seeding", "_trace",
-        "_words", "answer", "producer",
+        "_attempt", "_had_cached", "_legs", "_outgoing", "_parts", "_releasing", "_request", "_scheduled", "_seeding",
+        "_sink", "_trace", "_words", "producer",
     )  # fmt: skip
 
     def __init__(
@@ -45,7 +49,9 @@ class Prefilling:
         seeding: Seeding,
         words: EngineWords,
         trace: RequestTrace,
+        sink: EventSink,
     ) -> None:
+        """`sink` gets the events of its legs."""
         self._parts: Final = parts
         self._request: Final = request
         self._outgoing: Final = outgoing
@@ -53,19 +59,22 @@ class Prefilling:
         self._seeding: Final = seeding
         self._words: Final = words
         self._trace: Final = trace
+        self._sink = sink
         self._legs: Final[dict[InstanceId, PrefillLeg]] = {}
         """The awaited legs, the oldest first."""
+        self._attempt = 0
+        """The attempt of the leg that was sent last."""
         self.producer: PrefillLeg | None = None
         """The leg whose answer the journey uses; before there is one, the leg that was sent last."""
-        self.answer: Answer | None = None
         self._had_cached: int | None = None
         """Prompt tokens that the first P had cached."""
         self._releasing: asyncio.Task[j.Event] | None = None
 
-    def send(self, effect: j.SendPrefill, owner: LegOwner) -> None:
-        """Send a leg and report its events to `owner`."""
+    def send(self, effect: j.SendPrefill) -> None:
+        """Send a leg."""
         instance, attempt, parts = effect.instance, effect.attempt, self._parts
-        leg = self.producer = PrefillLeg(owner, instance, attempt, parts.limits.answer_bytes_max)
+        self._attempt = attempt
+        leg = self.producer = PrefillLeg(self, instance, attempt, parts.limits.answer_bytes_max)
         token_ids = self._seeding.may()
         body = self._outgoing.prefill_body(instance, attempt, token_ids=token_ids) if effect.source is None else ()
         leg.started = time.monotonic()
@@ -85,16 +94,38 @@ class Prefilling:
             )
 
         wanted = self._scheduled.context.wanted
-        sourcing = Sourcing(parts, self._request, self._outgoing, owner, effect.source, wanted, attempt, send)
+        sourcing = Sourcing(parts, self._request, self._outgoing, self._sink, effect.source, wanted, attempt, send)
         leg.source = sourcing
         sourcing.begin()
 
-    def over(self, leg: PrefillLeg) -> None:
-        """The leg's place is free again, however the leg ended."""
-        self._parts.losses.unwatch(leg.instance, leg)
-        self._parts.dispatch.leg_ended(leg.instance)
+    # -- their events --
 
-    def take(self, leg: PrefillLeg) -> bool:
+    def engine_lost(self, instance: InstanceId, lost: EngineLost) -> j.Lost | j.Refused:
+        """The journey's event for a broken leg."""
+        return self._words.lost(instance, lost)
+
+    def prefill_over(self, leg: PrefillLeg) -> None:
+        """The leg's place is free again, however the leg ended."""
+        try:
+            self._parts.losses.unwatch(leg.instance, leg)
+            self._parts.dispatch.leg_ended(leg.instance)
+        except Exception:  # the place is given to another request: this one continues
+            logger.exception(BUG, self._request.label)
+
+    def prefill_said(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> None:
+        """The leg has ended by itself."""
+        if self._take(leg):
+            self._sink.run(self._read, leg, said)
+
+    def prefill_left(self, leg: PrefillLeg) -> None:
+        """The leg's instance is lost; the leg may still do its work and hold blocks for this request."""
+        if not self._take(leg):
+            return
+        if not leg.forgo():
+            self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
+        self._sink.feed(j.Lost("the instance was lost", by=leg.instance))
+
+    def _take(self, leg: PrefillLeg) -> bool:
         """The leg has ended or is lost, and is no longer awaited. Returns whether it was."""
         if self._legs.get(leg.instance) is not leg:
             return False
@@ -103,10 +134,8 @@ class Prefilling:
 
     # -- their answers --
 
-    def read(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused, *, newest: bool, unpinned: bool) -> j.Event:
-        """A leg has ended by itself. `newest`: it is of the last attempt. `unpinned`: an early leg was sent, before the
-        pair was proven, that need not begin with P's token.
-        """
+    def _read(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> j.Event:
+        newest = leg.attempt == self._attempt
         if isinstance(said, PrefillSaid):
             self._parts.meters.leg("prefill", said.at - leg.started)
         fields = self._fields(leg.instance, said.answer) if isinstance(said, PrefillSaid) else said
@@ -115,7 +144,7 @@ class Prefilling:
                 self._scheduled.prompt_over(done=False)
             return msgspec.structs.replace(fields, by=leg.instance)
         assert isinstance(said, PrefillSaid)
-        self.producer, self.answer = leg, said.answer
+        self.producer = leg
         reason = wire.first_finish_reason(fields)
         usage = fields.get("usage")
         done = newest and reason in j.PREFILLED  # else it computed nothing to learn a time from
@@ -124,7 +153,7 @@ class Prefilling:
         self._trace.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
         transfer = self._transfer_in(fields)
         not_first = self._not_first(leg, transfer, fields)
-        token = self._seeding.read(fields, not_first or ("its early leg is not pinned" if unpinned else ""))
+        token = self._seeding.read(fields, not_first)
         if token is not None:
             self._scheduled.spoken_by(leg.instance)
         return j.PrefillAnswered(reason, transfer, token, not not_first, by=leg.instance)
@@ -163,6 +192,13 @@ class Prefilling:
             return lost
         return {**fields, "choices": None}  # half done: its hold is pulled or given back
 
+    def answer_with(self, reply: Reply) -> None:
+        """P's answer is the request's: it ended with its first token."""
+        assert self.producer is not None
+        raw = self.producer.answer.body
+        body, told = wire.without_transfer(engine_answers.object_in(raw) or {}), engine_answers.completion_in(raw)
+        reply.respond(200, msgspec.json.encode(body), told=told if isinstance(told, EngineTold) else None)
+
     # -- how they end --
 
     def close(self) -> None:
@@ -187,19 +223,17 @@ class Prefilling:
         if not leg.forgo():
             self._parts.tasks.spawn(self._releases().outlast(leg), f"release-{self._request.id}")
 
-    def see_out(self, leg: PrefillLeg) -> None:
-        """The leg's instance is lost; a leg that was sent may still do its work and hold blocks for this request."""
-        if not leg.forgo():
-            self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
-
-    def release(self, effect: j.Release, done: Callable[[asyncio.Task[j.Event]], None]) -> None:
-        """Give the hold up in a task of its own. `done` is called at its end."""
+    def release(self, effect: j.Release) -> None:
+        """Give the hold up in a task of its own."""
         assert self.producer is not None
         releasing = self._releases().release(effect.via, effect.transfer, self.producer)
         self._releasing = self._parts.tasks.spawn(releasing, f"release-{self._request.id}")
-        self._releasing.add_done_callback(done)
+        self._releasing.add_done_callback(self._release_over)
 
-    def released(self, task: asyncio.Task[j.Event]) -> j.Event | None:
+    def _release_over(self, task: asyncio.Task[j.Event]) -> None:
+        self._sink.run(self._released, task)
+
+    def _released(self, task: asyncio.Task[j.Event]) -> j.Event | None:
         """The journey's event for a release's end; None: it is not the last release."""
         if task is not self._releasing:
             return None
@@ -207,8 +241,8 @@ class Prefilling:
         return j.Released(ok=False) if failed else task.result()
 
     def part(self) -> None:
-        """Drop the references from its legs to the driver."""
-        self.producer = None
+        """The request is over: drop the references to its legs and its driver."""
+        self.producer, self._sink = None, OVER
 
     def _releases(self) -> Releases:
         return Releases(self._parts, self._request, self._outgoing)

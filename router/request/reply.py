@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -17,7 +16,16 @@ from router.core import journey as j
 from router.core.eligibility import CHAT
 from router.core.timing_parts import EngineTold
 from router.http.outlet import Outlet
-from router.request.splice import ERROR_EVENT, EVENT_BYTES_MAX, SaidSoFar, Seed, Splice, SpliceBroken, said_in
+from router.request.splice import (
+    ERROR_EVENT,
+    EVENT_BYTES_MAX,
+    LAST_EVENT,
+    SaidSoFar,
+    Seed,
+    Splice,
+    SpliceBroken,
+    said_in,
+)
 from router.request.trace import RequestTrace
 
 logger = logging.getLogger("baton.router")
@@ -30,7 +38,6 @@ _FRAME_ENDS = b"\n\n\r\n"
 
 _ERROR_LATER: Final = b"\n\n" + ERROR_EVENT
 
-LAST_EVENT = b"data: [DONE]"
 _LAST_LINE = b"\n" + LAST_EVENT
 """It cannot stand in a text: JSON texts have no raw line ends."""
 
@@ -40,83 +47,132 @@ CUT_OFF = b'"finish_reason":"length"'
 _EVENTS = "text/event-stream; charset=utf-8"
 
 
-class Reply:
-    """The answer to one client.
+class SentEvents:
+    """The events of one answer that its client has, as they were written: bare, or as a framed chunk (`_bare`).
 
-    The class is long because engines' events and the client's stream meet in it: what is read, counted and written is
-    one state.
+    All of them are kept while another engine may continue the stream, else the last two pieces.
     """
 
+    __slots__ = ("_bytes", "_counts", "_events", "_last", "_last_but_one", "_path", "_pieces", "_seed", "only_seed")
+
+    def __init__(self, path: str, *, resumable: bool, counts: bool) -> None:
+        """`counts`: the number of tokens is wanted."""
+        self._path: Final = path
+        self._counts: Final = counts
+        self._pieces: list[bytes] | None = [] if resumable else None
+        """None: the stream cannot be continued, or has become too long for it."""
+        self._bytes = 0
+        """The size of these pieces, framing included."""
+        self._last_but_one = self._last = b""
+        """The last pieces of the engine's stream under way."""
+        self._events = 0
+        """The number of events, if they are counted."""
+        self._seed: Seed | None = None
+        self.only_seed = False
+        """The client has P's first token, and no event of another engine's."""
+
+    @property
+    def resumable(self) -> bool:
+        """Whether another engine may continue the stream."""
+        return self._pieces is not None
+
+    def add(self, piece: bytes) -> None:
+        """The client gets these whole events."""
+        self._last_but_one, self._last = self._last, piece
+        if self.only_seed and b"data:" in piece:  # not so a comment, which keeps a connection alive
+            self.only_seed = False
+        if self._pieces is not None:
+            self._pieces.append(piece)
+            self._bytes += len(piece)
+            if self._bytes > REMEMBERED_BYTES_MAX:
+                self._pieces = None
+        if self._counts:
+            self._events += piece.count(b"\n\n")
+
+    def add_seed(self, seed: Seed) -> None:
+        """The client gets P's first token."""
+        self.add(seed.events)
+        self._seed, self.only_seed = seed, True
+
+    def next_stream(self) -> None:
+        """Another engine's stream follows."""
+        self._last_but_one = self._last = b""
+
+    def tail(self) -> bytes:
+        """The last events of this stream, from two pieces as they were written."""
+        return _bare(self._last_but_one) + _bare(self._last)
+
+    def said(self) -> SaidSoFar | None:
+        """The text that the client has, if another answer can be joined to it."""
+        if self._pieces is None or not self._bytes:
+            return None
+        return said_in(b"".join(map(_bare, self._pieces)), self._path)
+
+    def splice(self) -> Splice:
+        """The splice between what the client has and a new stream.
+
+        Raises:
+            SpliceBroken: what the client has is not kept.
+        """
+        said = self.said()
+        if said is None and self._seed is not None and self._pieces is None:
+            said = SaidSoFar(self._seed.text, role=self._seed.role)
+        if said is None:
+            raise SpliceBroken("it is not known any more what the client has")
+        return Splice(self._path, said)
+
+    def tokens(self) -> int | None:
+        """The number of a stream's tokens, from its events; None if there is no stream. It is too low for engines that
+        put several tokens into one event.
+        """
+        around = (self._path == CHAT) + (LAST_EVENT in self.tail()[-70:])
+        return self._events - around if self._events > around else None
+
+
+class Reply:
+    """The answer to one client: what engines send is read, checked and written."""
+
     __slots__ = (
-        "_account",
-        "_counts",
-        "_due",
-        "_event_bytes",
-        "_event_bytes_max",
-        "_events",
-        "_keep",
-        "_kept",
-        "_kept_bytes",
-        "_only_seed",
-        "_passage",
-        "_request",
-        "_rest",
-        "_seed",
-        "_simple",
-        "_splice",
-        "_streams_at",
-        "broken_splices",
-        "cut_off",
-        "outlet",
-    )
+        "_event_bytes", "_event_bytes_max", "_passage", "_request", "_rest", "_simple", "_splice", "_trace",
+        "broken_splices", "cut_off", "outlet", "sent",
+    )  # fmt: skip
 
     def __init__(
         self,
         outlet: Outlet,
         request: Request,
-        account: RequestTrace,
+        trace: RequestTrace,
         *,
         resumable: bool,
         counts: bool = False,
         event_bytes_max: int = 1 << 26,
     ) -> None:
-        """`counts`: the number of tokens is wanted. `event_bytes_max`: a stream with a longer event has failed."""
-        self.outlet = outlet
-        self._request = request
-        self._account = account
-        self._due = 3 if request.path == CHAT else 2
-        """The number of events until the second token is sent: chats begin with one that only names the role."""
-        self._kept: list[bytes] | deque[bytes] = [] if resumable else deque(maxlen=2)
-        """The written events: all of them while the stream can be resumed, else the last two. Bare events, or as a
-        framed chunk (`_bare`)."""
-        self._keep = self._kept.append
-        self._kept_bytes = 0 if resumable else -1
-        """For a stream that can be resumed: the bytes kept, framing included; -1: it cannot be."""
-        self._streams_at = 0
-        """The number of kept entries from before this stream."""
-        self._seed: Seed | None = None
-        self._only_seed = False
-        """The client has P's first token, and no event of another engine's."""
+        """A reply that has not begun.
+
+        Args:
+            outlet: the way to the client.
+            request: the client's.
+            trace: is told of what is sent.
+            resumable: another engine may continue a stream that breaks.
+            counts: the number of tokens is wanted.
+            event_bytes_max: a stream with a longer event has failed.
+        """
+        self.outlet: Final = outlet
+        self._request: Final = request
+        self._trace: Final = trace
+        self.sent: Final = SentEvents(request.path, resumable=resumable, counts=counts)
         self._splice: Splice | None = None
         self._rest = b""
         """The beginning of an event whose end has not arrived."""
         self._event_bytes = 0
         """The number of passed-on bytes of an event that is too long to keep; 0: there is none."""
-        self._event_bytes_max = event_bytes_max
+        self._event_bytes_max: Final = event_bytes_max
         self._simple = False
-        """Whole chunks may pass unchanged: both first tokens are sent, and nothing has to be removed or kept."""
+        """Whole chunks may pass unchanged: both first tokens are sent, and nothing has to be removed."""
         self._passage: Callable[[bytes], None] = outlet.write
-        self._counts = counts
-        self._events = 0
-        """The number of the stream's events that the client has."""
         self.broken_splices = 0
         self.cut_off = False
         """The answer ended by its limit."""
-
-    @property
-    def first_out(self) -> bool:
-        """Whether the client has the first token of a stream."""
-        return self._due <= 1
 
     def respond(
         self,
@@ -132,7 +188,7 @@ class Reply:
         """
         if self.outlet.gone:
             return  # the client has left
-        about = self._account.headers() if told is None else self._account.answered(told)
+        about = self._trace.headers() if told is None else self._trace.answered(told)
         request = self._request
         names = {"X-Request-Id": request.told_id, "X-Baton-Request-Id": request.id}
         headers = {"Content-Type": content_type} | names | about
@@ -141,14 +197,16 @@ class Reply:
         self.cut_off = CUT_OFF in body
         self.outlet.whole(status, headers, body)
 
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error."""
+        self.respond(error.status, msgspec.json.encode(error.body()), retry_after_s=error.retry_after_s)
+
     def give(self, seed: Seed) -> None:
         """Begin the stream with P's first token."""
-        self._seed = seed
         self._begin(_EVENTS, "")
-        self._write(seed.events)
-        self._only_seed = True
-        self._due = 1
-        self._account.seeded()
+        self.sent.add_seed(seed)
+        self.outlet.write(seed.events)
+        self._trace.seeded()
 
     # -- a stream --
 
@@ -157,11 +215,9 @@ class Reply:
         with the client. A stream that continues after a seed, or after another that broke, passes a splice first.
         """
         self._rest, self._simple = b"", False
-        if self._kept_bytes < 0:
-            self._kept.clear()
-        self._streams_at = len(self._kept)
+        self.sent.next_stream()
         try:
-            self._splice = self._open_splice()
+            self._splice = self.sent.splice() if self.outlet.begun else None
         except SpliceBroken as broken:
             return self._broken(broken)
         self._begin(content_type, cache_control)
@@ -194,10 +250,10 @@ class Reply:
             self._write(piece[:fault])
             said = piece[fault + 6 :].partition(b"\n\n")[0]
             return self.lost(said[:200].decode(errors="replace"))
-        events = self._write(piece)
-        if self._due > 0:
-            self._count(piece, events or piece.count(b"\n\n"))
-        self._simple = self._due <= 0 and self._splice is None and not self._rest and self.outlet.passes
+        self._write(piece)
+        if self._trace.events_due > 0:
+            self._trace.sent(piece, piece.count(b"\n\n"))
+        self._simple = self._trace.events_due <= 0 and self._splice is None and not self._rest and self.outlet.passes
         if self._simple:
             self._passage = self.outlet.passage()
         return None
@@ -207,43 +263,26 @@ class Reply:
         if not self._simple or ERROR_EVENT in framed:
             return self.feed(framed[begin:-2])
         self._passage(framed)
-        self._keep(framed)
-        if self._kept_bytes >= 0:
-            self._kept_bytes += len(framed)
-            if self._kept_bytes > REMEMBERED_BYTES_MAX:
-                self._forget()
-        if self._counts:
-            self._events += framed.count(b"\n\n")
+        self.sent.add(framed)
         return None
 
     def ended(self) -> j.Event:
         """All bytes of the stream have arrived."""
-        tail = self._tail()
+        tail = self.sent.tail()
         if _LAST_LINE not in (b"\n" + tail)[-64:] + self._rest:
             return self.lost("the stream ended before its end")
         self.cut_off = tail.rfind(CUT_OFF) >= 0  # it is near the end, if at all
-        self.outlet.end(self._rest + self._account.streamed(tail))
+        self.outlet.end(self._rest + self._trace.streamed(tail))
         return j.Ended()
 
     def broke_off(self, because: str, *, waited: bool) -> j.Event:
         """The stream's connection is lost, maybe after the stream's own end. `waited`: as for `lost`."""
-        told = not self._rest and _LAST_LINE in (b"\n" + self._tail())[-64:]
+        told = not self._rest and _LAST_LINE in (b"\n" + self.sent.tail())[-64:]
         return self.ended() if told else self.lost(because, waited=waited)
 
     def lost(self, because: str, *, waited: bool = False) -> j.Lost:
         """The stream broke off. `waited`: the client has been kept waiting for as long as any client is."""
-        return j.Lost(because, again=self._said() is not None or (self._only_seed and not waited))
-
-    def _said(self) -> SaidSoFar | None:
-        """What the client has, if another answer can be joined to it."""
-        if self._kept_bytes <= 0:
-            return None
-        return said_in(b"".join(map(_bare, self._kept)), self._request.path)
-
-    def _tail(self) -> bytes:
-        """The last events of this stream, from two pieces as they were written."""
-        kept = self._kept
-        return b"".join([_bare(kept[at]) for at in range(max(self._streams_at, len(kept) - 2), len(kept))])
+        return j.Lost(because, again=self.sent.said() is not None or (self.sent.only_seed and not waited))
 
     def _broken(self, broken: SpliceBroken) -> j.Lost:
         """The stream is another answer. A client that has only P's token can get an answer that begins with it: of
@@ -251,16 +290,8 @@ class Reply:
         """
         logger.warning("%s: the splice does not hold: %s", self._request.label, broken)
         self.broken_splices += 1
-        return j.Lost(f"the splice does not hold: {broken}", again=self._only_seed)
-
-    def _count(self, events: bytes, count: int) -> None:
-        """Tokens that are out, up to the second, of so many events. The end and the usage are none."""
-        count -= events.count(b'"choices":[]') + (LAST_EVENT in events[-64:])
-        before, self._due = self._due, self._due - count
-        if before > 1 >= self._due:
-            self._account.first_out()
-        if self._due <= 0:
-            self._account.second_out()
+        only_seed = self.sent.only_seed
+        return j.Lost(f"the splice does not hold: {broken}", again=only_seed, drew=only_seed)
 
     def fail(self, error: ApiError) -> None:
         """The status has been sent: report the error in an event, as vLLM does, and end the stream."""
@@ -270,14 +301,7 @@ class Reply:
         event = b"data: " + msgspec.json.encode(error.body()) + b"\n\ndata: [DONE]\n\n"
         if self._event_bytes:
             event = b"\n\n" + event
-        self.outlet.end(event + self._account.comment())
-
-    def tokens(self) -> int | None:
-        """The number of a stream's tokens, from its events; None if there is no stream. It is too low for engines that
-        put several tokens into one event.
-        """
-        around = (self._request.path == CHAT) + (LAST_EVENT in self._tail()[-70:])
-        return self._events - around if self._events > around else None
+        self.outlet.end(event + self._trace.comment())
 
     def _begin(self, content_type: str, cache_control: str) -> None:
         if self.outlet.begun:
@@ -286,37 +310,9 @@ class Reply:
         names = request.told_id.encode(), request.id.encode()
         self.outlet.begin(b"%bX-Request-Id: %b\r\nX-Baton-Request-Id: %b\r\n" % (head, *names))
 
-    def _write(self, events: bytes) -> int:
-        """How many these are, where they are counted."""
-        count = 0
-        if self._only_seed and b"data:" in events:  # not so a comment, which keeps a connection alive
-            self._only_seed = False
-        if self._counts:
-            count = events.count(b"\n\n")
-            self._events += count
-        self._keep(events)
-        if self._kept_bytes >= 0:
-            self._kept_bytes += len(events)
-            if self._kept_bytes > REMEMBERED_BYTES_MAX:
-                self._forget()
+    def _write(self, events: bytes) -> None:
+        self.sent.add(events)
         self.outlet.write(events)
-        return count
-
-    def _forget(self) -> None:
-        """The stream has become too long to be resumed."""
-        self._kept = deque(list(self._kept)[self._streams_at :], maxlen=2)
-        self._keep, self._kept_bytes, self._streams_at = self._kept.append, -1, 0
-
-    def _open_splice(self) -> Splice | None:
-        """The splice between what the client has and a new stream. None: the client has nothing yet."""
-        if not self.outlet.begun:
-            return None
-        said = self._said()
-        if said is None and self._seed is not None and self._kept_bytes < 0:
-            said = SaidSoFar(self._seed.text, role=self._seed.role)
-        if said is None:
-            raise SpliceBroken("it is not known any more what the client has")
-        return Splice(self._request.path, said)
 
 
 @lru_cache(maxsize=64)

@@ -1,15 +1,17 @@
-"""Whether a client gets P's first token before the hand-over (a seed), and which token (law 8). A shell: it counts and
-logs.
+"""Whether a client gets P's first token before the hand-over (a seed), and which token (law 8). A shell: it counts,
+logs and writes.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, Final
 
 from cluster.request import Request
 from router.core.eligibility import Verdict, Way, has_room
 from router.request.parts import Parts
+from router.request.reply import Reply
 from router.request.splice import Seed, seed_of, stops_of
 from router.request.trace import RequestTrace
 from router.scheduler.scheduler import SchedulingContext
@@ -20,7 +22,7 @@ logger = logging.getLogger("baton.router")
 class Seeding:
     """The seeding of one request."""
 
-    __slots__ = ("_allowed", "_context", "_parts", "_request", "_trace", "seed")
+    __slots__ = ("_allowed", "_context", "_parts", "_request", "_trace", "early_unpinned", "seed")
 
     def __init__(
         self, parts: Parts, request: Request, verdict: Verdict, context: SchedulingContext, trace: RequestTrace
@@ -31,6 +33,8 @@ class Seeding:
         self._trace: Final = trace
         self._allowed: Final = parts.limits.seeding and verdict.way is Way.SEEDED
         self.seed: Seed | None = None
+        self.early_unpinned = False
+        """An early leg is under way, sent before the pair was proven, that need not begin with P's token."""
 
     def may(self) -> bool:
         """Whether a seed is exact, and D can be told to begin with P's token."""
@@ -42,8 +46,8 @@ class Seeding:
             off = not self._parts.limits.seeding
             self._trace.not_seeded("seeding is off" if off else "D's engine cannot be told its first token")
             return None
-        if not_first:
-            self._trace.not_seeded(not_first)
+        if not_first or self.early_unpinned:
+            self._trace.not_seeded(not_first or "its early leg is not pinned")
             return None
         if not self._has_room(answer):
             self._trace.not_seeded("D may refuse its length")
@@ -55,6 +59,17 @@ class Seeding:
             return None
         self.seed = seed
         return seed.token
+
+    def send(self, reply: Reply) -> None:
+        """Give the client its seed."""
+        seed, meters = self.seed, self._parts.meters
+        assert seed is not None
+        if reply.outlet.gone:
+            return  # at this moment: the connection will report it
+        meters.first_byte(time.monotonic() - self._request.arrived)
+        meters.seeds.inc()
+        self._trace.seeds()
+        reply.give(seed)
 
     def _has_room(self, answer: dict[str, Any]) -> bool:
         assert self._context.decode is not None

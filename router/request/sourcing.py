@@ -19,7 +19,7 @@ from router.core.engine_answers import object_in
 from router.core.values import Wanted
 from router.fleet import events as d
 from router.http.upstream import Answer, EngineLost
-from router.request.legs import AwaitedSource, LegOwner
+from router.request.legs import AwaitedSource, EventSink
 from router.request.outgoing import Outgoing
 from router.request.parts import Parts
 from router.request.releases import Releases
@@ -31,7 +31,7 @@ class Sourcing(AwaitedSource):
     """One source leg."""
 
     __slots__ = (
-        "_attempt", "_began", "_held", "_outgoing", "_over", "_owner", "_parts", "_request", "_send", "_timer",
+        "_attempt", "_began", "_held", "_outgoing", "_over", "_parts", "_request", "_send", "_sink", "_timer",
         "_wanted", "source",
     )  # fmt: skip
 
@@ -40,7 +40,7 @@ class Sourcing(AwaitedSource):
         parts: Parts,
         request: Request,
         outgoing: Outgoing,
-        owner: LegOwner,
+        sink: EventSink,
         source: j.PrefixSource,
         wanted: Wanted,
         attempt: int,
@@ -51,7 +51,7 @@ class Sourcing(AwaitedSource):
         self._parts: Final = parts
         self._request: Final = request
         self._outgoing: Final = outgoing
-        self._owner: Final = owner
+        self._sink: Final = sink
         self.source: Final = source
         self._wanted: Final = wanted
         self._attempt: Final = attempt
@@ -77,17 +77,17 @@ class Sourcing(AwaitedSource):
         headers = self._outgoing.untraced(target)
         self.http = parts.engines.legs.send(target.url, self._request.path, headers, body, self, once=True)
 
-    # -- its end: the owner calls `take`, as a bug in what follows must end the request --
+    # -- its end: a bug in what follows must end the request --
 
     def _late(self) -> None:
-        self._owner.source_over(self, None)
+        self._sink.run(self.take, None)
 
     def ended(self) -> None:
         """The answer is complete (`LegListener`, as below)."""
-        self._owner.source_over(self, self.answer)
+        self._sink.run(self.take, self.answer)
 
     def lost(self, lost: EngineLost) -> None:
-        self._owner.source_over(self, lost)
+        self._sink.run(self.take, lost)
 
     def take(self, said: Answer | EngineLost | None) -> None:
         if self._over:

@@ -23,6 +23,9 @@ from router.core.eligibility import CHAT
 ERROR_EVENT = b'data: {"error"'
 """The beginning of vLLM's error event in a stream. In an answer's text the quotes would be escaped."""
 
+LAST_EVENT = b"data: [DONE]"
+"""The end of a whole stream."""
+
 EVENT_BYTES_MAX = 1 << 20
 """A longer event is passed on in pieces and not kept; if it has to be read, it counts as invalid."""
 

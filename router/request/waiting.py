@@ -11,6 +11,8 @@ from typing import Final
 from cluster.request import Request
 from router.core import journey as j
 from router.http.outlet import Outlet
+from router.request.answering import Answering
+from router.request.legs import OVER, EventSink
 from router.request.parts import Parts
 from router.request.trace import RequestTrace
 from router.scheduler.scheduler import SchedulingContext
@@ -119,24 +121,44 @@ class Waiting:
             self._timer = None
 
 
-class ClientPatience:
-    """The limit for a client that reads too slowly: it is cut off after `Limits.client_stall_s`."""
+class ClientListener:
+    """What the client's connection reports. While the client reads too slowly, its engine is not read (backpressure);
+    after `RequestLimits.client_stall_s` of that, the client is cut off.
+    """
 
-    __slots__ = ("_outlet", "_parts", "_request", "_timer")
+    __slots__ = ("_answering", "_outlet", "_parts", "_request", "_sink", "_timer")
 
-    def __init__(self, parts: Parts, request: Request, outlet: Outlet) -> None:
+    def __init__(self, parts: Parts, request: Request, outlet: Outlet, answering: Answering, sink: EventSink) -> None:
+        """`sink` is told when the client leaves."""
         self._parts: Final = parts
         self._request: Final = request
         self._outlet: Final = outlet
+        self._answering: Final = answering
+        self._sink = sink
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
+    def client_left(self) -> None:
+        """The client will read nothing more."""
+        self._stop_timer()
+        self._sink.feed(j.ClientLeft())
+
+    def client_full(self) -> None:
         """The client reads too slowly."""
+        self._answering.pause()
         if self._timer is None:
             self._timer = self._parts.engines.loop.call_later(self._parts.limits.client_stall_s, self._cut)
 
+    def client_drained(self) -> None:
+        """The client has read what was sent."""
+        self._stop_timer()
+        self._answering.resume()
+
     def end(self) -> None:
-        """The client has caught up, or has left."""
+        """The request is over."""
+        self._stop_timer()
+        self._sink = OVER
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

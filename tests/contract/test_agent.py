@@ -25,9 +25,9 @@ from cluster.instance import Load, Role
 from cluster.registry.membership import Heartbeat, MemberState
 from cluster.registry.memory import MemoryRegistry
 from decode.rules import DecodeRules
-from engine.agent import agent as agents
-from engine.agent import machine
-from engine.agent.agent import Agent, AgentConfig
+from engine.agent import machine, readings
+from engine.agent.agent import Agent
+from engine.agent.config import AgentConfig
 from engine.agent.machine import AgentState
 from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.spec import EngineSpec
@@ -158,9 +158,9 @@ async def test_the_fleet_hears_of_another_role(starter: Starter) -> None:
     async with asyncio.timeout(5.0):
         while (await stage.sees(MemberState.READY)).role is not Role.PREFILL:
             await asyncio.sleep(0.01)
-    assert stage.agent.state()["role"] == "prefill"
-    assert stage.agent.state()["epoch"] == 1, "the same life"
-    assert 'role="prefill"' in stage.agent.metrics()
+    assert stage.agent.report.state()["role"] == "prefill"
+    assert stage.agent.report.state()["epoch"] == 1, "the same life"
+    assert 'role="prefill"' in stage.agent.report.metrics()
 
 
 async def test_from_start_to_goodbye(starter: Starter) -> None:
@@ -183,7 +183,7 @@ async def test_each_rank_is_announced_with_its_own_load_and_all_end_together(
     starter: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One engine, one agent, two instances: credits and drains follow each one's own requests."""
-    monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(readings, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(machine, "QUIET_S", 0.2)
     stage = await starter.start(ranks=2)
 
@@ -200,12 +200,12 @@ async def test_each_rank_is_announced_with_its_own_load_and_all_end_together(
     one, two = await seen(MemberState.READY)
     assert [one.id, two.id] == ["i@0", "i@1"] and one.url == two.url == stage.engine.url
     assert one.agent_url == two.agent_url and one.credits == two.credits == DecodeRules().credits(Load())
-    assert {each["instance"] for each in stage.agent.state()["ranks"]} == {"i@0", "i@1"}
+    assert {each["instance"] for each in stage.agent.report.state()["ranks"]} == {"i@0", "i@1"}
     stage.engine.more_metrics = 'vllm:num_requests_running{engine="1",model_name="m"} 3.0\n'
 
     await eventually(lambda: stage.agent.ranks[1].machine.load.running == 3, "rank 1 is busy", 5)
     assert stage.agent.ranks[0].machine.load.running == 0
-    assert 'running{instance="i@1",role="decode"} 3' in stage.agent.metrics()
+    assert 'running{instance="i@1",role="decode"} 3' in stage.agent.report.metrics()
     stage.agent.ask_leave()
     await seen(MemberState.DRAINING)
     await eventually(lambda: stage.agent.ranks[0].machine.state is AgentState.STOPPING, "rank 0 has no work", 5)
@@ -230,13 +230,13 @@ async def test_ranks_come_back_under_new_epochs(starter: Starter) -> None:
         return stage.agent.is_ready() and min(rank.machine.epoch for rank in stage.agent.ranks) > max(before)
 
     await eventually(new, "both are new", 5)
-    for beat, old in zip([stage.agent._heartbeat(rank) for rank in stage.agent.ranks], before, strict=True):
+    for beat, old in zip([stage.agent.report.heartbeat(rank) for rank in stage.agent.ranks], before, strict=True):
         assert beat.epoch > old and beat.state is MemberState.READY
 
 
 async def test_the_fleet_hears_of_adapters_that_come_and_go(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(agents, "MODELS_EVERY_LOOKS", 1)
+    monkeypatch.setattr(readings, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(readings, "MODELS_EVERY_LOOKS", 1)
     stage = await starter.start()
     await until_ready(stage)
     for adapters in (["poet"], []):
@@ -250,8 +250,8 @@ async def test_the_fleet_hears_of_adapters_that_come_and_go(starter: Starter, mo
 async def test_adapters_are_told_by_their_files_until_these_change(
     starter: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(agents, "MODELS_EVERY_LOOKS", 1)
+    monkeypatch.setattr(readings, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(readings, "MODELS_EVERY_LOOKS", 1)
     marks = ["as it was"]
     stage = await starter.start(adapter=lambda root: f"digest of {root}", adapter_marks=lambda _: (*marks,))
     assert (await until_ready(stage)).adapters == {}
@@ -431,7 +431,7 @@ async def test_heartbeats_say_how_much_its_engine_has_thrown_out(starter: Starte
         await publisher.publish({"type": "AllBlocksCleared"})  # the last one: all others have come before it
         beat = await says(stage, lambda beat: beat.evicted[1] == 1)
         assert beat.evicted[0] % 32 == 0
-        assert "baton_agent_kv_evicted_tokens_total" in stage.agent.metrics()
+        assert "baton_agent_kv_evicted_tokens_total" in stage.agent.report.metrics()
     finally:
         publisher.close()
     stage.puppet.becomes(Process.STARTING, 2)

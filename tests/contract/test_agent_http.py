@@ -49,7 +49,7 @@ class Told:
 @pytest.fixture
 async def agent() -> AsyncIterator[tuple[Told, aiohttp.ClientSession]]:
     told = Told()
-    runner, url = await listen(agent_app(told, Gate("decode-0")), "127.0.0.1", 0)
+    runner, url = await listen(agent_app(told, told, Gate("decode-0")), "127.0.0.1", 0)
     async with aiohttp.ClientSession(url) as session:
         yield told, session
     await runner.cleanup()
@@ -125,7 +125,7 @@ NONCES = itertools.count()
 async def agent_with(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Told, str, bool]]:
     told = Told()
     keys = {"ticket_keys": lambda: (MINE,), "admin_keys": lambda: (digest("sk-operator"),)} if request.param else {}
-    runner, url = await listen(agent_app(told, Gate("decode-0", **keys)), "127.0.0.1", 0)
+    runner, url = await listen(agent_app(told, told, Gate("decode-0", **keys)), "127.0.0.1", 0)
     yield told, url, request.param
     await runner.cleanup()
 

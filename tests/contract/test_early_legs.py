@@ -156,6 +156,26 @@ async def test_a_token_that_is_not_the_first_is_pinned_nowhere(kind: str) -> Non
         assert told == alone or kind == "wrong_token"  # without proofs the second kind cannot be seen
 
 
+def draws_its_own(router: MockedRouter, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[Any]:
+    """The first of these instances that is told P's token begins with another one. Returns it, once it has."""
+    drawn: list[Any] = []
+
+    def draws(serving: Any, ready: Callable[[Any, Ready], None]) -> Callable[[Any, Ready], None]:
+        def its_own(part: Any, told: Ready) -> None:
+            if not drawn:
+                drawn.append(serving)
+                assert told.token is not None
+                told = replace(told, token=told.token + 1)
+            ready(part, told)
+
+        return its_own
+
+    for name in names:
+        serving = router.mocks.instances[name].serving
+        monkeypatch.setattr(serving, "_ready", draws(serving, serving._ready))
+    return drawn
+
+
 async def test_an_early_leg_that_begins_with_another_token_than_the_client_has_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -163,26 +183,25 @@ async def test_an_early_leg_that_begins_with_another_token_than_the_client_has_i
     where a stream cannot be resumed.
     """
     async with mocked_router(fleet(1, 2), pins=True, early=True) as router:
-        alone, drawn = await right(router), []
-
-        def draws(serving: Any, ready: Callable[[Any, Ready], None]) -> Callable[[Any, Ready], None]:
-            def its_own(part: Any, told: Ready) -> None:
-                if not drawn:
-                    drawn.append(serving)
-                    assert told.token is not None
-                    told = replace(told, token=told.token + 1)
-                ready(part, told)
-
-            return its_own
-
-        for name in ("d0", "d1"):
-            serving = router.mocks.instances[name].serving
-            monkeypatch.setattr(serving, "_ready", draws(serving, serving._ready))
+        alone, drawn = await right(router), draws_its_own(router, monkeypatch, "d0", "d1")
         status, text, _ = await router.ask({**STREAM, "temperature": 1})
         assert (status, said(text)) == (200, alone)
         assert len(drawn) == 1, "an early leg drew a token of its own"
         assert (await ways(router)) == (1, 0)
         assert (await router.metrics())['baton_retries_total{kind="resumed"}'] == 1
+        await nothing_is_left(router)
+
+
+async def test_where_there_is_no_other_the_same_engine_begins_with_what_the_client_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two instances, and P has gone down after its token: before, the stream ended with an error."""
+    async with mocked_router(fleet(), pins=True, early=True) as router:
+        alone, drawn = await right(router), draws_its_own(router, monkeypatch, "d0")
+        await set_fault(router, "refuse", "p0", leg="whole")
+        status, text, _ = await router.ask({**STREAM, "temperature": 1})
+        assert (status, said(text)) == (200, alone)
+        assert len(drawn) == 1
         await nothing_is_left(router)
 
 

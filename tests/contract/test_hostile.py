@@ -134,7 +134,7 @@ def transports() -> list[asyncio.Transport]:
     found = [
         each for each in gc.get_objects() if issubclass(type(each), kinds)
     ]  # isinstance would ask what lazy modules are
-    both = (each._transport if isinstance(each, ClientConnection) else each.transport for each in found)
+    both = (each._transport.raw if isinstance(each, ClientConnection) else each.transport for each in found)
     return [each for each in both if each is not None and not each.is_closing()]
 
 

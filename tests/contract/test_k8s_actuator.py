@@ -257,7 +257,7 @@ async def test_an_operator_that_leads_again_has_forgotten_its_sizes() -> None:
         assert await a.start(Start(instance=NEW, pool="chat-decode")) == ""
         await stage.until(lambda: stage.settled(1, 2))
         leads[0] = "b"
-        await Controllers(stage.operators[0], boards[0], time.monotonic).look()
+        await Controllers(stage.operators[0], boards[0], stage.client, time.monotonic).look()
         for number in (2, 3, 4):
             assert await b.start(Start(instance=InstanceId(f"{NEW}{number}"), pool="chat-decode")) == ""
         await stage.until(lambda: stage.settled(1, 5))
@@ -328,7 +328,7 @@ async def test_a_model_that_cannot_be_sized_says_so_and_a_pool_that_cannot_move_
         await stage.make(spec())
         await stage.until(stage.settled)
         operator = stage.operators[-1]
-        controllers = Controllers(operator, operator._settings.board, time.monotonic)
+        controllers = Controllers(operator, operator._settings.board, stage.client, time.monotonic)
         await controllers.look()
         assert controllers._running == {}
         await stage.change({"kubernetes": {"paused": None}, "slo": {"fast": {"ttft_ms": 900}}})

@@ -21,7 +21,7 @@ from support.k8s_stage import MODE, NS, REAL_LIMIT_S, Stage, image, quicken, spe
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
-from k8s.crd.names import API_VERSION, LABEL_REVISION
+from k8s.crd.names import API_VERSION, LABEL_PART, LABEL_REVISION
 from k8s.operator import controller
 from k8s.operator.client import ApiClient, ApiFailed
 from k8s.operator.election import Candidate, Election
@@ -261,13 +261,13 @@ async def test_the_api_server_away_and_watches_that_are_too_old() -> None:
         assert stage.wire is not None
         stage.wire.end_watches()
         await asyncio.sleep(0.3)
-        lists = stage.operators[0]._clusters.lists
+        lists = stage.operators[0]._watched.clusters.lists
         stage.double.away = False
         stage.double.forget()
         gone = by_part(stage.server, "instance")["chat-decode-0"]
         stage.double.remove("deployments", gone)  # while no watch was open
         stage.double.forget()
-        await stage.until(lambda: stage.operators[0]._clusters.lists > lists)
+        await stage.until(lambda: stage.operators[0]._watched.clusters.lists > lists)
         await stage.until(lambda: len(stage.instances()) == 2 and stage.settled())
         made = {each["metadata"]["uid"] for name, each in stage.instances().items() if "-decode-" in name}
         assert made.isdisjoint({gone["metadata"]["uid"]}), "under its name where its pod has ended before, or another"
@@ -453,6 +453,37 @@ async def test_a_replaced_key_reaches_every_program_and_stands_nowhere_else(
         plurals = ("pods", "deployments", "events", "configmaps", "batonclusters", "services", "networkpolicies")
         told = json.dumps([stage.server.all(plural) for plural in plurals]) + caplog.text
         assert [each for each in secret if each in told] == []
+
+
+async def test_keys_that_are_set_back_while_they_are_replaced_end_with_one_new_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pods of the former name have read the old key alone, and their template is the wanted one again."""
+    monkeypatch.setattr(controller, "limits_of", lambda *given: dataclasses.replace(limits_of(*given), keys_s=1.0))
+    monkeypatch.setattr("k8s.plan.keys.SKEW_S", 0.0)
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+
+        def keys() -> tuple[str, ...]:
+            fleet = stage.server.get("secrets", "chat-ticket-keys")
+            assert fleet is not None
+            return tuple(key.secret.hex() for key in keys_in(fleet))
+
+        (old,) = keys()
+
+        def instances() -> set[str]:
+            found = [each["metadata"] for each in stage.server.all("pods")]
+            return {each["uid"] for each in found if each["labels"].get(LABEL_PART) == "instance"}
+
+        before = instances()
+        await stage.change({"kubernetes": {"ticket_keys": "2"}})
+        await stage.until(lambda: len(keys()) == 2)
+        await stage.change({"kubernetes": {"ticket_keys": "1"}})
+        await stage.until(lambda: len(keys()) == 1 and stage.settled())
+        assert keys() != (old,)
+        assert before and instances() and not before & instances()
 
 
 def secrets_in(stage: Stage) -> set[str]:

@@ -494,11 +494,11 @@ async def test_a_kind_is_kept_once_although_the_server_could_not_say_for_a_while
         await forget_monitors(stage)  # what makes the operator ask again
         await stage.until(lambda: stage.condition("Degraded").get("reason") == "KindMissing")
         await asyncio.sleep(2.0)  # several times
-        assert "LeaderWorkerSet" in operator._kinds
+        assert "LeaderWorkerSet" in operator._kinds.known
         stage.double.unsure = set()
         know(stage)
         await stage.until(lambda: stage.condition("Degraded").get("status") == "False")
-        kinds = [each.kind for each in operator._children]
+        kinds = [each.kind for each in operator._watched.children]
         assert sorted(kinds) == sorted(set(kinds))
 
 

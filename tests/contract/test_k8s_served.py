@@ -96,7 +96,7 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[ApiServer, ApiClient, Pro
         operator = Operator(
             client, HttpFleet(session), OperatorSettings(namespace=NS, images=images, board=board), time.time
         )
-        controllers_of = Controllers(operator, board, time.monotonic)
+        controllers_of = Controllers(operator, board, client, time.monotonic)
         load = Load(session, lambda: processes.address_of("router"))
         loop = asyncio.get_running_loop()
         work = (

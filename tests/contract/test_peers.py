@@ -349,6 +349,7 @@ async def test_an_instance_that_is_lost_while_its_source_is_waited_for() -> None
         await fleet.nothing_runs()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("fault", ["", "break", "hang"])
 async def test_a_bug_at_the_end_of_a_source_leg_ends_that_request_alone(
     fault: str, monkeypatch: pytest.MonkeyPatch

@@ -31,7 +31,8 @@ from cluster.registry import launch
 from cluster.registry.membership import TTL_S, Heartbeat, MemberKind, Membership, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.proofs import proven
-from cluster.registry.redis import RedisRegistry, parse_place
+from cluster.registry.redis import RedisRegistry
+from cluster.registry.redis_link import parse_place
 from cluster.registry.registry import Author, Beaten, Claimed, NameRefused, Registry, RegistryDown
 from kvtransfer.keys import InstanceKeys, instance_key
 from kvtransfer.proving import FleetProofs, InstanceProofs
@@ -619,7 +620,7 @@ async def test_a_wrong_password_is_told_without_it(redis_world, tmp_path, given,
         await registry.read()
     assert "password" in str(caught.value)
     assert ("--registry-password-file" in str(caught.value)) == (given == "nothing")
-    told = "".join(traceback.format_exception(caught.value)) + repr(registry) + repr(registry._place) + caplog.text
+    told = "".join(traceback.format_exception(caught.value)) + repr(registry) + repr(registry._link.place) + caplog.text
     assert "horse" not in told and redis_world.server.password not in told
 
 

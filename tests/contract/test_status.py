@@ -79,7 +79,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 async def test_it_signs_what_it_asks(fleet: Fleet) -> None:
     gate = Gate(NAME, ticket_keys=lambda: (instance_key(FLEET, NAME),))
-    await fleet.joins(await fleet.server(agent_app(Tells(), gate)))
+    await fleet.joins(await fleet.server(agent_app(Tells(), Tells(), gate)))
     (told,) = (await fleet.told(FLEET))["instances"]
     assert (told["state"], told["credits"]) == ("ready", 7)
     (told,) = (await fleet.told(STRANGERS))["instances"]
@@ -91,7 +91,7 @@ async def test_an_agent_of_another_machines_loopback_is_not_taken_for_lost(fleet
     await fleet.joins("http://127.0.0.1:9")
     (told,) = (await fleet.told(FLEET))["instances"]
     assert (told["state"], "on its own machine only" in told["detail"]) == ("ready", True)
-    other = agent_app(Tells(), Gate("another"))
+    other = agent_app(Tells(), Tells(), Gate("another"))
     await fleet.joins(await fleet.server(other), seq=1)
     (told,) = (await fleet.told(FLEET))["instances"]
     assert (told["state"], "on its own machine only" in told["detail"]) == ("ready", True)

@@ -113,7 +113,7 @@ async def test_a_controllers_action_and_what_the_agent_did_of_it_are_one_trace(
     spans: InMemorySpanExporter, traced: Tracing
 ) -> None:
     registry = MemoryRegistry(time.monotonic)
-    runner, url = await listen(agent_app(Told(), Gate("decode-0"), traced), "127.0.0.1", 0)
+    runner, url = await listen(agent_app(Told(), Told(), Gate("decode-0"), traced), "127.0.0.1", 0)
     beat = Heartbeat(
         id=InstanceId("decode-0"),
         agent="a",

@@ -49,7 +49,7 @@ def test_one_group_of_full_attention_alone_is_served() -> None:
     parallel = {"pipeline_parallel_size": 1, "prefill_context_parallel_size": 1, "data_parallel_size": 1}
     transfer = SimpleNamespace(kv_buffer_device="cpu", engine_id="e", get_from_extra_config={}.get)
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(**parallel, data_parallel_index=0),
+        parallel_config=SimpleNamespace(**parallel, data_parallel_index=0, data_parallel_external_lb=False),
         kv_transfer_config=transfer,
         num_prefill_lookahead_tokens=0,
     )
@@ -96,11 +96,11 @@ def test_the_connector_and_the_twin_run_the_same_rules() -> None:
     import engine.twin.pulls
     import prefill.holds
     import prefill.leases
-    from engine.vllm.connector import scheduler, worker
+    from engine.vllm.connector import held_slots, scheduler, worker
 
     assert scheduler.Holds is engine.twin.holds.Legs is prefill.holds.Holds
-    assert worker.Leases is engine.twin.holds.Leases is prefill.leases.Leases
-    assert worker.terms is engine.twin.holds.terms is prefill.leases.terms
+    assert held_slots.Leases is engine.twin.holds.Leases is prefill.leases.Leases
+    assert held_slots.terms is engine.twin.holds.terms is prefill.leases.terms
     assert scheduler.Pulls is engine.twin.pulls.Wants is decode.pulls.Pulls
     assert scheduler.ProducerPeers is engine.twin.pulls.ProducerPeers is decode.peers.ProducerPeers
     assert scheduler.worth_pulling is engine.twin.pulls.worth_pulling

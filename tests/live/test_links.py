@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -38,43 +37,36 @@ class Worker:
     """`BatonWorker`'s part that meets peers, without vLLM's worker and NIXL."""
 
     def __init__(self) -> None:
-        from engine.vllm.connector.metadata import WorkerReport
+        from engine.vllm.connector.links import Links, SlotTable
         from engine.vllm.connector.worker import BatonWorker
 
         of: Any = BatonWorker
-        self.meet, self._look_again, self._try_links = (
-            partial(each, self) for each in (of.meet, of._look_again, of._try_links)
-        )
+        self.meet, self._look_again = (partial(each, self) for each in (of.meet, of._look_again))
         self.kv_transfer_config = SimpleNamespace(kv_role="kv_both")
-        self._introduced: dict[str, Introduce] = {}
-        self._standing: dict[str, str] = {}
+        self._links = Links(None, lambda *_: self.readable)
+        self._links.reached("e", 0, SlotTable(4096, 1))
         self._remote_agents: dict[str, dict[tuple[int, int], str]] = {}
         self._handshake_futures: dict[str, Any] = {}
         self._handshake_lock = threading.RLock()
         self._handshake_initiation_executor = ThreadPoolExecutor(1)
-        self._tables = {("e", 0): (4096, 1)}
-        self._told = WorkerReport(Counter(), {}, {})
         self.readable = True
 
     def _ensure_handshake(self, engine_id: str, *_: Any) -> Any:
         if engine_id in self._remote_agents:
             return None
         self._remote_agents[engine_id] = {(0, 0): "agent"}
-        self._try_links(engine_id, self._remote_agents[engine_id])
+        self._links.try_all(engine_id, self._remote_agents[engine_id])
         return object()
 
-    def _can_be_read(self, *_: Any) -> bool:
-        return self.readable
-
     def _forget(self, engine_id: str) -> None:
-        del self._introduced[engine_id]
+        self._links.forget(engine_id)
 
     def hears(self, *told: Introduce) -> str:
         """How the link stands, as reported after these introductions."""
-        self._told.peers.clear()
+        self._links.take_news()
         self.meet(SimpleNamespace(introductions=told, forgotten=()))
         self._handshake_initiation_executor.submit(lambda: None).result(5)
-        return self._told.peers.get("e", "")
+        return self._links.take_news().get("e", "")
 
 
 @pytest.fixture(scope="module", autouse=True)

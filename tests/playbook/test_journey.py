@@ -782,6 +782,47 @@ def test_an_early_leg_that_breaks_after_p_answered_may_have_touched_the_hold() -
     play(early(), script)
 
 
+DREW: list[tuple[object, list[object]]] = [
+    (PrefillAnswered("length", HOLD, 5), [SendSeed(), UseEarly(HOLD)]),
+    (Opened(), [Relay()]),
+    (
+        Lost("another token", again=True, drew=True),
+        [CloseDecode(), Choose(frozenset({D}), hand_over=True)],
+    ),
+]
+"""D has computed the prompt itself, and begins with another token than the client has."""
+
+
+@pytest.mark.parametrize("p_fails_too", [True, False])
+def test_a_d_that_drew_a_token_of_its_own_is_asked_again_where_there_is_no_other(p_fails_too: bool) -> None:
+    """Told the client's token it makes the same answer as any other D."""
+    machine = early()
+    play(machine, DREW)
+    attempt = 2
+    if p_fails_too:
+        failing = Choose(frozenset({D, P}), hand_over=True)
+        play(machine, [(Chosen(None, P, "whole"), [SendDecode(P, None, 5)]), (Lost("refused"), [failing])])
+        attempt = 3
+    play(machine, [(NOBODY, [Choose(frozenset({P}), hand_over=True)])])
+    play(machine, [(Chosen(None, D, "whole"), [SendDecode(D, None, 5)]), (Opened(), [Relay()])])
+    assert machine.attempt == attempt
+    play(machine, [(Ended(), [Finish("served")])])
+
+
+def test_it_is_asked_again_once() -> None:
+    asked_again: tuple[object, list[object]] = (NOBODY, [Choose(frozenset({P}), hand_over=True)])
+    play(early(), [*DREW, asked_again, (NOBODY, [FailStream(error(503)), Finish("failed")])])
+
+
+def test_a_d_whose_connection_broke_is_not_asked_again() -> None:
+    script: list[tuple[object, list[object]]] = [
+        *DREW[:2],
+        (Lost("reset", again=True), [CloseDecode(), Choose(frozenset({D}), hand_over=True)]),
+        (NOBODY, [FailStream(error(503)), Finish("failed")]),
+    ]
+    play(early(), script)
+
+
 def test_p_that_goes_down_with_a_hold_has_told_what_it_had_cached() -> None:
     """The client reads what the first P had cached; of an early leg it would read what the last one had."""
     aborted: list[tuple[object, list[object]]] = [

@@ -143,7 +143,18 @@ def test_a_workload_has_several_classes_at_once(file: Path, capsys: pytest.Captu
         ("parts: {interactive: {rat: 3}}", "parts.interactive.rat: unknown; there is rate"),
         ("parts: {interactive: {arrivals: x}}", "parts.interactive.arrivals x: there is poisson"),
         ("parts: {interactive: {input_tokens: soon}}", "parts.interactive: --input-tokens"),
-        ("parts: {interactive: {prefix_tokens: -1}}", "prefix_tokens and prefix_groups are whole numbers"),
+        ("parts: {interactive: {prefix_tokens: -1}}", "parts.interactive.prefix_tokens is -1: must be a whole number"),
+        ("parts: {interactive: {prefix_tokens: true}}", "prefix_tokens is True: must be a whole number of 0 at least"),
+        (
+            "parts: {interactive: {prefix_groups: 4}}",
+            "parts.interactive.prefix_groups is 4: says how many prefixes there are, and prompts have none: write "
+            "prefix_tokens beside it",
+        ),
+        ("parts: {interactive: {prefix_tokens: 0, prefix_groups: 1}}", "prefix_groups is 1: says how many prefixes"),
+        (
+            "parts: {interactive: {cv: 3}}",
+            "parts.interactive.cv is 3: shapes gamma and weibull arrivals, and these are poisson: write arrivals:",
+        ),
         ("parts: {gold: {rate: 3}}", "requests of class gold; "),
         ("duration_s: -1\nparts: {interactive: {}}", "duration_s is -1"),
         ("parts: [", "not YAML"),

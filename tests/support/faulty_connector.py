@@ -54,11 +54,13 @@ class FaultyWorker(BatonWorker):
         self._faults = Path(vllm_config.kv_transfer_config.kv_connector_extra_config["faults"])
         self._faulty = FaultyAgent(self._agent)
         self._reads._agent = self._faulty
+        self._prepare = self._slots.prepare
+        self._reads._look = self._slots.prepare = self._look  # type: ignore[method-assign]
 
     def _look(self, agent: str, address: int, landing: int) -> Any:
         if self._faulty.strikes("blind"):
             raise RuntimeError("a fault that a test asked for")
-        return super()._look(agent, address, landing)
+        return self._prepare(agent, address, landing)
 
     def start_load_kv(self, metadata: Any) -> None:
         super().start_load_kv(metadata)

@@ -37,7 +37,9 @@ def desired(spec: Mapping[str, Any] = SMALL, name: str = "chat", **more: Any) ->
     return Desired(resource=read_resource(resource(spec, name)), images=IMAGES, **more)
 
 
-def applied(actions: Any, before: tuple[Any, ...] = (), of: Desired | None = None) -> tuple[Any, ...]:
+def applied(
+    actions: Any, before: tuple[Any, ...] = (), of: Desired | None = None, now: float = 1000.0
+) -> tuple[Any, ...]:
     """Objects after the actions, as an API server would keep them."""
     objects = {(each["kind"], each["metadata"]["name"]): each for each in before}
     owner = (of or desired()).resource
@@ -54,7 +56,7 @@ def applied(actions: Any, before: tuple[Any, ...] = (), of: Desired | None = Non
         elif isinstance(action, Rekey):
             live = {**objects["Secret", action.name]}
             live["metadata"] = {"resourceVersion": "1", **live["metadata"]}
-            objects["Secret", action.name] = replaced(owner, live, action.stage, 1000.0)
+            objects["Secret", action.name] = replaced(owner, live, action.stage, now)
         elif isinstance(action, Delete):
             del objects[action.kind, action.name]
     return tuple(objects.values())

@@ -19,8 +19,8 @@ from support.k8s_nodes import FakeFleet
 
 from k8s.crd.names import API_VERSION
 from k8s.operator.client import PLURALS, ApiClient, ApiFailed
-from k8s.operator.controller import WATCHED
 from k8s.operator.watch import WatchCache
+from k8s.operator.watched import WATCHED
 from k8s.plan.observe import INSTANCE, is_true
 
 Json = dict[str, Any]

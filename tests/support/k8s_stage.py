@@ -20,9 +20,10 @@ from support.no_idling import no_idling
 
 from k8s.crd import crds
 from k8s.crd.names import API_VERSION
-from k8s.operator import controller, watch
+from k8s.operator import controller, kinds, watch
 from k8s.operator.client import PLURALS, ApiClient, ApiFailed
-from k8s.operator.controller import WATCHED, Operator, OperatorSettings
+from k8s.operator.controller import Operator, OperatorSettings
+from k8s.operator.watched import WATCHED
 from k8s.plan import Images
 
 IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
@@ -49,7 +50,8 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and retries that take minutes in a cluster take a moment."""
     monkeypatch.setattr(controller, "BUSY_S", 0.1)
     monkeypatch.setattr(controller, "IDLE_S", 0.5)
-    monkeypatch.setattr(controller, "SETTLE_S", 0.01)
+    monkeypatch.setattr(kinds, "UNSURE_S", 0.1)
+    monkeypatch.setattr(kinds, "ASK_AGAIN_S", 0.5)
     monkeypatch.setattr(watch, "WAIT_S", (0.02, 0.05))
     monkeypatch.setattr(ssl, "create_default_context", _trusting)
 

@@ -26,7 +26,8 @@ from cluster.instance import Role
 from cluster.keys import key_line
 from cluster.registry.redis import RedisRegistry
 from decode.rules import DecodeRules
-from engine.agent.agent import Agent, AgentConfig
+from engine.agent.agent import Agent
+from engine.agent.config import AgentConfig
 from engine.mock.fleet import MockFleet
 from engine.mock.instance import MockInstance as Mock
 from engine.mock.settings import SimpleCosts
@@ -214,7 +215,7 @@ class SharedFleet:
 
     def grants(self) -> dict[str, dict[str, int]]:
         """By instance and router."""
-        return {name: agent.state()["grants"] for name, agent in self.agents.items()}
+        return {name: agent.report.state()["grants"] for name, agent in self.agents.items()}
 
     def granted(self, router: int) -> int:
         """What a router has of all decode instances together."""

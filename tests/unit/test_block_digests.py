@@ -222,7 +222,7 @@ def test_a_table_that_cannot_be_is_none(told: object) -> None:
 
 def test_a_prompt_is_done_once_its_last_token_is_computed_whatever_it_took() -> None:
     c = Computing()
-    c.open("r", 10, PROMPT)
+    c.begin("r", 10, PROMPT)
     c.given("r", [5, 2], anew=True)
     assert c.step("r", 8) is None
     c.given("r", [7], anew=False)

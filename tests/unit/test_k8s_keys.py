@@ -176,6 +176,10 @@ def younger(there: ObservedCluster, when: str, keys: str = "1") -> ObservedClust
     return dataclasses.replace(there, pods=tuple(pods))
 
 
+def condition_of(wanted: Desired, there: ObservedCluster, kind: str, now: float) -> Any:
+    return conditions(status(wanted, there, plan(wanted, there, LIMITS, now), now, {}))[kind]
+
+
 def fleet_of(there: ObservedCluster) -> Any:
     return next(each for each in there.objects if key_of(each) == FLEET)
 
@@ -183,10 +187,10 @@ def fleet_of(there: ObservedCluster) -> Any:
 def step(wanted: Desired, there: ObservedCluster, now: float) -> tuple[list[KeyStage], ObservedCluster]:
     """The rekeying of one plan, and what is there after it; instances' workloads stay as they are."""
     actions = [each for each in plan(wanted, there, LIMITS, now) if isinstance(each, Rekey | Derive)]
-    objects = applied(actions, there.objects, of=wanted)
+    objects = applied(actions, there.objects, wanted, now)
     then = dataclasses.replace(there, objects=objects)
     derived = [each for each in plan(wanted, then, LIMITS, now) if isinstance(each, Derive)]
-    then = dataclasses.replace(then, objects=applied(derived, then.objects, of=wanted))
+    then = dataclasses.replace(then, objects=applied(derived, then.objects, wanted, now))
     return [each.stage for each in actions if isinstance(each, Rekey)], then
 
 
@@ -251,6 +255,39 @@ def test_keys_that_are_changed_again_meanwhile_begin_again(stage: KeyStage) -> N
     assert stages == [KeyStage.NONE]
     assert keys_in(fleet_of(there)) == (again[-1],)
     assert fleet_of(there)["metadata"]["labels"][LABEL_KEYS] == "3"
+
+
+@pytest.mark.parametrize("stage", [KeyStage.ADDED, KeyStage.SIGNS])
+def test_keys_that_are_set_back_to_the_name_before_them_roll_the_pods_of_that_name(stage: KeyStage) -> None:
+    """Their template is the wanted one again, so nothing else would roll them, and the old key would stay for ever."""
+    first, second = (desired({**SMALL, "kubernetes": {"ticket_keys": name}}) for name in "12")
+    there = younger(settled(first), "1970-01-01T00:10:00Z")
+    _, there = step(second, there, 1000.0)
+    if stage is KeyStage.SIGNS:
+        _, there = step(second, there, 1101.0)
+    stages, there = step(first, there, 1150.0)
+    assert stages == [KeyStage.ADDED]
+    assert starts(first, there, 1150.0) == [], "it would begin with the second key"
+    assert starts(first, there, 1151.0) == ["chat-prefill-1", "chat-decode-1"], "those that are there have not read it"
+    assert not condition_of(first, there, "Progressing", 1151.0)["message"].startswith("every")
+    stages, there = step(first, there, 1300.0)
+    assert stages == [KeyStage.SIGNS]
+    newest = keys_in(fleet_of(there))[0]
+    assert step(first, there, 9000.0)[0] == []
+    there = younger(there, "1970-01-01T00:20:00Z")
+    assert starts(first, there, 9000.0) == []
+    stages, there = step(first, there, 9000.0)
+    assert stages == [KeyStage.NONE]
+    assert keys_in(fleet_of(there)) == (newest,)
+
+
+def test_keys_are_not_set_back_while_pods_of_that_name_could_be_taken_for_ones_with_the_next_key() -> None:
+    """Their age alone tells them apart, and the two clocks may differ by a minute."""
+    first, second = (desired({**SMALL, "kubernetes": {"ticket_keys": name}}) for name in "12")
+    there = younger(settled(first), "1970-01-01T00:18:00Z")  # second 1080
+    _, there = step(second, there, 1000.0)
+    assert step(first, there, 1130.0)[0] == []
+    assert step(first, there, 1141.0)[0] == [KeyStage.ADDED]
 
 
 @pytest.mark.parametrize(("made", "ends"), [("1970-01-01T00:16:00Z", True), ("1970-01-01T00:10:00Z", False)])

@@ -162,7 +162,7 @@ def rules_of(*paths: str) -> set[str]:
 
 def test_the_connector_and_the_twin_are_written_on_the_same_rules() -> None:
     """Law 3. That they are the same objects is `tests/live/test_connector_versions.py`, which imports vLLM."""
-    connector = rules_of("engine/vllm/connector/scheduler.py", "engine/vllm/connector/worker.py")
+    connector = rules_of(*(f"engine/vllm/connector/{name}.py" for name in ("scheduler", "worker", "held_slots")))
     twin = rules_of("engine/twin/holds.py", "engine/twin/pulls.py")
     same = {"prefill.holds.Holds", "prefill.leases.Leases", "prefill.leases.terms", "decode.pulls.Pulls",
             "decode.pulls.worth_pulling", "decode.peers.ProducerPeers"}  # fmt: skip

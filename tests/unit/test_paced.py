@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from decode.reads import RankSource
 from engine.vllm.connector.paced import PROGRESS_US, NoticesKept, paced
+from kvtransfer.hold_marks import Slot
+from kvtransfer.notes import with_proof
 
 
 class AgentConfig:
@@ -66,10 +70,27 @@ class Agent:
 
 
 def test_a_reads_notice_is_kept_and_others_are_proved() -> None:
-    agent = Agent()
-    kept = NoticesKept(agent, lambda note: note + b"!")
-    assert kept.make_prepped_xfer("READ", 1, notif_msg=b"r:1") == "handle" and kept.name == "a"
-    kept.make_prepped_xfer("READ", 2)
-    kept.send_notif("p", notif_msg=b"r:1")
-    assert kept.kept == [b"r:1"]
-    assert agent.did == [(("READ", 1), {}), (("READ", 2), {}), ("p", b"r:1!")]
+    agent, slot = Agent(), Slot(3, bytes(range(16)))
+    kept = NoticesKept(agent)
+    proved = with_proof(b"r:1", slot.proof)
+    with kept.pulling(slot) as sources:
+        with kept.reading("p0", lambda slot: 4096 + slot.index):
+            assert kept.make_prepped_xfer("READ", 1, notif_msg=b"r:1") == "handle" and kept.name == "a"
+            kept.make_prepped_xfer("READ", 2)
+        with kept.reading("p1", lambda _: 0):
+            kept.make_prepped_xfer("READ", 3)
+        kept.send_notif("p", notif_msg=b"r:1")
+    kept.send_notif("p", notif_msg=b"r:2")
+    assert sources == [RankSource("p0", 4099, proved)]
+    reads = [(("READ", number), {}) for number in (1, 2, 3)]
+    assert agent.did == [*reads, ("p", proved), ("p", b"r:2")]
+
+
+def test_reads_that_failed_leave_nothing_for_the_next_request() -> None:
+    kept = NoticesKept(Agent())
+    with contextlib.suppress(RuntimeError), kept.pulling(Slot(3, bytes(16))), kept.reading("p0", lambda _: 0):
+        kept.make_prepped_xfer("READ", 1, notif_msg=b"r:1")
+        raise RuntimeError
+    with kept.pulling(Slot(4, bytes(16))) as sources, kept.reading("p0", lambda _: 0):
+        pass
+    assert sources == []

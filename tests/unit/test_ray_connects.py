@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cluster.errors import UsageError
-from goodput.actuate import ray_cluster
-from goodput.actuate.ray_cluster import CONNECT_TRIES, RayActuator
+from goodput.actuate import ray_connection
+from goodput.actuate.ray_connection import CONNECT_TRIES, RayConnection
 
 
 class FakeRay(SimpleNamespace):
@@ -30,13 +30,12 @@ class FakeRay(SimpleNamespace):
 
 async def connect(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(ray_cluster, "CONNECT_AGAIN_S", 0.0)
-    nothing: Any = None
-    actuator = RayActuator("ray://head:10001", "c", {}, nothing, dict, nothing)
+    monkeypatch.setattr(ray_connection, "CONNECT_AGAIN_S", 0.0)
+    connection = RayConnection("ray://head:10001", "baton-c")
     try:
-        await actuator.connect()
+        await connection.connect()
     finally:
-        actuator.close()
+        connection.close()
 
 
 async def test_a_client_process_that_dies_at_its_start_is_asked_for_again(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,10 +11,15 @@ import pytest
 from cluster.ids import RequestId
 from cluster.request import Request
 from router.core import journey as j
-from router.core.eligibility import COMPLETIONS
+from router.core.clients import Client
+from router.core.eligibility import COMPLETIONS, verdict
 from router.http.outlet import Outlet
-from router.request.reply import Reply
+from router.request.parts import Telling
+from router.request.reply import REMEMBERED_BYTES_MAX, Reply
 from router.request.splice import seed_of
+from router.request.trace import RequestTrace
+from router.telemetry.explain_store import ExplainStore
+from router.telemetry.metrics import RouterMetrics
 
 pytestmark = pytest.mark.interpreted
 
@@ -40,18 +44,18 @@ def _event(text: str) -> bytes:
     return b"data: " + json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": None}]}).encode() + b"\n\n"
 
 
-def _reply(*, resumable: bool) -> tuple[Reply, _Transport]:
+def _reply(*, resumable: bool, chunked: bool = False) -> tuple[Reply, _Transport]:
     transport = _Transport()
-    outlet = Outlet(cast("Any", transport), lambda *_: None, chunked=False, keep=False)
+    outlet = Outlet(cast("Any", transport), lambda *_: None, chunked=chunked, keep=False)
     request = Request(id=RequestId("r"), path=COMPLETIONS, model="m", stream=True, body={}, arrived=0.0)
-    nothing = lambda *_: None  # noqa: E731
-    account = SimpleNamespace(seeded=nothing, first_out=nothing, second_out=nothing, streamed=lambda _: b"")
-    return Reply(outlet, request, cast("Any", account), resumable=resumable), transport
+    telling = Telling(RouterMetrics(), ExplainStore(1), None)
+    trace = RequestTrace(telling, request, verdict(COMPLETIONS, {}), {}, Client())
+    return Reply(outlet, request, trace, resumable=resumable), transport
 
 
-def _seeded(*, resumable: bool = False) -> tuple[Reply, _Transport]:
+def _seeded(*, resumable: bool = False, chunked: bool = False) -> tuple[Reply, _Transport]:
     """A reply whose client has P's token "one ", and an engine's stream that is to go on with it."""
-    reply, transport = _reply(resumable=resumable)
+    reply, transport = _reply(resumable=resumable, chunked=chunked)
     answer = {"id": "a", "created": 1, "model": "m", "choices": [{"text": "one ", "token_ids": [7]}]}
     seed = seed_of(answer, COMPLETIONS, ())
     assert not isinstance(seed, str)
@@ -98,6 +102,40 @@ async def test_what_was_drawn_after_the_seed_is_never_drawn_again() -> None:
     assert reply.feed(_event("one ") + _event("two ")) is None
     assert reply.lost("reset") == j.Lost("reset", again=False)
     assert _text(transport) == "one two "
+
+
+async def test_comments_before_an_engines_text_do_not_hide_that_text() -> None:
+    """Two comments once counted as the second token: later chunks passed unread, and came twice after a break."""
+    reply, _ = _seeded(chunked=True)
+    assert reply.feed(_event("one ") + b": alive\n\n") is None
+    assert reply.feed(b": alive\n\n") is None
+    framed = b"%x\r\n%b\r\n" % (len(_event("two ")), _event("two "))
+    assert reply.pass_on(framed, framed.index(b"\n") + 1) is None
+    assert reply.lost("reset") == j.Lost("reset", again=False)
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+async def test_a_streams_end_is_read_in_pieces_that_passed_as_chunks(*, resumable: bool) -> None:
+    reply, transport = _reply(resumable=resumable, chunked=True)
+    assert reply.relay(EVENTS, "") is None
+    for piece in (_event("one "), _event("two "), _event("three "), _event("four "), DONE):
+        framed = b"%x\r\n%b\r\n" % (len(piece), piece)
+        assert reply.pass_on(framed, framed.index(b"\n") + 1) is None
+    assert reply.sent.tail() == _event("four ") + DONE
+    assert reply.ended() == j.Ended()
+    assert transport.written.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_what_has_become_too_long_to_keep_is_not_joined_to_another_stream() -> None:
+    reply, _ = _reply(resumable=True)
+    assert reply.relay(EVENTS, "") is None
+    assert reply.feed(_event("x" * 100)) is None
+    said = reply.sent.said()
+    assert reply.sent.resumable and said is not None and said.text == "x" * 100
+    assert reply.feed(_event("x" * REMEMBERED_BYTES_MAX)) is None
+    assert not reply.sent.resumable and reply.sent.said() is None
+    assert reply.sent.tail().startswith(_event("x" * 100))
+    assert reply.lost("reset") == j.Lost("reset", again=False)
 
 
 async def test_a_client_that_has_waited_its_time_waits_for_no_other() -> None:

@@ -297,3 +297,18 @@ def test_what_is_not_told_is_said() -> None:
     parsed = parse(HOSTILE["many models"], "f")
     assert len(parsed.problems) == PROBLEMS_MAX
     assert parsed.problems[-1].message == "and more problems from here on"
+
+
+@pytest.mark.parametrize(
+    ("pools", "can"),
+    [
+        ("prefill: {}, extra: {decode-a: {role: decode}}", True),
+        ("extra: {prefill-a: {role: prefill}, decode-a: {role: decode}}", True),
+        ("both: {max: 1}, extra: {both-a: {role: both, max: 1}}", True),
+        ("prefill: {}, extra: {prefill-a: {role: prefill}}", False),
+        ("both: {max: 1}", False),
+    ],
+)
+def test_extra_pools_count_where_it_is_told_whether_requests_are_handed_over(pools: str, can: bool) -> None:
+    (model,) = spec_of(f"models: [{{name: m, pools: {{{pools}}}}}]").models
+    assert model.pools.can_hand_over() is can

@@ -348,3 +348,47 @@ def test_an_instance_of_another_make_is_no_sibling() -> None:
     for _ in range(100):
         timed(made, 0, 1.0)
     assert slowness(made, 1) == before
+
+
+def took_ms(made: StepModel, row: int, tokens: int) -> float:
+    """What a prompt takes in this row, by what was learned."""
+    at = made.rows[row]
+    return at.prefill_factor * UNKNOWN.prompt_ms(tokens) + at.overhead
+
+
+@pytest.mark.parametrize("slower", [1.0, 4.0])
+@pytest.mark.parametrize(("base_ms", "token_ms"), [(20.0, 0.03), (200.0, 0.5), (3.0, 0.01)])
+def test_without_costs_one_size_shows_the_speed_and_siblings_the_part_that_does_not_grow(
+    base_ms: float, token_ms: float, slower: float
+) -> None:
+    """Row 0 gets short prompts of one size, row 1 also long ones. Before, long ones were taken to be 1.3 to 2.3 times
+    longer in row 0 than they are.
+    """
+
+    def real_ms(tokens: int) -> float:
+        return base_ms + token_ms * tokens
+
+    made = two()
+    for number in range(60):
+        made.prompt_took(0, UNKNOWN.prompt_ms(100), slower * real_ms(100))
+        tokens = 4000 if number % 3 else 100
+        made.prompt_took(1, UNKNOWN.prompt_ms(tokens), real_ms(tokens))
+    for tokens in (100, 4000):
+        assert took_ms(made, 0, tokens) == pytest.approx(slower * real_ms(tokens), rel=0.15)
+        assert took_ms(made, 1, tokens) == pytest.approx(real_ms(tokens), rel=0.1)
+
+
+def test_without_costs_a_smaller_base_than_assumed_is_not_learned() -> None:
+    """No line with less base than the assumed 8 ms for 267 tokens is told: prompts of each size pull the one factor
+    their way. An instance that waits with long prompts is taken to be like the others for all sizes, so choices
+    compare like with like.
+    """
+    made = two()
+    for _ in range(30):
+        made.prompt_took(0, UNKNOWN.prompt_ms(16), 5.0 + 16)
+        made.prompt_took(1, UNKNOWN.prompt_ms(2000), 5.0 + 2000)
+    assert took_ms(made, 0, 2000) < 0.1 * 2005 and took_ms(made, 1, 16) > 10 * 21
+    for _ in range(200):
+        made.prompt_took(0, UNKNOWN.prompt_ms(16), 5.0 + 16)
+    assert took_ms(made, 1, 16) == pytest.approx(21, rel=0.1)
+    assert took_ms(made, 1, 2000) == pytest.approx(took_ms(made, 0, 2000), rel=0.1)

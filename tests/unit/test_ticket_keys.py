@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.tickets import FLEET, OLD, PULL
 
 from baton import ticket_keys
-from baton.fleet import LocalRouter
 from baton.plan import PlacedEngine, WantedEngine
+from baton.router_child import LocalRouter
 from cluster import wire
 from cluster.errors import UsageError
 from cluster.ids import InstanceId, RequestId, TransferId

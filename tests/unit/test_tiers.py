@@ -39,7 +39,8 @@ def test_tiers_stand_behind_the_connector_that_hands_over(role: Role) -> None:
     first, second = told["kv_connector_extra_config"]["connectors"]  # type: ignore[index]
     assert first == own, "unchanged"
     extra = second["kv_connector_extra_config"]
-    assert (second["kv_connector"], extra["cpu_bytes_to_use"]) == ("OffloadingConnector", 3 * GIB)
+    assert (second["kv_connector"], extra["cpu_bytes_to_use"]) == ("BatonOffloading", 3 * GIB)
+    assert second["kv_connector_module_path"] == "engine.vllm.connector.tiers"
     (files,) = extra["secondary_tiers"]
     assert (files["root_dir"], files["limit_bytes"]) == ("/x/baton-kv-p", 7 * GIB)
     host = transfer(Tiers(host_bytes=GIB), role)["kv_connector_extra_config"]["connectors"][1]  # type: ignore[index]

@@ -38,13 +38,19 @@ PLAN = ("plan", "{tmp}/baton.yaml", "--no-steps")
         ),
         ((*LOAD, "--token-times"), "--out"),
         ((*LOAD, "--target", "prefill-0=http://h:1"), "--fault"),
+        ((*LOAD, "--cluster", "blue"), "--fault"),
+        ((*LOAD, "--cluster", "default"), "--fault"),
+        (("load", "--dry-run", "--cluster", "blue"), "--fault"),
         *(
             (("load", "--dry-run", f"--{name}", f"{{tmp}}/x.{kind}"), "--dry-run")
             for name, kind in (("out", "jsonl"), ("html", "html"), ("plot", "png"))
         ),
         *(
             (("load", "--compare", "{tmp}/trace", "{tmp}/trace", flag, value), "--compare")
-            for flag, value in (("--rate", "2"), ("--trace", "{tmp}/trace"), ("--out", "{tmp}/x"), ("--repeats", "2"))
+            for flag, value in (
+                *(("--rate", "2"), ("--trace", "{tmp}/trace"), ("--out", "{tmp}/x"), ("--repeats", "2")),
+                ("--cluster", "blue"),
+            )
         ),
         (("simulate", "--fault-every-s", "5"), "--faults one of"),
         (("simulate", "--faults", "{tmp}/faults", "--fault-every-s", "5"), "--faults one of"),

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from decode.peers import NOT_ITS_OWN
 from engine.vllm.connector.pages import PagedMemory
 from kvtransfer.block_digests import DIGEST_BYTES, Hash, Region, Vouchers, runs
+
+logger = logging.getLogger("vllm.baton.worker")
 
 BLOCKS_MAX: Final = 1 << 28
 """No engine has more blocks: a peer's number is checked against this before it becomes an address."""
@@ -32,8 +35,12 @@ class Digests:
         """The memory to register."""
         return self.offered, self._landing
 
-    def begin(self, regions: Sequence[Region], new: Callable[[bytes], Hash]) -> None:
-        """The KV memory exists now."""
+    def begin(self, regions: Sequence[Region], new: Callable[[bytes], Hash] | None = None) -> None:
+        """The KV memory exists now. `new` makes a hash of a name; None: BLAKE3, vLLM's own."""
+        if new is None:
+            from blake3 import blake3  # noqa: PLC0415 - BLAKE2, Python's own, takes four times as long
+
+            new = blake3
         self._vouchers = Vouchers(self.offered.view, self._landing.view, regions, new)
 
     # --- peers ---
@@ -53,11 +60,18 @@ class Digests:
 
     # --- as P ---
 
-    def vouch(self, prompts: Mapping[str, tuple[Sequence[int], Sequence[bytes]]]) -> None:
-        """These prompts are computed: write their blocks' digests."""
-        assert self._vouchers is not None
-        for blocks, names in prompts.values():
-            self._vouchers.vouch(blocks, names)
+    def vouch(self, prompts: Mapping[str, tuple[Sequence[int], Sequence[bytes]]]) -> bool:
+        """These prompts are computed: write their blocks' digests. Returns whether all are written. Never raises: that
+        would end the engine, and a consumer computes prompts without digests itself.
+        """
+        try:
+            for blocks, names in prompts.values():
+                assert self._vouchers is not None
+                self._vouchers.vouch(blocks, names)
+        except Exception:
+            logger.exception("%d prompts are not vouched for", len(prompts))
+            return False
+        return True
 
     # --- as D ---
 

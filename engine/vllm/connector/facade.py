@@ -12,13 +12,11 @@ methods, so the range of versions is pinned and checked.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from pathlib import Path
 from typing import Any
 
 import vllm
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import connector as stock
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NIXL_CONNECTOR_VERSION
@@ -27,6 +25,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 from engine.vllm.connector import served
 from engine.vllm.connector.metadata import BatonMetadata
+from engine.vllm.connector.registered import register
 from engine.vllm.connector.scheduler import BatonScheduler
 from engine.vllm.connector.worker import BatonWorker
 from engine.vllm.connector.written_for import WIRE, is_written_for
@@ -140,14 +139,4 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
         super().shutdown()
 
 
-def _register() -> None:
-    """Register this connector in vLLM by its name alone, too.
-
-    The API server reads a MultiConnector's statistics under the names of the connectors' classes.
-    """
-    name = BatonConnector.__name__
-    with contextlib.suppress(ValueError):  # a second import under another name, in tests
-        KVConnectorFactory.register_connector(name, __name__, name)
-
-
-_register()
+register(BatonConnector)

@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final
 
+from decode.reads import RankSource
+from kvtransfer.hold_marks import Slot
+from kvtransfer.notes import with_proof
+
 PROGRESS_US: Final = 1000
 """The pause between two rounds of the progress thread. The thread must run: a read over shared memory or TCP may need
 the target's help, which would otherwise come only with the target's next step. Measured: 0 burns half a core and more,
@@ -61,21 +65,45 @@ def paced(api: ModuleType, locking: Any) -> Iterator[None]:
 class NoticesKept:
     """A NIXL agent that keeps back the notice that vLLM ties to a read; it is sent once the read is confirmed."""
 
-    def __init__(self, agent: Any, prove: Callable[[bytes], bytes]) -> None:
-        """`prove` adds the proof to a notice."""
+    def __init__(self, agent: Any) -> None:
         self._agent = agent
-        self._prove = prove
-        self.kept: list[bytes] = []
+        self._slot: Slot | None = None
+        self._sources: list[RankSource] = []
+        self._kept: list[bytes] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
 
+    @contextmanager
+    def pulling(self, slot: Slot | None) -> Iterator[list[RankSource]]:
+        """In this context vLLM posts the reads of one request, whose hold has this slot (None: it has none), and its
+        notices prove that. Gives the list that the ranks it reads from are put into.
+        """
+        self._slot, self._sources = slot, []
+        try:
+            yield self._sources
+        finally:
+            self._slot = None
+
+    @contextmanager
+    def reading(self, agent_name: str, place: Callable[[Slot], int]) -> Iterator[None]:
+        """In this context vLLM posts the reads from one rank. `place` gives the address of a slot there."""
+        self._kept.clear()
+        yield
+        for note in self._kept:
+            assert self._slot is not None, "checked before anything was read"
+            self._sources.append(RankSource(agent_name, place(self._slot), self._proved(note)))
+        self._kept.clear()
+
+    def _proved(self, note: bytes) -> bytes:
+        return note if self._slot is None else with_proof(note, self._slot.proof)
+
     def make_prepped_xfer(self, *args: Any, notif_msg: bytes = b"", **more: Any) -> Any:
         """Prepare the transfer without the notice."""
         if notif_msg:
-            self.kept.append(notif_msg)
+            self._kept.append(notif_msg)
         return self._agent.make_prepped_xfer(*args, **more)
 
     def send_notif(self, agent_name: str, notif_msg: bytes) -> None:
         """Send a notice that is not tied to a read."""
-        self._agent.send_notif(agent_name, notif_msg=self._prove(notif_msg))
+        self._agent.send_notif(agent_name, notif_msg=self._proved(notif_msg))

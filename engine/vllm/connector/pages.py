@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Sequence
+
+from kvtransfer.block_digests import Region
 
 
 class PagedMemory:
@@ -19,3 +22,15 @@ class PagedMemory:
 def view(address: int, size: int) -> memoryview:
     """A view of these bytes in host memory. It is valid while their owner keeps them."""
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+def regions(
+    bases: Sequence[int], strides: Sequence[int], lengths: Sequence[int], *, blocks: int, parts: int
+) -> list[Region]:
+    """The tensors of a KV cache in host memory, by their base addresses: each has `blocks` times `parts` pieces of
+    `length` bytes, `stride` bytes apart.
+    """
+    return [
+        Region(view(base, (blocks * parts - 1) * stride + length), stride, length, parts)
+        for base, stride, length in zip(bases, strides, lengths, strict=True)
+    ]

@@ -1,6 +1,7 @@
-"""What vLLM's offloading lacks for Baton: copies on CPUs, a bound for its files, no shared memory left behind.
+"""What vLLM's offloading lacks for Baton: a fence against pulls, copies on CPUs, a bound for its files, and no shared
+memory left behind.
 
-Runs inside vLLM's process. vLLM imports both classes by name (`engine.vllm.tiers.beside`).
+Runs inside vLLM's process. vLLM imports its classes by name (`engine.vllm.tiers.beside`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,34 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import LookupResult, OffloadingEvent, OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from engine.vllm.connector.registered import register
 from engine.vllm.kept_files import KeptFiles
+
+
+class BatonOffloading(OffloadingConnector):  # type: ignore[misc]
+    """vLLM's, beside a connector that writes into KV blocks: these wait for copies of what the blocks had before.
+
+    vLLM copies a request's blocks while and after they are freed, and ends a copy before another request gets its
+    blocks: of those that a step computes, and of those that the tier itself loads
+    (``OffloadingConnectorScheduler._current_batch_allocated_block_ids``). Blocks for a pull of another connector are
+    neither until they are read, and the copy would take the pulled prompt's bytes for those of the former one.
+    """
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """A request has got blocks, before the step's copies are chosen. Without a hash: they are not shared."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self.scheduler._current_batch_allocated_block_ids.update(  # noqa: SLF001 - as vLLM does for its own loads
+            each.block_id for group in blocks.blocks for each in group if not each.is_null and each.block_hash is None
+        )
+
+
+register(BatonOffloading)
 
 
 class BatonTiers(TieringOffloadingSpec):  # type: ignore[misc]

@@ -1,0 +1,184 @@
+"""One Redis: its address, the connections to it, the time limit of calls, and failures in words. A shell.
+
+A password stands in a file or in the URL; no message, no repr and no log shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn
+from urllib.parse import quote, unquote, urlsplit
+
+from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from cluster.errors import UsageError
+from cluster.registry.registry import RegistryDown
+
+CONNECTIONS_MAX = 8
+"""Connections of one process. A router reads with one and listens with another; the rest serves concurrent calls."""
+
+RACES_MAX = 5
+"""A watched transaction is given up after this many disturbances in a row; each one was another agent's success."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisAddress:
+    """Address and credentials of a Redis. Its text is fit for logs."""
+
+    host: str
+    port: int
+    db: int = 0
+    tls: bool = False
+    ca_file: Path | None = None
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}" + (f"/{self.db}" if self.db else "")
+
+    def redact(self, text: str) -> str:
+        """`text` without the password, in case a server or a library quotes it."""
+        for secret in (self.password, quote(self.password, safe="")) if self.password else ():
+            text = text.replace(secret, "***")
+        return text
+
+
+def parse_place(url: str, password_file: Path | None = None, ca_file: Path | None = None) -> RedisAddress:
+    """Read ``redis://[user[:password]@]host[:port][/db]`` or ``rediss://`` (TLS); the password is better kept in a
+    file.
+
+    Raises:
+        UsageError: the URL or a file cannot be used. The message holds no password.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or 6379
+        db = int(parts.path.strip("/") or 0)
+    except ValueError as error:
+        raise UsageError("--registry: not a URL of the form redis://HOST:PORT[/DB]") from error
+    if parts.scheme not in {"redis", "rediss"} or not parts.hostname or parts.query or parts.fragment or db < 0:
+        raise UsageError("--registry: expected redis://HOST:PORT, or rediss://HOST:PORT for TLS")
+    if ca_file is not None and parts.scheme != "rediss":
+        raise UsageError("--registry-ca-file is for TLS: the registry's URL must begin with rediss://")
+    if ca_file is not None and not ca_file.is_file():
+        raise UsageError(f"--registry-ca-file {ca_file}: no such file")
+    if password_file is not None and parts.password is not None:
+        raise UsageError("--registry-password-file and a password in the registry's URL: give one of them")
+    password = read_password(password_file) if password_file is not None else unquote(parts.password or "") or None
+    return RedisAddress(
+        host=parts.hostname,
+        port=port,
+        db=db,
+        tls=parts.scheme == "rediss",
+        ca_file=ca_file,
+        username=unquote(parts.username) if parts.username else None,
+        password=password,
+    )
+
+
+def read_password(path: Path) -> str:
+    """The one line of a password file.
+
+    Raises:
+        UsageError: the file cannot be read, or is empty.
+    """
+    try:
+        password = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--registry-password-file {path}: {getattr(error, 'strerror', None) or 'no text'}") from error
+    if not password:
+        raise UsageError(f"--registry-password-file {path}: the file is empty")
+    return password
+
+
+class RedisLink:
+    """Connections to one Redis. Connects at its first call, and again after a connection breaks."""
+
+    def __init__(self, place: RedisAddress, timeout_s: float) -> None:
+        """`timeout_s`: the longest time for one call, connecting included."""
+        self.place: Final = place
+        self._timeout_s: Final = timeout_s
+        self.client: Final = _connect(place, timeout_s)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        with contextlib.suppress(RedisError, OSError):
+            await self.client.aclose(close_connection_pool=True)
+
+    @contextlib.asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """Wrap a call: a time limit, and one kind of failure (`RegistryDown`)."""
+        before = cancelled()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except (
+            RedisError,
+            OSError,
+            ValueError,
+        ) as error:  # OSError: asyncio's TimeoutError too; ValueError: see `_down`
+            if cancelled() > before:
+                # Seen live: a reader, cancelled twice, that read on and kept its router alive. Where the cancellation
+                # was lost was not seen; our guess is the library's clean-up failing in its place. Right in either case.
+                raise asyncio.CancelledError from None
+            self._down(error)
+
+    def _down(self, error: Exception) -> NoReturn:
+        said = self.place.redact(str(error))
+        if isinstance(error, AuthenticationError | NoPermissionError) or said.startswith(("NOAUTH", "WRONGPASS")):
+            fix = "check it" if self.place.password else "give one with --registry-password-file"
+            because = f"wants another password or user: {fix} (it says: {said})"
+        elif isinstance(error, TimeoutError | RedisTimeoutError):
+            because = f"did not answer within {self._timeout_s:g} s"
+        elif isinstance(error, RedisConnectionError | OSError):
+            because = f"cannot be reached: {said}"
+        elif isinstance(error, InvalidResponse | ValueError):  # asyncio's error for a line that does not end
+            because = f"does not speak Redis' protocol: {said}"
+        else:
+            because = f"refuses to work: {said}"
+        raise RegistryDown(f"the registry at {self.place} {because}") from None  # a chain might quote the password
+
+
+def _connect(place: RedisAddress, timeout_s: float) -> Redis:
+    """A client that is not connected yet. It retries once, at once: a connection closed by a restart is no outage."""
+    tls: dict[str, Any] = {}
+    if place.tls:
+        tls = {"ssl_ca_certs": str(place.ca_file) if place.ca_file else None, "ssl_check_hostname": True}
+    pool = BlockingConnectionPool(
+        connection_class=SSLConnection if place.tls else Connection,
+        max_connections=CONNECTIONS_MAX,
+        timeout=timeout_s,
+        host=place.host,
+        port=place.port,
+        db=place.db,
+        username=place.username,
+        password=place.password,
+        protocol=2,  # no HELLO and no CLIENT SETINFO: one round trip less, and older servers and proxies know it
+        driver_info=None,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        **tls,
+    )
+    return Redis(connection_pool=pool)
+
+
+def cancelled() -> int:
+    """How often the running task has been asked to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def text(value: object) -> str:
+    """A value as Redis answers it; empty for none."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else ""

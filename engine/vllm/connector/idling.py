@@ -1,0 +1,82 @@
+"""An engine core without work: it rests while it only holds blocks, and wakes for news.
+
+vLLM steps an engine that holds blocks once a millisecond, and steps none that has nothing at all to do. The rule of the
+pauses is `prefill.rests`. Runs inside vLLM's engine core.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from vllm.v1.engine import EngineCoreRequestType
+
+from prefill.rests import Rest
+
+logger = logging.getLogger("vllm.baton.scheduler")
+
+LISTEN_EVERY_S: Final = 0.0005
+"""The longest time that an engine without work lets a notice wait, while one is expected."""
+
+
+class Idling:
+    """The pauses of one engine core, and the way to wake it."""
+
+    def __init__(self) -> None:
+        self.core: Final = _engine_core()
+        """vLLM's; None: it was not found."""
+        self._rests: Final = Rest()
+        if self.core is None:
+            logger.warning("The engine's core was not found: what comes to an idle engine waits for its next request.")
+
+    def wake(self) -> None:
+        """Make a step soon. May be called from any thread."""
+        if self.core is not None:
+            self.core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+    def news(self) -> None:
+        """Something was done, or a hold has ended."""
+        self._rests.news(time.monotonic())
+
+    def rest(self, waiting: int, listens: Callable[[], bool], hear: Callable[[], bool]) -> None:
+        """Called in a step without work. Wait for the next request, or for a notice.
+
+        Args:
+            waiting: the requests that wait for a notice: if there are others, the engine makes its step at once.
+            listens: whether a notice may come at any moment.
+            hear: takes the notices; returns whether one of them is work.
+        """
+        core, now = self.core, time.monotonic()
+        if core is None or core.scheduler.get_num_unfinished_requests() > waiting or not core.is_running():
+            self._rests.news(now)
+            return
+        arrived, until = core.input_queue, now + self._rests.pause_s(now)
+        while listens() and (left_s := until - time.monotonic()) > 0:
+            with arrived.not_empty:
+                if arrived.queue or arrived.not_empty.wait(min(LISTEN_EVERY_S, left_s)):
+                    return
+            if hear():
+                return
+        with arrived.not_empty:
+            if not arrived.queue and (left_s := until - time.monotonic()) > 0:
+                arrived.not_empty.wait(left_s)
+
+
+def _engine_core() -> Any:
+    """The engine core that makes this scheduler: vLLM gives a connector no way to it, nor to a wake-up.
+
+    It is the `self` of one of the callers, recognised by the attributes that are needed. None: there is none (another
+    executor).
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to one's callers
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(getattr(caller, "input_queue", None), queue.Queue) and hasattr(caller, "is_running"):
+            return caller
+        frame = frame.f_back
+    return None

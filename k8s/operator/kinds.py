@@ -1,0 +1,91 @@
+"""Kinds of other operators: which of them the API server knows, and whether it lets them be listed. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from k8s.operator.client import ApiAway, ApiClient, ApiFailed
+from k8s.operator.watch import WatchCache
+
+logger = logging.getLogger("baton.operator")
+
+OPTIONAL: Final = {
+    "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1",
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1",
+}
+LIST_S: Final = 10.0
+"""How long plans wait for the first list of a kind of another operator's: a Role may lack it."""
+TRY_AGAIN_S: Final = (1.0, 2.0, 5.0)
+"""At the start, between attempts to learn which of them the API server knows, before it is planned without those."""
+ASK_AGAIN_S: Final = 60.0
+"""An answer of the API server's holds so long..."""
+UNSURE_S: Final = 2.0
+"""... and no answer so long."""
+
+
+class OptionalKinds:
+    """Of `OPTIONAL`: those whose objects may be planned. A kind may be installed at any time, or be allowed."""
+
+    def __init__(self, client: ApiClient, watch: Callable[[str, str], WatchCache]) -> None:
+        """`watch` keeps the objects of one more kind, by API version and kind."""
+        self.known: frozenset[str] = frozenset()
+        """Those that the API server knows and that were listed."""
+        self.hidden: frozenset[str] = frozenset()
+        """Those that it knows and that it does not let be listed."""
+        self._client: Final = client
+        self._watch: Final = watch
+        self._caches: Final[dict[str, WatchCache]] = {}
+        self._ask_at = 0.0
+
+    async def start(self) -> None:
+        """Learn them, or give up after some attempts: later questions go on."""
+        for wait_s in (*TRY_AGAIN_S, None):
+            if await self._learn() or wait_s is None:
+                return
+            await asyncio.sleep(wait_s)
+
+    async def asked_again(self) -> bool:
+        """Learn them again where the last answer is old; whether it was."""
+        if asyncio.get_running_loop().time() < self._ask_at:
+            return False
+        await self._learn()
+        return True
+
+    def gone(self, kind: str) -> None:
+        """Note that the API server does not know a kind any more."""
+        self.known -= {kind}
+
+    async def _learn(self) -> bool:
+        """Whether the API server has said of each.
+
+        A kind that cannot be listed counts as missing until it can: its watch goes on trying.
+        """
+        now = asyncio.get_running_loop().time()
+        known, is_sure = set(self.known | self.hidden), True
+        for kind, group in OPTIONAL.items():
+            try:
+                is_there = kind in await self._client.kinds([group])
+            except (ApiFailed, ApiAway) as error:  # as it was before
+                logger.warning("whether the API server knows %s is not told: %s", kind, error)
+                is_sure = False
+            else:
+                known = known | {kind} if is_there else known - {kind}
+        self._ask_at = now + (ASK_AGAIN_S if is_sure else UNSURE_S)
+        fresh = sorted(known - self._caches.keys())
+        for kind in fresh:
+            self._caches[kind] = self._watch(OPTIONAL[kind], kind)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LIST_S):
+                for kind in fresh:
+                    await self._caches[kind].listed.wait()
+        self.known = frozenset(kind for kind in known if self._caches[kind].listed.is_set())
+        hidden = known - self.known
+        for kind in sorted(hidden - self.hidden):
+            logger.warning("%s cannot be listed: clusters are planned without it; does the Role allow it?", kind)
+        self.hidden = frozenset(hidden)
+        return is_sure

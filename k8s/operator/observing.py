@@ -1,0 +1,78 @@
+"""One cluster as it is: by the watches, by what controllers want, by what agents and routers say. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from k8s.crd import Resource
+from k8s.operator.fleet import ClusterPrograms, FleetTold
+from k8s.operator.hands import Hands
+from k8s.operator.scaling import ScalingBoard
+from k8s.operator.secrets import Access
+from k8s.operator.watched import WatchedObjects
+from k8s.plan import ObservedCluster, deciding
+
+ATTAINMENT_S: Final = 30.0
+"""Between two changes of the share of requests in a status."""
+
+
+class ClusterObserver:
+    """Makes what plans are made from, of any cluster."""
+
+    def __init__(self, watched: WatchedObjects, hands: Hands, board: ScalingBoard, fleet: ClusterPrograms) -> None:
+        self._watched: Final = watched
+        self._hands: Final = hands
+        self._board: Final = board
+        self._fleet: Final = fleet
+        self._attained: Final[dict[tuple[str, str], tuple[float, float | None]]] = {}
+        """By cluster: the share of requests that is told now, and since when."""
+
+    def observed(self, resource: Resource) -> ObservedCluster:
+        """As the watches have it."""
+        namespace, name = resource.namespace, resource.name
+        objects = self._watched.children_of(resource)
+        objects += [each for (place, _, _), each in self._hands.foreign.items() if place == namespace]
+        decided = deciding(self._watched.pools_of(namespace, name))
+        external = {stem: int(each["spec"]["replicas"]) for stem, each in decided.items()}
+        wanted = self._board.of(namespace, name)
+        wanted.belong_to(resource.uid)
+        for stem in external.keys() & wanted.sizes.keys():
+            del wanted.sizes[stem]  # the controller that decides after the BatonPool begins with its last word
+        return ObservedCluster(
+            objects=tuple(objects),
+            pods=tuple(self._watched.pods_of(resource, "instance")),
+            routers=tuple(self._watched.pods_of(resource, "router")),
+            external=external,
+            advised=dict(wanted.sizes),
+            reasons=dict(wanted.reasons),
+            advice=wanted.advice,
+            scales=wanted.scales,
+            accepted={
+                (kind, name): each for (place, kind, name), each in self._hands.accepted.items() if place == namespace
+            },
+        )
+
+    async def asked(self, resource: Resource, access: Access) -> ObservedCluster:
+        """And as agents and routers say themselves."""
+        observed = self.observed(resource)
+        if not observed.pods or resource.spec is None:
+            return observed
+        told = await self._fleet.look(observed.pods, self._watched.pods_of(resource, "router"), access)
+        return replace(
+            observed,
+            drained=told.drained,
+            working=told.working,
+            roles=told.roles,
+            known=told.known,
+            attainment=self._steady(resource, told),
+        )
+
+    def _steady(self, resource: Resource, told: FleetTold) -> float | None:
+        """A share of requests that changes every second is written down twice a minute."""
+        now, key = asyncio.get_running_loop().time(), (resource.namespace, resource.name)
+        kept = self._attained.get(key)
+        if kept is None or now - kept[0] >= ATTAINMENT_S:
+            kept = self._attained[key] = (now, told.attainment)
+        return kept[1]

@@ -1,0 +1,39 @@
+"""Which cluster is looked at next, and when. A shell: it waits on the event loop's clock."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+SETTLE_S: Final = 0.05
+"""Changes within this are planned together."""
+
+
+class WorkQueue:
+    """Clusters that are due, by namespace and name: each once, at the earliest time that was asked for."""
+
+    def __init__(self) -> None:
+        self._due: Final[dict[tuple[str, str], float]] = {}
+        self._wake: Final = asyncio.Event()
+
+    def add(self, namespace: str, name: str, after_s: float = SETTLE_S) -> None:
+        """Look at a cluster in so many seconds, or earlier where that was asked for already."""
+        at = asyncio.get_running_loop().time() + after_s
+        key = (namespace, name)
+        self._due[key] = min(at, self._due.get(key, at))
+        self._wake.set()
+
+    async def next(self) -> tuple[str, str]:
+        """Wait until a cluster is due, and take it off the queue. What is added again goes behind the others."""
+        while True:
+            now = asyncio.get_running_loop().time()
+            key = next((key for key, at in self._due.items() if at <= now), None)
+            if key is not None:
+                del self._due[key]
+                return key
+            self._wake.clear()
+            try:
+                async with asyncio.timeout_at(min(self._due.values(), default=None)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass

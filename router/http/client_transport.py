@@ -1,0 +1,127 @@
+"""One client's transport: whether it is read, until when the client has to do something, and how it ends. A shell."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Final
+
+KEEPALIVE_S: Final = 75.0
+"""Idle client connections are kept this long, as common proxies do."""
+
+_EARLY_S: Final = 0.001
+"""The loop may call a timer so much too early."""
+
+
+class ClientTransport:
+    """The transport of one client's connection, and its deadline. A deadline that moves into the future leaves the
+    loop's timer as it is, and the timer is set again when it rings too early: so most deadlines cost no timer.
+    """
+
+    __slots__ = ("_due", "_late", "_loop", "_paused", "_timer", "_unwritten", "deadline", "raw")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, late: Callable[[], None]) -> None:
+        """`late`: called when the deadline has passed."""
+        self._loop: Final = loop
+        self._late: Callable[[], None] | None = late
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        """When the timer rings."""
+        self._unwritten = 0
+        """Bytes of answers that the client had not taken at the last look."""
+        self._paused = False
+        self.deadline = math.inf
+        """On the loop's clock; infinite: nothing is awaited. The owner may lift it, and sets it with `within`."""
+        self.raw: asyncio.Transport | None = None
+        """None: the client is not connected yet, or has left."""
+
+    # -- time --
+
+    def within(self, seconds: float) -> None:
+        """Set the time within which the next bytes have to arrive."""
+        self.deadline = self._loop.time() + seconds
+        if self._timer is not None and self._due > self.deadline:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._due = self.deadline
+            self._timer = self._loop.call_at(self._due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._late is None or math.isinf(self.deadline):
+            return
+        left_s = self.deadline - self._loop.time()
+        if left_s > _EARLY_S:
+            self.within(left_s)
+        else:
+            self._late()
+
+    def waits_for_client(self) -> bool:
+        """Whether bytes of answers wait for the client to take them. It gets more time for that, unless it has taken
+        none since the last look: then it is cut off.
+        """
+        unwritten = 0 if self.raw is None else self.raw.get_write_buffer_size()
+        if unwritten and unwritten == self._unwritten:
+            self.abort()
+        elif unwritten:
+            self._unwritten = unwritten
+            self.within(KEEPALIVE_S)
+        return unwritten > 0
+
+    # -- reading --
+
+    def pause(self) -> None:
+        """Do not read the client's bytes for now."""
+        if self.raw is not None and not self._paused:
+            self._paused = True
+            self.raw.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self.raw is not None and self._paused:
+            self._paused = False
+            self.raw.resume_reading()
+
+    # -- the end --
+
+    def finish(self, *, unheard: bool) -> None:
+        """Close the connection when all is written. `unheard`: some of the client's bytes are not read, or may be on
+        their way. If a socket is closed with unread bytes, it is reset, and the client may never read its answer: so
+        only this side ends.
+        """
+        if self.raw is None:
+            return
+        if not unheard or not self.raw.can_write_eof():
+            self.raw.close()
+            return
+        self.resume()  # further bytes are dropped, and the end must be noticed
+        try:
+            self.raw.write_eof()
+        except OSError:  # the client has reset it meanwhile
+            self.raw.abort()
+
+    def close(self) -> None:
+        """Close the connection when all is written."""
+        if self.raw is not None:
+            self.raw.close()
+
+    def give_way(self) -> None:
+        """Close the connection, without waiting for a client that has bytes to read."""
+        if self.raw is not None and self.raw.get_write_buffer_size():
+            self.raw.abort()
+        else:
+            self.close()
+
+    def abort(self) -> None:
+        """Close the connection now."""
+        if self.raw is not None:
+            self.raw.abort()
+
+    def lost(self) -> None:
+        """The connection is closed: forget the owner, which refers to this object."""
+        self.raw = self._late = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
