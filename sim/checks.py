@@ -74,7 +74,7 @@ class Checks:
 
     def _moves(self, passage: Passage) -> bool:
         """Nothing outlives its deadline by more than a second, nor its engine's last word."""
-        world, leg = self._world, passage.answer
+        world, leg = self._world, passage.answering.leg
         wakeup_s = passage.journey.next_wakeup()
         if wakeup_s is not None:
             return world.kernel.now_s <= wakeup_s + 1.0

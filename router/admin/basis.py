@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.fleet.columns import InstanceView
+from router.fleet.snapshot import FleetSnapshot
 from router.predict.predictors import RequestPredictor
 from router.predict.step_model import ASSUMED, LEARNED, TOLD, UNKNOWN
 
@@ -60,9 +61,9 @@ def of_instance(fleet: FleetSnapshot, seen: InstanceView) -> dict[str, Basis]:
     found = {}
     if role.prefills or speed.prompts.count:
         factor = speed.prefill_factor
-        found["prompts"] = Basis(model.prompts_from(row), int(speed.prompts.count), factor)
+        found["prompts"] = Basis(speed.prompts_from(), int(speed.prompts.count), factor)
     if role.decodes or speed.steps_seen:
-        found["steps"] = Basis(model.steps_from(row), speed.steps_seen, speed.decode_factor)
+        found["steps"] = Basis(speed.steps_from(), speed.steps_seen, speed.decode_factor)
     if role.decodes:
         pulled = fleet.inflight.pulls(row).seen
         found["transfers"] = Basis(TOLD if told else LEARNED if pulled else ASSUMED, pulled)

@@ -136,9 +136,9 @@ class Overview:
     def _told_pairs(self, reader: str | None) -> list[Json]:
         known = {(pair.prefill, pair.decode): pair for pair in self._pairs}
         fleet = self._scheduler.view.all()
-        apart = fleet.parted_pairs()
+        apart = fleet.pairing.parted_pairs()
         unproven = fleet.unproven_pairs(PAIRS)
-        for pair in (apart | unproven | fleet.inexact.keys()) - known.keys():
+        for pair in (apart | unproven | fleet.pairing.inexact.keys()) - known.keys():
             known[pair] = PairCounts(*pair)
         if reader is not None:
             theirs = {seen.id for seen in fleet if seen.instance.serves(reader)}
@@ -152,10 +152,12 @@ class Overview:
                 "decode": pair.decode,
                 "handed_over": pair.handed_over,
                 "failed": pair.failed,
-                "last_failure": fleet.distrusted.get(names)
-                or (f"not proven yet: {fleet.doubts.get(names, '')}" if names in unproven else pair.last_failure),
+                "last_failure": fleet.pairing.distrusted.get(names)
+                or (
+                    f"not proven yet: {fleet.pairing.doubts.get(names, '')}" if names in unproven else pair.last_failure
+                ),
                 "apart": names in apart or names in unproven,
-                "unseeded": fleet.inexact.get(names, ""),
+                "unseeded": fleet.pairing.inexact.get(names, ""),
             }
             for names, pair in order[:PAIRS]
         ]

@@ -19,7 +19,8 @@ from cluster.ids import InstanceId
 from cluster.instance import Load, Role
 from router.admin.bottleneck import PoolSeen
 from router.core.values import Wanted
-from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.fleet.columns import InstanceView
+from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.placements import SchedulingContext
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.prices import prices_of

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cluster import wire
 from cluster.errors import bad_request, unknown_model
-from router.fleet.snapshot import InstanceView
+from router.fleet.columns import InstanceView
 from router.fleet.view import FleetView
 
 

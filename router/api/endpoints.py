@@ -39,9 +39,9 @@ from router.api.openapi import document
 from router.api.passthrough import Passthrough
 from router.api.paths import OUTSIDE_V1
 from router.core import eligibility
+from router.fleet.columns import InstanceView
 from router.fleet.discovery import Discovery
 from router.fleet.prover import Prover
-from router.fleet.snapshot import InstanceView
 from router.http.bodies import read_body
 from router.http.cold import as_response, json_response
 from router.http.uploads import Uploads, client_of

@@ -1,16 +1,20 @@
-"""The values that policies compare of each instance, in numpy columns that are updated in place. Pure.
+"""Instances as the router sees them, and the values of them that policies compare, in numpy columns that are updated in
+place. Pure.
 
 One row per instance; a row that is free has `ready` false. Python loops over a thousand instances would cost each
-choice a millisecond, a column a few microseconds. `router.fleet.snapshot` writes, policies read.
+choice a millisecond, a column a few microseconds. `InstanceView` writes its row, policies read.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
-from cluster.instance import Load
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Load, Role
 from router.core.arrays import Bools, Floats, Ints, grow
 
 NO_LIMIT: Final = 1 << 62
@@ -20,6 +24,8 @@ NO_GRANT: Final = -1
 """The grant of an instance whose agent does not grant credits to routers by name."""
 
 _FIRST_ROWS = 16
+
+_NO_LOAD: Final = Load()
 
 
 _WAITING_BITS = 32
@@ -154,3 +160,247 @@ class Columns:
             found = np.where(self.grants >= 0, self.grants, found)
             self._limits[routers] = found
         return found
+
+
+class InstanceView:
+    """One instance as the router sees it. Compared values are written through to its row of the columns."""
+
+    __slots__ = (
+        "_accepting",
+        "_adapters",
+        "_aside",
+        "_columns",
+        "_credits",
+        "_grant",
+        "_inflight",
+        "_load",
+        "_models",
+        "_sent",
+        "_up",
+        "downs",
+        "evicted",
+        "failures",
+        "instance",
+        "models_json",
+        "row",
+        "shuns",
+        "state",
+    )
+
+    def __init__(self, instance: Instance, columns: Columns, *, inflight: int = 0, sent: int = 0) -> None:
+        self.instance = instance
+        self.row: Final = columns.take()
+        self._columns: Final = columns
+        self.state = ""
+        """The state that its agent reports; empty without an agent."""
+        self.failures = 0
+        """The number of failed probes in a row."""
+        self.models_json: tuple[dict[str, object], ...] = ()
+        """The engine's own ``/v1/models`` entries."""
+        self.shuns: tuple[InstanceId, ...] = ()
+        """Producers that its engine pulls nothing from for now, by its agent's report (peer health)."""
+        self.evicted: tuple[int, int] | None = None
+        """The agent's last report on what its engine has evicted (`Reported.evicted`); None: no report yet."""
+        self.downs = 0
+        """How often the instance was found to be down."""
+        self._models: tuple[str, ...] = ()
+        self._adapters: Mapping[str, str] = {}
+        self._up, self._accepting, self._aside = False, True, ""
+        self._load = _NO_LOAD
+        self.inflight, self.sent, self.credits, self.grant = inflight, sent, None, None
+        self.turn(instance)
+
+    def turn(self, instance: Instance) -> None:
+        """Take the same incarnation, perhaps in another role."""
+        self.instance, columns = instance, self._columns
+        columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
+        columns.weights[self.row] = columns.number(instance.weights)
+        columns.node[self.row] = columns.number(instance.node)
+        columns.pins[self.row] = instance.pins
+        columns.changed()
+
+    def forget(self) -> None:
+        """Free the row; the object must not be used after this."""
+        self._columns.give_back(self.row)
+
+    def context(self, model: str) -> int | None:
+        """A model's ``max_model_len`` in tokens, as the engine reports it; an empty name means its only model.
+
+        vLLM reports none for an adapter: the adapter has its parent's.
+        """
+        entries = [entry for entry in self.models_json if entry.get("id") == model or not model]
+        parents = [entry.get("parent") for entry in entries if entry.get("parent")]
+        if parents:
+            entries += [entry for entry in self.models_json if entry.get("id") in parents]
+        lengths = (entry.get("max_model_len") for entry in entries)
+        return next((length for length in lengths if isinstance(length, int)), None)
+
+    @property
+    def id(self) -> InstanceId:
+        """The instance's name in the fleet."""
+        return self.instance.id
+
+    @property
+    def role(self) -> Role:
+        """The legs that the instance runs."""
+        return self.instance.role
+
+    @property
+    def life(self) -> int:
+        """A number for this life of the instance: its epoch or, for an engine without epochs, how often it was down
+        (below 0).
+        """
+        return self.instance.epoch or -self.downs
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Digests of its loaded LoRA adapters, by name, as its agent reports them."""
+        return self._adapters
+
+    @adapters.setter
+    def adapters(self, value: Mapping[str, str]) -> None:
+        if value != self._adapters:
+            self._adapters = dict(value)
+            self._columns.changed()
+
+    def adapter(self, model: str | None) -> str | None:
+        """The digest of the LoRA adapter that this name means on this instance. Empty: unknown. None: the name is no
+        adapter.
+        """
+        for entry in self.models_json:
+            if entry.get("id") == model:
+                return self._adapters.get(str(model), "") if entry.get("parent") else None
+        return None
+
+    def meaning(self, model: str | None) -> str:
+        """What this name means on this instance; compared for equality only. An unknown adapter equals no other."""
+        digest = self.adapter(model)
+        return "model" if digest is None else f"adapter {digest or f'of {self.id}'}"
+
+    def learn_models(self, models: tuple[dict[str, object], ...]) -> None:
+        """Take the engine's list of models."""
+        if models is self.models_json or models == self.models_json:
+            return
+        before, self.models_json = self.models_json, models
+        self.models = tuple(str(entry["id"]) for entry in models if "id" in entry)
+        if [entry.get("parent") for entry in before] != [entry.get("parent") for entry in models]:
+            self._columns.changed()  # a name may mean an adapter now
+
+    @property
+    def ready(self) -> bool:
+        """Whether new legs may be sent to the instance."""
+        return self._up and self._accepting and not self._aside
+
+    @property
+    def said_state(self) -> str:
+        """The instance's state in a word, for people: up, or why not."""
+        if self.ready:
+            return "up"
+        if self._aside and self._up:
+            return "quarantined"
+        return self.state if self._up and self.state else "down"
+
+    @property
+    def aside(self) -> str:
+        """Why an operator has quarantined the instance: it gets no new legs. Empty: it is not quarantined."""
+        return self._aside
+
+    @aside.setter
+    def aside(self, value: str) -> None:
+        self._aside = value
+        self._set_ready()
+
+    @property
+    def up(self) -> bool:
+        """Whether the instance answers this router."""
+        return self._up
+
+    @up.setter
+    def up(self, value: bool) -> None:
+        self._up = value
+        self._set_ready()
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the instance reports that it is ready and not draining. Always true for engines without an agent."""
+        return self._accepting
+
+    @accepting.setter
+    def accepting(self, value: bool) -> None:
+        self._accepting = value
+        self._set_ready()
+
+    def _set_ready(self) -> None:
+        if self._columns.ready[self.row] != self.ready:
+            self._columns.ready[self.row] = self.ready
+            self._columns.changed()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that the instance serves."""
+        return self._models
+
+    @models.setter
+    def models(self, value: tuple[str, ...]) -> None:
+        if value != self._models:
+            self._models = value
+            self._columns.changed()
+
+    @property
+    def credits(self) -> int | None:
+        """The legs that the instance admits from all routers together; None: unknown."""
+        return self._credits
+
+    @credits.setter  # noqa: A003 - the fleet's own word
+    def credits(self, value: int | None) -> None:
+        self._credits: int | None = value
+        self._columns.set_credits(self.row, value)
+
+    @property
+    def grant(self) -> int | None:
+        """The legs of those that are granted to this router, by the agent's report; None: it grants none by name."""
+        return self._grant
+
+    @grant.setter
+    def grant(self, value: int | None) -> None:
+        self._grant: int | None = value
+        self._columns.set_grant(self.row, value)
+
+    @property
+    def load(self) -> Load:
+        """How busy the engine reports to be."""
+        return self._load
+
+    @load.setter
+    def load(self, value: Load) -> None:
+        if value is self._load:
+            return
+        self._load = value
+        self._columns.set_load(self.row, value)
+
+    @property
+    def inflight(self) -> int:
+        """This router's legs that run on the instance now."""
+        return self._inflight
+
+    @inflight.setter
+    def inflight(self, value: int) -> None:
+        self._inflight: int = value
+        self._columns.set_inflight(self.row, value)
+
+    @property
+    def sent(self) -> int:
+        """All legs ever sent to the instance: breaks ties, so that equal instances take turns."""
+        return self._sent
+
+    @sent.setter
+    def sent(self, value: int) -> None:
+        self._sent = self._columns.sent[self.row] = value
+
+    def has_place(self, routers: int) -> bool:
+        """Whether this router's share of its credits has room: its grant, or an equal part of `routers`, at least one
+        leg.
+        """
+        if self._grant is not None:
+            return self._inflight < self._grant
+        return self._credits is None or self._inflight < max(1, math.ceil(self._credits / max(1, routers)))

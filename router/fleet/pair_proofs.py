@@ -32,7 +32,8 @@ import msgspec
 
 from cluster.ids import InstanceId
 from router.core.values import ProofStanding
-from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.fleet.columns import InstanceView
+from router.fleet.snapshot import FleetSnapshot
 
 ANSWER_TOKENS: Final = 24
 """A wrong block shows in the first token after it, or hardly ever. An engine whose prefill and decode disagree a little
@@ -401,7 +402,7 @@ class PairProofs:
         return (producer, view.id, view.life) in self._circles
 
     def _wants(self, fleet: FleetSnapshot, prefill: InstanceView, decode: InstanceView, now: float) -> bool:
-        if prefill.id == decode.id or prefill.id in decode.shuns or fleet.strangers(prefill.row, decode.row):
+        if prefill.id == decode.id or prefill.id in decode.shuns or fleet.pairing.strangers(prefill.row, decode.row):
             return False
         theirs, others = prefill.instance.tenants, decode.instance.tenants
         if theirs and others and theirs.isdisjoint(others):

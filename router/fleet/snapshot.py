@@ -6,17 +6,16 @@ microseconds. `router.fleet.view` writes the snapshot.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 import numpy as np
 
 from cluster.ids import RANK_MARK, InstanceId, engine_of
-from cluster.instance import Instance, Load, Role
+from cluster.instance import Instance, Role
 from router.core.arrays import Ints
 from router.core.values import ProofStanding
-from router.fleet.columns import Columns
+from router.fleet.columns import Columns, InstanceView
 from router.predict.inflight_load import InflightLoad
 from router.predict.prefix_cache import Match, PrefixCacheIndex
 from router.predict.step_model import TIER_GB_S, Make
@@ -26,252 +25,6 @@ if TYPE_CHECKING:
 
 SOURCES_MAX: Final = 4
 """Instances that have most of a prompt, and are compared as sources of its beginning."""
-
-_NO_LOAD: Final = Load()
-
-
-class InstanceView:
-    """One instance as the router sees it. Compared values are written through to its row of the columns."""
-
-    __slots__ = (
-        "_accepting",
-        "_adapters",
-        "_aside",
-        "_columns",
-        "_credits",
-        "_grant",
-        "_inflight",
-        "_load",
-        "_models",
-        "_sent",
-        "_up",
-        "downs",
-        "evicted",
-        "failures",
-        "instance",
-        "models_json",
-        "row",
-        "shuns",
-        "state",
-    )
-
-    def __init__(self, instance: Instance, columns: Columns, *, inflight: int = 0, sent: int = 0) -> None:
-        self.instance = instance
-        self.row: Final = columns.take()
-        self._columns: Final = columns
-        self.state = ""
-        """The state that its agent reports; empty without an agent."""
-        self.failures = 0
-        """The number of failed probes in a row."""
-        self.models_json: tuple[dict[str, object], ...] = ()
-        """The engine's own ``/v1/models`` entries."""
-        self.shuns: tuple[InstanceId, ...] = ()
-        """Producers that its engine pulls nothing from for now, by its agent's report (peer health)."""
-        self.evicted: tuple[int, int] | None = None
-        """The agent's last report on what its engine has evicted (`Reported.evicted`); None: no report yet."""
-        self.downs = 0
-        """How often the instance was found to be down."""
-        self._models: tuple[str, ...] = ()
-        self._adapters: Mapping[str, str] = {}
-        self._up, self._accepting, self._aside = False, True, ""
-        self._load = _NO_LOAD
-        self.inflight, self.sent, self.credits, self.grant = inflight, sent, None, None
-        self.turn(instance)
-
-    def turn(self, instance: Instance) -> None:
-        """Take the same incarnation, perhaps in another role."""
-        self.instance, columns = instance, self._columns
-        columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
-        columns.weights[self.row] = columns.number(instance.weights)
-        columns.node[self.row] = columns.number(instance.node)
-        columns.pins[self.row] = instance.pins
-        columns.changed()
-
-    def forget(self) -> None:
-        """Free the row; the object must not be used after this."""
-        self._columns.give_back(self.row)
-
-    def context(self, model: str) -> int | None:
-        """A model's ``max_model_len`` in tokens, as the engine reports it; an empty name means its only model.
-
-        vLLM reports none for an adapter: the adapter has its parent's.
-        """
-        entries = [entry for entry in self.models_json if entry.get("id") == model or not model]
-        parents = [entry.get("parent") for entry in entries if entry.get("parent")]
-        if parents:
-            entries += [entry for entry in self.models_json if entry.get("id") in parents]
-        lengths = (entry.get("max_model_len") for entry in entries)
-        return next((length for length in lengths if isinstance(length, int)), None)
-
-    @property
-    def id(self) -> InstanceId:
-        """The instance's name in the fleet."""
-        return self.instance.id
-
-    @property
-    def role(self) -> Role:
-        """The legs that the instance runs."""
-        return self.instance.role
-
-    @property
-    def life(self) -> int:
-        """A number for this life of the instance: its epoch or, for an engine without epochs, how often it was down
-        (below 0).
-        """
-        return self.instance.epoch or -self.downs
-
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        """Digests of its loaded LoRA adapters, by name, as its agent reports them."""
-        return self._adapters
-
-    @adapters.setter
-    def adapters(self, value: Mapping[str, str]) -> None:
-        if value != self._adapters:
-            self._adapters = dict(value)
-            self._columns.changed()
-
-    def adapter(self, model: str | None) -> str | None:
-        """The digest of the LoRA adapter that this name means on this instance. Empty: unknown. None: the name is no
-        adapter.
-        """
-        for entry in self.models_json:
-            if entry.get("id") == model:
-                return self._adapters.get(str(model), "") if entry.get("parent") else None
-        return None
-
-    def meaning(self, model: str | None) -> str:
-        """What this name means on this instance; compared for equality only. An unknown adapter equals no other."""
-        digest = self.adapter(model)
-        return "model" if digest is None else f"adapter {digest or f'of {self.id}'}"
-
-    def learn_models(self, models: tuple[dict[str, object], ...]) -> None:
-        """Take the engine's list of models."""
-        if models is self.models_json or models == self.models_json:
-            return
-        before, self.models_json = self.models_json, models
-        self.models = tuple(str(entry["id"]) for entry in models if "id" in entry)
-        if [entry.get("parent") for entry in before] != [entry.get("parent") for entry in models]:
-            self._columns.changed()  # a name may mean an adapter now
-
-    @property
-    def ready(self) -> bool:
-        """Whether new legs may be sent to the instance."""
-        return self._up and self._accepting and not self._aside
-
-    @property
-    def said_state(self) -> str:
-        """The instance's state in a word, for people: up, or why not."""
-        if self.ready:
-            return "up"
-        if self._aside and self._up:
-            return "quarantined"
-        return self.state if self._up and self.state else "down"
-
-    @property
-    def aside(self) -> str:
-        """Why an operator has quarantined the instance: it gets no new legs. Empty: it is not quarantined."""
-        return self._aside
-
-    @aside.setter
-    def aside(self, value: str) -> None:
-        self._aside = value
-        self._set_ready()
-
-    @property
-    def up(self) -> bool:
-        """Whether the instance answers this router."""
-        return self._up
-
-    @up.setter
-    def up(self, value: bool) -> None:
-        self._up = value
-        self._set_ready()
-
-    @property
-    def accepting(self) -> bool:
-        """Whether the instance reports that it is ready and not draining. Always true for engines without an agent."""
-        return self._accepting
-
-    @accepting.setter
-    def accepting(self, value: bool) -> None:
-        self._accepting = value
-        self._set_ready()
-
-    def _set_ready(self) -> None:
-        if self._columns.ready[self.row] != self.ready:
-            self._columns.ready[self.row] = self.ready
-            self._columns.changed()
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models that the instance serves."""
-        return self._models
-
-    @models.setter
-    def models(self, value: tuple[str, ...]) -> None:
-        if value != self._models:
-            self._models = value
-            self._columns.changed()
-
-    @property
-    def credits(self) -> int | None:
-        """The legs that the instance admits from all routers together; None: unknown."""
-        return self._credits
-
-    @credits.setter  # noqa: A003 - the fleet's own word
-    def credits(self, value: int | None) -> None:
-        self._credits: int | None = value
-        self._columns.set_credits(self.row, value)
-
-    @property
-    def grant(self) -> int | None:
-        """The legs of those that are granted to this router, by the agent's report; None: it grants none by name."""
-        return self._grant
-
-    @grant.setter
-    def grant(self, value: int | None) -> None:
-        self._grant: int | None = value
-        self._columns.set_grant(self.row, value)
-
-    @property
-    def load(self) -> Load:
-        """How busy the engine reports to be."""
-        return self._load
-
-    @load.setter
-    def load(self, value: Load) -> None:
-        if value is self._load:
-            return
-        self._load = value
-        self._columns.set_load(self.row, value)
-
-    @property
-    def inflight(self) -> int:
-        """This router's legs that run on the instance now."""
-        return self._inflight
-
-    @inflight.setter
-    def inflight(self, value: int) -> None:
-        self._inflight: int = value
-        self._columns.set_inflight(self.row, value)
-
-    @property
-    def sent(self) -> int:
-        """All legs ever sent to the instance: breaks ties, so that equal instances take turns."""
-        return self._sent
-
-    @sent.setter
-    def sent(self, value: int) -> None:
-        self._sent = self._columns.sent[self.row] = value
-
-    def has_place(self, routers: int) -> bool:
-        """Whether this router's share of its credits has room: its grant, or an equal part of `routers`, at least one
-        leg.
-        """
-        if self._grant is not None:
-            return self._inflight < self._grant
-        return self._credits is None or self._inflight < max(1, math.ceil(self._credits / max(1, routers)))
 
 
 class ReadyRows(NamedTuple):
@@ -292,11 +45,183 @@ _UNKNOWN: Final = -1
 _NO_NAME: Final = -2
 
 
-class FleetSnapshot(Sequence[InstanceView]):
-    """Every instance, in the order in which they were added, and the same as columns. Policies read this.
-
-    The class is long because its maps and columns describe the same rows, and a fact about two rows needs all of them.
+class Pairing:
+    """Which instances may hand over to which: what their weights, proofs and adapters say, and which producers a
+    consumer sets aside.
     """
+
+    def __init__(
+        self, columns: Columns, by_id: Mapping[InstanceId, InstanceView], by_row: Mapping[int, InstanceView]
+    ) -> None:
+        """`by_id`, `by_row`: the instances; `FleetSnapshot` adds and removes them."""
+        self._columns: Final = columns
+        self._by_id: Final = by_id
+        self._by_row: Final = by_row
+        self.shunning: Final[dict[int, frozenset[InstanceId]]] = {}
+        """By row of a decode instance, the producers that must not hand over to it: those that it sets aside, and those
+        that failed their proof with it. Mostly empty."""
+        self.distrusted: Mapping[tuple[InstanceId, InstanceId], str] = {}
+        """Pairs of prefill and decode instances that failed their proof (`router.fleet.pair_proofs`), and how."""
+        self.proving = False
+        """Whether only proven pairs hand over."""
+        self.inexact: Mapping[tuple[InstanceId, InstanceId], str] = {}
+        """Pairs that hand over and whose first tokens differ, or cannot be compared, and why."""
+        self.doubts: Mapping[tuple[InstanceId, InstanceId], str] = {}
+        """Pairs that could not be tried, and why."""
+        self._weights: tuple[int, ...] = ()
+        """Numbers of all weights that instances report to serve."""
+
+    def look(self) -> None:
+        """Instances have come, left, or changed."""
+        named = {self._columns.weights.item(row) for row in self._by_row} - {0}
+        self._weights = tuple(sorted(named))
+
+    def left(self, row: int) -> None:
+        """The instance of this row has left."""
+        self.shunning.pop(row, None)
+
+    def part(self, view: InstanceView) -> None:
+        """Take what this instance pulls nothing from for now, and what failed its proof with it."""
+        apart = frozenset(view.shuns) | {prefill for prefill, decode in self.distrusted if decode == view.id}
+        if apart:
+            self.shunning[view.row] = apart
+        else:
+            self.shunning.pop(view.row, None)
+
+    def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
+        """These pairs, and no others, have failed their proof."""
+        former, self.distrusted = self.distrusted, dict(pairs)
+        for _, decode in {*former, *pairs}:
+            if decode in self._by_id:
+                self.part(self._by_id[decode])
+
+    def circles(self, standing: ProofStanding) -> None:
+        """Proven circles (`router.fleet.pair_proofs`): instances by circle number, as producer and as consumer. From
+        now on only proven pairs hand over.
+        """
+        columns = self._columns
+        for view in self._by_id.values():
+            columns.gives[view.row] = standing.gives.get(view.id, 0)
+            columns.takes[view.row] = standing.takes.get(view.id, 0)
+        self.proving, self.inexact, self.doubts = True, dict(standing.inexact), dict(standing.doubts)
+        columns.changed()
+
+    def unproven(self, view: InstanceView) -> None:
+        """Drop the instance's proofs: they were about another life."""
+        if self._columns.gives[view.row] or self._columns.takes[view.row]:
+            self._columns.gives[view.row] = self._columns.takes[view.row] = 0
+            self._columns.changed()
+
+    def parted_pairs(self) -> set[tuple[InstanceId, InstanceId]]:
+        """Producers and consumers between which nothing is handed over now. Instances that are set aside only as
+        sources of prompts' beginnings are not among them.
+        """
+        found = set()
+        for row, shunned in self.shunning.items():
+            here = self._by_row[row]
+            for producer in shunned if here.role.decodes else ():
+                there = self._by_id.get(producer)
+                if there is None or there.role.prefills:
+                    found.add((producer, here.id))
+        return found
+
+    @property
+    def parted(self) -> bool:
+        """Whether there are pairs of one kind (`kinships`) that hand nothing over."""
+        return bool(self.shunning)
+
+    def apart(self, prefill: int, decode: int) -> bool:
+        """Whether these rows must not hand over: never, as their weights differ, or for now."""
+        if decode in self.shunning and self._by_row[prefill].id in self.shunning[decode]:
+            return True
+        return self.strangers(prefill, decode) or not self.proven(prefill, decode)
+
+    def strangers(self, prefill: int, decode: int) -> bool:
+        """Whether these rows are known to serve different weights."""
+        weights = self._columns.weights.item(prefill)
+        return weights != 0 and self._columns.weights.item(decode) not in (weights, 0)
+
+    def proven(self, prefill: int, decode: int) -> bool:
+        """Whether these rows are proven to hand over, if proofs are needed."""
+        if not self.proving:
+            return True
+        circle: int = self._columns.gives.item(prefill)
+        return circle != 0 and circle == self._columns.takes.item(decode)
+
+    def pairs(self, prefill: InstanceId, decode: InstanceId, model: str | None) -> bool:
+        """Whether a producer's blocks for this model are good for that consumer."""
+        p, d = self._by_id.get(prefill), self._by_id.get(decode)
+        if p is None or d is None or self.apart(p.row, d.row):
+            return False
+        return p.meaning(model) == d.meaning(model)
+
+    def circle(self, instance: InstanceId) -> int:
+        """The circle that an instance is proven to belong to; 0: none, or no proof is needed."""
+        view = self._by_id.get(instance)
+        if view is None or not self.proving:
+            return 0
+        columns = self._columns
+        found: int = columns.takes.item(view.row) or columns.gives.item(view.row)
+        return found
+
+    def continues(self, row: int, wanted: Wanted) -> bool:
+        """Whether this row may continue what the client already has: by the same weights or by proof."""
+        columns, view = self._columns, self._by_row[row]
+        if wanted.meaning and view.meaning(wanted.model) != wanted.meaning:
+            return False
+        own, its = columns.number(wanted.weights), columns.weights.item(row)
+        if not self.proving or (own and own == its):
+            return its in (0, own) or own == 0
+        return wanted.circle != 0 and wanted.circle in (columns.takes.item(row), columns.gives.item(row))
+
+    def alike(self, found: ReadyRows) -> bool:
+        """Whether `kinships` would find one kind that contains every instance."""
+        columns, adapters = self._columns, found.adapters
+        if len(self._weights) > 1:
+            return False
+        if self.proving:
+            circles = {*columns.gives[found.prefills].tolist(), *columns.takes[found.decodes].tolist()}
+            if len(circles) > 1 or 0 in circles:
+                return False
+        return adapters is None or (len({*adapters[found.any].tolist()}) < 2 and int(adapters[found.any].min()) >= 0)
+
+    def kinships(self, found: ReadyRows) -> list[tuple[Ints, Ints]]:
+        """Prefill rows and decode rows of each kind: one proven circle, the same weights and the same adapter. While a
+        model is being replaced there are two kinds. Instances with unknown weights belong to every kind.
+        """
+        kinds = [(found.prefills, found.decodes)]
+        if found.alike:
+            return kinds
+        columns, adapters = self._columns, found.adapters
+        if len(self._weights) > 1:
+            kinds = _split(kinds, columns.weights, columns.weights, self._weights, others=0)
+        if self.proving:
+            circles = np.unique(columns.gives[found.prefills]).tolist()
+            kinds = _split(kinds, columns.gives, columns.takes, [each for each in circles if each])
+        if adapters is not None:
+            names = np.unique(adapters[found.prefills]).tolist()
+            kinds = _split(kinds, adapters, adapters, [each for each in names if each != _UNKNOWN])
+        return kinds
+
+    def because_aggregated(self, found: ReadyRows) -> str:
+        """Why these rows hand nothing over; empty: they may, as far as `kinships` goes."""
+        if found.alike or any(len(p) and len(d) for p, d in self.kinships(found)):
+            return ""
+        adapters = found.adapters
+        if adapters is not None and int(adapters[found.any].min()) == _UNKNOWN:
+            return "it is not known which adapter this name is on every instance (their agents would tell)"
+        if adapters is not None and len({*adapters[found.any].tolist()}) > 1:
+            return "this name is not one adapter everywhere"
+        names = {self._by_row[row].id for row in found.any.tolist()}
+        if not self.proving:
+            return "their weights differ"
+        told = [*self.distrusted.items(), *((pair, f"not proven yet: {why}") for pair, why in self.doubts.items())]
+        because = next((because for pair, because in told if names.issuperset(pair)), "")
+        return because or "no pair of instances is proven to hand over yet"
+
+
+class FleetSnapshot(Sequence[InstanceView]):
+    """Every instance, in the order in which they were added, and the same as columns. Policies read this."""
 
     def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
         self.columns: Final = Columns()
@@ -306,25 +231,13 @@ class FleetSnapshot(Sequence[InstanceView]):
         """The prefix-cache index: which instance holds which beginning of a prompt; None if it is not kept."""
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
-        self.shunning: Final[dict[int, frozenset[InstanceId]]] = {}
-        """By row of a decode instance, the producers that must not hand over to it: those that it sets aside, and those
-        that failed their proof with it. Mostly empty."""
         self.sharing = 0
         """The rows whose engines share prompts' beginnings with others, as bits."""
-        self.distrusted: Mapping[tuple[InstanceId, InstanceId], str] = {}
-        """Pairs of prefill and decode instances that failed their proof (`router.fleet.pair_proofs`), and how."""
-        self.proving = False
-        """Whether only proven pairs hand over."""
-        self.inexact: Mapping[tuple[InstanceId, InstanceId], str] = {}
-        """Pairs that hand over and whose first tokens differ, or cannot be compared, and why."""
-        self.doubts: Mapping[tuple[InstanceId, InstanceId], str] = {}
-        """Pairs that could not be tried, and why."""
-        self._rows: dict[int, InstanceView] = {}
+        self._rows: Final[dict[int, InstanceView]] = {}
+        self.pairing: Final = Pairing(self.columns, self.by_id, self._rows)
         self._ready: dict[tuple[str | None, str | None], ReadyRows] = {}
         self._version = -1
         self._ranked = False
-        self._weights: tuple[int, ...] = ()
-        """Numbers of all weights that instances report to serve."""
         self._tenants: frozenset[str] = frozenset()
         """All tenants that some instances are reserved for."""
 
@@ -373,7 +286,7 @@ class FleetSnapshot(Sequence[InstanceView]):
             of = {role: some[[self._rows[row].role is role for row in some.tolist()]] for role in Role} if rows else {}
             adapters = self._adapters_of(able, model)
             found = ReadyRows(some, prefills, decodes, of, adapters=adapters)
-            found = found._replace(alike=self._alike(found))
+            found = found._replace(alike=self.pairing.alike(found))
             if rows:  # do not cache names that no instance serves: clients may send as many as they like
                 self._ready[model, tenant] = found
         return found
@@ -388,17 +301,6 @@ class FleetSnapshot(Sequence[InstanceView]):
             found[row] = 0 if digest is None else self.columns.number(f"adapter {digest}") if digest else _UNKNOWN
         return found
 
-    def _alike(self, found: ReadyRows) -> bool:
-        """Whether `kinships` would find one kind that contains every instance."""
-        columns, adapters = self.columns, found.adapters
-        if len(self._weights) > 1:
-            return False
-        if self.proving:
-            circles = {*columns.gives[found.prefills].tolist(), *columns.takes[found.decodes].tolist()}
-            if len(circles) > 1 or 0 in circles:
-                return False
-        return adapters is None or (len({*adapters[found.any].tolist()}) < 2 and int(adapters[found.any].min()) >= 0)
-
     def whose(self, tenant: str) -> str:
         """The tenant, if some instances are reserved for it; all others count as the tenant without a name."""
         self._refresh()
@@ -410,8 +312,7 @@ class FleetSnapshot(Sequence[InstanceView]):
             return
         self._ready.clear()
         self._version = self.columns.version
-        named = {self.columns.weights.item(row) for row in self._rows} - {0}
-        self._weights = tuple(sorted(named))
+        self.pairing.look()
         self._tenants = frozenset().union(*(view.instance.tenants for view in self))
         if not self._ranked:
             self._ranked = True
@@ -432,7 +333,7 @@ class FleetSnapshot(Sequence[InstanceView]):
         inflight.know(view.row, None if self._makes is None else self._makes(view.instance))
         if self.prefixes is not None:
             self.prefixes.join(view.row, int(inflight.step_model.rows[view.row].capacity), view.instance.epoch)
-        self._part(view)
+        self.pairing.part(view)
 
     def holds(self, view: InstanceView, kv_tokens: int) -> None:
         """Its engine has said how many tokens its KV cache has."""
@@ -445,8 +346,8 @@ class FleetSnapshot(Sequence[InstanceView]):
     def keeps(self, view: InstanceView, kept: Mapping[str, int]) -> None:
         """How much its tiers below the KV cache have now. What is found there saves most of a prefill, not all."""
         if kept and self.prefixes is not None:
-            worth = self.inflight.step_model.tier_worth
-            tiers = [(kept[name], worth(view.row, name)) for name in TIER_GB_S if kept.get(name)]
+            speed = self.inflight.step_model.rows[view.row]
+            tiers = [(kept[name], speed.tier_worth(name)) for name in TIER_GB_S if kept.get(name)]
             self.prefixes.keeps(view.row, tiers)
 
     def evicted(self, view: InstanceView, now: tuple[int, int]) -> None:
@@ -464,7 +365,7 @@ class FleetSnapshot(Sequence[InstanceView]):
     def shuns(self, view: InstanceView, producers: tuple[InstanceId, ...]) -> None:
         """The instance's agent has reported the producers that its engine pulls nothing from for now."""
         view.shuns = producers
-        self._part(view)
+        self.pairing.part(view)
 
     def peers(self, view: InstanceView, takes_part: bool) -> None:  # noqa: FBT001
         """The instance's agent has reported whether its engine shares prompts' beginnings with others."""
@@ -496,157 +397,30 @@ class FleetSnapshot(Sequence[InstanceView]):
         """
         if source == row or not self.sharing >> source & self.sharing >> row & 1:
             return False
-        columns, there, here = self.columns, self._rows[source], self._rows[row]
+        columns, pairing, there, here = self.columns, self.pairing, self._rows[source], self._rows[row]
         if not there.instance.serves(wanted.whose) or not there.ready:
             return False
-        if row in self.shunning and there.id in self.shunning[row]:
+        if row in pairing.shunning and there.id in pairing.shunning[row]:
             return False
-        if self.strangers(source, row) or there.meaning(wanted.model) != here.meaning(wanted.model):
+        if pairing.strangers(source, row) or there.meaning(wanted.model) != here.meaning(wanted.model):
             return False
-        if not self.proving:
+        if not pairing.proving:
             return True
         circles = {columns.gives.item(source), columns.takes.item(source)} - {0}
         return columns.gives.item(row) in circles or columns.takes.item(row) in circles
 
-    def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
-        """These pairs, and no others, have failed their proof."""
-        former, self.distrusted = self.distrusted, dict(pairs)
-        for _, decode in {*former, *pairs}:
-            if decode in self.by_id:
-                self._part(self.by_id[decode])
-
-    def _part(self, view: InstanceView) -> None:
-        apart = frozenset(view.shuns) | {prefill for prefill, decode in self.distrusted if decode == view.id}
-        if apart:
-            self.shunning[view.row] = apart
-        else:
-            self.shunning.pop(view.row, None)
-
-    def circles(self, standing: ProofStanding) -> None:
-        """Proven circles (`router.fleet.pair_proofs`): instances by circle number, as producer and as consumer. From
-        now on only proven pairs hand over.
-        """
-        columns = self.columns
-        for view in self:
-            columns.gives[view.row] = standing.gives.get(view.id, 0)
-            columns.takes[view.row] = standing.takes.get(view.id, 0)
-        self.proving, self.inexact, self.doubts = True, dict(standing.inexact), dict(standing.doubts)
-        columns.changed()
-
-    def unproven(self, view: InstanceView) -> None:
-        """Drop the instance's proofs: they were about another life."""
-        if self.columns.gives[view.row] or self.columns.takes[view.row]:
-            self.columns.gives[view.row] = self.columns.takes[view.row] = 0
-            self.columns.changed()
-
-    def parted_pairs(self) -> set[tuple[InstanceId, InstanceId]]:
-        """Producers and consumers between which nothing is handed over now. Instances that are set aside only as
-        sources of prompts' beginnings are not among them.
-        """
-        found = set()
-        for row, shunned in self.shunning.items():
-            here = self._rows[row]
-            for producer in shunned if here.role.decodes else ():
-                there = self.by_id.get(producer)
-                if there is None or there.role.prefills:
-                    found.add((producer, here.id))
-        return found
-
-    @property
-    def parted(self) -> bool:
-        """Whether there are pairs of one kind (`kinships`) that hand nothing over."""
-        return bool(self.shunning)
-
-    def apart(self, prefill: int, decode: int) -> bool:
-        """Whether these rows must not hand over: never, as their weights differ, or for now."""
-        if decode in self.shunning and self._rows[prefill].id in self.shunning[decode]:
-            return True
-        return self.strangers(prefill, decode) or not self.proven(prefill, decode)
-
-    def strangers(self, prefill: int, decode: int) -> bool:
-        """Whether these rows are known to serve different weights."""
-        weights = self.columns.weights.item(prefill)
-        return weights != 0 and self.columns.weights.item(decode) not in (weights, 0)
-
-    def proven(self, prefill: int, decode: int) -> bool:
-        """Whether these rows are proven to hand over, if proofs are needed."""
-        if not self.proving:
-            return True
-        circle: int = self.columns.gives.item(prefill)
-        return circle != 0 and circle == self.columns.takes.item(decode)
-
-    def pairs(self, prefill: InstanceId, decode: InstanceId, model: str | None) -> bool:
-        """Whether a producer's blocks for this model are good for that consumer."""
-        p, d = self.by_id.get(prefill), self.by_id.get(decode)
-        if p is None or d is None or self.apart(p.row, d.row):
-            return False
-        return p.meaning(model) == d.meaning(model)
-
-    def circle(self, instance: InstanceId) -> int:
-        """The circle that an instance is proven to belong to; 0: none, or no proof is needed."""
-        view = self.by_id.get(instance)
-        if view is None or not self.proving:
-            return 0
-        columns = self.columns
-        found: int = columns.takes.item(view.row) or columns.gives.item(view.row)
-        return found
-
-    def continues(self, row: int, wanted: Wanted) -> bool:
-        """Whether this row may continue what the client already has: by the same weights or by proof."""
-        columns, view = self.columns, self._rows[row]
-        if wanted.meaning and view.meaning(wanted.model) != wanted.meaning:
-            return False
-        own, its = columns.number(wanted.weights), columns.weights.item(row)
-        if not self.proving or (own and own == its):
-            return its in (0, own) or own == 0
-        return wanted.circle != 0 and wanted.circle in (columns.takes.item(row), columns.gives.item(row))
-
     def unproven_pairs(self, most: int) -> set[tuple[InstanceId, InstanceId]]:
         """Pairs of ready instances that lack only the proof to hand over: at most `most`."""
         found: set[tuple[InstanceId, InstanceId]] = set()
-        models = {view.models[0] for view in self if view.ready and view.models} if self.proving else set()
+        models = {view.models[0] for view in self if view.ready and view.models} if self.pairing.proving else set()
         for ready in (self.ready(model) for model in sorted(models)):
             for prefill in ready.prefills.tolist() if not ready.alike else ():
                 for decode in ready.decodes.tolist():
-                    if prefill != decode and not self.proven(prefill, decode):
+                    if prefill != decode and not self.pairing.proven(prefill, decode):
                         found.add((self.at(prefill).id, self.at(decode).id))
                         if len(found) >= most:
                             return found
         return found
-
-    def kinships(self, found: ReadyRows) -> list[tuple[Ints, Ints]]:
-        """Prefill rows and decode rows of each kind: one proven circle, the same weights and the same adapter. While a
-        model is being replaced there are two kinds. Instances with unknown weights belong to every kind.
-        """
-        kinds = [(found.prefills, found.decodes)]
-        if found.alike:
-            return kinds
-        columns, adapters = self.columns, found.adapters
-        if len(self._weights) > 1:
-            kinds = _split(kinds, columns.weights, columns.weights, self._weights, others=0)
-        if self.proving:
-            circles = np.unique(columns.gives[found.prefills]).tolist()
-            kinds = _split(kinds, columns.gives, columns.takes, [each for each in circles if each])
-        if adapters is not None:
-            names = np.unique(adapters[found.prefills]).tolist()
-            kinds = _split(kinds, adapters, adapters, [each for each in names if each != _UNKNOWN])
-        return kinds
-
-    def because_aggregated(self, found: ReadyRows) -> str:
-        """Why these rows hand nothing over; empty: they may, as far as `kinships` goes."""
-        if found.alike or any(len(p) and len(d) for p, d in self.kinships(found)):
-            return ""
-        adapters = found.adapters
-        if adapters is not None and int(adapters[found.any].min()) == _UNKNOWN:
-            return "it is not known which adapter this name is on every instance (their agents would tell)"
-        if adapters is not None and len({*adapters[found.any].tolist()}) > 1:
-            return "this name is not one adapter everywhere"
-        names = {self.at(row).id for row in found.any.tolist()}
-        if not self.proving:
-            return "their weights differ"
-        told = [*self.distrusted.items(), *((pair, f"not proven yet: {why}") for pair, why in self.doubts.items())]
-        because = next((because for pair, because in told if names.issuperset(pair)), "")
-        return because or "no pair of instances is proven to hand over yet"
 
     def near(self, prefill: int, decode: int) -> bool:
         """Whether both rows are known to be on one machine."""
@@ -660,7 +434,7 @@ class FleetSnapshot(Sequence[InstanceView]):
 
     def _forget(self, view: InstanceView) -> None:
         del self._rows[view.row]
-        self.shunning.pop(view.row, None)
+        self.pairing.left(view.row)
         self.sharing &= ~(1 << view.row)
         if self.prefixes is not None:
             self.prefixes.leave(view.row)

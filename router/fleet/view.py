@@ -15,7 +15,8 @@ from cluster.instance import Instance, Load
 from router.core.journey import Lost
 from router.core.values import ProofStanding, Reported
 from router.fleet import events as d
-from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.fleet.columns import InstanceView
+from router.fleet.snapshot import FleetSnapshot
 from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import Make
 
@@ -87,25 +88,25 @@ class FleetView:
     @property
     def distrusted(self) -> Mapping[tuple[InstanceId, InstanceId], str]:
         """Pairs that failed their proof, and how."""
-        return self._fleet.distrusted
+        return self._fleet.pairing.distrusted
 
     def distrust(self, pairs: Mapping[tuple[InstanceId, InstanceId], str]) -> None:
         """These pairs, and no others, have failed their proof: nothing is handed over between them."""
-        self._fleet.distrust(pairs)
+        self._fleet.pairing.distrust(pairs)
 
     def proven(self, standing: ProofStanding) -> None:
-        """Instances that are proven to be alike, and pairs whose first tokens are not (`FleetSnapshot.circles`)."""
-        self._fleet.circles(standing)
+        """Instances that are proven to be alike, and pairs whose first tokens are not (`Pairing.circles`)."""
+        self._fleet.pairing.circles(standing)
 
     def not_exact(self, prefill: InstanceId, decode: InstanceId) -> str:
         """Why P's own first token may not stand for D's; empty: it may."""
         fleet = self._fleet
-        if not fleet.proving:
+        if not fleet.pairing.proving:
             return ""
         p, d = self._instances.get(prefill), self._instances.get(decode)
-        if p is None or d is None or not fleet.proven(p.row, d.row):
+        if p is None or d is None or not fleet.pairing.proven(p.row, d.row):
             return "the pair is not proven"
-        return fleet.inexact.get((prefill, decode), "") if fleet.inexact else ""
+        return fleet.pairing.inexact.get((prefill, decode), "") if fleet.pairing.inexact else ""
 
     def adapter(self, instance: InstanceId, model: str | None) -> str | None:
         """The digest of the LoRA adapter that this name means on an instance (`InstanceView.adapter`); None also if the
@@ -207,7 +208,9 @@ class FleetView:
         was_up, view.up = view.up, False
         view.downs += was_up
         if not view.instance.epoch:
-            self._fleet.unproven(view)  # its lives have no numbers: after it comes up again it may be another engine
+            self._fleet.pairing.unproven(
+                view
+            )  # its lives have no numbers: after it comes up again it may be another engine
         self._forget_handshakes(view.id)
         return was_up
 

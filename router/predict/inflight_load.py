@@ -7,8 +7,7 @@ booking, opened when it is placed and closed when it is over. By row of the flee
 - the predicted time of prompts that are not computed yet, and since when the first of them runs;
 - the answers, their context, the KV they will need (mean and variance), the strictest target among them;
 - the share of time for which recent prompts have kept the engine from decoding;
-- for each answer, how much more of that it can take and still meet its target: so the harm that a prompt would do to
-  the answers there is a count of requests and not a guess.
+- for each answer, how much more of that it can take and still meet its target (`router.predict.stall_limits`).
 
 All of it is arithmetic on predictions; `StepModel` learns from the real times.
 """
@@ -16,18 +15,16 @@ All of it is arithmetic on predictions; `StepModel` learns from the real times.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
-from heapq import heappop, heappush
 from typing import Final
 
 import numpy as np
 
 from router.core.arrays import Floats, Ints, Mirror
-from router.predict.fitted import TOGETHER, TOGETHER_S
 from router.predict.margins import FIRST_AIM, PROMPTLY, Margins
-from router.predict.reported_prompts import ReportedPrompts, Seen
+from router.predict.reported_prompts import EndedPrompts, ReportedPrompts, Seen
 from router.predict.source_delay import SourceDelay
-from router.predict.step_model import UNKNOWN, Make, StepModel
+from router.predict.stall_limits import LengthLimit, StallLimits, end
+from router.predict.step_model import UNKNOWN, Make, Speed, StepModel
 from router.predict.transfer_model import ExpectedTransfer, TransferModel
 from router.predict.tries import Tries
 
@@ -37,22 +34,9 @@ several of an 8B's. With a shorter time one long prompt looks like steady load; 
 it is seen."""
 IDLE_MIN: Final = 0.1
 
-SHORT_ONES: Final = 0.3
-"""The share of all answers that a short answer represents; a median answer represents the others."""
-
-STEPS_WITHIN: Final = 0.1
-"""How far the time that an answer still decodes may be from what is predicted, as a share: predictions here are right
-within some 10 % (docs/policy.md)."""
-
-NEARLY: Final = 0.93
-"""The share of a target to plan with: steps get longer during an answer, as other answers join it."""
-
 SPREAD: Final = 2.0
 """Standard deviations of space kept for answers that get longer than predicted: in 2 % of the time it is not enough,
 and vLLM preempts."""
-
-STEP_MS_MIN: Final = 0.01
-"""The shortest step assumed, whatever a cost profile says."""
 
 REBASE_S: Final = 100 * DUTY_S
 """The time after which `InflightLoad.recent` is scaled down again: by e^100, far below the largest float."""
@@ -61,25 +45,6 @@ _ONE_BY_ONE: Final = 64
 """More rows are read by a column."""
 
 _MIRRORED: Final = ("ends", "opens", "decoding", "step", "beside", "kv_free", "strictest", "recent")
-
-
-class LengthLimit:
-    """The wait up to which an answer of a given length meets its target. Once the answer is longer, the limit is for
-    twice the length.
-    """
-
-    __slots__ = ("among", "from_ms", "over", "tokens", "until_ms")
-
-    def __init__(self, among: list[float], tokens: float, from_ms: float) -> None:
-        self.among = among
-        """All limits of this kind at the instance, sorted."""
-        self.tokens = tokens
-        self.from_ms = from_ms
-        """The instance's `stalled` when the answer began."""
-        self.until_ms = 0.0
-        """The value of `stalled` from which the target is missed."""
-        self.over = False
-        """The limit is not needed any more."""
 
 
 class InflightRequest:
@@ -149,14 +114,24 @@ class InflightRequest:
         self.began_tpot_ms = 0.0
         """The expected time per token when it began to decode."""
 
+    def counted_ms(self, make: Make, tokens: int) -> float:
+        """What its prompt takes by the costs alone, now that its tokens are counted. The first estimates, from bytes,
+        may be wrong by a factor of four: a speed that was learned from them would be as wrong.
+        """
+        foretold, cached = self.prompt_tokens, self.cached_tokens
+        if tokens <= 0 or foretold <= 0 or tokens == foretold:
+            return self.plain_ms
+        now_cached, was_ms = cached * tokens / foretold, make.prompt_ms(foretold - cached, cached)
+        return self.plain_ms * make.prompt_ms(tokens - now_cached, now_cached) / was_ms if was_ms > 0 else 0.0
+
 
 class RowLoad:
     """What is placed on one row. Of a large fleet choices read columns of it (`InflightLoad.column`)."""
 
     __slots__ = (
-        "answer_context", "backlog", "beside", "decoding", "ends", "kv_free", "kv_mean", "kv_variance", "life",
-        "limits", "observed_ms", "opens", "outlived", "plain_ms", "prompts", "pulls", "recent", "reported", "since",
-        "stalled", "step", "strictest", "targets", "timed_s",
+        "answer_context", "backlog", "beside", "decoding", "ended", "ends", "kv_free", "kv_mean", "kv_variance",
+        "life", "limits", "opens", "prompts", "pulls", "recent", "reported", "since", "stalled", "step", "strictest",
+        "targets", "timed_s",
     )  # fmt: skip
 
     def __init__(self, life: int = 0) -> None:
@@ -192,25 +167,96 @@ class RowLoad:
         `InflightLoad._base_s`: what is left of all of them now is one factor (`InflightLoad.faded`)."""
         self.stalled: float = 0.0
         """Milliseconds of prompts ever placed there: what its answers had to wait for is a difference of two."""
-        self.plain_ms: float = 0.0
-        self.observed_ms: float = 0.0
-        """Of the prompts that ended last, together."""
+        self.ended: Final = EndedPrompts()
         self.timed_s: float = -math.inf
         """When a prompt's time was seen last."""
         self.reported: Final = ReportedPrompts()
-        self.limits: Final[tuple[list[float], list[float]]] = ([], [])
-        self.outlived: Final[list[tuple[float, int, LengthLimit, InflightRequest]]] = []
-        """When answers will have become longer than what a limit is for (`InflightLoad._progress`), the soonest first;
-        and a number that tells equals apart."""
+        self.limits: Final = StallLimits()
         self.targets: Final[dict[float, int]] = {}
         self.pulls: Final = TransferModel()
 
+    def add_prompt(self, sent_s: float, ms: float, speed: Speed) -> None:
+        """One more prompt is there."""
+        if not self.prompts:
+            self.since = sent_s
+            self.backlog = 0.0
+        self.prompts += 1
+        self.backlog += ms
+        self.expect_ends(speed)
+
+    def expect_ends(self, speed: Speed) -> None:
+        """The prompts there have changed."""
+        if not self.prompts:
+            self.ends = self.opens = -math.inf
+            return
+        self.ends = self.since * 1000.0 + self.backlog
+        self.opens = self.ends - speed.first if self.prompts >= 2 else -math.inf
+
+    def count(self, booking: InflightRequest, sign: int, speed: Speed) -> None:
+        """One more answer is there (`sign` 1), or one less (-1)."""
+        self.decoding += sign
+        if self.decoding:
+            self.answer_context = max(0.0, self.answer_context + sign * booking.context)
+            self.kv_mean = max(0.0, self.kv_mean + sign * (booking.prompt_tokens + booking.mean_tokens))
+            self.kv_variance = max(0.0, self.kv_variance + sign * booking.variance)
+        else:  # sums of floats do not come back to nothing by themselves
+            self.answer_context = self.kv_mean = self.kv_variance = 0.0
+        self.leave_free(speed)
+        self.expect_steps(speed)
+        target_ms = booking.tpot_ms
+        if math.isfinite(target_ms):
+            self.targets[target_ms] = self.targets.get(target_ms, 0) + sign
+            if not self.targets[target_ms]:
+                del self.targets[target_ms]
+            self.keep_targets(speed)
+
+    def leave_free(self, speed: Speed) -> None:
+        """The answers there have changed, or the size of the cache."""
+        needed = self.kv_mean + SPREAD * math.sqrt(self.kv_variance)
+        self.kv_free = speed.capacity - needed if self.decoding else math.inf
+
+    def expect_steps(self, speed: Speed) -> None:
+        """The answers there have changed, or the speed."""
+        self.step = speed.decode_ms(self.decoding, self.answer_context)
+        self.beside = speed.beside_ms(self.decoding, self.answer_context) if self.decoding else 0.0
+
+    def keep_targets(self, speed: Speed) -> None:
+        """Targets that are missed there whatever else comes keep nothing out."""
+        least_ms = speed.least_ms()
+        self.strictest = min([target for target in self.targets if target >= least_ms], default=math.inf)
+
+    def tpot_ms(self, faded: float) -> float:
+        """The expected time per token of an answer there; `faded`: `InflightLoad.faded`."""
+        return self.step / max(1.0 - self.recent * faded, IDLE_MIN)
+
+    def progress(self, now: float) -> float:
+        """A clock that stands while prompts keep answers waiting, in milliseconds: they make a token a step of it."""
+        return now * 1000.0 - self.stalled
+
+    def outlive(self, now: float) -> None:
+        """Bring the limits up to date (`StallLimits.outlive`).
+
+        This happens before any change of the values it depends on (the row's step, its clock), and for each answer at
+        its own time. So results do not depend on earlier reads, and a choice may read as little as it needs.
+        """
+        if self.limits.outlived:
+            self.limits.outlive(self.progress(now), self.step)
+
+    def limit(self, booking: InflightRequest, now: float) -> None:
+        """Set how much longer prompts there may make this answer wait, from now on, if it has a target."""
+        if not math.isfinite(booking.tpot_ms):
+            return
+        self.outlive(now)
+        end(booking.limits)
+        lengths = (booking.short_tokens, booking.middle_tokens)
+        booking.limits = self.limits.begin(lengths, self.stalled, self.step, booking.tpot_ms, booking.pause_ms)
+        if booking.opened_s >= 0:
+            for limit in booking.limits:
+                self.limits.expect_longer(limit, self.progress(now), limit.tokens, self.step)
+
 
 class InflightLoad:
-    """By row of `router.fleet.columns`.
-
-    Long, as one event changes several numbers of a row together, and one class keeps them in step.
-    """
+    """By row of `router.fleet.columns`: what each event changes, there and in what is learned from it."""
 
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
@@ -227,7 +273,6 @@ class InflightLoad:
         self._base_s: float = 0.0
         """The time that `RowLoad.recent` is told for."""
         self._mirror: Final = Mirror(_MIRRORED)
-        self._numbered = 0
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""
@@ -243,12 +288,15 @@ class InflightLoad:
         self.answers -= former.decoding
         self.rows[row] = RowLoad(former.life + 1)
         self.step_model.know(row, make or UNKNOWN)
-        self._steps(row)
+        self.rows[row].expect_steps(self.step_model.rows[row])
+        self._mirror.changed(row)
 
     def holds(self, row: int, kv_tokens: int) -> None:
         """Its engine has said how many tokens its KV cache has."""
-        self.step_model.rows[row].capacity = float(kv_tokens)
-        self._free(row)
+        speed = self.step_model.rows[row]
+        speed.capacity = float(kv_tokens)
+        self.rows[row].leave_free(speed)
+        self._mirror.changed(row)
 
     def column(self, name: str) -> Floats:
         """One number of every row."""
@@ -290,10 +338,7 @@ class InflightLoad:
 
     def harmed(self, row: int, ms: float, short: float, middle: float, now: float) -> float:
         """The expected number of answers there that miss their TPOT target because a prompt takes `ms` of their time,
-        and would meet it otherwise.
-
-        What they will wait for besides is not known: prompts that come later, as many as of late, and steps that take
-        longer than predicted. `_likely` says where each answer's wait will probably end.
+        and would meet it otherwise (`StallLimits.pushed_over`).
 
         Args:
             row: of the fleet.
@@ -304,13 +349,10 @@ class InflightLoad:
         """
         if ms <= 0.0:
             return 0.0
-        self._outlive(row, now)
         at = self.rows[row]
+        at.outlive(now)
         busy = min(at.recent * self.faded(now), 1.0 - IDLE_MIN)
-        waits, per_token_ms = busy / (1.0 - busy), max(at.step, STEP_MS_MIN)
-        of_short = _likely(at.limits[0], at.stalled, ms, per_token_ms * short, waits)
-        of_middle = _likely(at.limits[1], at.stalled, ms, per_token_ms * middle, waits)
-        return SHORT_ONES * of_short + (1 - SHORT_ONES) * of_middle
+        return at.limits.pushed_over(ms, at.stalled, at.step, busy / (1.0 - busy), (short, middle))
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -323,26 +365,12 @@ class InflightLoad:
         booking.plain_ms = ms / speed.prefill_factor
         booking.sent_s = now + speed.first / 1000.0
         at.reported.open[booking] = booking.sent_s * 1000.0
-        if not at.prompts:
-            at.since = booking.sent_s
-            at.backlog = 0.0
-        at.prompts += 1
-        at.backlog += ms
-        self._ends(row)
-        self._outlive(row, now)
+        at.add_prompt(booking.sent_s, ms, speed)
+        at.outlive(now)
         at.stalled += stall_ms
         self._rebase(now)
         at.recent += stall_ms * (0.001 / DUTY_S) / self.faded(now)
         self._mirror.changed(row)
-
-    def _ends(self, row: int) -> None:
-        self._mirror.changed(row)
-        at = self.rows[row]
-        if not at.prompts:
-            at.ends = at.opens = -math.inf
-            return
-        at.ends = at.since * 1000.0 + at.backlog
-        at.opens = at.ends - self.step_model.rows[row].first if at.prompts >= 2 else -math.inf
 
     def prompt_over(self, booking: InflightRequest, now: float, *, done: bool, presumed: bool = False) -> None:
         """The request's prompt is computed, or will not be (`done` false). `presumed`: it counts as computed, although
@@ -351,7 +379,7 @@ class InflightLoad:
         row, ms = booking.prefill_row, booking.prefill_ms
         booking.prefill_ms = 0.0
         if row >= 0 and not presumed and self.rows[row].life == booking.prefill_life:
-            self._reported(row, self.rows[row].reported.left(booking, now * 1000.0))
+            self._learn_prompts(row, self.rows[row].reported.left(booking, now * 1000.0))
         if ms <= 0:
             return
         at = self.rows[row]
@@ -361,7 +389,8 @@ class InflightLoad:
         at.prompts -= 1
         at.backlog = max(0.0, at.backlog - ms) if at.prompts else 0.0
         if done:
-            self._time_prompt(row, booking, ms, now)
+            at.timed_s = now
+            self._learn_prompts(row, at.ended.add(booking.plain_ms, ms, booking.sent_s, at.since, now))
             at.since = now
             if booking.seeded:
                 booking.first_s = now
@@ -369,24 +398,8 @@ class InflightLoad:
                 self.rows[booking.decode_row].pulls.begin(booking.pull, now)
         elif presumed:  # the next one began when this one was to end; it had ended before its front end told of it
             at.since = min(now, max(at.since + ms / 1000.0, now - self.step_model.rows[row].lead / 1000.0))
-        self._ends(row)
-
-    def _time_prompt(self, row: int, booking: InflightRequest, ms: float, now: float) -> None:
-        """Learn from the time since the one before. Prompts of one step end together, and are one observation. Their
-        first tokens come one after the other, some milliseconds apart where a front end is busy.
-        """
-        at = self.rows[row]
-        at.timed_s = now
-        apart_s = now - at.since
-        if apart_s < TOGETHER_S or (
-            booking.sent_s < at.since and apart_s * 1000.0 < TOGETHER * min(at.observed_ms, ms)
-        ):
-            at.plain_ms += booking.plain_ms
-            return
-        if at.plain_ms > 0:
-            self.step_model.prompt_took(row, at.plain_ms, at.observed_ms)
-        at.plain_ms = booking.plain_ms
-        at.observed_ms = (now - max(at.since, booking.sent_s)) * 1000.0
+        at.expect_ends(self.step_model.rows[row])
+        self._mirror.changed(row)
 
     def pulls(self, row: int) -> TransferModel:
         """What it pulls."""
@@ -410,27 +423,17 @@ class InflightLoad:
         if prompt_ms > 0 and booking.plain_ms > 0 and self.rows[row].life == booking.prefill_life:
             ended_ms = booking.sent_s * 1000.0 + max(first_ms, prompt_ms)
             self.rows[row].timed_s = now
-            plain_ms = self._plain_ms(booking, prompt_tokens)
-            self._reported(row, self.rows[row].reported.add(booking, plain_ms, prompt_ms, ended_ms))
+            plain_ms = booking.counted_ms(self.step_model.make(row), prompt_tokens)
+            self._learn_prompts(row, self.rows[row].reported.add(booking, plain_ms, prompt_ms, ended_ms))
         row = booking.decode_row
         if token_ms > 0 and row >= 0 and self.rows[row].life == booking.decode_life:
-            self.step_model.steps_took(row, self._tpot_ms(row, now), token_ms, booking.sent_s, now)
+            predicted_ms = self.rows[row].tpot_ms(self.faded(now))
+            self.step_model.steps_took(row, predicted_ms, token_ms, booking.sent_s, now)
             self._restate(now)
 
-    def _reported(self, row: int, seen: list[Seen]) -> None:
+    def _learn_prompts(self, row: int, seen: list[Seen]) -> None:
         for plain_ms, observed_ms in seen:
             self.step_model.prompt_took(row, plain_ms, observed_ms)
-
-    def _plain_ms(self, booking: InflightRequest, tokens: int) -> float:
-        """What its prompt takes by the costs alone, now that its tokens are counted. The first estimates, from bytes,
-        may be wrong by a factor of four: a speed that was learned from them would be as wrong.
-        """
-        foretold, cached = booking.prompt_tokens, booking.cached_tokens
-        if tokens <= 0 or foretold <= 0 or tokens == foretold:
-            return booking.plain_ms
-        make, now_cached = self.step_model.make(booking.prefill_row), cached * tokens / foretold
-        was_ms = make.prompt_ms(foretold - cached, cached)
-        return booking.plain_ms * make.prompt_ms(tokens - now_cached, now_cached) / was_ms if was_ms > 0 else 0.0
 
     def answer_placed(self, booking: InflightRequest, row: int, now: float) -> None:
         """The request's answer is promised a place there."""
@@ -439,92 +442,24 @@ class InflightLoad:
         booking.decode_row, booking.decode_life = row, at.life
         booking.context = booking.prompt_tokens + booking.mean_tokens / 2
         booking.opened_s = -1.0
-        self._outlive(row, now)
+        at.outlive(now)
         self._count(booking, row, 1)
-        if math.isfinite(booking.tpot_ms):
-            at.targets[booking.tpot_ms] = at.targets.get(booking.tpot_ms, 0) + 1
-            self._strictest(row)
         # Also of prompts that come while its own is computed: their order is not known.
-        self._limit(booking, row, now)
+        at.limit(booking, now)
 
     def opened(self, booking: InflightRequest, now: float) -> None:
         """The first token of the request's answer has arrived: from now on prompts make it wait."""
         row = booking.decode_row
         if row < 0 or self.rows[row].life != booking.decode_life or booking.opened_s >= 0:
             return
+        at = self.rows[row]
         if booking.pull is not None:
-            self.rows[row].pulls.end(booking.pull, now, done=True)
+            at.pulls.end(booking.pull, now, done=True)
         booking.opened_s = now
         if booking.first_s < 0:
             booking.first_s = now
-        booking.began_tpot_ms = self._tpot_ms(row, now)
-        self._limit(booking, row, now)
-
-    def _strictest(self, row: int) -> None:
-        """Targets that are missed there whatever else comes keep nothing out."""
-        at, least_ms = self.rows[row], self.step_model.least_ms(row)
-        at.strictest = min([target for target in at.targets if target >= least_ms], default=math.inf)
-
-    def _limit(self, booking: InflightRequest, row: int, now: float) -> None:
-        """Set how much longer its instance's prompts may make it wait, from now on."""
-        if not math.isfinite(booking.tpot_ms):
-            return
-        at = self.rows[row]
-        stalled = at.stalled
-        self._outlive(row, now)
-        self._unlimit(booking)
-        short, middle = at.limits
-        booking.limits = (
-            LengthLimit(short, booking.short_tokens, stalled),
-            LengthLimit(middle, booking.middle_tokens, stalled),
-        )
-        for limit in booking.limits:
-            self._limit_to(limit, booking, row)
-            if booking.opened_s >= 0:
-                self._expect_longer(limit, booking, row, self._progress(row, now), limit.tokens)
-
-    def _limit_to(self, limit: LengthLimit, booking: InflightRequest, row: int) -> None:
-        """An answer of so many tokens keeps its target up to here."""
-        spare_ms = (NEARLY * booking.tpot_ms - self.rows[row].step) * max(limit.tokens - 1, 1.0) - booking.pause_ms
-        limit.until_ms = limit.from_ms + max(0.0, spare_ms)
-        insort(limit.among, limit.until_ms)
-
-    def _expect_longer(
-        self, limit: LengthLimit, booking: InflightRequest, row: int, progress: float, tokens: float
-    ) -> None:
-        """The answer will be longer than the limit's length after `tokens` more tokens."""
-        self._numbered += 1
-        when = progress + tokens * max(self.rows[row].step, STEP_MS_MIN)
-        heappush(self.rows[row].outlived, (when, self._numbered, limit, booking))
-
-    def _progress(self, row: int, now: float) -> float:
-        """A clock that stands while prompts keep answers waiting, in milliseconds: they make a token a step of it."""
-        return now * 1000.0 - self.rows[row].stalled
-
-    def _outlive(self, row: int, now: float) -> None:
-        """Answers that have become longer than their limit's length get a limit for twice the length. Their wait is
-        spread over all of their tokens: most answers that pass a limit have long passed its length, too.
-
-        This happens before any change of the values it depends on (the row's step, its clock), and for each answer at
-        its own time. So results do not depend on earlier reads, and a choice may read as little as it needs.
-        """
-        outlived, progress = self.rows[row].outlived, self._progress(row, now)
-        while outlived and outlived[0][0] <= progress:
-            when, _, limit, booking = heappop(outlived)
-            if limit.over:
-                continue
-            del limit.among[bisect_left(limit.among, limit.until_ms)]
-            more = limit.tokens
-            limit.tokens *= 2
-            self._limit_to(limit, booking, row)
-            self._expect_longer(limit, booking, row, when, more)
-
-    @staticmethod
-    def _unlimit(booking: InflightRequest) -> None:
-        for limit in booking.limits:
-            del limit.among[bisect_left(limit.among, limit.until_ms)]
-            limit.over = True
-        booking.limits = ()
+        booking.began_tpot_ms = at.tpot_ms(self.faded(now))
+        at.limit(booking, now)
 
     def answer_over(self, booking: InflightRequest, now: float, tokens: int = 0) -> None:
         """The request's answer has ended after `tokens` tokens; 0: it will not come from there, or its tokens were not
@@ -539,20 +474,16 @@ class InflightLoad:
             at.pulls.end(booking.pull, now, done=False)
         if at.life != booking.decode_life:
             return
-        self._outlive(row, now)
+        at.outlive(now)
         if tokens > 2 and booking.opened_s >= 0:
             self._learn(booking, row, now, tokens)
         self._count(booking, row, -1)
-        if booking.tpot_ms in at.targets:
-            at.targets[booking.tpot_ms] -= 1
-            if not at.targets[booking.tpot_ms]:
-                del at.targets[booking.tpot_ms]
-            self._strictest(row)
-        self._unlimit(booking)
+        end(booking.limits)
+        booking.limits = ()
 
     def _learn(self, booking: InflightRequest, row: int, now: float, tokens: int) -> None:
         """Learn from its mean time per token, compared with the predictions made when it began and now."""
-        predicted = (booking.began_tpot_ms + self._tpot_ms(row, now)) / 2
+        predicted = (booking.began_tpot_ms + self.rows[row].tpot_ms(self.faded(now))) / 2
         token_ms = (now - booking.opened_s) * 1000.0 / (tokens - 1)
         self.step_model.steps_took(row, predicted, token_ms, booking.opened_s, now)
         self._restate(now)
@@ -561,53 +492,14 @@ class InflightLoad:
         """A leg was timed: steps of its row, and of rows that follow it, have another factor."""
         self.turn += 1
         for row in self.step_model.restated():
-            self._outlive(row, now)
-            self._strictest(row)
-            self._steps(row)
-
-    def _tpot_ms(self, row: int, now: float) -> float:
-        return self.rows[row].step / max(1.0 - self.rows[row].recent * self.faded(now), IDLE_MIN)
+            at, speed = self.rows[row], self.step_model.rows[row]
+            at.outlive(now)
+            at.keep_targets(speed)
+            at.expect_steps(speed)
+            self._mirror.changed(row)
 
     def _count(self, booking: InflightRequest, row: int, sign: int) -> None:
         self.turn += 1
-        at = self.rows[row]
-        at.decoding += sign
         self.answers += sign
-        if at.decoding:
-            at.answer_context = max(0.0, at.answer_context + sign * booking.context)
-            at.kv_mean = max(0.0, at.kv_mean + sign * (booking.prompt_tokens + booking.mean_tokens))
-            at.kv_variance = max(0.0, at.kv_variance + sign * booking.variance)
-        else:  # sums of floats do not come back to nothing by themselves
-            at.answer_context = at.kv_mean = at.kv_variance = 0.0
-        self._free(row)
-        self._steps(row)
-
-    def _free(self, row: int) -> None:
-        at = self.rows[row]
-        needed = at.kv_mean + SPREAD * math.sqrt(at.kv_variance)
-        at.kv_free = self.step_model.rows[row].capacity - needed if at.decoding else math.inf
+        self.rows[row].count(booking, sign, self.step_model.rows[row])
         self._mirror.changed(row)
-
-    def _steps(self, row: int) -> None:
-        at, model = self.rows[row], self.step_model
-        at.step = model.decode_ms(row, at.decoding, at.answer_context)
-        at.beside = model.beside_ms(row, at.decoding, at.answer_context) if at.decoding else 0.0
-        self._mirror.changed(row)
-
-
-def _likely(limits: list[float], stalled: float, ms: float, decodes_ms: float, waits: float) -> float:
-    """The expected number of answers that are pushed over these limits by `ms` of a prompt.
-
-    Halfway through, an answer still decodes for half of `decodes_ms` and waits for `waits` times that, on average. Its
-    wait is taken as equally likely anywhere in a span around that, as wide as this mean, `STEPS_WITHIN` of what it
-    decodes, and the prompt. A limit in the span is passed with a probability of the prompt's part of the span.
-    """
-    mean_ms = waits * decodes_ms / 2
-    wide_ms = mean_ms + STEPS_WITHIN * decodes_ms + ms
-    low = stalled + max(0.0, mean_ms - wide_ms / 2)
-    return _between(limits, low, low + wide_ms) * ms / wide_ms
-
-
-def _between(limits: list[float], above: float, up_to: float) -> int:
-    """How many of these sorted limits lie there."""
-    return bisect_right(limits, up_to) - bisect_right(limits, above)

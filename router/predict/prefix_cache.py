@@ -23,8 +23,7 @@ entries of all instances together stay below `entries_max`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -32,29 +31,15 @@ from numpy.typing import NDArray
 
 from router.core.values import Sent
 from router.predict.chunks import CHUNK_BYTES
+from router.predict.held_chunks import HeldChunks
 
 Ints = NDArray[np.int64]
 
 ENTRIES_MAX = 500_000
 """The number of (chunk, instance) entries; about 160 bytes each (`make bench-prefixes`)."""
 
-TOKENS_PER_CHUNK = CHUNK_BYTES / 4.0
-"""The assumed value until prompts have been counted (`PrefixCacheIndex.answered`)."""
-
 _FEW = 16
 """Up to this number, bits are written to a column one by one; above it, unpacking all is faster."""
-
-_LEARN = 0.02
-"""The weight with which one prompt moves an instance's tokens per chunk."""
-
-_SHRINK, _GROW = 0.5, 0.02
-"""How far one report moves the assumed capacity: half the way down to what was left, or up by 2 % of the stated one.
-Measured on an index that is given a wrong size, or half of the traffic (docs/prefixes.md)."""
-
-_CAPACITY_MIN, _CAPACITY_MAX = 0.1, 2.0
-"""The bounds of the assumed capacity, as shares of the stated one. With a lower bound the index would know nothing, and
-never learn that it is wrong. Chunks found beyond those expected may also come from another router's requests, so they
-say little about capacity."""
 
 
 class Match:
@@ -114,115 +99,15 @@ def _unpacked(levels: list[tuple[int, int]], rows: int) -> Ints:
     return (sizes @ flags.astype(np.float32)).astype(np.int64)
 
 
-class _UpperTier:
-    """A tier that is not the last one: its names, in order of last use."""
-
-    __slots__ = ("names", "tokens")
-
-    def __init__(self, names: Iterable[int]) -> None:
-        self.names: Final[dict[int, None]] = dict.fromkeys(names)
-        self.tokens = 0.0
-        """Its size; not read of the KV cache, whose size is the instance's capacity."""
-
-    def beginning(self, chunks: Sequence[int], count: int) -> int:
-        """How many of the first `count` chunks it has, by halving: it has a beginning of them."""
-        low, high = 0, count
-        while low < high:
-            middle = (low + high) // 2
-            if chunks[middle] in self.names:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-
-class _Held:
-    """The chunks of one instance. Names stand in order of last use, longest ago first; negative ones are
-    unnamed text.
-    """
-
-    __slots__ = (
-        "ahead",
-        "capacity_tokens",
-        "entries",
-        "entries_max",
-        "epoch",
-        "hears",
-        "life",
-        "nameless",
-        "stated_tokens",
-        "tokens_each",
-        "upper",
-        "worth",
-    )
-
-    def __init__(self, capacity_tokens: float, epoch: int, life: int) -> None:
-        self.stated_tokens: Final = capacity_tokens
-        self.capacity_tokens = capacity_tokens
-        self.epoch: Final = epoch
-        self.life: Final = life
-        self.entries: Final[dict[int, float]] = {}
-        """By name: the time of its last use, in seconds."""
-        self.entries_max = 0
-        """The instance's share of the index."""
-        self.nameless = 0.0
-        """Tokens written that do not fill an entry yet."""
-        self.tokens_each = TOKENS_PER_CHUNK
-        self.hears = False
-        """The instance sends KV events."""
-        self.ahead = 0
-        """Entries dropped by estimate for which no event has come yet: an event must not drop others in their place."""
-        self.upper: Final[list[_UpperTier]] = []
-        """The KV cache and other tiers above the last one, smallest first; none: the KV cache is the only tier."""
-        self.worth: tuple[float, ...] = ()
-        """For each tier below the KV cache, the share of a prefill that a token in it saves."""
-
-    @property
-    def limit(self) -> int:
-        """The number of entries that the instance may have."""
-        fits = self.entries_max if self.upper else int(self.capacity_tokens / self.tokens_each)
-        return min(self.entries_max, fits)
-
-    def touch(self, name: int) -> None:
-        """This name is the last used, so each of the upper tiers has it."""
-        for tier in self.upper:
-            tier.names.pop(name, None)
-            tier.names[name] = None
-
-    def settle(self) -> None:
-        """Drop from the upper tiers what does not fit them: it is in the next one."""
-        for number, tier in enumerate(self.upper):
-            tokens = tier.tokens if number else self.capacity_tokens
-            over = len(tier.names) - int(tokens / self.tokens_each)
-            for name in list(islice(tier.names, max(0, over))):
-                del tier.names[name]
-
-    def effective(self, chunks: Sequence[int], count: int) -> int:
-        """What the first `count` chunks are worth, in chunks of the KV cache. An upper tier has a beginning of them:
-        ends go first.
-        """
-        before = self.upper[0].beginning(chunks, count)
-        found = float(before)
-        for number, worth in enumerate(self.worth):
-            last = number + 1 == len(self.upper)
-            edge = count if last else self.upper[number + 1].beginning(chunks, count)
-            found += worth * max(0, edge - before)
-            before = max(before, edge)
-        return int(found)
-
-
 class PrefixCacheIndex:
-    """The index. Instances are identified by their row in the view's columns.
-
-    The class is long because what each instance holds, its tiers and the names that `match` reads change together.
-    """
+    """The index. Instances are identified by their row in the view's columns."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries_max: Final = entries_max
         self._holders: Final[dict[int, int]] = {}
-        self._held: Final[dict[int, _Held]] = {}
+        """By chunk: the rows that hold it, as bits. Each instance writes its own bit."""
+        self._held: Final[dict[int, HeldChunks]] = {}
         self._lives = 0
-        self._nameless = 0
         self._tiered = 0
         """The rows of instances with tiers, as bits."""
 
@@ -238,7 +123,7 @@ class PrefixCacheIndex:
         if known is not None:
             self.leave(row)
         self._lives += 1
-        self._held[row] = _Held(capacity_tokens, epoch, self._lives)
+        self._held[row] = HeldChunks(row, capacity_tokens, epoch, self._lives, self._holders)
         self._share_out()
 
     def leave(self, row: int) -> None:
@@ -280,13 +165,8 @@ class PrefixCacheIndex:
         held = self._held.get(row)
         if held is None or not tiers:
             return
-        while len(held.upper) < len(tiers):
-            held.upper.append(_UpperTier(held.entries))
-        for number, (tokens, _) in enumerate(tiers[:-1], 1):
-            held.upper[number].tokens = tokens
-        held.worth = tuple(worth for _, worth in tiers)
         self._tiered |= 1 << row
-        held.settle()
+        held.keep_in(tiers)
 
     def in_cache(self, row: int, chunks: Sequence[int], count: int) -> int:
         """How many of the `count` leading chunks that an instance holds, or of what they are worth, are in its KV cache
@@ -321,7 +201,7 @@ class PrefixCacheIndex:
             if at is None:
                 break
             former.append(at)
-        self._use(row, held, chunks, now)
+        held.use(chunks, now)
         return Sent(row, held.life, chunks, tuple(former))
 
     def answered(
@@ -336,8 +216,8 @@ class PrefixCacheIndex:
         if held is None or held.life != sent.life or text_bytes <= 0 or prompt_tokens <= 0:
             return
         each = prompt_tokens * CHUNK_BYTES / text_bytes
-        held.tokens_each += _LEARN * (each - held.tokens_each)
-        self._wrote(sent.row, held, prompt_tokens - len(sent.chunks) * each, now)
+        held.learn_density(each)
+        held.wrote(prompt_tokens - len(sent.chunks) * each, now)
         if cached_tokens is not None:
             self.reported(sent, each, cached_tokens)
 
@@ -346,62 +226,40 @@ class PrefixCacheIndex:
         prompt, by `answered` or later: an engine that serves a whole request reports it at the answer's end.
         """
         held = self._held.get(sent.row)
-        if held is None or held.life != sent.life or each <= 0:
-            return
-        had = min(int((cached_tokens + 0.5 * each) / each), len(sent.chunks))
-        expected = len(sent.former_s)
-        slack = 1 + expected // 8  # text is denser in some places, and the engine counts in blocks
-        if had + slack < expected:
-            self._had_less(sent, held, had)
-        elif had > expected + slack:
-            grown = held.capacity_tokens + _GROW * held.stated_tokens
-            held.capacity_tokens = min(_CAPACITY_MAX * held.stated_tokens, grown)
+        if held is not None and held.life == sent.life and each > 0:
+            held.reported(len(sent.chunks), sent.former_s, each, cached_tokens)
 
     def wrote(self, row: int, tokens: int, now: float) -> None:
         """The instance generated an answer of `tokens` tokens, which takes space and evicts older chunks."""
         held = self._held.get(row)
         if held is not None:
-            self._wrote(row, held, tokens, now)
+            held.wrote(tokens, now)
 
     def used(self, row: int, chunks: Sequence[int], now: float) -> None:
         """A request ended on the instance: only now does vLLM put its blocks at the end of the eviction queue."""
         held = self._held.get(row)
         if held is not None:
-            self._use(row, held, [name for name in chunks if name in held.entries], now)
+            held.used(chunks, now)
 
     def told(self, row: int, chunks: Sequence[int], each: float, tokens: int, now: float) -> None:
         """The instance was asked what it has of a prompt, and has said: the first `tokens`; one chunk is `each` tokens.
         What it has was used by that; what it was wrongly expected to have is dropped.
         """
         held = self._held.get(row)
-        if held is None or each <= 0:
-            return
-        had, expected = min(int((tokens + 0.5 * each) / each), len(chunks)), 0
-        while expected < len(chunks) and chunks[expected] in held.entries:
-            expected += 1
-        if had + (1 + expected // 8 if tokens else 0) < expected:  # as in `reported`
-            for name in chunks[had:]:
-                if held.upper:  # it may still be in a lower tier
-                    held.upper[0].names.pop(name, None)
-                elif name in held.entries:
-                    self._drop(row, held, name)
-        self.used(row, chunks[:had], now)
+        if held is not None and each > 0:
+            held.told(chunks, each, tokens, now)
 
     def removed(self, row: int, tokens: int) -> None:
         """KV events: blocks of `tokens` tokens are gone. They do not say which: drop those used longest ago."""
         held = self._held.get(row)
-        if held is None:
-            return
-        gone = int(tokens / held.tokens_each)
-        known = min(gone, held.ahead)
-        held.hears, held.ahead = True, held.ahead - known
-        self._trim(row, held, max(0, len(held.entries) - gone + known))
+        if held is not None:
+            held.removed(tokens)
 
     def cleared(self, row: int) -> None:
         """KV events: all blocks are gone."""
         held = self._held.get(row)
         if held is not None:
-            self._trim(row, held, 0)
+            held.trim(0)
 
     def names(self, row: int) -> Iterator[int]:
         """Chunks that the instance is assumed to hold, used longest ago first."""
@@ -411,82 +269,9 @@ class PrefixCacheIndex:
         """Tokens of KV that the instance is assumed to keep; falls and rises with P's reports."""
         return self._held[row].capacity_tokens
 
-    def _had_less(self, sent: Sent, held: _Held, had: int) -> None:
-        """The instance had fewer chunks than expected. The prompt was computed, so its chunks are there now; drop the
-        wrong ones.
-
-        An engine evicts by last use, so everything used longer ago than the first missing chunk is gone, too. That does
-        not hold if that chunk was used recently: then the engine had not computed it yet, or its template rewrites old
-        turns.
-        """
-        missed_s = sent.former_s[had]
-        oldest_s = next(iter(held.entries.values()), missed_s)
-        newest_s = next(reversed(held.entries.values()), missed_s)
-        if missed_s - oldest_s > 0.5 * (newest_s - oldest_s):
-            return
-        gone = 0
-        for used_s in held.entries.values():
-            if used_s > missed_s:
-                break
-            gone += 1
-        self._trim(sent.row, held, len(held.entries) - gone)
-        left_tokens = len(held.entries) * held.tokens_each
-        shrunk = held.capacity_tokens - _SHRINK * max(0.0, held.capacity_tokens - left_tokens)
-        held.capacity_tokens = max(_CAPACITY_MIN * held.stated_tokens, shrunk)
-
-    def _use(self, row: int, held: _Held, chunks: Sequence[int], now: float) -> None:
-        """Mark the last chunk first: it is evicted first, as in vLLM, which frees blocks from the end."""
-        entries, holders, bit = held.entries, self._holders, 1 << row
-        for name in reversed(chunks[: held.limit]):
-            if entries.pop(name, None) is None:
-                holders[name] = holders.get(name, 0) | bit
-            entries[name] = now
-            held.touch(name)
-        self._fit(row, held)
-
-    def _wrote(self, row: int, held: _Held, tokens: float, now: float) -> None:
-        held.nameless += max(0.0, tokens)
-        count = int(held.nameless / held.tokens_each)
-        held.nameless -= count * held.tokens_each
-        for _ in range(min(count, held.limit)):
-            self._nameless -= 1
-            held.entries[self._nameless] = now
-            held.touch(self._nameless)
-        self._fit(row, held)
-
-    def _fit(self, row: int, held: _Held) -> None:
-        """Drop what does not fit the instance's KV cache, or the last of its tiers."""
-        held.settle()
-        over = len(held.entries) - held.limit
-        if over > 0:
-            held.ahead = min(held.limit, held.ahead + over) if held.hears else 0
-            self._trim(row, held, held.limit)
-
-    def _trim(self, row: int, held: _Held, limit: int) -> None:
-        """Drop the entries used longest ago, until `limit` are left.
-
-        Their names are read at once: finding a dict's first entry passes all places of those deleted before it, so
-        reading it again and again took a full index 2 to 8 ms a prompt of 100 KB.
-        """
-        entries = held.entries
-        for name in list(islice(entries, max(0, len(entries) - limit))):
-            self._drop(row, held, name)
-
-    def _drop(self, row: int, held: _Held, name: int) -> None:
-        """The instance does not hold this one any more."""
-        del held.entries[name]
-        for tier in held.upper:
-            tier.names.pop(name, None)
-        if name >= 0:
-            left = self._holders[name] & ~(1 << row)
-            if left:
-                self._holders[name] = left
-            else:
-                del self._holders[name]
-
     def _share_out(self) -> None:
         """Divide the index among instances by their stated capacity."""
         whole = sum(held.stated_tokens for held in self._held.values())
-        for row, held in self._held.items():
+        for held in self._held.values():
             held.entries_max = int(self._entries_max * held.stated_tokens / whole) if whole > 0 else 0
-            self._trim(row, held, held.limit)
+            held.trim(held.limit)

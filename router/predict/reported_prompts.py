@@ -1,8 +1,9 @@
-"""Times of prompts as an engine reports them with answers in one piece, which show no first token to the router. Pure.
+"""Times of prompts, as their first tokens show them (`EndedPrompts`), or as an engine reports them with answers in one
+piece, which show no first token to the router (`ReportedPrompts`). Pure.
 
-Each prompt is reported with the whole time from the step that began it to the one that ended it. Prompts that were
-computed together are each reported with the time of all of them: taken one by one, eight prompts that clients send at
-once make an engine look up to eight times slower than it is.
+Reports tell the whole time from the step that began a prompt to the one that ended it. Prompts that were computed
+together are each reported with the time of all of them: taken one by one, eight prompts that clients send at once make
+an engine look up to eight times slower than it is.
 
 Reports come when answers end, not when prompts do. So a step is learned from once all prompts are reported that may
 have been computed in it; if one of those never is, the step shows nothing.
@@ -14,7 +15,7 @@ import math
 from collections import deque
 from typing import Any, Final
 
-from router.predict.fitted import TOGETHER
+from router.predict.fitted import TOGETHER, TOGETHER_S
 
 STEPS_MAX: Final = 32
 """Steps that wait for reports at a time. More are left out: there are enough to learn from, and one long answer holds
@@ -25,6 +26,41 @@ LEFT_MAX: Final = 32
 
 Seen = tuple[float, float]
 """What the prompts of one step were to take by the costs alone, and what they took; milliseconds."""
+
+
+class EndedPrompts:
+    """Those of one instance whose first tokens the router sees."""
+
+    __slots__ = ("_observed_ms", "_plain_ms")
+
+    def __init__(self) -> None:
+        self._plain_ms: float = 0.0
+        self._observed_ms: float = 0.0
+        """Of the prompts that ended last, together."""
+
+    def add(self, plain_ms: float, predicted_ms: float, sent_s: float, since_s: float, now: float) -> list[Seen]:
+        """A prompt has ended. Returns what the ones that ended before it show, once it did not end with them.
+
+        Prompts of one step end together, and are one observation. Their first tokens come one after the other, some
+        milliseconds apart where a front end is busy.
+
+        Args:
+            plain_ms: what the prompt takes by the costs alone.
+            predicted_ms: the same as predicted.
+            sent_s: when it could begin.
+            since_s: when the prompt before it ended, or when it began if there was none.
+            now: when its first token came, in seconds.
+        """
+        apart_s = now - since_s
+        if apart_s < TOGETHER_S or (
+            sent_s < since_s and apart_s * 1000.0 < TOGETHER * min(self._observed_ms, predicted_ms)
+        ):
+            self._plain_ms += plain_ms
+            return []
+        seen = [(self._plain_ms, self._observed_ms)] if self._plain_ms > 0 else []
+        self._plain_ms = plain_ms
+        self._observed_ms = (now - max(since_s, sent_s)) * 1000.0
+        return seen
 
 
 class _Step:

@@ -8,6 +8,8 @@ instance that was never timed is like the others from their first leg on.
 
 Instances get work of different sizes: one computes short suffixes, another one whole prompts. So a make's level is a
 factor and a rest that does not grow with size, and an instance is compared with it at its own size.
+
+An instance without costs that was never timed begins with what was learned last of another one without costs.
 """
 
 from __future__ import annotations
@@ -45,13 +47,17 @@ class _Make:
 class Siblings:
     """Of one kind of work: prompts, or decode steps."""
 
-    __slots__ = ("_idle", "_make_of", "_makes")
+    __slots__ = ("_idle", "_make_of", "_makes", "_untimed", "lately")
 
     def __init__(self) -> None:
         self._makes: Final[dict[int, _Make]] = {}
         self._make_of: Final[dict[int, int]] = {}
         self._idle: Final[dict[int, int]] = {}
         """By row: legs that each of the others has had on average since the row's last one."""
+        self._untimed: Final[set[int]] = set()
+        """Rows without costs and without legs of their own that were timed."""
+        self.lately: tuple[float, float] = (1.0, 0.0)
+        """The factor and the rest that were learned last of a row without costs."""
 
     def look(self, rows: Mapping[int, Sequence[int]]) -> None:
         """The rows of all present instances, by make."""
@@ -67,9 +73,12 @@ class Siblings:
         for row in [each for each in self._idle if each not in self._make_of]:
             del self._idle[row]
 
-    def begin(self, row: int) -> None:
-        """The row has another instance."""
+    def begin(self, row: int, *, unknown: bool) -> None:
+        """The row has another instance; `unknown`: without costs."""
         self._idle.pop(row, None)
+        self._untimed.discard(row)
+        if unknown:
+            self._untimed.add(row)
 
     def timed(self, row: int, level: float, rest: float = 0.0) -> int:
         """A leg of this row was timed. Gives another row of its make to look at, one after the other; -1: there is
@@ -95,6 +104,24 @@ class Siblings:
             make.cursor += 1
         self._idle[other] = self._idle.get(other, 0) + 1
         return other
+
+    def unknown_timed(self, row: int, factor: float, rest: float, *, first: bool) -> Sequence[int]:
+        """A leg of a row without costs was timed: its factor and its rest by now. Returns the rows to which the same
+        applies from now on.
+
+        Args:
+            row: where it was.
+            factor: of the row.
+            rest: what each of its legs takes besides.
+            first: it is one of the row's first legs. From later ones on, what all rows of its make have in common is
+                what another one begins with.
+        """
+        self._untimed.discard(row)
+        if not first:
+            self.lately = self.others(row) or self.lately
+            return ()
+        self.lately = factor, rest
+        return sorted(self._untimed)
 
     def legs(self, row: int) -> float:
         """How many legs of each instance of the row's make were timed, on average."""

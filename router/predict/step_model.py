@@ -90,7 +90,7 @@ TIER_GB_S: Final = {"host": 20.0, "disk": 3.0}
 by its name) in practice, and one NVMe disk on four lanes. Assumed, not measured here."""
 
 TIER_WORTH: Final = 0.9
-"""`StepModel.tier_worth` where a token's bytes are not known. Seen with vLLM 0.32 on CPU and a model of 2 KiB a token:
+"""`Speed.tier_worth` where a token's bytes are not known. Seen with vLLM 0.32 on CPU and a model of 2 KiB a token:
 1,800 tokens came back from either tier in 0.02 to 0.1 of their prefill."""
 
 
@@ -159,13 +159,41 @@ class Speed:
         self.prompts_shift: Final = LevelShift()
         self.prompts: Final = Fitted(trusted=make.off_max < OFF_UNKNOWN)
 
+    def decode_ms(self, batch: int, context_tokens: float) -> float:
+        """A step that makes one token for each of so many answers with so much context in all."""
+        cost = self.make.decode
+        return (cost.requests_ms(batch) + cost.context_ms * context_tokens) * self.decode_factor
+
+    def least_ms(self) -> float:
+        """A step with nothing but one answer, its context apart."""
+        return self.floor + self.request
+
+    def beside_ms(self, batch: int, context_tokens: float) -> float:
+        """What answers that decode there add to each step of a prompt."""
+        cost = self.make.decode
+        added = cost.request_ms * batch + cost.context_ms * self.make.beside * context_tokens
+        return added * self.decode_factor
+
+    def tier_worth(self, tier: str) -> float:
+        """The share of a prefill that a token saves that is loaded from a tier, 0 to 1: loading takes time, too."""
+        cost_ms, load_ms = self.make.prefill.token_ms * self.prefill_factor, self.make.kv_bytes / TIER_GB_S[tier] * 1e-6
+        return max(0.0, 1.0 - load_ms / cost_ms) if load_ms > 0 and cost_ms > 0 else TIER_WORTH
+
+    def prompts_from(self) -> str:
+        """The source of a prompt's time there."""
+        if self.make is not UNKNOWN:
+            return TOLD
+        return LEARNED if self.prompts.count >= SURE else ASSUMED
+
+    def steps_from(self) -> str:
+        """The source of a decode step's time there."""
+        if self.make is not UNKNOWN:
+            return TOLD
+        return LEARNED if self.steps_seen >= FEW else ASSUMED
+
 
 class StepModel:
-    """Makes and factors, by row of the columns.
-
-    The class is long because what one leg teaches is spread over the rows of its make, and times are read of the same
-    rows in between.
-    """
+    """Makes and factors, by row of the columns."""
 
     def __init__(self) -> None:
         self.makes: Final[list[Make]] = [UNKNOWN]
@@ -175,12 +203,8 @@ class StepModel:
         """Some row may have none that is known."""
         self.rows: Final[list[Speed]] = []
         self._mirror: Final = Mirror(_MIRRORED)
-        self._untimed_prompts: Final[set[int]] = set()
-        self._untimed_steps: Final[set[int]] = set()
-        """Rows without costs and without legs of their own that were timed."""
-        self._prompts_lately, self._steps_lately = (1.0, 0.0), 1.0
-        """What was learned last of a row without costs: its prompts' factor and overhead, its steps' factor."""
-        self._prompts_of, self._steps_of = Siblings(), Siblings()
+        self._prompts_of: Final = Siblings()
+        self._steps_of: Final = Siblings()
         self._restated: Final[set[int]] = set()
 
     def restated(self) -> list[int]:
@@ -198,15 +222,12 @@ class StepModel:
 
     def _begin(self, row: int) -> None:
         """The row has another instance."""
-        self._prompts_of.begin(row)
-        self._steps_of.begin(row)
-        self._untimed_prompts.discard(row)
-        self._untimed_steps.discard(row)
-        if self.rows[row].make is UNKNOWN:
-            self._untimed_prompts.add(row)
-            self._untimed_steps.add(row)
-            self._take_prompts(row, *self._prompts_lately)
-            self._take_steps(row, self._steps_lately)
+        unknown = self.rows[row].make is UNKNOWN
+        self._prompts_of.begin(row, unknown=unknown)
+        self._steps_of.begin(row, unknown=unknown)
+        if unknown:
+            self._take_prompts(row, *self._prompts_of.lately)
+            self._take_steps(row, self._steps_of.lately[0])
         self._mirror.changed(row)
 
     def _take_prompts(self, row: int, factor: float, overhead: float) -> None:
@@ -271,21 +292,9 @@ class StepModel:
             return True
         return all(self.make(row) is not UNKNOWN or self.rows[row].prompts.count >= SURE for row in rows.tolist())
 
-    def prompts_from(self, row: int) -> str:
-        """The source of a prompt's time there."""
-        if self.make(row) is not UNKNOWN:
-            return TOLD
-        return LEARNED if self.rows[row].prompts.count >= SURE else ASSUMED
-
-    def steps_from(self, row: int) -> str:
-        """The source of a decode step's time there."""
-        if self.make(row) is not UNKNOWN:
-            return TOLD
-        return LEARNED if self.rows[row].steps_seen >= FEW else ASSUMED
-
     def known(self, prompt_row: int, answer_row: int) -> str:
         """The source of the times of a prompt on one row and an answer on the other: the less certain of the two."""
-        both = (self.prompts_from(prompt_row), self.steps_from(answer_row))
+        both = (self.rows[prompt_row].prompts_from(), self.rows[answer_row].steps_from())
         return ASSUMED if ASSUMED in both else LEARNED if LEARNED in both else TOLD
 
     # --- times in ms --------------------------------------------------------------------------------------------------
@@ -310,24 +319,6 @@ class StepModel:
             return [_of_prompt(self.makes[self._alike], tokens, cached_tokens)] * len(self.makes)
         return [_of_prompt(make, tokens, cached_tokens) for make in self.makes]
 
-    def decode_ms(self, row: int, batch: int, context_tokens: float) -> float:
-        """A step that makes one token for each of so many answers with so much context in all."""
-        at = self.rows[row]
-        cost = at.make.decode
-        return (cost.requests_ms(batch) + cost.context_ms * context_tokens) * at.decode_factor
-
-    def least_ms(self, row: int) -> float:
-        """A step with nothing but one answer, its context apart."""
-        at = self.rows[row]
-        return at.floor + at.request
-
-    def beside_ms(self, row: int, batch: int, context_tokens: float) -> float:
-        """What answers that decode there add to each step of a prompt."""
-        at = self.rows[row]
-        make = at.make
-        added = make.decode.request_ms * batch + make.decode.context_ms * make.beside * context_tokens
-        return added * at.decode_factor
-
     def handoff_ms(self, tokens: float, source: int, target: int, *, near: bool = False) -> float:
         """The time to move a prompt's KV between two rows, at the slower one's rate. `near`: they are on one
         machine.
@@ -336,12 +327,6 @@ class StepModel:
         rate = min(one.kv_near_gb_s, other.kv_near_gb_s) if near else 0.0
         rate = rate or min(one.kv_gb_s, other.kv_gb_s)
         return one.kv_bytes * tokens / rate * 1e-6 if rate > 0 else 0.0
-
-    def tier_worth(self, row: int, tier: str) -> float:
-        """The share of a prefill that a token saves that is loaded from a tier, 0 to 1: loading takes time, too."""
-        at = self.rows[row]
-        cost_ms, load_ms = at.make.prefill.token_ms * at.prefill_factor, at.make.kv_bytes / TIER_GB_S[tier] * 1e-6
-        return max(0.0, 1.0 - load_ms / cost_ms) if load_ms > 0 and cost_ms > 0 else TIER_WORTH
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -359,13 +344,10 @@ class StepModel:
         if other >= 0:
             self._follow_prompts(other)
         if at.make is UNKNOWN:
-            self._untimed_prompts.discard(row)
-            if at.prompts.count <= SURE:
-                self._prompts_lately = at.prefill_factor, at.overhead
-                for other in sorted(self._untimed_prompts):
-                    self._take_prompts(other, *self._prompts_lately)
-            else:
-                self._prompts_lately = self._prompts_of.others(row) or self._prompts_lately
+            for other in self._prompts_of.unknown_timed(
+                row, at.prefill_factor, at.overhead, first=at.prompts.count <= SURE
+            ):
+                self._take_prompts(other, at.prefill_factor, at.overhead)
 
     def _take_fit(self, row: int) -> None:
         """Predict prompts there by what is fitted."""
@@ -434,13 +416,8 @@ class StepModel:
         if other >= 0:
             self._follow_steps(other)
         if at.make is UNKNOWN:
-            self._untimed_steps.discard(row)
-            if seen < SURE:
-                self._steps_lately = at.decode_factor
-                for other in sorted(self._untimed_steps):
-                    self._take_steps(other, self._steps_lately)
-            else:
-                self._steps_lately = (self._steps_of.others(row) or (self._steps_lately, 0.0))[0]
+            for other in self._steps_of.unknown_timed(row, at.decode_factor, 0.0, first=seen < SURE):
+                self._take_steps(other, at.decode_factor)
 
 
 def _off_max(make: Make, legs: float) -> float:

@@ -91,7 +91,7 @@ class ScheduledRequest:
         if view.knows(instance):
             maker = view.get(instance)
             meaning = maker.meaning(self.context.wanted.model)
-            self._made_by = maker.instance.weights, view.all().circle(maker.id), meaning
+            self._made_by = maker.instance.weights, view.all().pairing.circle(maker.id), meaning
 
     def occupy(self, instance: InstanceId | None) -> None:
         """Count its answering leg at this instance, and at no other."""

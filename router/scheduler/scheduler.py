@@ -357,7 +357,7 @@ def _aggregated(guard: HandoffGuard | None, context: SchedulingContext, effect: 
 def _keeps_apart(fleet: FleetSnapshot, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
     """Whether the chosen decode instance must not use the blocks of an instance that holds or computes them."""
     decode = chosen.decode
-    return decode is not None and not all(fleet.pairs(each, decode, wanted.model) for each in effect.holders)
+    return decode is not None and not all(fleet.pairing.pairs(each, decode, wanted.model) for each in effect.holders)
 
 
 def _with_early(fleet: FleetSnapshot, context: SchedulingContext, chosen: Chosen, now: float) -> Chosen:

@@ -316,7 +316,7 @@ class _FleetGauges:
         self._legs.labels("prefill").set(any(role.prefills for role in ready))
         self._legs.labels("decode").set(any(role.decodes for role in ready))
         self._apart.clear()
-        for pair in view.all().parted_pairs():
+        for pair in view.all().pairing.parted_pairs():
             self._apart.labels(*pair).set(1)
         shown = set()
         for seen in view.all():

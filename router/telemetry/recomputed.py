@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from cluster.ids import InstanceId
-from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.fleet.columns import InstanceView
+from router.fleet.snapshot import FleetSnapshot
 
 LOOKS: Final = 5
 """The number of reports of one life before any counts. Reports are a second apart, a pull takes milliseconds."""

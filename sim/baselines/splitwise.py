@@ -28,7 +28,8 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.snapshot import FleetSnapshot, InstanceView
+from router.fleet.columns import InstanceView
+from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.scoring.filters import of_role, ready, with_place
 
 PROMPT_PENDING_MAX: Final = 8192

@@ -184,7 +184,7 @@ def _same_between(scene: Scene, plain: Plain) -> None:
         told, wanted = (prices.handoff(p, d), prices.hold(p, d)), (plain.handoff(p, d), plain.hold(p, d))
         assert told == pytest.approx(wanted, rel=1e-5, abs=1e-5)  # of milliseconds of a clock at 1e6 s, differences
         one, other = plain.name(p), plain.name(d)
-        assert fleet.apart(p, d) == (one != other and "" not in (one, other))
+        assert fleet.pairing.apart(p, d) == (one != other and "" not in (one, other))
 
 
 def _listed_as_all(fleet: FleetSnapshot, wanted: Wanted) -> None:

@@ -11,7 +11,7 @@ from cluster.instance import Instance, Load, Role
 from loadgen.arrival import Arrival
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.snapshot import InstanceView
+from router.fleet.columns import InstanceView
 from router.fleet.view import FleetView
 from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.scoring.least_load import _say, least_load

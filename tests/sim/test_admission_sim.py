@@ -91,7 +91,7 @@ def nothing_is_left(world: World) -> None:
     assert not len(scheduler.line) and not scheduler.legs.placed
     assert inflight.answers == 0
     assert not any(row.prompts or row.decoding or row.kv_mean for row in inflight.rows)
-    assert not any(row.limits[0] or row.limits[1] or row.targets for row in inflight.rows)
+    assert not any(any(row.limits.by_length) or row.targets for row in inflight.rows)
     assert not any(scheduler.admission.saturation._late.values())
 
 

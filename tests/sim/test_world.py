@@ -12,9 +12,13 @@ import router.core.journey
 import router.fleet.view
 import router.scheduler.scheduler
 import router.scheduler.scoring.policies
+import sim.answering
 import sim.front
 import sim.instance
+import sim.legs
 import sim.passage
+import sim.prefilling
+import sim.sourcing
 import sim.world
 from cluster.instance import Role
 from loadgen.arrival import Arrival
@@ -64,7 +68,16 @@ def test_the_parts_are_the_products_own() -> None:
     assert sim.passage.j is router.core.journey
     passage = sim.passage.Passage(world.front, 0, Arrival(at_s=0, input_tokens=1, output_tokens=2), MODEL)
     assert type(passage.journey) is router.core.journey.Journey
-    for module in (sim.front, sim.passage, sim.world, sim.instance):
+    for module in (
+        sim.front,
+        sim.legs,
+        sim.passage,
+        sim.prefilling,
+        sim.answering,
+        sim.sourcing,
+        sim.world,
+        sim.instance,
+    ):
         own = {name for name, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__}
         assert not own & {"Journey", "View", "Desk", "Waiting", "Twin", "Ledger", "AgentMachine"}, module
 

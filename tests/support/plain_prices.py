@@ -176,8 +176,10 @@ class Plain:
         """Every limit looked at by itself."""
         at, found = self.inflight.rows[row], 0.0
         busy = 1.0 - float(self.inflight.idle(self.wanted.now)[row])
-        self.inflight._outlive(row, self.wanted.now)
-        for share, limits, tokens in zip((0.3, 0.7), at.limits, (max(2.0, self.lengths[0]), self.middle), strict=True):
+        at.outlive(self.wanted.now)
+        for share, limits, tokens in zip(
+            (0.3, 0.7), at.limits.by_length, (max(2.0, self.lengths[0]), self.middle), strict=True
+        ):
             mean = busy / (1.0 - busy) * at.step * tokens / 2
             wide = mean + 0.1 * at.step * tokens + stall
             begin = max(0.0, mean - wide / 2)

@@ -94,8 +94,12 @@ def test_a_name_that_is_a_model_here_and_an_adapter_there_is_served_whole() -> N
 def test_of_several_the_one_that_has_the_same(policy: str) -> None:
     view = view_of({P: {"poet": "b"}, P2: {"poet": "a"}, D: {"poet": "a"}})
     assert chosen(view, policy=policy).prefill in {P2, None}
-    assert not view.all().pairs(P, D, "poet") and view.all().pairs(P2, D, "poet") and view.all().pairs(P, D, "m")
-    prefills, decodes = zip(*view.all().kinships(view.all().ready("poet")), strict=True)
+    assert (
+        not view.all().pairing.pairs(P, D, "poet")
+        and view.all().pairing.pairs(P2, D, "poet")
+        and view.all().pairing.pairs(P, D, "m")
+    )
+    prefills, decodes = zip(*view.all().pairing.kinships(view.all().ready("poet")), strict=True)
     assert [[view.all().at(row).id for row in rows.tolist()] for rows in (*prefills, *decodes)] == [[P2], [D]]
 
 

@@ -49,7 +49,7 @@ def test_timed_legs_are_learned_once_there_are_enough() -> None:
     fleet = here.all()
     model, p, d = fleet.inflight.step_model, fleet.by_id[P].row, fleet.by_id[D].row
     for at in range(SURE):
-        assert model.prompts_from(p) == ASSUMED, f"after {at}"
+        assert model.rows[p].prompts_from() == ASSUMED, f"after {at}"
         tokens = 100 + 37 * (at % 9)
         model.prompt_took(p, UNKNOWN.prompt_ms(tokens), 5 * UNKNOWN.prompt_ms(tokens))
     for _ in range(FEW):

@@ -11,13 +11,11 @@ from costs.hardware import gpu_named
 from router.predict.inflight_load import (
     DUTY_S,
     IDLE_MIN,
-    NEARLY,
-    SHORT_ONES,
     SPREAD,
-    STEPS_WITHIN,
     InflightLoad,
     InflightRequest,
 )
+from router.predict.stall_limits import NEARLY, SHORT_ONES, STEPS_WITHIN
 from router.predict.step_model import UNKNOWN, Make, make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
@@ -47,7 +45,7 @@ def passed(here: InflightLoad, ms: float, now: float) -> float:
     """How many answers at row 0 have their limit within `ms` more of prompts."""
     here.harmed(0, 1.0, 50.0, 50.0, now)
     at = here.rows[0]
-    short, middle = (sum(0 < limit - at.stalled <= ms for limit in limits) for limits in at.limits)
+    short, middle = (sum(0 < limit - at.stalled <= ms for limit in limits) for limits in at.limits.by_length)
     return SHORT_ONES * short + (1 - SHORT_ONES) * middle
 
 
@@ -121,7 +119,7 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
     for each in many:
         here.answer_placed(each, 0, 0.0)
     assert here.answers == here.rows[0].decoding == 4
-    assert here.rows[0].step == pytest.approx(here.step_model.decode_ms(0, 4, 4 * 1150.0))
+    assert here.rows[0].step == pytest.approx(here.step_model.rows[0].decode_ms(4, 4 * 1150.0))
     needed = 4 * 1300 + SPREAD * math.sqrt(4 * 100)
     assert here.rows[0].kv_free == pytest.approx(MAKE.capacity_tokens - needed)
     here.holds(0, 9000)
@@ -129,7 +127,7 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
     for each in many:
         here.answer_over(each, 0.0)
     assert here.answers == here.rows[0].decoding == here.rows[0].kv_mean == here.rows[0].beside == 0
-    assert here.rows[0].step == pytest.approx(here.step_model.decode_ms(0, 0, 0))
+    assert here.rows[0].step == pytest.approx(here.step_model.rows[0].decode_ms(0, 0))
     assert here.rows[0].kv_free == math.inf, "one always fits"
 
 
@@ -316,9 +314,9 @@ def test_what_an_instance_learns_of_others_is_in_the_steps_that_prices_read(own:
     for _ in range(200):
         answered(here, 0, 0.9, now := now + 20.0)
     row = here.rows[1]
-    assert row.step == here.column("step")[1] == here.step_model.decode_ms(1, row.decoding, row.answer_context)
+    assert row.step == here.column("step")[1] == here.step_model.rows[1].decode_ms(row.decoding, row.answer_context)
     assert row.step == pytest.approx(0.9 * here.step_model.make(1).decode.decode_ms, rel=0.05)
-    assert row.beside == here.step_model.beside_ms(1, row.decoding, row.answer_context)
+    assert row.beside == here.step_model.rows[1].beside_ms(row.decoding, row.answer_context)
     assert row.strictest == 9.0, "an answer alone would keep it by now"
 
 

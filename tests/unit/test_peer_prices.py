@@ -145,7 +145,7 @@ def test_who_may_give_one() -> None:
     assert not fleet.shares(1, 0, wanted) and fleet.shares(0, 1, wanted), "it has not met it"
     fleet.shuns(made.get(InstanceId("p0")), ())
     names = {each: InstanceId(each) for each in ("p0", "d1", "p2")}
-    fleet.circles(ProofStanding({names["p0"]: 1, names["p2"]: 2}, {names["d1"]: 1}, {}, {}))
+    fleet.pairing.circles(ProofStanding({names["p0"]: 1, names["p2"]: 2}, {names["d1"]: 1}, {}, {}))
     assert fleet.shares(1, 0, wanted) and fleet.shares(0, 1, wanted)
     assert not fleet.shares(1, 2, wanted) and not fleet.shares(0, 2, wanted), "another circle"
     made.get(names["d1"]).up = False
@@ -211,7 +211,7 @@ def test_a_source_that_was_not_met_is_no_pair_apart() -> None:
     for name in ("p0", "d1", "d2"):
         others = tuple(each.id for each in fleet if each.id != name)
         fleet.shuns(made.get(InstanceId(name)), others)
-    assert fleet.parted_pairs() == {("p0", "d1"), ("p0", "d2")}
+    assert fleet.pairing.parted_pairs() == {("p0", "d1"), ("p0", "d2")}
     assert not any(fleet.shares(source, row, long()) for source in range(3) for row in range(3))
 
 

@@ -235,7 +235,7 @@ def test_a_pair_that_does_not_work_is_not_chosen_and_both_of_it_are() -> None:
     view.leg_started(InstanceId("p1"))
     assert choose(view) == ("p0", "d1"), "d0 has been sent one more"
     hear(view, {})
-    assert not view.all().shunning and choose(view) == ("p0", "d1")
+    assert not view.all().pairing.shunning and choose(view) == ("p0", "d1")
 
 
 def test_who_pulls_from_nobody_decodes_for_nobody() -> None:
@@ -257,7 +257,7 @@ def test_whom_one_shuns_is_forgotten_with_it() -> None:
         Reported(instance=each.instance, state="ready", accepting=True, credits=1, load=Load(), models=({"id": "m"},))
         for each in others
     ))  # fmt: skip
-    assert not view.all().shunning and not view.knows(InstanceId("d0"))
+    assert not view.all().pairing.shunning and not view.knows(InstanceId("d0"))
 
 
 def test_instances_kept_for_tenants_serve_nobody_else() -> None:

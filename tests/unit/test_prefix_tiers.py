@@ -11,7 +11,8 @@ from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
 from router.core.values import Reported
 from router.fleet.view import FleetView
-from router.predict.prefix_cache import TOKENS_PER_CHUNK, PrefixCacheIndex
+from router.predict.held_chunks import TOKENS_PER_CHUNK
+from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import TIER_WORTH, Make, StepModel
 
 EACH = int(TOKENS_PER_CHUNK)
@@ -125,7 +126,7 @@ def test_a_hit_is_worth_a_prefill_less_its_loading(kv_bytes: float, tier: str, w
     """An 8B model, 128 KiB a token, at 20,000 tokens/s: 6.6 µs from host memory against 50 computed."""
     model = StepModel()
     model.know(0, make(kv_bytes))
-    assert model.tier_worth(0, tier) == pytest.approx(worth, abs=0.002)
+    assert model.rows[0].tier_worth(tier) == pytest.approx(worth, abs=0.002)
 
 
 def test_a_router_hears_of_tiers_by_heartbeats() -> None:

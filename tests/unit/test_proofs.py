@@ -156,11 +156,11 @@ def test_a_circle_hands_over_although_not_every_pair_was_tried() -> None:
     for pair in (Pair(P0, 1, D0, 1), Pair(P1, 1, D0, 1), Pair(P0, 1, D1, 1)):
         proofs.ended(pair, "", 0.0)
     told(proofs, view)
-    assert view.all().proven(view.get(P1).row, view.get(D1).row) and view.not_exact(P1, D1) == ""
+    assert view.all().pairing.proven(view.get(P1).row, view.get(D1).row) and view.not_exact(P1, D1) == ""
     proofs.ended(Pair(P1, 1, D1, 1), "otherwise", 0.0)
     told(proofs, view)
-    assert view.all().apart(view.get(P1).row, view.get(D1).row), "whatever its circle says"
-    assert not view.all().apart(view.get(P1).row, view.get(D0).row)
+    assert view.all().pairing.apart(view.get(P1).row, view.get(D1).row), "whatever its circle says"
+    assert not view.all().pairing.apart(view.get(P1).row, view.get(D0).row)
 
 
 def test_two_circles_hand_over_each_among_themselves_until_one_pair_links_them() -> None:
@@ -169,7 +169,7 @@ def test_two_circles_hand_over_each_among_themselves_until_one_pair_links_them()
     proofs.ended(Pair(P1, 1, D1, 1), "", 0.0)
     told(proofs, view)
     all_of = view.all()
-    found = all_of.kinships(all_of.ready("m"))
+    found = all_of.pairing.kinships(all_of.ready("m"))
     rows = [([all_of.at(row).id for row in p.tolist()], [all_of.at(row).id for row in d.tolist()]) for p, d in found]
     assert sorted(rows) == [([P0], [D0]), ([P1], [D1])]
     assert chosen(view) in {(P0, D0), (P1, D1)} and chosen(view, "workload") not in {(P0, D1), (P1, D0)}
@@ -186,8 +186,8 @@ def test_a_pair_whose_first_tokens_differ_hands_over_and_seeds_nothing() -> None
     told(proofs, view)
     assert view.not_exact(P0, D0) == "not the first" and view.not_exact(P1, D0) == view.not_exact(P1, D1) == ""
     assert view.not_exact(P0, D1) == "not the first", "not tried itself: as its P's worst"
-    assert view.all().inexact.keys() == {(P0, D0), (P0, D1)}
-    assert not view.all().apart(view.get(P0).row, view.get(D0).row)
+    assert view.all().pairing.inexact.keys() == {(P0, D0), (P0, D1)}
+    assert not view.all().pairing.apart(view.get(P0).row, view.get(D0).row)
     assert (P0, D0) in all_due(proofs, view, AGAIN_S), "it may have been a tie"
     told(proofs, view)
     assert view.not_exact(P0, D0) == ""
@@ -200,7 +200,10 @@ def test_a_stream_goes_on_only_in_the_circle_of_whoever_began_it() -> None:
     told(proofs, view)
 
     def goes_on(maker: InstanceId, weights: str = "") -> InstanceId | None:
-        circle, wanted = view.all().circle(maker), Wanted(model="m", hand_over=False, excluded=frozenset({maker}))
+        circle, wanted = (
+            view.all().pairing.circle(maker),
+            Wanted(model="m", hand_over=False, excluded=frozenset({maker})),
+        )
         wanted = msgspec.structs.replace(wanted, weights=weights, circle=circle, meaning="model")
         return POLICIES["least_load"](view.all(), wanted).decode
 

@@ -89,7 +89,7 @@ def stay_where_their_prefix_is(times: float) -> int:
     for _ in range(60):
         for row in rows:
             step_model.prompt_took(row, 50.0, 50.0 * times)
-            step_model.steps_took(row, step_model.decode_ms(row, 1, 1000), 8.05 * times)
+            step_model.steps_took(row, step_model.rows[row].decode_ms(1, 1000), 8.05 * times)
     fleet.inflight._restate(99.0)
     chunks, now, stayed = tuple(range(1, 9)), 100.0, 0
     fleet.prefixes.sent(rows[0], chunks, 99.0)

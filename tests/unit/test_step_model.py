@@ -65,7 +65,7 @@ def test_rows_of_different_makes_have_their_own_times() -> None:
 
 
 def test_decode_steps_are_the_cost_models() -> None:
-    assert step_model("H100").decode_ms(0, 64, 64_000) == pytest.approx(costs().decode_step_ms(64, 64_000))
+    assert step_model("H100").rows[0].decode_ms(64, 64_000) == pytest.approx(costs().decode_step_ms(64, 64_000))
 
 
 def test_handing_over_takes_the_slower_ends_rate() -> None:
@@ -126,8 +126,8 @@ def test_an_engine_that_nobody_knows_is_learned() -> None:
     took = [prompt_ms(made, tokens) + made.rows[0].overhead for tokens in (100, 400)]
     assert took == pytest.approx([20 * UNKNOWN.prompt_ms(tokens) for tokens in (100, 400)], rel=0.25)
     for _ in range(100):
-        made.steps_took(0, made.decode_ms(0, 1, 100), 160.0)
-    assert made.decode_ms(0, 1, 100) == pytest.approx(160.0, rel=0.05)
+        made.steps_took(0, made.rows[0].decode_ms(1, 100), 160.0)
+    assert made.rows[0].decode_ms(1, 100) == pytest.approx(160.0, rel=0.05)
     assert made.rows[0].request == pytest.approx(UNKNOWN.decode.request_ms * made.rows[0].decode_factor)
 
 
@@ -178,7 +178,7 @@ def test_without_costs_an_instance_has_the_factors_of_others_until_its_own_legs_
     made.steps_took(0, 8.0, 24.0)
     first, other, known = made.rows
     assert other.prefill_factor == first.prefill_factor > 5 and other.decode_factor == first.decode_factor > 1
-    assert not other.prompts.count and made.prompts_from(1) == "assumed", "it is trusted no more for that"
+    assert not other.prompts.count and made.rows[1].prompts_from() == "assumed", "it is trusted no more for that"
     assert (known.prefill_factor, known.decode_factor) == (1.0, 1.0), "its costs are its own"
     made.prompt_took(1, plain_ms, 2 * plain_ms)
     learned = other.prefill_factor
@@ -194,7 +194,7 @@ def learned(times: float = 1.0, count: int = 100) -> StepModel:
     made = StepModel()
     made.reach(1)
     for number in range(count):
-        made.steps_took(0, made.decode_ms(0, 1, 0), times * 80.0, number, number + 1.0)
+        made.steps_took(0, made.rows[0].decode_ms(1, 0), times * 80.0, number, number + 1.0)
         made.prompt_took(0, 10.0 + number % 3, times * (100.0 + 10 * (number % 3)))
     return made
 
@@ -203,9 +203,9 @@ def learned(times: float = 1.0, count: int = 100) -> StepModel:
 def test_an_engine_that_becomes_faster_or_slower_is_believed_after_a_few_legs(times: float) -> None:
     made = learned()
     for number in range(10):
-        made.steps_took(0, made.decode_ms(0, 1, 0), times * 80.0, 200.0 + number, 201.0 + number)
+        made.steps_took(0, made.rows[0].decode_ms(1, 0), times * 80.0, 200.0 + number, 201.0 + number)
         made.prompt_took(0, 11.0, times * 110.0)
-    assert made.decode_ms(0, 1, 0) == pytest.approx(times * 80.0, rel=0.25)
+    assert made.rows[0].decode_ms(1, 0) == pytest.approx(times * 80.0, rel=0.25)
     row = made.rows[0]
     assert row.prefill_factor * 11.0 + row.overhead == pytest.approx(times * 110.0, rel=0.25)
 
@@ -223,12 +223,12 @@ def test_answers_of_one_moment_tell_of_one_pause() -> None:
     """Twenty answers were open when the engine stood still for two seconds: it is no slower than before."""
     paused, other = learned(), learned()
     for number in range(20):
-        paused.steps_took(0, paused.decode_ms(0, 1, 0), 320.0, 200.0 + number / 100, 205.0 + number / 100)
-    assert paused.decode_ms(0, 1, 0) < 3.0 * other.decode_ms(0, 1, 0)
+        paused.steps_took(0, paused.rows[0].decode_ms(1, 0), 320.0, 200.0 + number / 100, 205.0 + number / 100)
+    assert paused.rows[0].decode_ms(1, 0) < 3.0 * other.rows[0].decode_ms(1, 0)
     for number in range(20):
         one_by_one = 200.0 + 5 * number
-        other.steps_took(0, other.decode_ms(0, 1, 0), 320.0, one_by_one, one_by_one + 4.0)
-    assert other.decode_ms(0, 1, 0) == pytest.approx(320.0, rel=0.1)
+        other.steps_took(0, other.rows[0].decode_ms(1, 0), 320.0, one_by_one, one_by_one + 4.0)
+    assert other.rows[0].decode_ms(1, 0) == pytest.approx(320.0, rel=0.1)
 
 
 def test_one_strange_leg_in_three_is_no_change() -> None:
@@ -241,12 +241,12 @@ def test_one_strange_leg_in_three_is_no_change() -> None:
 def timed(made: StepModel, row: int, times: float) -> None:
     """One prompt and one answer of an instance that is so many times slower than assumed."""
     made.prompt_took(row, 10.0, times * 10.0)
-    made.steps_took(row, made.decode_ms(row, 1, 0), times * 8.05)
+    made.steps_took(row, made.rows[row].decode_ms(1, 0), times * 8.05)
 
 
 def slowness(made: StepModel, row: int) -> tuple[float, float]:
     at = made.rows[row]
-    return at.prefill_factor + at.overhead / 10.0, made.decode_ms(row, 1, 0) / 8.05
+    return at.prefill_factor + at.overhead / 10.0, made.rows[row].decode_ms(1, 0) / 8.05
 
 
 def two(*makes: object) -> StepModel:

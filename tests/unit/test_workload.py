@@ -299,7 +299,7 @@ def test_a_model_that_is_being_replaced_is_handed_over_within_the_old_and_within
     crowded(here, *(f"d{number}" for number in range(6, 12)), by="p0")
     crowded(here, *["d11"] * 8, by="p0")
     for number in range(5):
-        assert here.all().apart(number, 6) and not here.all().apart(number, 11)
+        assert here.all().pairing.apart(number, 6) and not here.all().pairing.apart(number, 11)
     here.all().inflight.prompt_placed(place(here, asks(), "d11", "p0").booking, 5, 20.0, 20.0, 0.0)  # type: ignore[arg-type]
     prices = prices_of(here.all(), asks(**LONG))
     found = here.all().ready("m")

@@ -29,7 +29,7 @@ def ready(fleet: FleetSnapshot, wanted: Wanted) -> ReadyRows:
     if len(beside) > len(named) and len(_without(found.any, np.array(beside, dtype=np.int64))):
         named = beside
     if wanted.meaning or wanted.weights:
-        named += [row for row in found.any.tolist() if not fleet.continues(row, wanted)]
+        named += [row for row in found.any.tolist() if not fleet.pairing.continues(row, wanted)]
     out = np.array(named, dtype=np.int64)
     return ReadyRows(
         any=_without(found.any, out),

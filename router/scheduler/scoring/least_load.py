@@ -8,7 +8,8 @@ from cluster.instance import Role
 from router.core.arrays import Ints
 from router.core.journey import Chosen
 from router.core.values import Wanted
-from router.fleet.snapshot import FleetSnapshot, InstanceView, ReadyRows
+from router.fleet.columns import InstanceView
+from router.fleet.snapshot import FleetSnapshot, ReadyRows
 from router.scheduler.scoring.filters import least, of_role, ready, saturation_of, with_place
 
 
@@ -22,7 +23,7 @@ def least_load(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     found = ready(fleet, wanted)
     if not len(found.any):
         return Chosen(None, None, "no ready instance serves this model")
-    kinds = _able(fleet, fleet.kinships(found)) if wanted.hand_over else []
+    kinds = _able(fleet, fleet.pairing.kinships(found)) if wanted.hand_over else []
     if kinds:
         pair = _least_of_all(fleet, kinds)
         # Then it is also the least of those with a place.
@@ -68,9 +69,9 @@ def _least_of_all(fleet: FleetSnapshot, kinds: list[tuple[Ints, Ints]]) -> tuple
 
 def _takers(fleet: FleetSnapshot, prefills: Ints, decodes: Ints) -> Ints:
     """The decode rows that pull from at least one of these: nearly always all of them."""
-    if not fleet.parted:
+    if not fleet.pairing.parted:
         return decodes
-    return decodes[[any(not fleet.apart(p, d) for p in prefills.tolist() if p != d) for d in decodes.tolist()]]
+    return decodes[[any(not fleet.pairing.apart(p, d) for p in prefills.tolist() if p != d) for d in decodes.tolist()]]
 
 
 def _least_pair(fleet: FleetSnapshot, prefills: Ints, decodes: Ints) -> tuple[InstanceView, InstanceView]:
@@ -81,8 +82,8 @@ def _least_pair(fleet: FleetSnapshot, prefills: Ints, decodes: Ints) -> tuple[In
     assert decode is not None
     if decode.role.prefills:
         prefills = prefills[prefills != decode.row]
-    if fleet.parted:
-        prefills = prefills[[not fleet.apart(row, decode.row) for row in prefills.tolist()]]
+    if fleet.pairing.parted:
+        prefills = prefills[[not fleet.pairing.apart(row, decode.row) for row in prefills.tolist()]]
     prefill = _least(fleet, prefills)
     assert prefill is not None
     return prefill, decode
@@ -110,5 +111,5 @@ def _say(view: InstanceView) -> str:
 
 def _missing(fleet: FleetSnapshot, found: ReadyRows) -> str:
     if len(found.prefills) and _splits(found.prefills, found.decodes):
-        return fleet.because_aggregated(found) or "no second instance to hand over to that pulls from another"
+        return fleet.pairing.because_aggregated(found) or "no second instance to hand over to that pulls from another"
     return f"no second instance to hand over {'from' if not len(found.prefills) else 'to'}"

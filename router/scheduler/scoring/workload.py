@@ -72,7 +72,7 @@ def weighed(fleet: FleetSnapshot, wanted: Wanted, hysteresis: float, alike: floa
         begin = [each.ranked for each in options if each.open]
         ways = _Ways(fleet, prices, 1 + hysteresis, 1 + alike)
         bests: dict[bool, _Option] = {}
-        for prefills, decodes in fleet.kinships(found):
+        for prefills, decodes in fleet.pairing.kinships(found):
             _pair_up(ways, prefills, decodes, min(begin, default=math.inf), bests)
         options += [bests[begins] for begins in (True, False) if begins in bests]
         return _cheapest(fleet, prices, options, found)
@@ -101,7 +101,7 @@ class _Ways:
         """A pair's rank is its price times this..."""
         self.dearer_alike: Final = dearer_alike
         """... and for two that could do each other's part, its price times this."""
-        self.parted: Final = fleet.parted
+        self.parted: Final = fleet.pairing.parted
         """Whether there are pairs that hand nothing over."""
 
 
@@ -142,7 +142,7 @@ def _cheapest(fleet: FleetSnapshot, prices: Prices, options: list[_Option], foun
     if other is not None:
         against = f"{'; whole ' if other.prefill == other.decode else _A_PAIR}{other.price:.2f}"
     elif prefill is None and prices.wanted.hand_over:
-        against = f"; {'' if found is None else fleet.because_aggregated(found)}"
+        against = f"; {'' if found is None else fleet.pairing.because_aggregated(found)}"
         against = against if len(against) > 2 else _NO_PAIR
     because = _say(fleet, prices, now) + against + _known(fleet, prices, now)
     return Chosen(prefill, fleet.at(now.decode).id, because, source=prices.source_at(now.prefill))
@@ -215,7 +215,7 @@ def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second],
     for each in seconds:
         more, second = each.price, each.row
         dearer = ways.dearer_alike if each.kind == kind else ways.dearer
-        if (price + more) * dearer >= below or first == second or (ways.parted and fleet.apart(first, second)):
+        if (price + more) * dearer >= below or first == second or (ways.parted and fleet.pairing.apart(first, second)):
             continue
         if harm < 0:
             harm = prices.harm(first)

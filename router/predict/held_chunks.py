@@ -1,0 +1,258 @@
+"""What one instance holds of prompts, as far as a router can tell: names of chunks, in order of last use. Pure.
+
+It evicts as the engine does: the chunks used longest ago go first, once more was written than fits the instance's KV
+cache, or the last of its tiers. `router.predict.prefix_cache` is the index of all instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from router.predict.chunks import CHUNK_BYTES
+
+TOKENS_PER_CHUNK = CHUNK_BYTES / 4.0
+"""The assumed value until prompts have been counted (`PrefixCacheIndex.answered`)."""
+
+_LEARN = 0.02
+"""The weight with which one prompt moves an instance's tokens per chunk."""
+
+_SHRINK, _GROW = 0.5, 0.02
+"""How far one report moves the assumed capacity: half the way down to what was left, or up by 2 % of the stated one.
+Measured on an index that is given a wrong size, or half of the traffic (docs/prefixes.md)."""
+
+_CAPACITY_MIN, _CAPACITY_MAX = 0.1, 2.0
+"""The bounds of the assumed capacity, as shares of the stated one. With a lower bound the index would know nothing, and
+never learn that it is wrong. Chunks found beyond those expected may also come from another router's requests, so they
+say little about capacity."""
+
+
+class UpperTier:
+    """A tier that is not the last one: its names, in order of last use."""
+
+    __slots__ = ("names", "tokens")
+
+    def __init__(self, names: Iterable[int]) -> None:
+        self.names: Final[dict[int, None]] = dict.fromkeys(names)
+        self.tokens = 0.0
+        """Its size; not read of the KV cache, whose size is the instance's capacity."""
+
+    def beginning(self, chunks: Sequence[int], count: int) -> int:
+        """How many of the first `count` chunks it has, by halving: it has a beginning of them."""
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if chunks[middle] in self.names:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class HeldChunks:
+    """The chunks of one instance. Names stand in order of last use, longest ago first; negative ones are unnamed
+    text.
+    """
+
+    __slots__ = (
+        "_bit",
+        "_holders",
+        "_last_unnamed",
+        "ahead",
+        "capacity_tokens",
+        "entries",
+        "entries_max",
+        "epoch",
+        "hears",
+        "life",
+        "nameless",
+        "stated_tokens",
+        "tokens_each",
+        "upper",
+        "worth",
+    )
+
+    def __init__(self, row: int, capacity_tokens: float, epoch: int, life: int, holders: dict[int, int]) -> None:
+        """`holders`: by name, the rows of all instances that hold the chunk, as bits; this one writes its own bit."""
+        self._bit: Final = 1 << row
+        self._holders: Final = holders
+        self._last_unnamed = 0
+        """The name given last to text that has none."""
+        self.stated_tokens: Final = capacity_tokens
+        self.capacity_tokens = capacity_tokens
+        self.epoch: Final = epoch
+        self.life: Final = life
+        self.entries: Final[dict[int, float]] = {}
+        """By name: the time of its last use, in seconds."""
+        self.entries_max = 0
+        """The instance's share of the index."""
+        self.nameless = 0.0
+        """Tokens written that do not fill an entry yet."""
+        self.tokens_each = TOKENS_PER_CHUNK
+        self.hears = False
+        """The instance sends KV events."""
+        self.ahead = 0
+        """Entries dropped by estimate for which no event has come yet: an event must not drop others in their place."""
+        self.upper: Final[list[UpperTier]] = []
+        """The KV cache and other tiers above the last one, smallest first; none: the KV cache is the only tier."""
+        self.worth: tuple[float, ...] = ()
+        """For each tier below the KV cache, the share of a prefill that a token in it saves."""
+
+    @property
+    def limit(self) -> int:
+        """The number of entries that the instance may have."""
+        fits = self.entries_max if self.upper else int(self.capacity_tokens / self.tokens_each)
+        return min(self.entries_max, fits)
+
+    def touch(self, name: int) -> None:
+        """This name is the last used, so each of the upper tiers has it."""
+        for tier in self.upper:
+            tier.names.pop(name, None)
+            tier.names[name] = None
+
+    def settle(self) -> None:
+        """Drop from the upper tiers what does not fit them: it is in the next one."""
+        for number, tier in enumerate(self.upper):
+            tokens = tier.tokens if number else self.capacity_tokens
+            over = len(tier.names) - int(tokens / self.tokens_each)
+            for name in list(islice(tier.names, max(0, over))):
+                del tier.names[name]
+
+    def effective(self, chunks: Sequence[int], count: int) -> int:
+        """What the first `count` chunks are worth, in chunks of the KV cache. An upper tier has a beginning of them:
+        ends go first.
+        """
+        before = self.upper[0].beginning(chunks, count)
+        found = float(before)
+        for number, worth in enumerate(self.worth):
+            last = number + 1 == len(self.upper)
+            edge = count if last else self.upper[number + 1].beginning(chunks, count)
+            found += worth * max(0, edge - before)
+            before = max(before, edge)
+        return int(found)
+
+    def keep_in(self, tiers: Sequence[tuple[float, float]]) -> None:
+        """There are tiers below the KV cache (`PrefixCacheIndex.keeps`)."""
+        while len(self.upper) < len(tiers):
+            self.upper.append(UpperTier(self.entries))
+        for number, (tokens, _) in enumerate(tiers[:-1], 1):
+            self.upper[number].tokens = tokens
+        self.worth = tuple(worth for _, worth in tiers)
+        self.settle()
+
+    def use(self, chunks: Sequence[int], now: float) -> None:
+        """The instance has these from now on. The last chunk is marked first: it is evicted first, as in vLLM, which
+        frees blocks from the end.
+        """
+        entries, holders, bit = self.entries, self._holders, self._bit
+        for name in reversed(chunks[: self.limit]):
+            if entries.pop(name, None) is None:
+                holders[name] = holders.get(name, 0) | bit
+            entries[name] = now
+            self.touch(name)
+        self._fit()
+
+    def wrote(self, tokens: float, now: float) -> None:
+        """So many tokens without a name were written, which take space and evict older chunks."""
+        self.nameless += max(0.0, tokens)
+        count = int(self.nameless / self.tokens_each)
+        self.nameless -= count * self.tokens_each
+        for _ in range(min(count, self.limit)):
+            self._last_unnamed -= 1
+            self.entries[self._last_unnamed] = now
+            self.touch(self._last_unnamed)
+        self._fit()
+
+    def learn_density(self, each: float) -> None:
+        """A prompt had so many tokens per chunk."""
+        self.tokens_each += _LEARN * (each - self.tokens_each)
+
+    def reported(self, chunks: int, former_s: Sequence[float], each: float, cached_tokens: int) -> None:
+        """Of a prompt of so many chunks the engine had `cached_tokens`; it was expected to have those whose last uses
+        are `former_s`.
+        """
+        had = min(int((cached_tokens + 0.5 * each) / each), chunks)
+        expected = len(former_s)
+        slack = 1 + expected // 8  # text is denser in some places, and the engine counts in blocks
+        if had + slack < expected:
+            self._had_less(former_s[had])
+        elif had > expected + slack:
+            grown = self.capacity_tokens + _GROW * self.stated_tokens
+            self.capacity_tokens = min(_CAPACITY_MAX * self.stated_tokens, grown)
+
+    def _had_less(self, missed_s: float) -> None:
+        """The instance had fewer chunks than expected; the first missing one was used at `missed_s`. The prompt was
+        computed, so its chunks are there now; drop the wrong ones.
+
+        An engine evicts by last use, so everything used longer ago than the first missing chunk is gone, too. That does
+        not hold if that chunk was used recently: then the engine had not computed it yet, or its template rewrites old
+        turns.
+        """
+        oldest_s = next(iter(self.entries.values()), missed_s)
+        newest_s = next(reversed(self.entries.values()), missed_s)
+        if missed_s - oldest_s > 0.5 * (newest_s - oldest_s):
+            return
+        gone = 0
+        for used_s in self.entries.values():
+            if used_s > missed_s:
+                break
+            gone += 1
+        self.trim(len(self.entries) - gone)
+        left_tokens = len(self.entries) * self.tokens_each
+        shrunk = self.capacity_tokens - _SHRINK * max(0.0, self.capacity_tokens - left_tokens)
+        self.capacity_tokens = max(_CAPACITY_MIN * self.stated_tokens, shrunk)
+
+    def told(self, chunks: Sequence[int], each: float, tokens: int, now: float) -> None:
+        """The instance has said that it has the first `tokens` of a prompt."""
+        had, expected = min(int((tokens + 0.5 * each) / each), len(chunks)), 0
+        while expected < len(chunks) and chunks[expected] in self.entries:
+            expected += 1
+        if had + (1 + expected // 8 if tokens else 0) < expected:  # as in `reported`
+            for name in chunks[had:]:
+                if self.upper:  # it may still be in a lower tier
+                    self.upper[0].names.pop(name, None)
+                elif name in self.entries:
+                    self._drop(name)
+        self.used(chunks[:had], now)
+
+    def used(self, chunks: Sequence[int], now: float) -> None:
+        """Those of these that it has were used."""
+        self.use([name for name in chunks if name in self.entries], now)
+
+    def removed(self, tokens: int) -> None:
+        """Blocks of so many tokens are gone, it is not known which: drop the chunks used longest ago."""
+        gone = int(tokens / self.tokens_each)
+        known = min(gone, self.ahead)
+        self.hears, self.ahead = True, self.ahead - known
+        self.trim(max(0, len(self.entries) - gone + known))
+
+    def _fit(self) -> None:
+        """Drop what does not fit the instance's KV cache, or the last of its tiers."""
+        self.settle()
+        over = len(self.entries) - self.limit
+        if over > 0:
+            self.ahead = min(self.limit, self.ahead + over) if self.hears else 0
+            self.trim(self.limit)
+
+    def trim(self, limit: int) -> None:
+        """Drop the entries used longest ago, until `limit` are left.
+
+        Their names are read at once: finding a dict's first entry passes all places of those deleted before it, so
+        reading it again and again took a full index 2 to 8 ms a prompt of 100 KB.
+        """
+        entries = self.entries
+        for name in list(islice(entries, max(0, len(entries) - limit))):
+            self._drop(name)
+
+    def _drop(self, name: int) -> None:
+        """The instance does not hold this one any more."""
+        del self.entries[name]
+        for tier in self.upper:
+            tier.names.pop(name, None)
+        if name >= 0:
+            left = self._holders[name] & ~self._bit
+            if left:
+                self._holders[name] = left
+            else:
+                del self._holders[name]

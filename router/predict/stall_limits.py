@@ -1,0 +1,153 @@
+"""How much longer prompts may keep the answers of one instance waiting, by their targets of time per token. Pure.
+
+Each answer with a target has two limits: for a short answer and for a median one. So the harm that a prompt would do to
+the answers there is a count of limits that it pushes over, and not a guess.
+
+Waits are told on the instance's own clock (`stalled_ms`): the milliseconds of prompts ever placed there. What an answer
+had to wait for is a difference of two readings.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from heapq import heappop, heappush
+from typing import Final
+
+SHORT_ONES: Final = 0.3
+"""The share of all answers that a short answer represents; a median answer represents the others."""
+
+STEPS_WITHIN: Final = 0.1
+"""How far the time that an answer still decodes may be from what is predicted, as a share: predictions here are right
+within some 10 % (docs/policy.md)."""
+
+NEARLY: Final = 0.93
+"""The share of a target to plan with: steps get longer during an answer, as other answers join it."""
+
+STEP_MS_MIN: Final = 0.01
+"""The shortest step assumed, whatever a cost profile says."""
+
+
+class LengthLimit:
+    """The wait up to which an answer of a given length meets its target. Once the answer is longer, the limit is for
+    twice the length.
+    """
+
+    __slots__ = ("among", "from_ms", "over", "pause_ms", "tokens", "tpot_ms", "until_ms")
+
+    def __init__(self, among: list[float], tokens: float, from_ms: float, tpot_ms: float, pause_ms: float) -> None:
+        self.among = among
+        """All limits of this kind at the instance, sorted."""
+        self.tokens = tokens
+        self.from_ms = from_ms
+        """`stalled_ms` when the answer began."""
+        self.tpot_ms = tpot_ms
+        """The answer's target."""
+        self.pause_ms = pause_ms
+        """Its expected pause after the first token."""
+        self.until_ms = 0.0
+        """The value of `stalled_ms` from which the target is missed."""
+        self.over = False
+        """The limit is not needed any more."""
+
+    def place(self, step_ms: float) -> None:
+        """An answer of so many tokens keeps its target up to here, with steps as they are."""
+        spare_ms = (NEARLY * self.tpot_ms - step_ms) * max(self.tokens - 1, 1.0) - self.pause_ms
+        self.until_ms = self.from_ms + max(0.0, spare_ms)
+        insort(self.among, self.until_ms)
+
+
+class StallLimits:
+    """The limits of one instance's answers."""
+
+    __slots__ = ("_numbered", "by_length", "outlived")
+
+    def __init__(self) -> None:
+        self.by_length: Final[tuple[list[float], list[float]]] = ([], [])
+        """For short answers and for median ones, sorted."""
+        self.outlived: Final[list[tuple[float, int, LengthLimit]]] = []
+        """When answers will have become longer than what a limit is for, the soonest first, on a clock that stands
+        while prompts keep answers waiting (`RowLoad.progress`); and a number that tells equals apart."""
+        self._numbered = 0
+
+    def begin(
+        self, lengths: tuple[float, float], stalled_ms: float, step_ms: float, tpot_ms: float, pause_ms: float
+    ) -> tuple[LengthLimit, LengthLimit]:
+        """The limits of one more answer.
+
+        Args:
+            lengths: tokens of a short and of a median answer.
+            stalled_ms: the instance's clock now.
+            step_ms: a decode step there now.
+            tpot_ms: the answer's target.
+            pause_ms: its expected pause after the first token.
+        """
+        short = LengthLimit(self.by_length[0], lengths[0], stalled_ms, tpot_ms, pause_ms)
+        middle = LengthLimit(self.by_length[1], lengths[1], stalled_ms, tpot_ms, pause_ms)
+        short.place(step_ms)
+        middle.place(step_ms)
+        return short, middle
+
+    def expect_longer(self, limit: LengthLimit, progress: float, tokens: float, step_ms: float) -> None:
+        """The answer will be longer than the limit's length after `tokens` more tokens."""
+        self._numbered += 1
+        heappush(self.outlived, (progress + tokens * max(step_ms, STEP_MS_MIN), self._numbered, limit))
+
+    def outlive(self, progress: float, step_ms: float) -> None:
+        """Answers that have become longer than their limit's length get a limit for twice the length. Their wait is
+        spread over all of their tokens: most answers that pass a limit have long passed its length, too.
+        """
+        outlived = self.outlived
+        while outlived and outlived[0][0] <= progress:
+            when, _, limit = heappop(outlived)
+            if limit.over:
+                continue
+            del limit.among[bisect_left(limit.among, limit.until_ms)]
+            more = limit.tokens
+            limit.tokens *= 2
+            limit.place(step_ms)
+            self.expect_longer(limit, when, more, step_ms)
+
+    def pushed_over(
+        self, ms: float, stalled_ms: float, step_ms: float, waits: float, lengths: tuple[float, float]
+    ) -> float:
+        """The expected number of answers that a prompt pushes over their limits.
+
+        What they will wait for besides is not known: prompts that come later, as many as of late, and steps that take
+        longer than predicted. `_likely` says where each answer's wait will probably end.
+
+        Args:
+            ms: by which the prompt's steps keep answers waiting.
+            stalled_ms: the instance's clock now.
+            step_ms: a decode step there now.
+            waits: what answers have waited for of late, as a share of the time that they decoded.
+            lengths: tokens of a short and of a median answer.
+        """
+        per_token_ms = max(step_ms, STEP_MS_MIN)
+        of_short = _likely(self.by_length[0], stalled_ms, ms, per_token_ms * lengths[0], waits)
+        of_middle = _likely(self.by_length[1], stalled_ms, ms, per_token_ms * lengths[1], waits)
+        return SHORT_ONES * of_short + (1 - SHORT_ONES) * of_middle
+
+
+def end(limits: tuple[LengthLimit, ...]) -> None:
+    """These are not needed any more."""
+    for limit in limits:
+        del limit.among[bisect_left(limit.among, limit.until_ms)]
+        limit.over = True
+
+
+def _likely(limits: list[float], stalled: float, ms: float, decodes_ms: float, waits: float) -> float:
+    """The expected number of answers that are pushed over these limits by `ms` of a prompt.
+
+    Halfway through, an answer still decodes for half of `decodes_ms` and waits for `waits` times that, on average. Its
+    wait is taken as equally likely anywhere in a span around that, as wide as this mean, `STEPS_WITHIN` of what it
+    decodes, and the prompt. A limit in the span is passed with a probability of the prompt's part of the span.
+    """
+    mean_ms = waits * decodes_ms / 2
+    wide_ms = mean_ms + STEPS_WITHIN * decodes_ms + ms
+    low = stalled + max(0.0, mean_ms - wide_ms / 2)
+    return _between(limits, low, low + wide_ms) * ms / wide_ms
+
+
+def _between(limits: list[float], above: float, up_to: float) -> int:
+    """How many of these sorted limits lie there."""
+    return bisect_right(limits, up_to) - bisect_right(limits, above)
