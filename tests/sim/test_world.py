@@ -247,7 +247,7 @@ def test_a_stream_whose_engine_died_is_lost_only_when_the_router_hears_of_it(mon
     monkeypatch.setattr(sim.checks, "_EVERYTHING_EVERY", 1)
     fleet = members(B, B)
     fault = Fault(at_s=2.0, kind="kill", instance=fleet[1].name)
-    load = [Arrival(at_s=1.5 + 0.01 * number, input_tokens=50, output_tokens=100) for number in range(6)]
+    load = [Arrival(at_s=1.5 + 0.01 * number, input_tokens=50, output_tokens=400) for number in range(6)]
     _, result = simulate(fleet, load, faults=[fault])
     assert (result.columns["flags"] & RESUMED).any()
     assert (result.columns["outcome"] == 1).all()
