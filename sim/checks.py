@@ -80,7 +80,7 @@ class Checks:
             return world.kernel.now_s <= wakeup_s + 1.0
         if passage.journey.state is not j.JourneyState.STREAMING or leg is None or not leg.over or leg.at.cut_off:
             return True
-        return world.kernel.now_ns <= leg.last_ns + NS
+        return world.kernel.now_ns <= leg.over_ns + NS
 
     def places(self) -> None:
         """Each router's places are those of its open requests, no more and no fewer."""

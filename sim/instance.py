@@ -53,6 +53,7 @@ class SimulatedLeg:
         "outlasted",
         "outputs",
         "over",
+        "over_ns",
         "passage",
         "prefill",
         "request",
@@ -74,6 +75,8 @@ class SimulatedLeg:
         self.outputs = 0
         self.over = False
         """Its engine has answered, refused, or lost it."""
+        self.over_ns = -1
+        """When it did."""
         self.detached = False
         """The router has stopped reading the leg."""
         self.outlasted = False

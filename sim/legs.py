@@ -91,7 +91,7 @@ class SimulatedLegs:
 
     def _no_connection(self, leg: SimulatedLeg) -> None:
         """The instance accepts no connection, so all other legs to it will fail, too."""
-        _forget(leg.at, leg.request.id)
+        _forget(leg.at, leg.request.id, self._kernel.now_ns)
         front = leg.passage.front
         if front.unreachable(leg.at.name):
             front.announce_lost(leg.at.name, list(leg.at.legs.values()))
@@ -156,7 +156,7 @@ class SimulatedLegs:
 
     def finished(self, at: SimInstance, effect: ev.RequestFinished) -> None:
         """The engine has ended a request."""
-        leg = _forget(at, effect.request)
+        leg = _forget(at, effect.request, self._kernel.now_ns)
         if leg is None:
             return
         if effect.hold is not None and self._digests:
@@ -170,13 +170,13 @@ class SimulatedLegs:
 
     def refused(self, at: SimInstance, effect: ev.RequestRefused) -> None:
         """The engine's own status: 400, as vLLM answers a request that does not fit."""
-        leg = _forget(at, effect.request)
+        leg = _forget(at, effect.request, self._kernel.now_ns)
         if leg is not None:
             self._deliver(at, self._kernel.now_ns, _turned_down, (leg, effect.because))
 
     def lost(self, at: SimInstance, effect: ev.RequestLost) -> None:
         """The engine died with a request."""
-        leg = _forget(at, effect.request)
+        leg = _forget(at, effect.request, self._kernel.now_ns)
         if leg is not None:
             self._deliver(at, self._kernel.now_ns, _broke, leg)
 
@@ -192,12 +192,12 @@ def _step_end(at: SimInstance, run: ev.StepRun, steps: int) -> int:
     return run.at_ns + at.member.costs.decode_run_ns(run.batch, run.sum_context, steps)
 
 
-def _forget(at: SimInstance, request: RequestId) -> SimulatedLeg | None:
+def _forget(at: SimInstance, request: RequestId, now_ns: int) -> SimulatedLeg | None:
     at.awaited.pop(request, None)
     at.pulling.pop(request, None)
     leg = at.legs.pop(request, None)
     if leg is not None:
-        leg.over = True
+        leg.over, leg.over_ns = True, now_ns
     return leg
 
 
