@@ -315,7 +315,7 @@ async def test_a_source_that_answers_after_its_client_has_left_starts_no_prefill
     async with peers("p0", "p1", "d0", makes=patient) as fleet:
         other = await fleet.begun()
         loop = asyncio.get_running_loop()
-        source, puller = (fleet.mocks.instances[name].serving for name in ("d0", other))
+        source, puller = (fleet.mocks.instances[name].frontend for name in ("d0", other))
         answers: list[asyncio.TimerHandle] = []
         sent: list[Any] = []
         answer, prefill = source.generate, puller.generate

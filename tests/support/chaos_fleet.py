@@ -165,8 +165,8 @@ class _Listener:
         self._fleet, self._mock = fleet, mock
 
     def listen(self) -> None:
-        serving, handoffs = self._mock.serving, self._mock.handoffs
-        self._before(serving, "generate", self._asked)
+        frontend, serving, handoffs = self._mock.frontend, self._mock.serving, self._mock.handoffs
+        self._before(frontend, "generate", self._asked)
         self._before(serving, "made", self._made)
         self._before(handoffs, "held", self._held)
         self._before(handoffs, "pull", self._pull)

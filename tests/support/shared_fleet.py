@@ -156,13 +156,14 @@ class SharedFleet:
 
     def _count(self, mock: Mock) -> None:
         """Hear of every request that comes: there are never more at once than then."""
-        name, serving, own = mock.settings.name, mock.serving, mock.serving._start
+        name, serving, frontend = mock.settings.name, mock.serving, mock.frontend
+        own = frontend._start
 
         def begin(*args: Any) -> None:
             own(*args)
             self.most[name] = max(self.most[name], serving.open_requests)
 
-        serving._start = begin  # type: ignore[method-assign]
+        frontend._start = begin  # type: ignore[misc]
 
     async def _begin_agent(self, mock: Mock, stack: AsyncExitStack) -> None:
         role = mock.settings.role
