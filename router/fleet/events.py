@@ -318,8 +318,9 @@ def _number(context: Any) -> int:
     return number
 
 
-_ENCODER: Final = msgspec.json.Encoder(enc_hook=_number)
-
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_number, order="deterministic")
+"""Sorts sets (`Wanted.excluded`, `Instance.tenants`) and the keys of dictionaries, so that the same events are the same
+bytes in every process: the order of a set of texts depends on the process. Nothing reads these dictionaries in order."""
 
 _DECODER: Final[msgspec.json.Decoder[Entry]] = msgspec.json.Decoder(Entry)
 
