@@ -38,7 +38,8 @@ from router.fleet.view import FleetView
 from router.predict.predictors import foretold
 from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import make_of
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import FORESEEING, POLICIES
 
 SIZES: Final = (16, 1000)

@@ -21,8 +21,10 @@ carries out their effects, as sockets, clocks and processes do live.
 | `link` | NICs that flows share fairly |
 | `instance` | one twin, its agent, its epoch, its clock |
 | `lives` | starts and deaths, heartbeats, the registry, the prober |
+| `legs` | legs between routers and engines |
 | `pulls` | KV on its way, and the notices that end holds |
 | `front`, `passage` | the router; one request, whose journey's effects are carried out |
+| `prefilling`, `answering`, `sourcing` | a request's prefill legs, its answering leg, its source legs |
 | `world` | all of them wired together; one run |
 | `faults` | what goes wrong and when, from a seed |
 | `checks` | what must hold after every event |

@@ -74,13 +74,13 @@ class Checks:
 
     def _moves(self, passage: Passage) -> bool:
         """Nothing outlives its deadline by more than a second, nor its engine's last word."""
-        world, leg = self._world, passage.answer
+        world, leg = self._world, passage.answering.leg
         wakeup_s = passage.journey.next_wakeup()
         if wakeup_s is not None:
             return world.kernel.now_s <= wakeup_s + 1.0
         if passage.journey.state is not j.JourneyState.STREAMING or leg is None or not leg.over or leg.at.cut_off:
             return True
-        return world.kernel.now_ns <= leg.last_ns + NS
+        return world.kernel.now_ns <= leg.over_ns + NS
 
     def places(self) -> None:
         """Each router's places are those of its open requests, no more and no fewer."""

@@ -208,7 +208,7 @@ class _Watch:
         for passage in world.book.open.values():
             name = passage.arrival.slo_class or ""
             target_ms = self._goals[name].targets.ttft_ms if name in self._goals else None
-            if target_ms is not None and passage.first_ns < 0:
+            if target_ms is not None and passage.row.first_ns < 0:
                 waited_s = world.kernel.now_ns / NS - passage.arrival.at_s
                 found[name] = found.get(name, 0) + (waited_s > target_ms / 1000)
         return found

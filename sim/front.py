@@ -14,6 +14,7 @@ from loadgen.arrival import Arrival
 from router.core import journey as j
 from router.core.values import Promise
 from router.fleet import events as d
+from router.fleet.view import speaks_for
 from router.scheduler.decision_log import Fleet, Scheduling
 from router.scheduler.scheduler import HANDSHAKE_S, Scheduler
 from sim import result as rows
@@ -109,19 +110,23 @@ class SimulatedRouter:
         last.
         """
         leg.outlasted = True
-        self.kernel.at(self.kernel.now_ns + round(j.PATIENCE_S * NS), self.world.abort, leg)
+        self.kernel.at(self.kernel.now_ns + round(j.PATIENCE_S * NS), self.world.legs.abort, leg)
         self.kernel.at(self.kernel.now_ns + round((j.PATIENCE_S + j.CANCEL_WAIT_S) * NS), self.leg_over, leg)
 
     def release_elsewhere(self, leg: SimulatedLeg, transfer: TransferFields | None) -> None:
         """Release the hold of an outlasted leg."""
         if transfer is not None:
-            self.release(leg.passage, self.scheduler.speaks_for(leg.at.name), transfer, waits=False)
+            self.release(leg.passage, speaks_for(self.scheduler.view, leg.at.name), transfer, waits=False)
 
-    def met(self, leg: SimulatedLeg) -> None:
-        """A pull has worked: the two engines have shaken hands."""
+    def opened(self, leg: SimulatedLeg) -> None:
+        """An answer's first token is here. If its leg pulled a hold, the two engines have shaken hands."""
         source = leg.request.pull
         if source is not None:
             self.scheduler.view.pair_met(f"{source.producer}@{source.transfer.producer_epoch}", leg.at.name)
+        if self.scheduler.remembers:
+            self.tell(d.AnswerOpened(leg.passage, self.kernel.now_s))
+        if self.scheduler.admission is not None:
+            self.tell(d.Roomy())
 
     def release(self, passage: Passage, via: InstanceId | None, transfer: TransferFields, *, waits: bool) -> None:
         """Give a hold up by its name at its producer; if the producer is out of reach, make `via` reject a leg
@@ -131,7 +136,7 @@ class SimulatedRouter:
         holder, wait_ns = self.world.by_name[source.producer], self.world.hop_ns * 2
         ok = holder.ready and not holder.cut_off
         if ok:
-            self.kernel.at(self.kernel.now_ns + self.world.hop_ns, self.world.give_up, source)
+            self.kernel.at(self.kernel.now_ns + self.world.hop_ns, self.world.pulls.give_up, source)
         elif via is not None:
             ok = self._reject(self.world.by_name[via], transfer)
         if waits:  # else the journey goes on meanwhile
@@ -145,7 +150,7 @@ class SimulatedRouter:
             return False
         warm = self.scheduler.view.pair_warm(transfer.producer, at.name)
         wait_ns = self.world.hop_ns * 2 + (0 if warm else round(HANDSHAKE_S * NS))
-        self.kernel.at(self.kernel.now_ns + wait_ns, self.world.give_back, (transfer.fields["source"], at))
+        self.kernel.at(self.kernel.now_ns + wait_ns, self.world.pulls.given_back, (transfer.fields["source"], at))
         return True
 
     def announce_lost(self, instance: InstanceId, legs: list[SimulatedLeg]) -> None:
@@ -155,7 +160,7 @@ class SimulatedRouter:
             waits = leg.prefill or state is j.JourneyState.OPENING
             if waits and not leg.detached:
                 leg.passage.lost(leg, "the instance was lost")
-                self.world.abort(leg)
+                self.world.legs.abort(leg)
 
     def unreachable(self, instance: InstanceId) -> bool:
         """A leg could not connect. Returns whether the instance went down by it."""
@@ -165,36 +170,42 @@ class SimulatedRouter:
 
     def finish(self, passage: Passage, outcome: str) -> None:
         """A journey is over: write its row, forget the rest."""
-        leg, arrival = passage.answer, passage.arrival
+        leg, arrival, row = passage.answering.leg, passage.arrival, passage.row
         tokens = leg.outputs if leg is not None else None
         complete = outcome == "served"
         self.tell(d.Finished(passage, self.kernel.now_s, tokens, not complete, complete=complete))
-        first_ns, last_ns = passage.first_ns, -1
-        if leg is not None and first_ns >= 0:
-            passage.keep_second(leg)
+        last_ns = -1
+        if leg is not None and row.first_ns >= 0:
+            self.keep_second(leg)
             last_ns = self._seen(leg.last_ns)
         del self.book.open[passage.number]
-        passage.answer, passage.prefill_legs = None, ()  # legs refer to their passage: leave no cycle
+        passage.answering.leg, passage.prefilling.sent = None, ()  # legs refer to their passage: leave no cycle
         self.book.ended_ns = self.kernel.now_ns
         self.book.rows.write(
             passage.number,
             round(arrival.at_s * NS),
-            first_ns,
-            passage.second_ns,
+            row.first_ns,
+            row.second_ns,
             last_ns,
             self.kernel.now_ns + self.client_ns,
             arrival.input_tokens,
             arrival.output_tokens,
             leg.outputs if leg is not None else 0,
-            passage.cached_tokens,
-            passage.prefilled_on,
+            row.cached_tokens,
+            row.prefilled_on,
             leg.at.index if leg is not None else -1,
             rows.OUTCOMES.index(outcome),
-            passage.slo_class,
+            row.slo_class,
             passage.journey.attempt,
-            passage.flags,
-            passage.status,
+            row.flags,
+            row.status,
         )
+
+    def keep_second(self, leg: SimulatedLeg) -> None:
+        """When the client had its second token, from whichever leg it came first."""
+        row = leg.passage.row
+        if row.second_ns < 0 <= leg.second_ns <= self.kernel.now_ns and not leg.prefill:
+            row.second_ns = self._seen(leg.second_ns)
 
     def _seen(self, at_engine_ns: int) -> int:
         return at_engine_ns + self.world.hop_ns + self.client_ns if at_engine_ns >= 0 else -1

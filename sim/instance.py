@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cluster.ids import InstanceId, RequestId
 from cluster.instance import Instance, Load, Role
+from cluster.wire import TransferFields
 from decode.rules import DecodeRules
 from engine.agent.machine import AgentMachine, AgentState, Effect, LoadRead
 from engine.agent.rules import RoleRules
@@ -26,6 +27,7 @@ from sim.link import Nic
 
 if TYPE_CHECKING:
     from sim.passage import Passage
+    from sim.sourcing import SimulatedSourcing
 
 
 def rules_of(member: SimulatedMember, role: Role | None = None) -> RoleRules:
@@ -44,7 +46,6 @@ class SimulatedLeg:
     __slots__ = (
         "at",
         "detached",
-        "expected_ms",
         "first_ns",
         "last_ns",
         "local_ns",
@@ -52,12 +53,12 @@ class SimulatedLeg:
         "outlasted",
         "outputs",
         "over",
+        "over_ns",
         "passage",
         "prefill",
         "request",
         "second_ns",
-        "sent_ns",
-        "waiting",
+        "sourcing",
     )
 
     def __init__(self, passage: Passage, at: SimInstance, request: TwinRequest, number: int, *, prefill: bool) -> None:
@@ -74,15 +75,23 @@ class SimulatedLeg:
         self.outputs = 0
         self.over = False
         """Its engine has answered, refused, or lost it."""
+        self.over_ns = -1
+        """When it did."""
         self.detached = False
         """The router has stopped reading the leg."""
         self.outlasted = False
         """Of a prefill leg: its request goes on without it; only its hold is still to be released."""
-        self.waiting: SimulatedLeg | None = None
-        """Of a source leg: the leg that is sent once this one is answered, and pulls its hold."""
-        self.sent_ns = -1
-        self.expected_ms = 0.0
-        """Of a source leg: when it was sent, and the time in which the router expects its answer."""
+        self.sourcing: SimulatedSourcing | None = None
+        """Of a source leg: what it is for."""
+
+    def transfer(self, finished: ev.RequestFinished) -> TransferFields | None:
+        """What P's answer says of its hold (`cluster.wire.read_transfer` live)."""
+        hold = finished.hold
+        if hold is None:
+            return None
+        engine = f"{self.at.name}@{hold.transfer.producer_epoch}"
+        fields = {"source": hold.source(self.at.name), "remote_engine_id": engine, "remote_num_tokens": hold.tokens}
+        return TransferFields(fields)
 
 
 class Slowness:

@@ -186,7 +186,7 @@ class Lives:
         self._world.counts["slowed"] += cause == "fault" and rate[0] < rate[1]
         for leg in at.young:
             if leg.first_ns > self._kernel.now_ns:
-                self._world.announce(at, leg)
+                self._world.legs.announce(at, leg)
         self._world.arm(at)
 
     def cut_off(self, at: SimInstance) -> None:

@@ -135,7 +135,7 @@ class Meters:
         """The router's current figures."""
         now_s = self._world.kernel.now_s
         self._pass(now_s)
-        waits = [each.arrival.at_s for each in self._world.book.open.values() if each.first_ns < 0]
+        waits = [each.arrival.at_s for each in self._world.book.open.values() if each.row.first_ns < 0]
         return RouterCounts(
             router="router-0",
             life="1",

@@ -7,40 +7,32 @@ Nothing is decided here. The world supplies the answers of legs; the router's sc
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
-from cluster.errors import ApiError
-from cluster.ids import InstanceId, RequestId, TransferId
-from cluster.wire import TransferFields
 from engine.twin import events as ev
-from engine.twin.request import HoldSource, TwinRequest
 from engine.twin.tokens import Prompt, Segment
 from loadgen.arrival import Arrival
 from router.core import eligibility
 from router.core import journey as j
-from router.core.eligibility import Way
+from router.core.eligibility import Verdict, Way
 from router.core.values import NO_PROMISE, Wanted
 from router.fleet import events as d
 from router.predict.predictors import foretold
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 from sim import result as rows
+from sim import sourcing
+from sim.answering import SimulatedAnswering
 from sim.instance import SimulatedLeg
 from sim.kernel import NS
+from sim.prefilling import SimulatedPrefilling
 
 if TYPE_CHECKING:
     from sim.front import SimulatedRouter
 
 _OWN_TEXT: Final = 1 << 63
 """Seeds of text that no other prompt has begin here; block ids of traces stay below."""
-
-_SOURCES: Final = 32
-"""Attempts of source legs are numbered from here: a hold's name is of one leg."""
-
-_FIRST_TOKEN: Final = 0
-"""P's token, as a value: a twin makes the same one on D, told or not."""
 
 _PLAIN: Final = {"prompt": "x", "stream": True}
 VERDICTS: Final = {
@@ -68,55 +60,48 @@ def prompt_of(arrival: Arrival, number: int) -> Prompt:
     return tuple(parts)
 
 
-class Passage(SchedulingContext):
-    """One request on its way through the fleet.
+def _wanted(front: SimulatedRouter, arrival: Arrival, model: str, verdict: Verdict, text_bytes: int) -> Wanted:
+    """What the router knows of it; `text_bytes`: the size of a prompt whose tokens it has to estimate."""
+    hand_over = verdict.way is not Way.AGGREGATED
+    tokens = front.world.rough.estimated(model, text_bytes) if text_bytes else arrival.input_tokens
+    return Wanted(
+        model=model,
+        hand_over=hand_over,
+        one_prompt=hand_over,
+        prefill_only=arrival.output_tokens < 2,
+        prompt_tokens=tokens,
+        prefix=arrival.prefix,
+        prefix_block_tokens=arrival.block_tokens * (tokens / arrival.input_tokens if text_bytes else 1),
+        slo_class=arrival.slo_class or "",
+        arrived=front.kernel.now_s,
+        unseeded=not (verdict.way is Way.SEEDED and front.settings.seeding),
+    )
 
-    Long, as it does for one request what `router.request.driver` does on real connections: a method for each effect of
-    the journey and for each event of its legs.
-    """
+
+class Passage(SchedulingContext):
+    """One request on its way through the fleet."""
 
     __slots__ = (
         "_pending",
-        "answer",
+        "answering",
         "arrival",
-        "cached_tokens",
-        "early_ns",
-        "first_ns",
-        "flags",
         "front",
         "journey",
         "legs",
         "number",
-        "prefill_legs",
-        "prefilled_on",
+        "prefilling",
         "prompt",
-        "second_ns",
-        "slo_class",
-        "status",
+        "row",
         "text_bytes",
         "verdict",
         "watched_s",
     )
 
     def __init__(self, front: SimulatedRouter, number: int, arrival: Arrival, model: str) -> None:
-        one = arrival.output_tokens < 2
-        self.verdict = VERDICTS[one, front.settings.greedy]
-        hand_over = self.verdict.way is not Way.AGGREGATED
-        promise = front.promises.get(arrival.slo_class or "", NO_PROMISE)
+        self.verdict = VERDICTS[arrival.output_tokens < 2, front.settings.greedy]
         self.text_bytes = front.world.rough.text_bytes(arrival.input_tokens)
-        tokens = front.world.rough.estimated(model, self.text_bytes) if self.text_bytes else arrival.input_tokens
-        wanted = Wanted(
-            model=model,
-            hand_over=hand_over,
-            one_prompt=hand_over,
-            prefill_only=one,
-            prompt_tokens=tokens,
-            prefix=arrival.prefix,
-            prefix_block_tokens=arrival.block_tokens * (tokens / arrival.input_tokens if self.text_bytes else 1),
-            slo_class=arrival.slo_class or "",
-            arrived=front.kernel.now_s,
-            unseeded=not (self.verdict.way is Way.SEEDED and front.settings.seeding),
-        )
+        wanted = _wanted(front, arrival, model, self.verdict, self.text_bytes)
+        promise = front.promises.get(wanted.slo_class, NO_PROMISE)
         placements = front.scheduler.placements
         if placements is None:
             super().__init__(wanted, promise)
@@ -131,7 +116,7 @@ class Passage(SchedulingContext):
         self.arrival = arrival
         self.prompt = prompt_of(arrival, number)
         self.journey = j.Journey(
-            hand_over=hand_over,
+            hand_over=wanted.hand_over,
             stream=True,
             deadline=read_s + limit_s,
             deadline_s=limit_s,
@@ -139,16 +124,11 @@ class Passage(SchedulingContext):
         )
         self.watched_s = self.journey.deadline
         """The wakeup that the front knows of: no later than the journey's, which may have moved on since."""
-        self.slo_class = front.book.class_number(arrival.slo_class)
+        self.row = rows.RequestRow(front.book.class_number(arrival.slo_class))
         self.legs = 0
-        self.prefill_legs: tuple[SimulatedLeg, ...] = ()
-        """All that were sent."""
-        self.answer: SimulatedLeg | None = None
-        self.prefilled_on = -1
-        self.cached_tokens = self.flags = self.status = 0
-        self.first_ns = self.second_ns = -1
-        self.early_ns = 0
-        """When D's server has read its early leg, if there is one."""
+        """The number of legs so far, source legs left out."""
+        self.prefilling = SimulatedPrefilling()
+        self.answering = SimulatedAnswering()
         self._pending: deque[j.Effect] = deque()
 
     def begin(self, _: object = None) -> None:
@@ -191,21 +171,21 @@ class Passage(SchedulingContext):
             case j.Choose():
                 return self._choose(effect)
             case j.SendPrefill(instance, _, source):
-                self._send_prefill(instance, source)
+                self.prefilling.send(self, instance, source)
             case j.SendSeed():
-                self.flags |= rows.SEEDED
-                self._spoken()
+                self.row.flags |= rows.SEEDED
+                self.row.spoken(front.kernel.now_ns + front.client_ns)
             case j.SendDecode(instance, transfer, _, source):
-                return self._send_decode(instance, transfer, source)
+                return self.answering.send(self, instance, transfer, source)
             case j.SendEarly(instance, _, _):
-                self.early_ns = front.world.front_of_pull(front.world.by_name[instance])
+                self.answering.prepare(front, instance)
             case j.UseEarly(transfer):
                 assert self.decode is not None
-                return self._send_decode(self.decode, transfer, None, at_server_ns=self.early_ns)
+                return self.answering.send(self, self.decode, transfer, None, prepared=True)
             case j.CloseEarly():
                 pass  # it holds nothing: its server's time was spent
             case j.Relay():
-                self._spoken()
+                self.row.spoken(front.kernel.now_ns + front.client_ns)
             case j.Finish(outcome):
                 front.finish(self, outcome)
             case j.AwaitFleet():
@@ -213,25 +193,32 @@ class Passage(SchedulingContext):
             case j.Release(via, transfer):
                 front.release(self, via, transfer, waits=self.journey.state is j.JourneyState.RELEASING)
             case j.CloseDecode():
-                self._close_decode()
+                self.answering.close()
+                front.tell(d.Occupied(self, None))
             case j.ForgoPrefill(instance):
-                return self._forgo_prefill(self._leg_at(instance))
+                return sourcing.forgo(self.prefilling.at(instance))
             case j.CancelPrefill(instance):
-                front.world.abort(self._leg_at(instance))
+                front.world.legs.abort(self.prefilling.at(instance))
             case j.ClosePrefill():
-                self._close_prefill()
+                self.prefilling.close()
             case j.OutlastPrefill(instance):
-                front.outlast(self._leg_at(instance))
+                front.outlast(self.prefilling.at(instance))
             case j.Fail(error):
-                self._failed(error)
+                self.row.status = error.status
+                front.book.details[self.number] = error.message
             case j.FailStream(error):
-                self.flags |= rows.BROKE_OFF
+                self.row.flags |= rows.BROKE_OFF
                 front.book.details[self.number] = error.message
             case j.ForwardRefusal() | j.AnswerFromPrefill():
                 pass  # the status is noted where the leg ended
             case _:
                 assert_never(effect)
         return None
+
+    def next_leg(self) -> int:
+        """The number of the leg that is sent next."""
+        self.legs += 1
+        return self.legs
 
     def _choose(self, effect: j.Choose) -> j.Chosen:
         front = self.front
@@ -243,164 +230,23 @@ class Passage(SchedulingContext):
         front.call(tuple(called))
         return chosen
 
-    def _send_prefill(self, instance: InstanceId, source: j.PrefixSource | None) -> None:
-        front = self.front
-        front.fleet.handle(d.LegStarted(instance), front.kernel.now_s)
-        at = front.world.by_name[instance]
-        name = RequestId(str(self.number))
-        hold = TransferId(name, self.journey.attempt, at.epoch)
-        self.legs += 1
-        request = TwinRequest(
-            id=RequestId(f"{name}/{self.legs}"), prompt=self.prompt, max_tokens=1, hold=hold, seed=self.number
-        )
-        leg = SimulatedLeg(self, at, request, self.legs, prefill=True)
-        self.prefilled_on = at.index
-        self.prefill_legs += (leg,)
-        front.book.prefilling[leg] = None
-        self._send(leg, source)
-
-    def _send(self, leg: SimulatedLeg, source: j.PrefixSource | None) -> None:
-        """Send a leg, once its source has answered if it has one (live: `router.request.sourcing`)."""
-        front = self.front
-        if source is None or not front.world.by_name[source.instance].ready:
-            front.world.send(leg)
-            return
-        front.fleet.handle(d.LegStarted(source.instance), front.kernel.now_s)
-        at = front.world.by_name[source.instance]
-        request = TwinRequest(
-            id=RequestId(f"{self.number}/{self.legs}s"),
-            prompt=self.prompt,
-            max_tokens=1,
-            hold=TransferId(RequestId(str(self.number)), self.journey.attempt + _SOURCES, at.epoch),
-            seed=self.number,
-            cached_only=True,
-        )
-        asked = SimulatedLeg(self, at, request, self.legs, prefill=True)
-        asked.waiting, asked.sent_ns, asked.expected_ms = leg, front.kernel.now_ns, source.leg_ms
-        front.book.prefilling[asked] = None
-        front.world.send(asked)
-        front.kernel.at(front.kernel.now_ns + round(source.wait_s * NS), self._source_late, asked)
-
-    def _source_late(self, asked: SimulatedLeg) -> None:
-        if not asked.detached:
-            self._sourced(asked, None, timed=True)
-
-    def _sourced(self, asked: SimulatedLeg, finished: ev.RequestFinished | None, *, timed: bool) -> None:
-        """A source leg has been answered; None: it is lost, refused, or late. `timed`: its time counts for the next
-        prices, as it does live.
-        """
-        held = None if finished is None else _transfer(asked, finished)
-        leg, late = asked.waiting, asked.detached
-        if timed and not late:
-            late_ms = (self.front.kernel.now_ns - asked.sent_ns) / 1e6 - asked.expected_ms
-            self.front.fleet.handle(d.Sourced(late_ms, self.front.kernel.now_s), self.front.kernel.now_s)
-            if finished is not None:
-                self._source_said(asked.at.name, 0 if held is None else held.tokens)
-        self.front.leg_over(asked)
-        if late or leg is None or leg.detached or self.journey.state is j.JourneyState.DONE:
-            if held is not None:
-                self.front.release(self, self.front.scheduler.speaks_for(asked.at.name), held, waits=False)
-            return
-        if held is not None:
-            leg.request = replace(leg.request, pull=replace(held.fields["source"], handed_over=False))
-        self.front.world.send(leg)
-
-    def _forgo_prefill(self, leg: SimulatedLeg) -> j.Event | None:
-        """The client waits no more: a leg that still waits for its source is not sent."""
-        if not any(each.waiting is leg for each in self.front.book.prefilling):
-            return None
-        self.front.leg_over(leg)
-        return j.Lost("it was not needed any more, and not sent", untouched=True, by=leg.at.name)
-
-    def _source_said(self, source: InstanceId, tokens: int) -> None:
-        wanted, now_s = self.wanted, self.front.kernel.now_s
-        told = d.SourceSaid(source, wanted.prefix, wanted.prefix_block_tokens, tokens, now_s)
-        self.front.fleet.handle(told, now_s)
-
-    def _leg_at(self, instance: InstanceId) -> SimulatedLeg:
-        """Its last prefill leg there."""
-        return next(leg for leg in reversed(self.prefill_legs) if leg.at.name == instance)
-
-    def _send_decode(
-        self,
-        instance: InstanceId,
-        transfer: TransferFields | None,
-        beginning: j.PrefixSource | None,
-        *,
-        at_server_ns: int | None = None,
-    ) -> j.Event | None:
-        """`at_server_ns`: of an early leg, when the engine's server has read it."""
-        front = self.front
-        away = front.scheduler.turned_away(instance)
-        if away is not None:
-            return away
-        front.tell(d.Occupied(self, instance))
-        source: HoldSource | None = None
-        if transfer is not None:
-            source = transfer.fields["source"]
-            self.flags |= rows.HANDED_OVER
-        at = front.world.by_name[instance]
-        self.legs += 1
-        request = TwinRequest(
-            id=RequestId(f"{self.number}/{self.legs}"),
-            prompt=self.prompt,
-            max_tokens=max(1, self.arrival.output_tokens),
-            seed=self.number,
-            pull=source,
-        )
-        self.answer = SimulatedLeg(self, at, request, self.legs, prefill=False)
-        if at_server_ns is None:
-            self._send(self.answer, beginning)
-        else:
-            front.world.send(self.answer, at_server_ns=at_server_ns)
-        return None
-
-    def _close_decode(self) -> None:
-        if self.answer is not None and not self.answer.over:
-            self.answer.detached = True
-            self.front.world.abort(self.answer)
-        self.front.tell(d.Occupied(self, None))
-
-    def _close_prefill(self) -> None:
-        for leg in self.prefill_legs:
-            if not leg.detached and not leg.outlasted:
-                self.front.leg_over(leg)
-                self.front.world.abort(leg)
-
-    def _spoken(self) -> None:
-        """The first token is at the router, and goes on; later ones of the same answer are not the first."""
-        if self.first_ns < 0:
-            self.first_ns = self.front.kernel.now_ns + self.front.client_ns
-        self.status = 200
-
-    def _failed(self, error: ApiError) -> None:
-        self.status = error.status
-        self.front.book.details[self.number] = error.message
-
     # --- what legs are answered with ----------------------------------------------------------------------------------
 
     def answered(self, leg: SimulatedLeg, finished: ev.RequestFinished) -> None:
         """A leg has come to its end, and its last word is here."""
-        if leg.waiting is not None:
-            self._sourced(leg, finished, timed=True)
+        if leg.sourcing is not None:
+            leg.sourcing.over(leg, finished, timed=True)
             return
         if leg.detached:
             return
         self._counted()
         if not leg.prefill:
-            self.cached_tokens = max(self.cached_tokens, finished.local_tokens)
+            self.row.cached_tokens = max(self.row.cached_tokens, finished.local_tokens)
             self.feed(j.Ended())
             return
-        self.front.leg_over(leg)
-        if leg.outlasted:
-            self.front.release_elsewhere(leg, _transfer(leg, finished))
-            return
-        self.cached_tokens, self.prefilled_on = finished.local_tokens, leg.at.index
-        if self.front.scheduler.remembers:
-            self.front.tell(d.PromptOver(self, self.front.kernel.now_s, True, finished.local_tokens))
-        seeds = self.front.settings.seeding and self.verdict.way is Way.SEEDED and self.first_ns < 0
-        first = _FIRST_TOKEN if seeds and self.front.scheduler.pins(self) else None
-        self.feed(j.PrefillAnswered(finished.reason, _transfer(leg, finished), first, by=leg.at.name))
+        event = self.prefilling.answered(leg, finished)
+        if event is not None:
+            self.feed(event)
 
     def _counted(self) -> None:
         """The engine has told how many tokens its prompt has."""
@@ -415,51 +261,41 @@ class Passage(SchedulingContext):
 
     def opened(self, leg: SimulatedLeg) -> None:
         """The first token of the answer is here."""
-        if not leg.detached and leg is self.answer:
-            self.front.met(leg)
-            if self.front.scheduler.remembers:
-                self.front.tell(d.AnswerOpened(self, self.front.kernel.now_s))
-            if self.front.scheduler.saturation is not None:
-                self.front.tell(d.Roomy())
+        if not leg.detached and leg is self.answering.leg:
+            self.front.opened(leg)
             self.feed(j.Opened())
 
     def refused(self, leg: SimulatedLeg, status: int, because: str) -> None:
         """The engine would not have it."""
         if leg.detached:
             return
-        if leg.waiting is not None:
-            self._sourced(leg, None, timed=False)
+        if leg.sourcing is not None:
+            leg.sourcing.over(leg, None, timed=False)
             return
         self._over(leg)
         if leg.outlasted:
             return
-        self.status = status
+        self.row.status = status
         self.front.book.details[self.number] = because
         self.feed(j.Refused(status, by=leg.at.name if leg.prefill else None))
 
     def lost(self, leg: SimulatedLeg, because: str, *, untouched: bool = False) -> None:
         """The leg can no longer end well."""
-        if leg.waiting is not None:
+        if leg.sourcing is not None:
             if not leg.detached:
-                self._sourced(leg, None, timed=False)
+                leg.sourcing.over(leg, None, timed=False)
             return
-        if leg.detached or (not leg.prefill and leg is not self.answer):
+        if leg.detached or (not leg.prefill and leg is not self.answering.leg):
             return
         if leg.outlasted:
             self._over(leg)
             return
         again = self.journey.state is j.JourneyState.STREAMING and self.verdict.resumable
         if again:
-            self.flags |= rows.RESUMED
-        self.keep_second(leg)
+            self.row.flags |= rows.RESUMED
+        self.front.keep_second(leg)
         self._over(leg)
         self.feed(j.Lost(because, untouched=untouched, again=again, by=leg.at.name if leg.prefill else None))
-
-    def keep_second(self, leg: SimulatedLeg) -> None:
-        """When the client had its second token, from whichever leg it came first."""
-        at_engine_ns = leg.second_ns
-        if self.second_ns < 0 <= at_engine_ns <= self.front.kernel.now_ns and not leg.prefill:
-            self.second_ns = at_engine_ns + self.front.world.hop_ns + self.front.client_ns
 
     def _over(self, leg: SimulatedLeg) -> None:
         if leg.prefill:
@@ -468,13 +304,3 @@ class Passage(SchedulingContext):
             leg.detached = True
             if self.journey.state is j.JourneyState.OPENING:
                 self.front.tell(d.Occupied(self, None))
-
-
-def _transfer(leg: SimulatedLeg, finished: ev.RequestFinished) -> TransferFields | None:
-    """What P's answer says of its hold (`cluster.wire.read_transfer` live)."""
-    hold = finished.hold
-    if hold is None:
-        return None
-    source = hold.source(leg.at.name)
-    engine = f"{leg.at.name}@{hold.transfer.producer_epoch}"
-    return TransferFields({"source": source, "remote_engine_id": engine, "remote_num_tokens": hold.tokens})

@@ -169,14 +169,27 @@ class SimulatedPulls:
         """The instance's NIC has another speed from now on."""
         self._schedule(link.slowed(at.nic, gb_s, self._kernel.now_ns))
 
-    # --- notices from consumers to producers --------------------------------------------------------------------------
+    # --- notices to producers --------------------------------------------------------------------------------------
 
     def give_back(self, by: SimInstance, source: HoldSource) -> None:
         """D has read the hold, or will not: P's blocks are not needed any more."""
         lost = self.loses_notice is not None and self.loses_notice(source.producer, source.transfer)
         if lost or by.cut_off or self._world.by_name[source.producer].cut_off:
             return
-        self._kernel.at(self._kernel.now_ns + self._world.hop_ns, self._world.give_back, (source, by))
+        self._kernel.at(self._kernel.now_ns + self._world.hop_ns, self.given_back, (source, by))
+
+    def given_back(self, word: tuple[HoldSource, SimInstance]) -> None:
+        """That notice has arrived at the producer."""
+        source, by = word
+        producer = self._world.by_name[source.producer]
+        if producer.ready:  # in any life: a former life's mark ends nothing
+            self._world.tell(producer, ev.released(source, by.name))
+
+    def give_up(self, source: HoldSource) -> None:
+        """A router's request has arrived at the producer: the hold is given up by its name."""
+        producer = self._world.by_name[source.producer]
+        if producer.ready and not producer.cut_off:
+            self._world.tell(producer, ev.GiveUpHold(str(source.transfer)))
 
     def keep_alive(self, by: SimInstance) -> None:
         """Heartbeats for the holds that D has not pulled yet, as often as a lease needs them."""
@@ -188,4 +201,9 @@ class SimulatedPulls:
             by.pulling[request] = (source, now_ns)
             if not (by.cut_off or producer.cut_off) and producer.ready:
                 word = (producer, ev.wanted(source, by.name))
-                self._kernel.at(now_ns + self._world.hop_ns, self._world.heartbeat, word)
+                self._kernel.at(now_ns + self._world.hop_ns, self._heard, word)
+
+    def _heard(self, word: tuple[SimInstance, ev.Notice]) -> None:
+        producer, wanted = word
+        if producer.ready:
+            self._world.tell(producer, wanted)

@@ -15,7 +15,8 @@ from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
 from router.predict.step_model import Make
 from router.scheduler.decision_log import nameless, numbers
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES, Policy
 
 

@@ -66,6 +66,23 @@ class Rows:
         return np.frombuffer(bytes(self._bytes), dtype=DTYPE)
 
 
+class RequestRow:
+    """What is known of a request's row before it is over."""
+
+    __slots__ = ("cached_tokens", "first_ns", "flags", "prefilled_on", "second_ns", "slo_class", "status")
+
+    def __init__(self, slo_class: int) -> None:
+        self.slo_class = slo_class
+        self.first_ns = self.second_ns = self.prefilled_on = -1
+        self.cached_tokens = self.flags = self.status = 0
+
+    def spoken(self, now_ns: int) -> None:
+        """The client gets text; later text of the same answer is not the first."""
+        if self.first_ns < 0:
+            self.first_ns = now_ns
+        self.status = 200
+
+
 _EMPTY: Final = struct.pack(_FORMAT, *([-1] * 5), *([0] * 11))
 
 

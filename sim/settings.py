@@ -71,3 +71,8 @@ class SimSettings:
     """Whether engines start with the run instead of being ready before it."""
     checks: bool = True
     """Look after every event whether everything that must hold does."""
+
+    @property
+    def hop_ns(self) -> int:
+        """`hop_us` in the kernel's unit."""
+        return round(self.hop_us * 1000)

@@ -15,21 +15,19 @@ from typing import Any, Final
 from cluster.ids import InstanceId
 from cluster.spec import POLICY
 from engine.twin import events as ev
-from engine.twin.request import HoldSource
-from engine.twin.tokens import answer_key
 from loadgen.arrival import Arrival
 from router.core.values import Promise
 from router.fleet import events
 from router.fleet.view import FleetView
 from router.scheduler.decision_log import DecisionLog, fleet_of, scheduler_of
 from router.scheduler.scoring.policies import FORESEEING, POLICIES, Policy
-from sim import result as rows
 from sim.checks import Checks
 from sim.energy import Energy
 from sim.fleet import SimulatedMember, check_members, make_of_member
 from sim.front import RequestBook, SimulatedRouter
-from sim.instance import SimInstance, SimulatedLeg
+from sim.instance import SimInstance
 from sim.kernel import NS, Kernel
+from sim.legs import SimulatedLegs
 from sim.lives import Lives
 from sim.provisioning import Provisioning, Site
 from sim.pulls import SimulatedPulls
@@ -41,11 +39,7 @@ _TICK: Final = ev.Tick()
 
 
 class World:
-    """One cluster, for one run.
-
-    The class is long because it carries each message between the product's machines: one short method for each kind of
-    message, and no rule of its own.
-    """
+    """One cluster, for one run."""
 
     def __init__(
         self,
@@ -85,21 +79,23 @@ class World:
         """All instances that ever existed."""
         self.by_name: Final = {each.name: each for each in self.instances}
         self.living: Final = dict.fromkeys(self.instances)  # their agents have not left
-        self.hop_ns: Final = round(self.settings.hop_us * 1000)
+        self.hop_ns: Final = self.settings.hop_ns
         self.keeps_contents: Final = all(map(_keeps_contents, members))
         self.counts: Final[Counter[str]] = Counter()
         self.view: Final = view or FleetView(lambda instance: make_of_member(self.by_name[instance.id].member))
         self.book: Final = RequestBook()
         caches, name = any(map(_caches, everybody)), model or members[0].model
-        alone = partial(self._router, model=name, caches=caches, promises=promises or {})
+        routers = max(self.settings.routers, 1 + len(others))
+        alone = partial(self._router, model=name, caches=caches, promises=promises or {}, routers=routers)
         self.fronts: Final = [alone(self.view, policy, log), *(alone(FleetView(self.view.makes), p) for p in others)]
         """The routers."""
-        for front in self.fronts:
-            front.scheduler.view.routers = max(self.settings.routers, len(self.fronts))
         self.front: Final = self.fronts[0]
         self.fleet: Final = self.front.fleet
         self.rough: Final = Rough(self, self.settings.rough)
         self.pulls: Final = SimulatedPulls(self)
+        self.legs: Final = SimulatedLegs(
+            self.kernel, self.settings, self.rough, self.pulls, self.counts, self.tell, reads_text=self.keeps_contents
+        )
         self.lives: Final = Lives(self)
         self.provisioning: Final = Provisioning(self, site or Site())
         self.energy: Final = Energy()
@@ -109,7 +105,6 @@ class World:
         """Called at each of the router's readings of the registry, twice a second of the world's time."""
         self.touched: Final[dict[SimInstance, None]] = {}
         """Instances with an event since the last check."""
-        self._pull_front_ns: Final = round(self.settings.pull_front_ms * 1e6)
         self._arrivals: Any = iter(())
         self._arriving = True
         self._carry: Final = self._carriers()
@@ -126,6 +121,7 @@ class World:
         model: str,
         caches: bool,
         promises: Mapping[str, Promise],
+        routers: int,
     ) -> SimulatedRouter:
         fleet = fleet_of(log, view)
         if caches and (promises or policy in FORESEEING):
@@ -133,6 +129,7 @@ class World:
         scheduler, scheduling = scheduler_of(log, view, policy, admission=bool(promises), foresees=policy in FORESEEING)
         made = SimulatedRouter(self, fleet, scheduler, scheduling, model)
         made.promises = promises
+        scheduler.view.routers = routers
         return made
 
     def _carriers(self) -> dict[type, Callable[[SimInstance, Any], None]]:
@@ -140,12 +137,12 @@ class World:
         return {
             ev.StepRun: self._run,
             ev.Cut: self._cut,
-            ev.RequestFinished: self._finished,
+            ev.RequestFinished: self.legs.finished,
             ev.PullBlocks: self.pulls.order,
             ev.GiveBack: lambda at, effect: self.pulls.give_back(at, effect.source),
-            ev.RequestRefused: self._refused,
-            ev.RequestLost: self._lost,
-            ev.Preempted: self._preempted,
+            ev.RequestRefused: self.legs.refused,
+            ev.RequestLost: self.legs.lost,
+            ev.Preempted: self.legs.preempted,
             ev.EngineReady: self.lives.ready,
             ev.NotUsed: self.pulls.not_used,
             ev.LoadIs: _load_is,
@@ -247,188 +244,12 @@ class World:
             self.tell(at, _TICK)
 
     def _run(self, at: SimInstance, run: ev.StepRun) -> None:
-        """Record when first and second tokens are made: at the ends of the run's first two steps, or of the
-        next run's.
-        """
         self.energy.ran(at, run)
-        former, at.run_steps = at.run_steps, run.steps
-        if not at.young and not at.awaited:
-            return
-        local_ns = run.end_ns if run.steps == 1 else self._step_end(at, run, 1)
-        for leg in at.young:
-            if former < 2 and not leg.over:  # the run with the first token was cut after it
-                leg.second_ns = at.world_ns(local_ns)
-        at.young.clear()
-        for share in run.shares if at.awaited else ():
-            begun = None if share.first else at.awaited.pop(share.request, None)
-            if begun is not None:
-                begun.local_ns = (local_ns, self._step_end(at, run, 2) if run.steps > 1 else -1)
-                if self.keeps_contents:
-                    self._read_token(begun, share)
-                at.young.append(begun)
-                self.announce(at, begun)
-
-    def announce(self, at: SimInstance, leg: SimulatedLeg) -> None:
-        """Schedule the first token's arrival at the router."""
-        first_ns, second_ns = leg.local_ns
-        leg.first_ns = at.world_ns(first_ns)
-        leg.second_ns = at.world_ns(second_ns) if second_ns >= 0 else -1
-        self.deliver(at, leg.first_ns, self._opened, leg)
-
-    def _opened(self, leg: SimulatedLeg) -> None:
-        if self.kernel.now_ns >= leg.first_ns + self.hop_ns:  # else its clock has slowed down since
-            leg.passage.opened(leg)
-
-    def _read_token(self, leg: SimulatedLeg, share: ev.RunShare) -> None:
-        """Check whether the text is the model's: a wrong block shows in everything that follows."""
-        if share.key != answer_key(leg.request.prompt, leg.request.seed):
-            leg.passage.flags |= rows.WRONG
-            self.counts["wrong_text"] += 1
-
-    @staticmethod
-    def _step_end(at: SimInstance, run: ev.StepRun, steps: int) -> int:
-        return run.at_ns + at.member.costs.decode_run_ns(run.batch, run.sum_context, steps)
+        self.legs.ran(at, run)
 
     def _cut(self, at: SimInstance, cut: ev.Cut) -> None:
         at.run_steps = cut.steps
         self.energy.cut(at, cut)
-
-    def _finished(self, at: SimInstance, effect: ev.RequestFinished) -> None:
-        at.awaited.pop(effect.request, None)
-        at.pulling.pop(effect.request, None)
-        leg = at.legs.pop(effect.request, None)
-        if leg is None:
-            return
-        leg.over = True
-        if effect.hold is not None and self.settings.digests:
-            self.kernel.at(self.kernel.now_ns, self.pulls.vouch, (at, effect.hold))
-        leg.last_ns, leg.outputs = self.kernel.now_ns, effect.outputs
-        if effect.outputs < 2:
-            leg.second_ns = -1
-        if effect.preemptions:
-            leg.passage.flags |= rows.PREEMPTED
-        self.deliver(at, self.kernel.now_ns, self._answered, (leg, effect))
-
-    @staticmethod
-    def _answered(word: tuple[SimulatedLeg, ev.RequestFinished]) -> None:
-        leg, effect = word
-        leg.passage.answered(leg, effect)
-
-    def _refused(self, at: SimInstance, effect: ev.RequestRefused) -> None:
-        """The engine's own status: 400, as vLLM answers a request that does not fit."""
-        leg = self._forget(at, effect.request)
-        if leg is not None:
-            self.deliver(at, self.kernel.now_ns, self._turned_down, (leg, effect.because))
-
-    @staticmethod
-    def _turned_down(word: tuple[SimulatedLeg, str]) -> None:
-        word[0].passage.refused(word[0], 400, word[1])
-
-    def _lost(self, at: SimInstance, effect: ev.RequestLost) -> None:
-        leg = self._forget(at, effect.request)
-        if leg is not None:
-            self.deliver(at, self.kernel.now_ns, self._broke, (leg, "the connection broke"))
-
-    @staticmethod
-    def _broke(word: tuple[SimulatedLeg, str]) -> None:
-        word[0].passage.lost(*word)
-
-    def _preempted(self, at: SimInstance, effect: ev.Preempted) -> None:
-        self.counts["preempted"] += 1
-        leg = at.legs.get(effect.request)
-        if leg in at.young and at.run_steps < 2:
-            at.young.remove(leg)  # its second token comes after a new computation: not followed
-
-    def _forget(self, at: SimInstance, request: Any) -> SimulatedLeg | None:
-        at.awaited.pop(request, None)
-        at.pulling.pop(request, None)
-        leg = at.legs.pop(request, None)
-        if leg is not None:
-            leg.over = True
-        return leg
-
-    # --- messages -----------------------------------------------------------------------------------------------------
-
-    def deliver(self, at: SimInstance, when_ns: int, call: Callable[[Any], None], word: Any) -> None:
-        """An instance sends a message to the router; while it is cut off, its messages wait."""
-        if at.cut_off:
-            at.held.append((call, word))
-        else:
-            self.kernel.at(when_ns + self.hop_ns, call, word)
-
-    def front_of_pull(self, at: SimInstance) -> int:
-        """An early leg is sent: when its engine's server has read it, in the kernel's nanoseconds."""
-        return self.rough.front_ns(at, self.kernel.now_ns + self.hop_ns, self._pull_front_ns)
-
-    def send(self, leg: SimulatedLeg, *, at_server_ns: int | None = None) -> None:
-        """The router sends a leg. `at_server_ns`: its engine's server has read it then (an early leg); the notice of
-        its producer takes as long as the producer's answer to the router.
-        """
-        at = leg.at
-        at.legs[leg.request.id] = leg
-        if at.cut_off:
-            self.kernel.at(self.kernel.now_ns + round(self.settings.connect_s * NS), self._no_connection, leg)
-            return
-        if at_server_ns is not None:
-            self.kernel.at(max(self.kernel.now_ns, at_server_ns), self._submit, leg)
-            return
-        front_ns = self._pull_front_ns if leg.request.pull is not None else at.member.prompt_front_ns
-        self.kernel.at(self.rough.front_ns(at, self.kernel.now_ns + self.hop_ns, front_ns), self._submit, leg)
-
-    def _submit(self, leg: SimulatedLeg) -> None:
-        at = leg.at
-        if leg.detached:  # the connection was closed before the engine had read the request
-            at.legs.pop(leg.request.id, None)
-            self._unread(leg)
-        elif not at.ready:
-            self.kernel.at(self.kernel.now_ns + self.hop_ns, self._no_connection, leg)
-        else:
-            if not leg.prefill:
-                at.awaited[leg.request.id] = leg
-            if leg.request.pull is not None:
-                at.pulling[leg.request.id] = (leg.request.pull, self.kernel.now_ns)
-            self.tell(at, ev.Submit(leg.request))
-
-    def _unread(self, leg: SimulatedLeg) -> None:
-        """A decode leg that was closed early still makes D tell P, as vLLM's serving layer does."""
-        if leg.request.pull is not None and leg.at.ready:
-            self.pulls.give_back(leg.at, leg.request.pull)
-
-    def _no_connection(self, leg: SimulatedLeg) -> None:
-        """The instance accepts no connection, so all other legs to it will fail, too."""
-        self._forget(leg.at, leg.request.id)
-        front = leg.passage.front
-        if front.unreachable(leg.at.name):
-            front.announce_lost(leg.at.name, list(leg.at.legs.values()))
-        because = "connecting took too long" if leg.at.cut_off else "connection refused"
-        leg.passage.lost(leg, because, untouched=True)
-
-    def abort(self, leg: SimulatedLeg | None) -> None:
-        """The router closes a leg, or asks for its end."""
-        if leg is not None and not leg.over:
-            self.kernel.at(self.kernel.now_ns + self.hop_ns, self._abort, leg)
-
-    def _abort(self, leg: SimulatedLeg) -> None:
-        if not leg.over and leg.at.ready and not leg.at.cut_off:
-            self.tell(leg.at, ev.AbortRequest(leg.request.id))
-
-    def give_back(self, word: tuple[HoldSource, SimInstance]) -> None:
-        """A notice has arrived at the producer."""
-        source, by = word
-        producer = self.by_name[source.producer]
-        if producer.ready:  # in any life: a former life's mark ends nothing
-            self.tell(producer, ev.released(source, by.name))
-
-    def give_up(self, source: HoldSource) -> None:
-        """A router gives a hold up by its name."""
-        producer = self.by_name[source.producer]
-        if producer.ready and not producer.cut_off:
-            self.tell(producer, ev.GiveUpHold(str(source.transfer)))
-
-    def heartbeat(self, word: tuple[SimInstance, ev.Notice]) -> None:
-        """A consumer still wants a hold."""
-        if word[0].ready:
-            self.tell(*word)
 
 
 def _one_more(site: Site | None) -> list[SimulatedMember]:

@@ -6,6 +6,7 @@
         transfer, metrics  the hand-over's fields; `/metrics`
         faults             faults on purpose
         settings           the settings of one mock
+        frontend, serving, replies    the API server; requests in the engine; what is written, and when
         clock, http, instance, peers, fleet    the shells: time, connections, one instance, other processes, all of them
 
 docs/mock.md has the table of faults, and what is like vLLM and what is not.

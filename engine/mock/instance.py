@@ -17,6 +17,7 @@ from cluster.instance import Load
 from cluster.readable import json_in
 from engine.mock.clock import Clock, WallTime
 from engine.mock.faults import ON_INSTANCE, Active, FaultKind, MockFaults, read_faults
+from engine.mock.frontend import Frontend
 from engine.mock.handoffs import MockHandoffs, Spawn
 from engine.mock.listener import MockListener
 from engine.mock.metrics import Metrics
@@ -79,7 +80,8 @@ class MockInstance:
         )
         self.handoffs = MockHandoffs(settings, self.clock, self.faults, self.metrics, peers, spawn)
         here = Producer("", reachable(host), self.listener.port)
-        self.serving = Serving(settings, self.clock, self.handoffs, self.faults, self.metrics, here)
+        self.serving = Serving(settings, self.clock, self.handoffs, self.metrics, here)
+        self.frontend = Frontend(settings, self.faults, self.handoffs, self.serving.start)
         peers.add(here.host, here.port, self.handoffs)
 
     @property
@@ -134,7 +136,7 @@ class MockInstance:
         self.serving.made(request, key, first, count)
 
     def _moment_over(self) -> None:
-        self.serving.flush()
+        self.serving.replies.flush()
 
     def _told(self, effect: Effect) -> None:
         match effect:

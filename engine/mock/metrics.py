@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.instance import Load
+from engine.mock.settings import MS
+from engine.twin.events import RequestFinished
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 REASONS: Final = ("stop", "length", "abort", "error")
@@ -111,6 +113,36 @@ class Metrics:
             self.counts["external_prefix_cache_hits"] += remote + failed
         self.local_cache_hit += local
         self.local_compute += tokens - local - remote
+
+    def over(
+        self,
+        over: RequestFinished,
+        *,
+        prompt_tokens: int,
+        not_pulled: int,
+        arrived_ns: int,
+        first_ns: int | None,
+        speed: float,
+    ) -> None:
+        """Count a request that is over: it arrived and had its first token then, on the twin's clock; `not_pulled`
+        tokens were held for it, and their pull has failed. Times are told in real seconds (`speed`).
+        """
+        self.ended[over.reason] += 1
+        self.counts["generation_tokens"] += over.outputs
+        if over.first_run_ns is None or first_ns is None:
+            return
+        remote = 0 if not_pulled else over.remote_tokens
+        failed = max(0, min(not_pulled, prompt_tokens) - over.local_tokens)
+        self.prompt(prompt_tokens, over.local_tokens, remote, failed)
+        real_s = 1 / (1000 * MS) / speed
+        self.observe("time_to_first_token_seconds", (first_ns - arrived_ns) * real_s)
+        self.observe("request_queue_time_seconds", max(0, over.first_run_ns - arrived_ns) * real_s)
+        self.observe("request_prefill_time_seconds", max(0, first_ns - over.first_run_ns) * real_s)
+        decode_s = max(0, over.at_ns - first_ns) * real_s
+        self.observe("request_decode_time_seconds", decode_s)
+        self.observe("e2e_request_latency_seconds", (over.at_ns - arrived_ns) * real_s)
+        if over.outputs > 1:
+            self.observe("request_time_per_output_token_seconds", decode_s / (over.outputs - 1))
 
     def observe(self, name: str, value: float) -> None:
         """One value of a histogram."""

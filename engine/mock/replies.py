@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from cluster.errors import ApiError
 from cluster.ids import RequestId
 from engine.mock.answers import DONE, AnswerHead, Events, MockChoice, encode, event, usage_event, usage_of, whole
 from engine.mock.asked import MockRequest
-from engine.mock.faults import ON_TOKENS, FaultKind, MockFault
+from engine.mock.faults import ON_TOKENS, FaultKind, MockFault, injected
 from engine.mock.http import Exchange
 from engine.mock.prompts import Prompted
 from engine.mock.settings import MS, MockSettings
@@ -79,11 +80,52 @@ class TwinPart:
 class Replies:
     """Writes one instance's answers."""
 
-    def __init__(self, settings: MockSettings, here: Producer) -> None:
+    def __init__(self, settings: MockSettings, here: Producer, abort: Callable[[MockAnswer], None]) -> None:
+        """`abort` makes the engine end an answer that a fault breaks off."""
         self.here = here
         self._settings = settings
+        self._abort = abort
+        self.touched: dict[TwinPart, None] = {}
+        """Parts that have something to write once the moment is over."""
 
-    def events(self, part: TwinPart, fresh: list[int], over: RequestFinished | None) -> None:
+    def flush(self) -> None:
+        """The moment is over: write its tokens."""
+        while self.touched:
+            part, _ = self.touched.popitem()
+            fresh, part.fresh = part.fresh, []
+            if not part.answer.exchange.over and not part.answer.cut:
+                self._write(part, fresh)
+
+    def _write(self, part: TwinPart, fresh: list[int]) -> None:
+        answer, fault = part.answer, part.answer.fault
+        if fault is not None and fault.fault not in ON_TOKENS and part.made >= fault.after_tokens:
+            self._break_off(part, fault, fresh)
+        elif part.over is not None and part.over.reason == "error":
+            self._fail(answer, ApiError(500, "InternalServerError", "Internal server error"))
+        elif answer.asked.stream:
+            self._events(part, fresh, part.over)
+        else:
+            part.choice.ids += fresh
+            if part.over is not None:
+                part.choice.reason = part.over.reason
+                self._respond(answer)
+
+    def _break_off(self, part: TwinPart, fault: MockFault, fresh: list[int]) -> None:
+        """A fault ends an answer, after so many tokens."""
+        answer = part.answer
+        kept = fresh[: max(0, len(fresh) - (part.made - fault.after_tokens))]
+        if answer.asked.stream and kept:
+            self._events(part, kept, None)
+        answer.cut = True
+        self._abort(answer)
+        if fault.fault is FaultKind.BREAK:
+            if answer.begun:
+                answer.exchange.write(b'18\r\ndata: {"id":"cmpl-')
+            answer.exchange.drop()
+        elif fault.fault is FaultKind.ERROR:
+            self._fail(answer, injected())
+
+    def _events(self, part: TwinPart, fresh: list[int], over: RequestFinished | None) -> None:
         answer, events = part.answer, part.events
         assert events is not None
         data = b""
@@ -102,7 +144,7 @@ class Replies:
             data += usage_event(answer.head, self._usage(answer), self._timing(answer))
         answer.exchange.end(data + DONE)
 
-    def respond(self, answer: MockAnswer) -> None:
+    def _respond(self, answer: MockAnswer) -> None:
         if answer.running:
             return
         hold, transfer = answer.parts[0].over, None
@@ -144,7 +186,7 @@ class Replies:
             "speculative_decoding": None,
         }
 
-    def fail(self, answer: MockAnswer, error: ApiError) -> None:
+    def _fail(self, answer: MockAnswer, error: ApiError) -> None:
         """As vLLM: an error event in a stream, a status otherwise."""
         if not answer.asked.stream:
             answer.exchange.respond(error.status, encode(error.body()))

@@ -105,7 +105,7 @@ class Routes:
     # -- vLLM's --
 
     def _generate(self, request: Request, exchange: Exchange, *, chat: bool) -> None:
-        self._instance.serving.generate(request, exchange, chat=chat)
+        self._instance.frontend.generate(request, exchange, chat=chat)
 
     def _health(self, _: Request, exchange: Exchange) -> None:
         exchange.respond(503 if self._instance.faults.has(FaultKind.UNWELL) else 200)
@@ -156,7 +156,7 @@ class Routes:
 
     def _release(self, request: Request, exchange: Exchange) -> None:
         """A router gives a hold up by its name, as an engine's guard takes it."""
-        if self._instance.serving.strikes_release(request, exchange):
+        if self._instance.frontend.strikes_release(request, exchange):
             return
         name = name_in(_body(request).get("kv_transfer_params"))
         if name is None:

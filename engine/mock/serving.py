@@ -1,4 +1,4 @@
-"""Generation requests on one instance, from their bodies to their last bytes. A shell: it writes to connections.
+"""Generation requests in one instance's engine, until they are over. A shell: timers, and connections that break.
 
 One request has one or more parts (its prompts times ``n``); each part is a request of the twin's. The tokens of a
 moment are gathered and written at once when the moment is over: the last token's event also says why the answer ended.
@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
-from collections.abc import Mapping
-from typing import Any
 
-from cluster.errors import ApiError, bad_request
-from cluster.http.requests import Request
+from cluster.errors import bad_request
 from cluster.ids import RequestId
-from cluster.wire import EARLY, PINS, RELEASE_MODEL
-from engine.mock.answers import DONE, AnswerHead, Events, MockChoice, encode, event
-from engine.mock.asked import MockLimits, MockRequest, UnknownToken, read_asked, read_body, streams
+from cluster.wire import PINS
+from engine.mock.answers import AnswerHead, Events, MockChoice, encode
+from engine.mock.asked import MockRequest
 from engine.mock.clock import Clock
-from engine.mock.faults import ON_REQUESTS, ON_TOKENS, FaultKind, FaultLeg, MockFault, MockFaults, injected
+from engine.mock.faults import FaultKind, MockFault
 from engine.mock.handoffs import MockHandoffs
 from engine.mock.http import Exchange
 from engine.mock.metrics import Metrics
 from engine.mock.prompts import Prompted, said_tokens
 from engine.mock.replies import MockAnswer, Replies, TwinPart
-from engine.mock.settings import MS, MockSettings
+from engine.mock.settings import MockSettings
 from engine.mock.transfer import (
     Producer,
     Reference,
@@ -45,33 +41,23 @@ from kvtransfer.fields import name_in
 
 
 class Serving:
-    """All requests of one instance.
-
-    The class is long because the twin's callbacks and the clients' answers share one table of open requests.
-    """
+    """All requests of one instance."""
 
     def __init__(
         self,
         settings: MockSettings,
         clock: Clock,
         handoffs: MockHandoffs,
-        faults: MockFaults,
         metrics: Metrics,
         here: Producer,
     ) -> None:
-        self.replies = Replies(settings, here)
+        self.replies = Replies(settings, here, self._abort)
         self._settings = settings
         self._clock = clock
         self._handoffs = handoffs
-        self._faults = faults
         self.metrics = metrics
         self._loop = asyncio.get_running_loop()
-        config = settings.config
-        self._limits = MockLimits(
-            model=settings.model, max_model_len=config.max_model_len, block_size=config.block_size
-        )
         self._parts: dict[RequestId, TwinPart] = {}
-        self._touched: dict[TwinPart, None] = {}
         self._count = 0
 
     @property
@@ -81,61 +67,12 @@ class Serving:
 
     # -- a request comes --
 
-    def generate(self, request: Request, exchange: Exchange, *, chat: bool) -> None:
-        """Answer a request to one of OpenAI's two endpoints."""
-        fields: Mapping[str, Any] = {}
-        body: dict[str, Any] = {}
-        base = request.headers.get("x-request-id") or uuid.uuid4().hex
-        try:
-            body = read_body(request.body, request.headers.get("content-type") or "")
-            sent = body.get("kv_transfer_params")
-            fields = sent if isinstance(sent, dict) else {}
-            fault = self._faults.strike(ON_REQUESTS, leg_of(body, fields), base)
-            if fault is not None and self._strikes_at_once(fault, exchange):
-                return
-            asked = read_asked(body, self._limits, chat=chat)
-            reference = read_reference(fields)
-        except ApiError as error:
-            self._reject(fields)
-            if isinstance(error, UnknownToken) and streams(body):
-                exchange.begin()
-                exchange.end(event(error.body()) + DONE)
-            else:
-                exchange.respond(error.status, encode(error.body()))
-            return
-        self._start(asked, reference, exchange, f"{'chatcmpl' if chat else 'cmpl'}-{base}", fault)
-
-    def strikes_release(self, request: Request, exchange: Exchange) -> bool:
-        """Whether a fault keeps a hold from being given up by its name."""
-        fault = self._faults.strike(ON_REQUESTS, FaultLeg.RELEASE, request.headers.get("x-request-id") or "")
-        return fault is not None and self._strikes_at_once(fault, exchange)
-
-    def _strikes_at_once(self, fault: MockFault, exchange: Exchange) -> bool:
-        """Apply faults that leave the engine nothing to do; whether one struck."""
-        if fault.fault is FaultKind.REFUSE:
-            error = ApiError(fault.status, "ServiceUnavailableError", "Refused (a fault of the mock)")
-            exchange.respond(error.status, encode(error.body()))
-        elif fault.after_tokens or fault.fault is FaultKind.ERROR or fault.fault in ON_TOKENS:
-            return False
-        elif fault.fault is FaultKind.BREAK:
-            exchange.drop()
-        return True  # a hanging request keeps its connection until the client gives up
-
-    def _reject(self, fields: Mapping[str, Any]) -> None:
-        """Reject a leg before the engine sees it, and tell its producer (vLLM,
-        entrypoints/generate/base/serving.py).
-        """
-        try:
-            reference = read_reference(fields)
-        except ApiError:
-            return
-        if reference is not None:
-            self._handoffs.want(reference)
-            self._handoffs.give_back(reference.source, FaultLeg.RELEASE)
-
-    def _start(
+    def start(
         self, asked: MockRequest, reference: Reference | None, exchange: Exchange, name: str, fault: MockFault | None
     ) -> None:
+        """Give a request to the engine. `reference`: the hold that it pulls; `name`: vLLM's id of it; `fault`: one that
+        strikes while it is served.
+        """
         head = AnswerHead(
             id=name,
             model=self._settings.model,
@@ -146,7 +83,7 @@ class Serving:
             running_usage=asked.running_usage,
         )
         answer = MockAnswer(asked, exchange, head, fault, self._clock.now_ns())
-        exchange.on_lost = lambda: self._left(answer)
+        exchange.on_lost = lambda: self._abort(answer)
         single = len(asked.prompts) == asked.n == 1
         if reference is not None and single:
             self._handoffs.want(reference)
@@ -215,7 +152,7 @@ class Serving:
             prompt=_without_last(part.prompt.segments)
             if part.misspeaks is FaultKind.KEEP_BACK
             else part.prompt.segments,
-            max_tokens=asked.max_tokens or self._limits.max_model_len,
+            max_tokens=asked.max_tokens or self._settings.config.max_model_len,
             stop_after=part.stop_after,
             seed=copy,
             priority=asked.priority,
@@ -245,7 +182,7 @@ class Serving:
         if part.stop_after is not None and part.made >= part.stop_after:
             ids[part.stop_after - first - 1] = END
         part.fresh += ids
-        self._touched[part] = None
+        self.replies.touched[part] = None
 
     def finished(self, effect: RequestFinished) -> None:
         """A part is over."""
@@ -258,8 +195,15 @@ class Serving:
             self._tell_early(part, effect.hold, effect.local_tokens)
         if part.reference is not None and effect.reason == "abort":
             self._handoffs.forget(part.reference.source)
-        self._count_end(part, effect)
-        self._touched[part] = None
+        self.metrics.over(
+            effect,
+            prompt_tokens=len(part.prompt.ids),
+            not_pulled=part.not_pulled,
+            arrived_ns=part.answer.arrived_ns,
+            first_ns=part.first_ns,
+            speed=self._settings.speed,
+        )
+        self.replies.touched[part] = None
 
     def _tell_early(self, part: TwinPart, hold: Hold, cached_tokens: int) -> None:
         """Before the answer is written: an early leg may wait for this hold."""
@@ -282,7 +226,7 @@ class Serving:
         """The engine died with this request."""
         part = self._parts.pop(request, None)
         if part is not None:
-            self._touched.pop(part, None)
+            self.replies.touched.pop(part, None)
             part.answer.exchange.drop()
 
     def not_used(self, request: RequestId) -> None:
@@ -291,70 +235,7 @@ class Serving:
         if part is not None and part.reference is not None:
             part.not_pulled = part.reference.source.tokens
 
-    def _count_end(self, part: TwinPart, effect: RequestFinished) -> None:
-        metrics, now_ns = self.metrics, effect.at_ns
-        metrics.ended[effect.reason] += 1
-        metrics.counts["generation_tokens"] += effect.outputs
-        if effect.first_run_ns is None or part.first_ns is None:
-            return
-        tokens, remote = len(part.prompt.ids), 0 if part.not_pulled else effect.remote_tokens
-        failed = max(0, min(part.not_pulled, tokens) - effect.local_tokens)
-        metrics.prompt(tokens, effect.local_tokens, remote, failed)
-        real_s = 1 / (1000 * MS) / self._settings.speed
-        arrived_ns = part.answer.arrived_ns
-        metrics.observe("time_to_first_token_seconds", (part.first_ns - arrived_ns) * real_s)
-        metrics.observe("request_queue_time_seconds", max(0, effect.first_run_ns - arrived_ns) * real_s)
-        metrics.observe("request_prefill_time_seconds", max(0, part.first_ns - effect.first_run_ns) * real_s)
-        decode_s = max(0, now_ns - part.first_ns) * real_s
-        metrics.observe("request_decode_time_seconds", decode_s)
-        metrics.observe("e2e_request_latency_seconds", (now_ns - arrived_ns) * real_s)
-        if effect.outputs > 1:
-            metrics.observe("request_time_per_output_token_seconds", decode_s / (effect.outputs - 1))
-
-    # -- what goes to the client --
-
-    def flush(self) -> None:
-        """The moment is over: write its tokens."""
-        while self._touched:
-            part, _ = self._touched.popitem()
-            fresh, part.fresh = part.fresh, []
-            if not part.answer.exchange.over and not part.answer.cut:
-                self._write(part, fresh)
-
-    def _write(self, part: TwinPart, fresh: list[int]) -> None:
-        answer, fault = part.answer, part.answer.fault
-        if fault is not None and fault.fault not in ON_TOKENS and part.made >= fault.after_tokens:
-            self._break_off(part, fault, fresh)
-        elif part.over is not None and part.over.reason == "error":
-            self.replies.fail(answer, ApiError(500, "InternalServerError", "Internal server error"))
-        elif answer.asked.stream:
-            self.replies.events(part, fresh, part.over)
-        else:
-            part.choice.ids += fresh
-            if part.over is not None:
-                part.choice.reason = part.over.reason
-                self.replies.respond(answer)
-
-        # -- ends by faults and by clients --
-
-    def _break_off(self, part: TwinPart, fault: MockFault, fresh: list[int]) -> None:
-        """A fault ends an answer, after so many tokens."""
-        answer = part.answer
-        kept = fresh[: max(0, len(fresh) - (part.made - fault.after_tokens))]
-        if answer.asked.stream and kept:
-            self.replies.events(part, kept, None)
-        answer.cut = True
-        self._abort(answer)
-        if fault.fault is FaultKind.BREAK:
-            if answer.begun:
-                answer.exchange.write(b'18\r\ndata: {"id":"cmpl-')
-            answer.exchange.drop()
-        elif fault.fault is FaultKind.ERROR:
-            self.replies.fail(answer, injected())
-
-    def _left(self, answer: MockAnswer) -> None:
-        """The client has gone."""
-        self._abort(answer)
+    # -- ends by faults and by clients --
 
     def _abort(self, answer: MockAnswer) -> None:
         for part in answer.parts:
@@ -385,7 +266,7 @@ class Serving:
             preemptions=0,
         )
         self.finished(over)
-        self.flush()
+        self.replies.flush()
 
     def abort_named(self, names: list[str]) -> None:
         """vLLM's ``/inference/v1/abort_requests``: the tokens so far are the answer."""
@@ -399,12 +280,3 @@ def _without_last(prompt: Prompt) -> Prompt:
     if last.tokens > 1:
         return (*others, Segment(last.seed, last.tokens - 1, last.first))
     return tuple(others) or prompt
-
-
-def leg_of(body: Mapping[str, Any], fields: Mapping[str, Any]) -> FaultLeg:
-    """Which part of a hand-over a request is."""
-    if body.get("model") == RELEASE_MODEL:
-        return FaultLeg.RELEASE
-    if wants_hold(fields):
-        return FaultLeg.PREFILL
-    return FaultLeg.DECODE if fields.get("do_remote_prefill") or EARLY in fields else FaultLeg.WHOLE

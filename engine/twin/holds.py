@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from cluster.ids import RequestId, TransferId
+from cluster.ids import RequestId
+from engine.twin.config import TwinConfig
 from engine.twin.events import Hold, HoldEnded
+from engine.twin.request import Sequence
 from kvtransfer.hold_marks import CLEAR, SLOTS, Slots
 from kvtransfer.notes import Beat, ReadNote
 from prefill.holds import REMEMBER_S
@@ -26,11 +28,12 @@ class TwinHolds:
     does so at once.
     """
 
-    def __init__(self, epoch: int, lease_s: float) -> None:
+    def __init__(self, config: TwinConfig, epoch: int) -> None:
         """`epoch` is part of every mark, so marks of a former life match nothing."""
+        self._config: Final = config
         self._legs: Final = Legs(Slots(SLOTS, epoch.to_bytes(16, "big")), REMEMBER_S * NS)
         self._memory: Final[dict[int, bytes]] = {}
-        self._leases: Final = Leases(terms(lease_s, NS), self._memory.__setitem__)
+        self._leases: Final = Leases(terms(config.lease_s, NS), self._memory.__setitem__)
         self._blocks: Final[dict[RequestId, tuple[int, ...]]] = {}
 
     @property
@@ -56,22 +59,27 @@ class TwinHolds:
         self._legs.begin(request, name, now_ns)
         self._leases.step(self._legs.take_orders(), now_ns)
 
-    def filled(
-        self, request: RequestId, name: TransferId, blocks: tuple[int, ...], tokens: int, now_ns: int
-    ) -> Hold | None:
-        """The prompt is computed. None: no hold is made, as its name was given up."""
-        if not self._legs.wanted(request):
-            self.dropped(request, now_ns)
+    def left_by(self, sequence: Sequence, reason: str, now_ns: int) -> Hold | None:
+        """The request has ended with this reason: its hold takes the blocks of the prompt. None: it leaves no hold, as
+        it was to leave none, did not end properly, or the hold's name was given up.
+        """
+        request, name = sequence.id, sequence.request.hold
+        if name is None:
             return None
+        if reason not in {"stop", "length"} or not self._legs.wanted(request):
+            self._legs.dropped(request)
+            self._leases.step(self._legs.take_orders(), now_ns)
+            return None
+        tokens = sequence.computed - sequence.sampling
+        if sequence.request.cached_only:
+            tokens -= tokens % self._config.block_size
+        kept = self._config.blocks_for(tokens)
+        blocks = tuple(sequence.blocks[:kept])
+        sequence.blocks = sequence.blocks[kept:]
         slot = self._legs.filled(request)
         self._blocks[request] = blocks
         self._leases.step(self._legs.take_orders(), now_ns)
         return Hold(name, blocks, tokens, request, slot)
-
-    def dropped(self, request: RequestId, now_ns: int) -> None:
-        """The request will not leave a hold."""
-        self._legs.dropped(request)
-        self._leases.step(self._legs.take_orders(), now_ns)
 
     def release(self, name: str, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
         """A router gives a name up. Returns the holds that ended by it, and their freed blocks."""

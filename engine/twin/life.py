@@ -10,7 +10,6 @@ from typing import Final
 
 from cluster.ids import RequestId
 from cluster.instance import Load
-from decode.table import PullAct, Reading
 from engine.twin.batch import Batch, BatchEntry
 from engine.twin.config import TwinConfig
 from engine.twin.events import (
@@ -18,12 +17,10 @@ from engine.twin.events import (
     Effect,
     GiveBack,
     GiveUpHold,
-    Hold,
     HoldEnded,
     KvArrived,
     KvFailed,
     Notice,
-    NotUsed,
     Preempted,
     RequestFinished,
     RequestLost,
@@ -53,24 +50,19 @@ class _Freed:
 
 
 class EngineLife:
-    """The state of a running engine. Effects go to the list that its machine passed in.
-
-    The class is long because each event of a running engine is a method, and all of them change the same schedule,
-    holds and pulls.
-    """
+    """The state of a running engine. Effects go to the list that its machine passed in."""
 
     def __init__(self, config: TwinConfig, epoch: int, effects: list[Effect]) -> None:
         self.config: Final = config
         self.pulls: Final = TwinPulls()
         self.scheduler: Final = TwinScheduler(config, epoch, self.pulls)
-        self.holds: Final = TwinHolds(epoch, config.lease_s)
+        self.holds: Final = TwinHolds(config, epoch)
         self.batches: Final = self.scheduler.batches
         self._effects: Final = effects
         self._requests: dict[RequestId, Sequence] = {}
         self._aborts: list[RequestId] = []
         self._inbox: list[Sequence | _Landed | _Freed] = []
         self._arrivals = 0
-        self._external_tokens = 0
 
     # --- incoming events ---------------------------------------------------------------------------------------------
 
@@ -83,10 +75,10 @@ class EngineLife:
             case AbortRequest(request_id):
                 self._aborts.append(request_id)
             case KvArrived():
-                self._arrived(event, now_ns)
+                self._arrived(event)
             case KvFailed(request_id):
                 if (sequence := self._pulling(request_id)) is not None:
-                    self._land(sequence, now_ns, read=False, said=None, wrong="")
+                    self._land(sequence, read=False, said=None, wrong="")
             case Notice(reader, note):
                 self.ended(self.holds.heard(reader, note, now_ns))
             case GiveUpHold(name):
@@ -133,7 +125,7 @@ class EngineLife:
             return None
         return sequence
 
-    def _arrived(self, event: KvArrived, now_ns: int) -> None:
+    def _arrived(self, event: KvArrived) -> None:
         """Bytes have arrived. The rules decide whether they are used."""
         sequence = self._pulling(event.request)
         if sequence is None:
@@ -141,21 +133,10 @@ class EngineLife:
         whole = not self.config.contents or len(event.contents) == len(sequence.pull_blocks)
         if self.config.contents and whole:
             self.scheduler.pool.write(sequence.pull_blocks, event.contents)
-        self._land(sequence, now_ns, read=whole, said=event.said, wrong=event.wrong)
+        self._land(sequence, read=whole, said=event.said, wrong=event.wrong)
 
-    def _land(self, sequence: Sequence, now_ns: int, *, read: bool, said: bytes | None, wrong: str) -> None:
-        source = sequence.request.pull
-        assert source is not None, "it is pulling"
-        pull = self.pulls.ended(sequence.id, read=read, said=said, wrong=wrong)
-        used = pull.state is Reading.USED
-        if PullAct.GIVE_BACK in pull.acts:
-            self._effects.append(GiveBack(now_ns, source))
-        if used:
-            self._external_tokens += sequence.remote_tokens
-        else:
-            self._effects.append(NotUsed(now_ns, sequence.id, pull.because))
-        sequence.lost_pull = not used
-        sequence.pull_blocks = ()
+    def _land(self, sequence: Sequence, *, read: bool, said: bytes | None, wrong: str) -> None:
+        self._effects.extend(self.pulls.ended(sequence, read=read, said=said, wrong=wrong))
         self._inbox.append(_Landed(sequence))
 
     def ended(self, holds: list[tuple[HoldEnded, tuple[int, ...]]]) -> None:
@@ -266,7 +247,7 @@ class EngineLife:
         if sequence.request.pull is not None:
             self.pulls.finished(sequence.id)
         self.scheduler.remove(sequence)
-        hold = self._hand_over(sequence, reason, now_ns)
+        hold = self.holds.left_by(sequence, reason, now_ns)
         if not under_way:  # else a transfer may still write to its blocks
             self._forget(sequence)
         self._effects.append(
@@ -282,23 +263,6 @@ class EngineLife:
                 preemptions=sequence.preemptions,
             )
         )
-
-    def _hand_over(self, sequence: Sequence, reason: str, now_ns: int) -> Hold | None:
-        """A hold takes the blocks of the prompt; an answer that did not end properly leaves none."""
-        transfer = sequence.request.hold
-        if transfer is None:
-            return None
-        if reason not in {"stop", "length"}:
-            self.holds.dropped(sequence.id, now_ns)
-            return None
-        tokens = sequence.computed - sequence.sampling
-        if sequence.request.cached_only:
-            tokens -= tokens % self.config.block_size
-        kept = self.config.blocks_for(tokens)
-        hold = self.holds.filled(sequence.id, transfer, tuple(sequence.blocks[:kept]), tokens, now_ns)
-        if hold is not None:
-            sequence.blocks = sequence.blocks[kept:]
-        return hold
 
     def _forget(self, sequence: Sequence) -> None:
         self.scheduler.free(sequence)
@@ -319,7 +283,7 @@ class EngineLife:
             running=len(self.scheduler.running),
             waiting=len(admission.waiting) + len(admission.holding) + coming,
             kv_usage=1 - pool.free_blocks / self.config.num_blocks,
-            external_kv_tokens=self._external_tokens,
+            external_kv_tokens=self.pulls.external_tokens,
             deferred=sum(sequence.status is Status.PULLING for sequence in admission.holding),
         )
 

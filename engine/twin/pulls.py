@@ -13,7 +13,8 @@ from decode.peers import ProducerPeers
 from decode.pulls import Pulls as Wants
 from decode.pulls import worth_pulling
 from decode.reads import PullAtRank
-from decode.table import PullCause, Reading
+from decode.table import PullAct, PullCause, Reading
+from engine.twin.events import Effect, GiveBack, NotUsed
 from engine.twin.request import HoldSource, Sequence
 
 NS = 1_000_000_000
@@ -24,6 +25,8 @@ class TwinPulls:
 
     def __init__(self) -> None:
         self.now_ns = 0
+        self.external_tokens = 0
+        """The number of tokens that were pulled and used."""
         self.wants: Final = Wants(ProducerPeers(NS))
         self._reading: Final[dict[RequestId, PullAtRank]] = {}
         self._engines: Final[dict[tuple[str, int], str]] = {}
@@ -56,10 +59,25 @@ class TwinPulls:
         if tokens and source.slot is not None:
             self._reading[request] = PullAtRank(source.slot.mark)
 
-    def ended(self, request: RequestId, *, read: bool, said: bytes | None, wrong: str) -> PullAtRank:
+    def ended(self, sequence: Sequence, *, read: bool, said: bytes | None, wrong: str) -> list[Effect]:
         """The request's blocks were read, or not; `said`: its slot's content afterwards (None: unreadable); `wrong`:
-        the digests' result.
+        the digests' result. Returns what follows: a notice to the producer, a prompt to compute here.
         """
+        source = sequence.request.pull
+        assert source is not None, "it is pulling"
+        pull = self._confirmed(sequence.id, read=read, said=said, wrong=wrong)
+        effects: list[Effect] = []
+        if PullAct.GIVE_BACK in pull.acts:
+            effects.append(GiveBack(self.now_ns, source))
+        sequence.lost_pull = pull.state is not Reading.USED
+        sequence.pull_blocks = ()
+        if sequence.lost_pull:
+            effects.append(NotUsed(self.now_ns, sequence.id, pull.because))
+        else:
+            self.external_tokens += sequence.remote_tokens
+        return effects
+
+    def _confirmed(self, request: RequestId, *, read: bool, said: bytes | None, wrong: str) -> PullAtRank:
         pull = self._reading.pop(request)
         if not read:
             pull.tell(PullCause.READ_FAILED)

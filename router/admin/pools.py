@@ -21,7 +21,8 @@ from router.admin.bottleneck import PoolSeen
 from router.core.values import Wanted
 from router.fleet.columns import InstanceView
 from router.fleet.snapshot import FleetSnapshot
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.prices import prices_of
 from router.telemetry.rolling import SLOT_S, SLOTS
 
@@ -217,7 +218,7 @@ def _lacks(scheduler: Scheduler, context: SchedulingContext, now: float) -> Mapp
 def _room(scheduler: Scheduler, fleet: FleetSnapshot, context: SchedulingContext, now: float) -> tuple[bool, bool]:
     """Whether there is a place for the request's prompt, and one for its answer."""
     ready, routers = fleet.ready_for(context.wanted), scheduler.view.routers
-    if scheduler.saturation is None or not context.promise.ttft_ms:
+    if scheduler.admission is None or not context.promise.ttft_ms:
         free = fleet.columns.inflight < fleet.columns.limits(routers)
         return bool(free[ready.prefills].any()), bool(free[ready.decodes].any())
     prices = prices_of(fleet, _asking(scheduler, context, now))

@@ -38,7 +38,7 @@ from router.request.heavy import is_heavy
 from router.request.heavy import read as heavy_steps
 from router.request.parts import Parts
 from router.request.slices import ClientGone, Slices
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 
 logger = logging.getLogger("baton.router")
 

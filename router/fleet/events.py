@@ -183,6 +183,7 @@ class PromptOver(msgspec.Struct, tag="prompt_over", rename=_LOGGED):
     now: float
     done: bool
     cached_tokens: int | None
+    """Its tokens that were in the prefix cache, where its engine reports them."""
     presumed: bool = False
     """It counts as computed: its predicted time has passed, and its engine will not report it."""
 
@@ -210,11 +211,13 @@ class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
     context: Any
     now: float
     tokens: int | None
+    """Of its answer; None: they were not counted."""
     cut_off: bool
-    """It might have become longer: it ended at its limit, or is not `complete`."""
+    """It might have become longer: it ended at its limit, or is not `complete`. Its length is a lower bound then."""
     engine_ms: EngineMs | None = None
+    """Where the router could not see when it began."""
     complete: bool = True
-    """The answer came to its end, be it at its limit."""
+    """The answer came to its end, be it at its limit. Its times count then, unless it was `paused`."""
     paused: bool = False
     """Its client read so slowly that its engine was not read from for a while."""
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load
+from router.core.journey import Lost
 from router.core.values import ProofStanding, Reported
 from router.fleet import events as d
 from router.fleet.columns import InstanceView
@@ -272,6 +273,25 @@ class FleetView:
     def index(self) -> None:
         """Keep the prefix-cache index from now on."""
         self._fleet.prefixes = PrefixCacheIndex()
+
+
+def speaks_for(view: FleetView, holder: InstanceId, *not_: InstanceId) -> InstanceId | None:
+    """Another instance that can tell `holder` to free a hold: a D if there is one, else a P. None: no ready one."""
+    others = [seen for seen in view.all() if seen.ready and seen.id not in {holder, *not_}]
+    found = max(others, key=lambda seen: seen.role.decodes, default=None)
+    return None if found is None else found.id
+
+
+def can_pin(view: FleetView, decode: InstanceId | None) -> bool:
+    """Whether D's engine can be told which token its answer begins with. None: no D is chosen."""
+    return decode is not None and view.knows(decode) and view.get(decode).instance.pins
+
+
+def turned_away(view: FleetView, instance: InstanceId) -> Lost | None:
+    """The loss that an answering leg gets if its instance takes no more legs; None: send the leg."""
+    if view.knows(instance) and view.get(instance).ready:
+        return None
+    return Lost("it went away while the prompt was prefilled", untouched=True)  # draining, down, or a new epoch
 
 
 _NONE: Final[tuple[InstanceId, ...]] = ()

@@ -14,6 +14,7 @@ from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
 from router.fleet import events as d
+from router.fleet.view import turned_away
 from router.http.upstream import Answer, EngineLost
 from router.request.engine_words import EngineWords
 from router.request.in_one_piece import AnswerInOnePiece
@@ -67,7 +68,7 @@ class Answering(AnswerOwner):
     def send(self, effect: j.SendDecode, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
         """Send the leg. `producer`: the leg whose hold it pulls."""
         instance, transfer, parts = effect.instance, effect.transfer, self._parts
-        away = parts.scheduler.turned_away(instance)
+        away = turned_away(parts.view, instance)
         if away is not None:
             return away
         pulls = transfer is not None

@@ -35,7 +35,7 @@ from router.request.scheduled import ScheduledRequest
 from router.request.seeding import Seeding
 from router.request.trace import RequestTrace
 from router.request.waiting import ClientListener, Waiting
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 
 logger = logging.getLogger("baton.router")
 

@@ -10,6 +10,7 @@ from typing import Final
 from cluster import wire
 from cluster.request import Request
 from router.core import journey as j
+from router.fleet.view import turned_away
 from router.http.upstream import EngineLost
 from router.request.answering import Answering
 from router.request.engine_words import EngineWords
@@ -50,7 +51,7 @@ class EarlyLeg(AnswerOwner):
         """Send the leg. Its answer is to begin with P's token where that is exact."""
         instance, producer, parts = effect.instance, effect.producer, self._parts
         pins = not parts.view.not_exact(producer, instance) and self._seeding.may()
-        away = parts.scheduler.turned_away(instance)
+        away = turned_away(parts.view, instance)
         if away is not None:
             return j.EarlyLost(away.because)  # once P has answered, another instance is chosen
         unsigned = wire.early_fields(self._outgoing.transfer_id(producer, effect.attempt), producer, pins=pins)

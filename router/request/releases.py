@@ -19,6 +19,7 @@ from cluster.request import Request
 from router.core import journey as j
 from router.core.eligibility import CHAT
 from router.core.engine_answers import object_in
+from router.fleet.view import speaks_for
 from router.http.upstream import Answer, EngineLost
 from router.request.legs import PrefillLeg, PrefillSaid
 from router.request.outgoing import Outgoing
@@ -69,7 +70,7 @@ class Releases:
         """Give this hold up by its name; else make D tell P to free it, or, if D does not answer, another instance."""
         done = await self._give_up(transfer, holder) or await self._reject(via, transfer, holder)
         if not done:
-            other = self.parts.scheduler.speaks_for(holder.instance, via)
+            other = speaks_for(self.parts.view, holder.instance, via)
             done = other is not None and await self._reject(other, transfer, holder)
         self.parts.meters.releases.labels(str(done).lower()).inc()
         if not done:

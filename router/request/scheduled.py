@@ -16,7 +16,7 @@ from router.fleet import events as d
 from router.predict.predictors import PredictedRequest, answer_tokens, cached_in
 from router.request.parts import Parts
 from router.request.trace import RequestTrace
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 
 _NO_USAGE: Mapping[str, Any] = {}
 
@@ -122,7 +122,7 @@ class ScheduledRequest:
 
     def _look_for_room(self) -> None:
         """A prompt is computed: if more than credits limits admission, there may be room."""
-        if self._parts.scheduler.saturation is not None:
+        if self._parts.scheduler.admission is not None:
             self._parts.dispatch.tell(d.Roomy(), time.monotonic())
 
     def opened(self) -> None:

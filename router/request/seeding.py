@@ -10,11 +10,12 @@ from typing import Any, Final
 
 from cluster.request import Request
 from router.core.eligibility import Verdict, Way, has_room
+from router.fleet.view import can_pin
 from router.request.parts import Parts
 from router.request.reply import Reply
 from router.request.splice import Seed, seed_of, stops_of
 from router.request.trace import RequestTrace
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 
 logger = logging.getLogger("baton.router")
 
@@ -38,7 +39,7 @@ class Seeding:
 
     def may(self) -> bool:
         """Whether a seed is exact, and D can be told to begin with P's token."""
-        return self._allowed and self._parts.scheduler.pins(self._context)
+        return self._allowed and can_pin(self._parts.view, self._context.decode)
 
     def read(self, answer: dict[str, Any], not_first: str) -> int | None:
         """The token of P's answer that is the seed, if it may be one. `not_first`: why it is not the answer's first."""

@@ -23,7 +23,7 @@ from router.core.timing_parts import EngineTold
 from router.predict.predictors import answer_tokens
 from router.request.parts import Telling
 from router.request.splice import LAST_EVENT
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 from router.telemetry.explain_store import Story
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.spans import LEG_NAMES, RecordedSpans, span_name

@@ -15,7 +15,7 @@ from router.request.answering import Answering
 from router.request.legs import OVER, EventSink
 from router.request.parts import Parts
 from router.request.trace import RequestTrace
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 
 logger = logging.getLogger("baton.router")
 

@@ -19,7 +19,8 @@ from router.core.values import Wanted
 from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import Policy
 
 Write = Callable[[bytes], Any]

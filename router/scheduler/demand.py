@@ -17,7 +17,8 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.telemetry.flow import RouterFlow
 
 MODEL_BYTES_MAX = 4 * NAME_BYTES_MAX
@@ -115,7 +116,7 @@ def _running(scheduler: Scheduler) -> dict[_Pool, dict[str, int]]:
     at: dict[InstanceId, int] = {}
     of: dict[str, int] = {}
     view = scheduler.view
-    for (name, tenant), legs in scheduler.placed.items():
+    for (name, tenant), legs in scheduler.legs.placed.items():
         if not view.knows(name):
             continue
         seen = view.get(name)

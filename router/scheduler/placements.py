@@ -1,4 +1,5 @@
-"""Predictions about one router's requests, from arrival to end: lengths, bookings, prefixes. Pure.
+"""What the scheduler keeps of each request, and the predictions about it from arrival to end: its answer's length, its
+part of the load in flight, prefixes, what the handoff guard compares. Pure.
 
 The scheduler reports events; policies and admission read the results (`FleetSnapshot.inflight`,
 `FleetSnapshot.prefixes`). Predictions are compared with results, so that later ones are better: lengths of answers
@@ -11,21 +12,24 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from cluster.ids import InstanceId
 from router.core.journey import Chosen
-from router.core.values import Sent, Wanted
+from router.core.values import NO_PROMISE, Promise, Sent, Wanted
 from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import MIDDLE, OUTPUT_UNKNOWN, SHORT, AnswerLengths, Predictor
 from router.predict.chunks import CHUNK_BYTES
 from router.predict.inflight_load import InflightRequest
 from router.predict.transfer_model import ExpectedTransfer
+from router.scheduler.scoring.handoff_guard import Foretold, HandoffGuard
 from router.scheduler.scoring.prices import Prices, prices_of
+from router.scheduler.scoring.workload import gains
 
 
 class Placement:
     """The predictions for one request."""
 
-    __slots__ = ("booking", "lengths", "pulls_beginning", "sent")
+    __slots__ = ("booking", "foretold", "lengths", "pulls_beginning", "sent")
 
     def __init__(self) -> None:
         self.lengths: AnswerLengths | None = None
@@ -35,22 +39,64 @@ class Placement:
         self.pulls_beginning = False
         """Its prompt's beginning comes from another instance: its time, and the cached tokens that its engine reports,
         say nothing about that engine's speed and cache."""
+        self.foretold: Foretold | None = None
+        """The prediction at its first placement, for the guard, until its answer begins."""
+
+
+class SchedulingContext:
+    """One request at the scheduler."""
+
+    __slots__ = (
+        "aggregated", "ahead", "begun", "decode", "degraded", "ended", "entered", "expected", "lane", "late",
+        "prefill", "promise", "tpot_ms", "tried", "ttft_ms", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
+        self.wanted = wanted
+        self.promise = promise
+        self.decode: InstanceId | None = None
+        """The instance where its answer has a place."""
+        self.prefill: InstanceId | None = None
+        """The instance of its last prefill leg."""
+        self.ahead = 0
+        """This router's legs that were there before it, less those that have ended."""
+        self.ended = 0
+        """The number of this router's ended legs there when that was counted."""
+        self.late = False
+        """The request is expected to miss its TTFT target."""
+        self.tried = False
+        """It is, and is let in as a try (`router.predict.tries`)."""
+        self.lane = -1
+        """The row whose lane for late prompts it uses."""
+        self.expected = Placement()
+        self.ttft_ms = 0.0
+        """The predicted time of its first token from its arrival, at its last choice; 0: no prediction."""
+        self.tpot_ms = 0.0
+        """The predicted time of each later token."""
+        self.degraded = False
+        """The request has its class's second promise."""
+        self.begun = False
+        """Its client had the first token before its last choice."""
+        self.aggregated: bool | None = None
+        """The guard's decision to serve it aggregated; None: the guard was not asked."""
+        self.entered: tuple[int, Wanted] | None = None
+        """Its number in a decision log, and what it wants by that log (`router.scheduler.decision_log`)."""
 
 
 class Placements:
     """The placements of one router's requests."""
 
-    def __init__(self, fleet: FleetSnapshot) -> None:
+    def __init__(self, fleet: FleetSnapshot, guard: HandoffGuard | None = None) -> None:
+        """`guard`: learns from them whether handing over loses."""
         self._fleet: Final = fleet
+        self._guard: Final = guard
         self.lengths: Final = Predictor()
 
     def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen, *, tried: bool = False) -> Prices:
         """The policy has found a place. Returns the predicted prices there. `tried`: the request is a try (`Tries`)."""
         fleet, inflight = self._fleet, self._fleet.inflight
-        assert chosen.decode is not None
         prices = prices_of(fleet, wanted)
-        prompt_row = fleet.by_id[chosen.prefill or chosen.decode].row
-        answer_row = fleet.by_id[chosen.decode].row
+        prompt_row, answer_row = rows_of(fleet, chosen)
         self.let_go(expected, wanted.now)
         booking = expected.booking = InflightRequest(
             prompt_tokens=wanted.prompt_tokens,
@@ -92,6 +138,10 @@ class Placements:
             expected.sent = [] if sent is None else [sent]
             if answer_row != prompt_row:
                 fleet.prefixes.sent(answer_row, wanted.prefix, wanted.now)
+        if self._guard is not None and expected.foretold is None and wanted.arrived and not wanted.prefill_only:
+            wonders = answer_row != prompt_row and self._guard.wonders(wanted.slo_class)
+            gained = gains(prices, prompt_row, answer_row) if wonders else None
+            expected.foretold = Foretold(prices, prompt_row, answer_row, gained)
         return prices
 
     def prompt_over(
@@ -105,6 +155,8 @@ class Placements:
         cached_tokens: int | None = None,
     ) -> None:
         """The request's prompt is computed, or will not be, or counts as computed (`presumed`)."""
+        if self._guard is not None and expected.foretold is not None and done:
+            self._guard.computed(expected.foretold, now)
         if expected.booking is None:
             return
         self._fleet.inflight.prompt_over(expected.booking, now, done=done, presumed=presumed)
@@ -124,6 +176,9 @@ class Placements:
         """The first token of its answer has come from the decoding instance, so its prompt is computed, wherever it
         was.
         """
+        if self._guard is not None and expected.foretold is not None:
+            self._guard.came(expected.foretold, now)
+        expected.foretold = None
         if expected.booking is not None:
             self.prompt_over(expected, wanted, now, done=True)
             self._fleet.inflight.opened(expected.booking, now)
@@ -154,7 +209,7 @@ class Placements:
         paused: bool = False,
     ) -> None:
         """The request is over, after `tokens` tokens; None: they were not counted. The other arguments: see
-        `Scheduler.finish`.
+        `events.Finished`.
         """
         booking = expected.booking
         if booking is not None:
@@ -173,6 +228,12 @@ class Placements:
             self._fleet.inflight.answer_over(booking, now, 0 if paused else tokens or 0)
         if expected.lengths is not None and tokens:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
+        if self._guard is not None and expected.foretold is not None:
+            # its beginning was not seen: it is in one piece, or has not begun
+            if tokens and complete and engine_ms is not None and engine_ms.token > 0:
+                self._guard.came(expected.foretold, expected.foretold.began_s(now, tokens, engine_ms.token))
+            self._guard.gone(expected.foretold)
+            expected.foretold = None
         self.let_go(expected, now)
 
     def _promised(self, booking: InflightRequest, now: float, tokens: int, engine_ms: d.EngineMs | None) -> None:
@@ -191,3 +252,9 @@ class Placements:
         if booking is not None:
             self._fleet.inflight.prompt_over(booking, now, done=False)
             self._fleet.inflight.answer_over(booking, now)
+
+
+def rows_of(fleet: FleetSnapshot, chosen: Chosen) -> tuple[int, int]:
+    """The rows of the prompt's and of the answer's instance; the same if one serves the whole request."""
+    assert chosen.decode is not None
+    return fleet.by_id[chosen.prefill or chosen.decode].row, fleet.by_id[chosen.decode].row

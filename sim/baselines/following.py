@@ -73,7 +73,7 @@ def _finished(world: World, policy: Following, effect: ev.RequestFinished) -> No
     """A leg is over; the request with it, unless it was a prefill leg that made its token."""
     number = _number(effect.request)
     passage = world.book.open.get(number)
-    prefills = () if passage is None else passage.prefill_legs
+    prefills = () if passage is None else passage.prefilling.sent
     if effect.outputs and any(leg.request.id == effect.request for leg in prefills):
         policy.prefilled(number)
     else:

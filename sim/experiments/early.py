@@ -68,7 +68,7 @@ class Watch:
             return 0
         since_s = (world.kernel.now_ns - world.front.client_ns) / NS - self.targets.ttft_ms / 1000
         return sum(
-            self.low <= number < self.high and passage.first_ns < 0 and passage.arrival.at_s < since_s
+            self.low <= number < self.high and passage.row.first_ns < 0 and passage.arrival.at_s < since_s
             for number, passage in world.book.open.items()
         )
 

@@ -113,10 +113,10 @@ async def test_nothing_of_any_request_stays(policy: str, monkeypatch: pytest.Mon
         fleet = scheduler.view.all()
         await eventually(lambda: all(each["state"] != "open" for each in lines(made[0])), "every request is over")
         await eventually(lambda: not any(seen.inflight for seen in fleet), "no leg is under way")
-        assert not scheduler.placed
+        assert not scheduler.legs.placed
         assert not len(scheduler.line)
         for name in ("prompts", "backlog", "decoding", "answer_context", "kv_mean", "kv_variance"):
             assert max(abs(getattr(row, name)) for row in fleet.inflight.rows) < 1e-6, name
-        assert not any(scheduler.saturation._late.values()) if scheduler.saturation else True
+        assert not any(scheduler.admission.saturation._late.values()) if scheduler.admission else True
         assert {200, 400} <= set(statuses)
         assert statuses.count(200) > REQUESTS / 3

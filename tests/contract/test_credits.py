@@ -16,7 +16,8 @@ from router.core.values import Reported, Wanted
 from router.fleet.discovery import Discovery
 from router.fleet.view import FleetView
 from router.scheduler.demand import OwnWord
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES
 
 D = InstanceId("d")

@@ -15,7 +15,7 @@ from cluster.spec import SloClass, Tenant
 from router.api.config import RouterConfig
 from router.api.server import Router
 from router.core.values import Reported, Wanted
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 
 ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://127.0.0.1:1", epoch=1)
 

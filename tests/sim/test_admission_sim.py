@@ -87,12 +87,12 @@ def run(
 
 def nothing_is_left(world: World) -> None:
     scheduler, inflight = world.front.scheduler, world.view.all().inflight
-    assert scheduler.saturation is not None
-    assert not len(scheduler.line) and not scheduler.placed
+    assert scheduler.admission is not None
+    assert not len(scheduler.line) and not scheduler.legs.placed
     assert inflight.answers == 0
     assert not any(row.prompts or row.decoding or row.kv_mean for row in inflight.rows)
     assert not any(any(row.limits.by_length) or row.targets for row in inflight.rows)
-    assert not any(scheduler.saturation._late.values())
+    assert not any(scheduler.admission.saturation._late.values())
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.decision_log import DecisionLog
 from router.scheduler.scoring.policies import POLICIES
+from sim import sourcing
 from sim.faults import KINDS, Fault, Faults
 from sim.instance import SimulatedLeg
-from sim.passage import Passage
 from sim.replay import replay
 from sim.result import WRONG, Result
 from sim.settings import SimSettings
@@ -97,14 +97,14 @@ def test_nothing_is_wrong_hung_or_held(seed: int) -> None:
 @pytest.mark.interpreted
 def test_clients_that_leave_while_sources_are_asked_leave_no_leg_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     forgone: list[int] = []
-    real = Passage._forgo_prefill
+    real = sourcing.forgo
 
-    def forgo(passage: Passage, leg: SimulatedLeg) -> j.Event | None:
-        lost = real(passage, leg)
-        forgone.extend([] if lost is None else [passage.number])
+    def forgo(leg: SimulatedLeg) -> j.Lost | None:
+        lost = real(leg)
+        forgone.extend([] if lost is None else [leg.passage.number])
         return lost
 
-    monkeypatch.setattr(Passage, "_forgo_prefill", forgo)
+    monkeypatch.setattr(sourcing, "forgo", forgo)
     fleet = members(P, P, D, D, Role.BOTH, config={"lease_s": 3.0})
     world = World(fleet, SimSettings(peers=True, greedy=True), policy=forced)
     slow = [Fault(at_s=0.0, kind="slow", instance=each.name, duration_s=2.0, factor=20) for each in fleet]

@@ -18,7 +18,8 @@ from router.fleet import events as d
 from router.fleet.view import FleetView
 from router.predict.step_model import Make
 from router.scheduler.decision_log import DecisionLog, Fleet, Scheduling, fleet_of, scheduler_of
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Faults, preset
 from sim.replay import replay

@@ -12,9 +12,14 @@ import router.core.journey
 import router.fleet.view
 import router.scheduler.scheduler
 import router.scheduler.scoring.policies
+import sim.answering
+import sim.checks
 import sim.front
 import sim.instance
+import sim.legs
 import sim.passage
+import sim.prefilling
+import sim.sourcing
 import sim.world
 from cluster.instance import Role
 from loadgen.arrival import Arrival
@@ -64,7 +69,16 @@ def test_the_parts_are_the_products_own() -> None:
     assert sim.passage.j is router.core.journey
     passage = sim.passage.Passage(world.front, 0, Arrival(at_s=0, input_tokens=1, output_tokens=2), MODEL)
     assert type(passage.journey) is router.core.journey.Journey
-    for module in (sim.front, sim.passage, sim.world, sim.instance):
+    for module in (
+        sim.front,
+        sim.legs,
+        sim.passage,
+        sim.prefilling,
+        sim.answering,
+        sim.sourcing,
+        sim.world,
+        sim.instance,
+    ):
         own = {name for name, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__}
         assert not own & {"Journey", "View", "Desk", "Waiting", "Twin", "Ledger", "AgentMachine"}, module
 
@@ -225,6 +239,18 @@ def test_a_request_that_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sim.passage.Passage, "answered", lambda *_: None)
     with pytest.raises(LawBroken, match="waits for nothing"):
         simulate(members(B), every(0.1, 5))
+
+
+@pytest.mark.interpreted
+def test_a_stream_whose_engine_died_is_lost_only_when_the_router_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the stream waits for nothing that will come, and that breaks no law."""
+    monkeypatch.setattr(sim.checks, "_EVERYTHING_EVERY", 1)
+    fleet = members(B, B)
+    fault = Fault(at_s=2.0, kind="kill", instance=fleet[1].name)
+    load = [Arrival(at_s=1.5 + 0.01 * number, input_tokens=50, output_tokens=400) for number in range(6)]
+    _, result = simulate(fleet, load, faults=[fault], greedy=True)
+    assert (result.columns["flags"] & RESUMED).any()
+    assert (result.columns["outcome"] == 1).all()
 
 
 def test_blocks_that_nobody_owns_are_noticed() -> None:

@@ -20,8 +20,8 @@ from cluster.ids import InstanceId, ranks_of
 from engine.mock.asked import read_body
 from engine.mock.faults import FaultLeg
 from engine.mock.fleet import MockFleet
+from engine.mock.frontend import leg_of
 from engine.mock.instance import MockInstance as Mock
-from engine.mock.serving import leg_of
 from engine.twin.events import PullBlocks
 
 PACE: dict[str, Any] = {"step_ms": 3.0, "transfer_ms": 5.0, "first_token_ms": 2.0, "num_blocks": 2048}

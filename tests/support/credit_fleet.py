@@ -26,7 +26,8 @@ from router.core.values import Wanted
 from router.fleet.discovery import _by_tenant, _reported
 from router.fleet.view import FleetView
 from router.scheduler.demand import demands, legs_said
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES
 
 ASK = Choose(frozenset(), hand_over=True)
@@ -222,7 +223,7 @@ class Front:
         """Its process is gone; what it sent runs to its end. How many requests of each tenant it had."""
         self.alive = False
         had = Counter({tenant: len(contexts) for tenant, contexts in self.line.items()})
-        for (_, tenant), legs in self.scheduler.placed.items():
+        for (_, tenant), legs in self.scheduler.legs.placed.items():
             had[tenant] += legs
         return had
 

@@ -18,10 +18,9 @@ from router.predict.step_model import Make
 from router.predict.transfer_model import FADES_S, LEAST_MS
 from router.scheduler.flow_control.saturation import AHEAD_MS
 from router.scheduler.scoring.budget import BARRIER_MAX, MISS, RAMP
-from router.scheduler.scoring.figures import LOOSE
+from router.scheduler.scoring.figures import LOOSE, PULL_MS, PULL_STEPS
 from router.scheduler.scoring.filters import ready, saturation_of
 from router.scheduler.scoring.prices import HOLDS_FREE
-from router.scheduler.scoring.row_prices import PULL_MS, PULL_STEPS
 from router.scheduler.scoring.workload import ALIKE, HYSTERESIS, WAITING, K
 
 _POINTS = np.concatenate([np.linspace(0.0, 1.2, 121), [1e6]])

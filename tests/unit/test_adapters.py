@@ -18,7 +18,8 @@ from kvtransfer.fields import other_adapter
 from router.core.journey import Choose, Chosen
 from router.core.values import Reported, Wanted
 from router.fleet.view import FleetView
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES
 
 P, P2, D = InstanceId("p"), InstanceId("p2"), InstanceId("d")

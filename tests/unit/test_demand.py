@@ -11,7 +11,8 @@ from router.core.journey import Choose
 from router.core.values import Wanted
 from router.fleet.view import FleetView
 from router.scheduler.demand import ENTRY_BYTES, demands, legs_said
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES
 
 ASK = Choose(frozenset(), hand_over=True)
@@ -53,12 +54,12 @@ def test_demand_is_what_runs_and_what_waits_by_tenant() -> None:
 def test_places_are_counted_once_and_given_back() -> None:
     here = scheduler(places=5)
     contexts = arrive(here, "acme", 3)
-    assert here.placed == {(InstanceId("d"), "acme"): 3}
+    assert here.legs.placed == {(InstanceId("d"), "acme"): 3}
     for context in contexts:
         here.occupy(context, InstanceId("p"))
         here.finish(context, 0.0)
         here.finish(context, 0.0)
-    assert not here.placed
+    assert not here.legs.placed
 
 
 def test_small_tenants_are_summed_up() -> None:

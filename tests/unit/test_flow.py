@@ -9,7 +9,7 @@ from goodput.sketch import bucket_of
 from router.core.slo import LEFT, MET, SHED
 from router.core.values import Wanted
 from router.scheduler.demand import backlog
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 from router.telemetry.flow import RouterFlow
 
 

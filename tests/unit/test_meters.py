@@ -13,7 +13,7 @@ from router.core.clients import Client
 from router.core.slo import COUNTED, MISSED
 from router.core.values import Wanted
 from router.fleet.view import FleetView
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 from router.telemetry.metrics import RouterMetrics
 
 

@@ -19,8 +19,8 @@ from router.fleet.view import FleetView
 from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import make_of
 from router.scheduler.placements import Placement, Placements
+from router.scheduler.scoring.figures import CLEAR, LEAST_MS, SOURCE_S_MAX, SOURCE_S_MIN
 from router.scheduler.scoring.prices import prices_of
-from router.scheduler.scoring.row_prices import CLEAR, LEAST_MS, SOURCE_S_MAX, SOURCE_S_MIN
 from router.scheduler.scoring.workload import workload
 
 CHUNKS = tuple(range(1000, 1064))

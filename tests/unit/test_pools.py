@@ -10,7 +10,8 @@ from router.admin.pools import Looks, lacks, together_pools
 from router.core.journey import Choose
 from router.core.values import Wanted
 from router.fleet.view import FleetView
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES
 
 P, D = InstanceId("p"), InstanceId("d")

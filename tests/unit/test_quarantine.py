@@ -16,7 +16,7 @@ from router.fleet.events import entry_of
 from router.fleet.quarantine import BECAUSE_MAX, STAMP_MAX, WORDS_MAX, Quarantine, Word
 from router.fleet.view import FleetView
 from router.scheduler.decision_log import DecisionLog, fleet_of, scheduler_of
-from router.scheduler.scheduler import SchedulingContext
+from router.scheduler.placements import SchedulingContext
 from router.scheduler.scoring.policies import POLICIES
 from sim.replay import replay
 

@@ -6,8 +6,9 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.journey import Choose, Lost
 from router.core.values import Wanted
-from router.fleet.view import FleetView
-from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Scheduler, SchedulingContext
+from router.fleet.view import FleetView, can_pin, turned_away
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Scheduler
 from router.scheduler.scoring.policies import POLICIES
 
 P, D, D2 = (InstanceId(name) for name in ("p", "d", "d2"))
@@ -79,20 +80,20 @@ def test_the_fleet_that_grows_is_offered_to_all_who_wait() -> None:
 
 def test_an_instance_that_went_away_turns_legs_away() -> None:
     here = scheduler()
-    assert here.turned_away(D) is None
+    assert turned_away(here.view, D) is None
     here.view.unreachable(D)
-    assert isinstance(here.turned_away(D), Lost)
-    assert isinstance(here.turned_away(InstanceId("nobody")), Lost)
+    assert isinstance(turned_away(here.view, D), Lost)
+    assert isinstance(turned_away(here.view, InstanceId("nobody")), Lost)
 
 
 def test_only_an_engine_that_can_be_told_is_pinned() -> None:
     one, two = context(), context()
     able, unable = scheduler(pins=True), scheduler()
-    assert not able.pins(one), "no place yet"
+    assert not can_pin(able.view, one.decode), "no place yet"
     able.choose(one, ASK, 0.0)
     unable.choose(two, ASK, 0.0)
-    assert able.pins(one)
-    assert not unable.pins(two)
+    assert can_pin(able.view, one.decode)
+    assert not can_pin(unable.view, two.decode)
 
 
 SECOND = Choose(frozenset({P}), hand_over=True, second=True)

@@ -17,7 +17,8 @@ from router.fleet.view import FleetView
 from router.predict.margins import PROMPTLY, WIDEST
 from router.predict.step_model import SURE, UNKNOWN, Make
 from router.scheduler.flow_control.saturation import SaturationDetector
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES
 from router.scheduler.scoring.prices import Scoring
 

@@ -16,7 +16,8 @@ from router.core.journey import Choose
 from router.core.values import Wanted
 from router.fleet.view import FleetView
 from router.predict.step_model import make_of
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))

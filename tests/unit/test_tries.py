@@ -11,7 +11,8 @@ from router.fleet.view import FleetView
 from router.predict.margins import NARROWEST, PROMPTLY, WIDEST
 from router.predict.step_model import Make
 from router.predict.tries import TRIES, TRY_S, TRY_S_MAX, Tries
-from router.scheduler.scheduler import Scheduler, SchedulingContext
+from router.scheduler.placements import SchedulingContext
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES
 
 ASK = Choose(frozenset(), hand_over=False)

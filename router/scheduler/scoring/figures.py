@@ -1,22 +1,37 @@
-"""The figures of one request, before any place is considered. Pure."""
+"""The figures of one request: before any place is considered, and what it takes at each row. Pure."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from router.core.arrays import Floats
+from router.core.events import PrefixSource
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import LENGTHS_UNKNOWN, MIDDLE, OUTPUT_UNKNOWN
-from router.predict.inflight_load import SPREAD
+from router.predict.inflight_load import IDLE_MIN, SPREAD
 from router.predict.prefix_cache import Match
 
 LOOSE: Final = 5.0
 
 _ONE_BY_ONE: Final = 64
 """More rows are read by a column."""
+
+PULL_MS, PULL_STEPS = 3.0, 3.0
+"""A pause for blocks from elsewhere, besides their bytes: the engine's front end and the messages, and steps of the
+pulling engine: the one under way when the leg comes, the one after which the blocks are there (steps are decided
+ahead), and the one that makes the seeded token once more (seen on the twin: 24.7 ms where a step takes 7.2)."""
+
+CLEAR, LEAST_MS = 0.3, 10.0
+"""A prompt's beginning is pulled from a peer if that saves this share of its time, and so many milliseconds: a failed
+pull costs its time, and no model knows all that two more messages cost. Chosen, not measured."""
+
+SOURCE_S_MIN, SOURCE_S_MAX = 0.05, 2.0
+"""Bounds of the wait for a source. Between them it is the time that the prompt takes without one: a source that does
+not answer at most doubles it."""
 
 
 class Saturation(ABC):
@@ -109,3 +124,161 @@ class Figures:
     def own_tokens(self) -> float:
         """The memory for its prompt and answer, in tokens, with `SPREAD` of margin."""
         return self.wanted.prompt_tokens + self.output + SPREAD * math.sqrt(self.wanted.output_variance)
+
+
+class RowTimes:
+    """What one request takes at some rows: milliseconds, and shares of a target. Lists are by position: in a small
+    fleet that is the row, in a large one the order in which rows were added.
+    """
+
+    __slots__ = ("alone", "before", "longer", "more", "prompt", "sources", "stall", "ttft", "used")
+
+    def __init__(self) -> None:
+        self.prompt: Final[list[float]] = []
+        """Its prompt, what is cached there left out, with what decodes beside it."""
+        self.stall: Final[list[float]] = []
+        """How long answers there would wait for the prompt."""
+        self.alone: Final[list[float]] = []
+        """Its first token, from its arrival and without other prompts."""
+        self.ttft: Final[list[float]] = []
+        """Its first token, from its arrival."""
+        self.longer: Final[list[float]] = []
+        """By how much its answer makes a step longer."""
+        self.before: Final[list[float]] = []
+        """The TPOT there without its answer, as a share of `tpot_unit`."""
+        self.more: Final[list[float]] = []
+        """What its answer adds to that."""
+        self.used: Final[list[float]] = []
+        """The two together."""
+        self.sources: dict[int, PrefixSource] | None = None
+        """By row: where it would pull the prompt's beginning from."""
+
+    def add(
+        self, of: Figures, rows: Sequence[int], opened: Sequence[bool], places: Mapping[int, int] | None = None
+    ) -> None:
+        """Time these rows as well.
+
+        Args:
+            of: the request's figures. If nothing is promised, this sets the unit of its first token.
+            rows: no row twice.
+            opened: by position, these rows included: whether the prompt would be computed at once, or nearly so.
+            places: positions by row, in a large fleet.
+        """
+        self._add_prompts(of, rows, places)
+        self._add_firsts(of, rows, opened)
+        self._add_steps(of, rows)
+
+    def _add_prompts(self, of: Figures, rows: Sequence[int], places: Mapping[int, int] | None) -> None:
+        step_model, first = of.fleet.inflight.step_model, len(self.prompt)
+        by_kind, speeds = step_model.of_prompt_by_make(of.tokens), step_model.rows
+        prompt, stall = self.prompt, self.stall
+        for row in rows:
+            speed = speeds[row]
+            ms, stall_ms, _ = by_kind[speed.kind]
+            prompt.append(speed.prefill_factor * ms)
+            stall.append(speed.prefill_factor * stall_ms)
+        if of.match is not None:
+            mask = -1 if places is None else sum([1 << row for row in rows])
+            for chunks, bits in of.match.levels:
+                left = bits & mask
+                cached = step_model.of_prompt_by_make(of.tokens, of.held(chunks)) if left else by_kind
+                while left:
+                    row = left.bit_length() - 1
+                    left ^= 1 << row
+                    place, speed = row if places is None else places[row], speeds[row]
+                    ms, stall_ms, _ = cached[speed.kind]
+                    prompt[place] = speed.prefill_factor * ms
+                    stall[place] = speed.prefill_factor * stall_ms
+            if of.fleet.sharing and of.wanted.one_prompt:
+                self._find_sources(of, rows, first)
+        loads = of.fleet.inflight.rows
+        for at, row in enumerate(rows):
+            beside = loads[row].beside
+            if beside:
+                prompt[first + at] += beside * by_kind[speeds[row].kind][2]
+
+    def _find_sources(self, of: Figures, rows: Sequence[int], first: int) -> None:
+        """The rows that would do better with the prompt's beginning from another instance: `CLEAR` of their time and
+        `LEAST_MS` are saved. Of the instances that have more of it, those with the most are compared.
+        """
+        fleet, match, now = of.fleet, of.match, of.wanted.now
+        assert match is not None
+        sources = fleet.sources(match, of.wanted)
+        if not sources:
+            return
+        if self.sources is None:
+            self.sources = {}
+        step_model, speeds = fleet.inflight.step_model, fleet.inflight.step_model.rows
+        for at, row in enumerate(rows, first):
+            own, own_ms = match.chunks_of(row), self.prompt[at]
+            for chunks, source in sources:
+                if chunks <= own:
+                    break
+                cached = of.held(chunks)
+                ms, stall_ms, _ = step_model.of_prompt_by_make(of.tokens, cached)[speeds[row].kind]
+                ms *= speeds[row].prefill_factor
+                if ms > own_ms * (1.0 - CLEAR) or ms > own_ms - LEAST_MS or not fleet.shares(source, row, of.wanted):
+                    continue
+                leg_ms = _source_ms(fleet, source, now)
+                pull_ms = _pull_ms(fleet, source, row, cached - of.held(own), now)
+                ms += leg_ms + fleet.inflight.source_delay.ms(now) + pull_ms
+                if ms <= own_ms * (1.0 - CLEAR) and ms <= own_ms - LEAST_MS:
+                    self.prompt[at], self.stall[at] = ms, speeds[row].prefill_factor * stall_ms
+                    wait_s = min(SOURCE_S_MAX, max(SOURCE_S_MIN, own_ms / 1000.0))
+                    self.sources[row] = PrefixSource(fleet.at(source).id, cached, wait_s, leg_ms)
+                    break
+
+    def _add_firsts(self, of: Figures, rows: Sequence[int], opened: Sequence[bool]) -> None:
+        loads, speeds = of.fleet.inflight.rows, of.fleet.inflight.step_model.rows
+        saturation, now_ms = of.saturation, of.wanted.now * 1000.0
+        queue_ms = 0.0
+        if saturation is not None and saturation.queue:  # elsewhere other requests wait, too
+            queue_ms = saturation.queue_ms(len(of.fleet))
+        waited_ms = of.waited_ms
+        for row in rows:
+            at = len(self.ttft)
+            alone = self.prompt[at] + speeds[row].lead + waited_ms
+            wait = abs(loads[row].ends - now_ms)  # `InflightLoad.waits_ms`
+            ttft = (wait if wait < math.inf else 0.0) + alone
+            if not opened[at]:
+                ttft += queue_ms
+            self.alone.append(alone)
+            self.ttft.append(ttft)
+        if not of.ttft_unit:  # in a large fleet the shortlist has set it
+            able: list[int] = of.fleet.ready_for(of.wanted).any.tolist()
+            of.ttft_unit = LOOSE * min([self.alone[row] for row in able], default=math.inf)
+
+    def _add_steps(self, of: Figures, rows: Sequence[int]) -> None:
+        inflight = of.fleet.inflight
+        loads, speeds = inflight.rows, inflight.step_model.rows
+        faded, per, context = -inflight.faded(of.wanted.now), 1.0 / of.tpot_unit, of.context
+        for row in rows:
+            load, speed = loads[row], speeds[row]
+            per_ms = per / max(load.recent * faded + 1.0, IDLE_MIN)
+            longer = speed.context * context + speed.request
+            more = longer * per_ms
+            before = load.step * per_ms
+            self.longer.append(longer)
+            self.more.append(more)
+            self.before.append(before)
+            self.used.append(before + more)
+
+
+def _source_ms(fleet: FleetSnapshot, source: int, now: float) -> float:
+    """The time until a source has answered: what it has to compute before, a message, the step under way if it
+    decodes, and one for the leg.
+    """
+    there = fleet.inflight.rows[source]
+    wait = max(0.0, there.ends - now * 1000.0)
+    return wait + PULL_MS + there.step * (2 if there.decoding else 1)
+
+
+def _pull_ms(fleet: FleetSnapshot, source: int, row: int, tokens: int, now: float) -> float:
+    """The time to pull so many tokens from there then: a message, the move, a step before and after it if it decodes
+    (an idle engine looks at once), and its front end, which is as late as the source's.
+    """
+    inflight = fleet.inflight
+    here, near = inflight.rows[row], fleet.near(source, row)
+    told_ms = inflight.step_model.handoff_ms(tokens, source, row, near=near)
+    moving_ms = inflight.pulls(row).expects_ms(told_ms, now, near=near)
+    return PULL_MS + moving_ms + (2 * here.step if here.decoding else 0.0) + inflight.source_delay.ms(now)

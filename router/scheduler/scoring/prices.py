@@ -16,8 +16,8 @@ from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import SHARES
 from router.predict.margins import WIDEST
 from router.scheduler.scoring.budget import MISS, OWN, OWN_MISSED, RAMP
-from router.scheduler.scoring.figures import Saturation
-from router.scheduler.scoring.row_prices import FEW, PULL_MS, PULL_STEPS, RowPrices
+from router.scheduler.scoring.figures import PULL_MS, PULL_STEPS, Saturation
+from router.scheduler.scoring.row_prices import FEW, RowPrices
 
 HOLDS_FREE: Final = 0.5
 """Up to this share of P's memory in use, holds there cost nothing: new prompts find room. Chosen, not measured."""

@@ -1,0 +1,77 @@
+"""The answering leg of one request (live: `router.request.answering`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cluster.ids import InstanceId, RequestId
+from cluster.wire import TransferFields
+from engine.twin.request import HoldSource, TwinRequest
+from router.core import journey as j
+from router.fleet import events as d
+from router.fleet.view import turned_away
+from sim import result as rows
+from sim import sourcing
+from sim.instance import SimulatedLeg
+
+if TYPE_CHECKING:
+    from sim.front import SimulatedRouter
+    from sim.passage import Passage
+
+
+class SimulatedAnswering:
+    """The leg that answers a request's client: the last one, if several were sent."""
+
+    __slots__ = ("early_ns", "leg")
+
+    def __init__(self) -> None:
+        self.leg: SimulatedLeg | None = None
+        self.early_ns = 0
+        """When D's server has read its early leg, if there is one."""
+
+    def prepare(self, front: SimulatedRouter, instance: InstanceId) -> None:
+        """An early leg is sent there: it waits in the engine's server until P's hold is there."""
+        self.early_ns = front.world.legs.front_of_pull(front.world.by_name[instance])
+
+    def send(
+        self,
+        passage: Passage,
+        instance: InstanceId,
+        transfer: TransferFields | None,
+        beginning: j.PrefixSource | None,
+        *,
+        prepared: bool = False,
+    ) -> j.Event | None:
+        """Send the leg there, to pull the hold `transfer`, or a prompt's beginning once its source has answered.
+        `prepared`: it is the early leg. Returns an event if the scheduler turns it away.
+        """
+        front = passage.front
+        away = turned_away(front.scheduler.view, instance)
+        if away is not None:
+            return away
+        front.tell(d.Occupied(passage, instance))
+        source: HoldSource | None = None
+        if transfer is not None:
+            source = transfer.fields["source"]
+            passage.row.flags |= rows.HANDED_OVER
+        number = passage.next_leg()
+        request = TwinRequest(
+            id=RequestId(f"{passage.number}/{number}"),
+            prompt=passage.prompt,
+            max_tokens=max(1, passage.arrival.output_tokens),
+            seed=passage.number,
+            pull=source,
+        )
+        leg = self.leg = SimulatedLeg(passage, front.world.by_name[instance], request, number, prefill=False)
+        if prepared:
+            front.world.legs.send(leg, at_server_ns=self.early_ns)
+        else:
+            sourcing.send(leg, beginning)
+        return None
+
+    def close(self) -> None:
+        """Stop reading the leg, and end it."""
+        leg = self.leg
+        if leg is not None and not leg.over:
+            leg.detached = True
+            leg.passage.front.world.legs.abort(leg)

@@ -1,0 +1,97 @@
+"""Source legs: another instance is asked to hold what its cache has of a prompt, before the leg that pulls it is sent
+(live: `router.request.sourcing`).
+
+The source's answer, its failure and the end of the wait all send the leg, at most once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from cluster.ids import RequestId, TransferId
+from engine.twin import events as ev
+from engine.twin.request import TwinRequest
+from router.core import journey as j
+from router.fleet import events as d
+from router.fleet.view import speaks_for
+from sim.instance import SimulatedLeg
+from sim.kernel import NS
+
+_SOURCES: Final = 32
+"""Attempts of source legs are numbered from here: a hold's name is of one leg."""
+
+
+def send(leg: SimulatedLeg, source: j.PrefixSource | None) -> None:
+    """Send a leg, once its source has answered if it has one."""
+    passage = leg.passage
+    front = passage.front
+    if source is None or not front.world.by_name[source.instance].ready:
+        front.world.legs.send(leg)
+        return
+    front.fleet.handle(d.LegStarted(source.instance), front.kernel.now_s)
+    at = front.world.by_name[source.instance]
+    request = TwinRequest(
+        id=RequestId(f"{passage.number}/{leg.number}s"),
+        prompt=passage.prompt,
+        max_tokens=1,
+        hold=TransferId(RequestId(str(passage.number)), passage.journey.attempt + _SOURCES, at.epoch),
+        seed=passage.number,
+        cached_only=True,
+    )
+    asked = SimulatedLeg(passage, at, request, leg.number, prefill=True)
+    asked.sourcing = SimulatedSourcing(leg, front.kernel.now_ns, source.leg_ms)
+    front.book.prefilling[asked] = None
+    front.world.legs.send(asked)
+    front.kernel.at(front.kernel.now_ns + round(source.wait_s * NS), _late, asked)
+
+
+def forgo(leg: SimulatedLeg) -> j.Lost | None:
+    """The client waits no more: a leg that still waits for its source is not sent."""
+    front = leg.passage.front
+    if not any(each.sourcing is not None and each.sourcing.leg is leg for each in front.book.prefilling):
+        return None
+    front.leg_over(leg)
+    return j.Lost("it was not needed any more, and not sent", untouched=True, by=leg.at.name)
+
+
+class SimulatedSourcing:
+    """What a source leg is for."""
+
+    __slots__ = ("expected_ms", "leg", "sent_ns")
+
+    def __init__(self, leg: SimulatedLeg, sent_ns: int, expected_ms: float) -> None:
+        self.leg = leg
+        """The leg that is sent once the source leg is answered, and pulls its hold."""
+        self.sent_ns = sent_ns
+        self.expected_ms = expected_ms
+        """When the source leg was sent, and the time in which the router expects its answer."""
+
+    def over(self, asked: SimulatedLeg, finished: ev.RequestFinished | None, *, timed: bool) -> None:
+        """The source leg has been answered; None: it is lost, refused, or late. `timed`: its time counts for the next
+        prices, as it does live.
+        """
+        passage, leg, late = asked.passage, self.leg, asked.detached
+        front = passage.front
+        held = None if finished is None else asked.transfer(finished)
+        if timed and not late:
+            now_s, wanted = front.kernel.now_s, passage.wanted
+            late_ms = (front.kernel.now_ns - self.sent_ns) / 1e6 - self.expected_ms
+            front.fleet.handle(d.Sourced(late_ms, now_s), now_s)
+            if finished is not None:
+                tokens = 0 if held is None else held.tokens
+                told = d.SourceSaid(asked.at.name, wanted.prefix, wanted.prefix_block_tokens, tokens, now_s)
+                front.fleet.handle(told, now_s)
+        front.leg_over(asked)
+        if late or leg.detached or passage.journey.state is j.JourneyState.DONE:
+            if held is not None:
+                front.release(passage, speaks_for(front.scheduler.view, asked.at.name), held, waits=False)
+            return
+        if held is not None:
+            leg.request = replace(leg.request, pull=replace(held.fields["source"], handed_over=False))
+        front.world.legs.send(leg)
+
+
+def _late(asked: SimulatedLeg) -> None:
+    if asked.sourcing is not None and not asked.detached:
+        asked.sourcing.over(asked, None, timed=True)
