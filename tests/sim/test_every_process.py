@@ -1,4 +1,4 @@
-"""The same run in another process: the same bytes, though texts have other hashes there, so that sets have other orders.
+"""The same run in another process: the same bytes, though its texts have other hashes, and its sets other orders.
 
 This file is also the program that a process runs.
 """
