@@ -117,7 +117,7 @@ def check_members(members: Iterable[SimulatedMember]) -> None:
     listed = list(members)
     if len({each.name for each in listed}) != len(listed):
         raise ValueError("two members have one name")
-    for model in {each.model for each in listed}:
+    for model in dict.fromkeys(each.model for each in listed):  # in order, so that the same one is named in every run
         if len({each.config.block_size for each in listed if each.model == model}) > 1:
             raise ValueError(f"{model}: members with different block sizes cannot hand over to each other")
 

@@ -138,7 +138,7 @@ class Overview:
         fleet = self._scheduler.view.all()
         apart = fleet.pairing.parted_pairs()
         unproven = fleet.unproven_pairs(PAIRS)
-        for pair in (apart | unproven | fleet.pairing.inexact.keys()) - known.keys():
+        for pair in sorted((apart | unproven | fleet.pairing.inexact.keys()) - known.keys()):
             known[pair] = PairCounts(*pair)
         if reader is not None:
             theirs = {seen.id for seen in fleet if seen.instance.serves(reader)}

@@ -321,8 +321,9 @@ def _number(context: Any) -> int:
     return number
 
 
-_ENCODER: Final = msgspec.json.Encoder(enc_hook=_number)
-
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_number, order="deterministic")
+"""Sorts sets (`Wanted.excluded`, `Instance.tenants`) and the keys of dictionaries, so that the same events are the same
+bytes in every process: a set of texts has another order in another one. No reader needs these dictionaries' order."""
 
 _DECODER: Final[msgspec.json.Decoder[Entry]] = msgspec.json.Decoder(Entry)
 
