@@ -31,10 +31,11 @@ def test_a_ready_made_end_says_what_is_said_of_each_body(token_ids: bool) -> Non
         assert said == wire.prefill_fields(body, token_ids=token_ids, transfer=transfer)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("name", "more"), [("p", b""), ("p@0", b"x-data-parallel-rank: 0\r\n"), ("p@x", b"")])
 def test_every_leg_names_its_rank(name: str, more: bytes) -> None:
     """Prefill and decode legs (`lines`), and a source's (`untraced`)."""
-    leg = Outgoing.__new__(Outgoing)
+    leg = object.__new__(Outgoing)
     leg._head = b"a: b\r\n"
     leg._trace = SimpleNamespace(recorded=False, sends=lambda *_: None)
     target = Instance(id=InstanceId(name), role=Role.BOTH, url="http://h")
