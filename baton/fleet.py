@@ -152,14 +152,11 @@ class LocalFleet:
     async def _keep(self, program: Program) -> None:
         """Run one program, and again if it is killed; if it fails for good, the cluster ends with it."""
         restarts = Restarts()
-        while True:
+        while not self.stopping.is_set():
             code = await program.run()
             self.codes[program.name] = code
             if self.stopping.is_set():
-                self.board.update(program.name, "stopped")
-                if program is self.router.program:
-                    self._stop_engines()
-                return
+                break
             member = self.members.of(program)
             if member is not None and (code == 0 or member.leaving):
                 self.board.update(program.name, "stopped", "it was told to leave")  # an operator's doing, no failure
@@ -175,6 +172,9 @@ class LocalFleet:
                 if member.leaving:
                     self._forget(member)
                     return
+        self.board.update(program.name, "stopped")
+        if program is self.router.program:
+            self._stop_engines()
 
     def _forget(self, member: LocalMember) -> None:
         """Forget an engine that has left. A fleet that is never resized keeps its name, for later questions about

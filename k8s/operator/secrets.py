@@ -17,7 +17,7 @@ from cluster.registry.layout import USERS, users
 from k8s.crd.names import CONTENT, LABEL_KEYS, LABEL_STAGE, LABEL_STAGE_SINCE, MADE_FROM
 from k8s.crd.resource import Resource
 from k8s.plan import KeyStage
-from k8s.plan.keys import FLEET_PART, INSTANCE_PART, content_of, stage_of
+from k8s.plan.keys import FLEET_PART, INSTANCE_PART, content_of, key_begins, stage_of
 from k8s.plan.pods import KEYS_FILE, fleet_secret, instance_secret, owned
 from kvtransfer.keys import KEYS_MAX, SECRET_BYTES, fleet_text, instance_text, read_fleet
 from kvtransfer.seal import identity_text
@@ -70,7 +70,7 @@ def replaced(resource: Resource, live: Json, stage: KeyStage, now: float) -> dic
     match stage:
         case KeyStage.ADDED:
             kept = keys[:-1] if stage_of(live) is KeyStage.ADDED else keys[: KEYS_MAX - 1]  # one that never signed goes
-            keys, since, made_for = (*kept, _new_key(keys)), int(now) + 1, resource.kubernetes.ticket_keys
+            keys, since, made_for = (*kept, _new_key(keys)), key_begins(now), resource.kubernetes.ticket_keys
         case KeyStage.SIGNS:
             keys = (keys[-1], *keys[:-1])
         case KeyStage.NONE:

@@ -130,6 +130,11 @@ def stage_of(fleet: Json) -> KeyStage:
     return KeyStage(said) if said in set(KeyStage) else KeyStage.NONE
 
 
+def key_begins(now: float) -> int:
+    """When a key that is added now counts as made: the next whole second, as pods' times are whole seconds, too."""
+    return int(now) + 1
+
+
 def _since(fleet: Json) -> float:
     """When a replacement began, Unix time."""
     text = fleet["metadata"].get("labels", {}).get(LABEL_STAGE_SINCE, "")
@@ -141,7 +146,7 @@ def _replaced(
 ) -> Iterator[Rekey]:
     name, age_s, wanted = fleet["metadata"]["name"], now - _since(fleet), resource.kubernetes.ticket_keys
     if made_for(fleet) != wanted:
-        if any(made_for(each) == wanted and not _is_older(each, now + 1) for each in observed.pods):
+        if any(made_for(each) == wanted and not _is_older(each, key_begins(now)) for each in observed.pods):
             return  # of the name from before, and too young to be told from pods that will have read the next key
         yield Rekey(name, KeyStage.ADDED, f"keys `{wanted}` are wanted")
         return

@@ -104,7 +104,7 @@ class Lost(msgspec.Struct, frozen=True):
     by: InstanceId | None = None
     """For a prefill leg, its instance; None: the leg that was sent last."""
     drew: bool = False
-    """Nothing is wrong with the engine but that it began with a token of its own: it had not been told the client's."""
+    """Nothing is wrong with the engine, but its answer begins with another token than the client has."""
 
 
 class EarlyLost(msgspec.Struct, frozen=True):

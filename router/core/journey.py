@@ -156,7 +156,7 @@ class Journey:
         "aborted", "arrived", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode",
         "early", "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs",
         "now", "outcome", "prefill", "prefilled", "spared", "spoken", "stall_s", "state", "stream", "touched",
-        "transfer", "turn_ends", "whole_deadline",
+        "transfer", "turn_ends", "untold", "whole_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -211,6 +211,8 @@ class Journey:
         self.spared: InstanceId | None = None
         """A decode instance that is excluded only because it began with a token of its own. It is asked again if there
         is no other."""
+        self.untold = False
+        """The decode leg was sent early, before there was a first token to tell it."""
         self.first_token: int | None = None
         self.spoken = False
         """The client has received a status, and a token or more."""
@@ -336,7 +338,7 @@ class Journey:
     def _send_decode(
         self, instance: InstanceId, transfer: TransferFields | None, source: PrefixSource | None = None
     ) -> SendDecode:
-        self.state = JourneyState.OPENING
+        self.state, self.untold = JourneyState.OPENING, False
         self.turn_ends = self.now + (self.deadline - self.now) * TURN
         return SendDecode(instance, transfer, self.first_token, source)
 
@@ -371,6 +373,7 @@ class Journey:
                 self._speak()
                 seed = (SendSeed(),)
             sent = self._send_decode(self.decode, self.transfer)
+            self.untold = early
             return (*others, *seed, UseEarly(self.transfer) if early and self.transfer is not None else sent)
         # P's first token was the last one (EOS, a stop string): there is nothing to hand over.
         if not self.stream:
@@ -475,7 +478,8 @@ class Journey:
         if event.again:  # another instance generates the answer again; the router drops what the client already has
             self._speak()
             self.deadline = self.now + self.stall_s * (1 - TURN)  # it may have been silent for its turn
-            self.spared = self.decode if event.drew else None
+            if event.drew and self.untold:
+                self.spared = self.decode
             return (CloseDecode(), *self._try_again(self.decode, event.because))
         return (CloseDecode(), *self._fail(upstream_failed(event.because)))
 

@@ -69,7 +69,7 @@ class ScheduledRequest:
             return chosen
         if chosen.prefill is None and effect.hand_over and not self._parts.dispatch.said_aggregated:
             self._parts.dispatch.served_aggregated(chosen)
-        if effect.excluded:
+        if effect.excluded and chosen.decode is not None:
             kind = "second" if effect.second else "resumed" if relayed else "again"
             self._parts.meters.retries.labels(kind).inc()
             self.resumed = self.resumed or relayed

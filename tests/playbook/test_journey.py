@@ -809,6 +809,34 @@ def test_a_d_that_drew_a_token_of_its_own_is_asked_again_where_there_is_no_other
     play(machine, [(Ended(), [Finish("served")])])
 
 
+def test_an_engine_that_was_told_the_token_and_draws_another_is_not_asked_again() -> None:
+    """P cannot be told a token: the D that can is asked instead."""
+    script: list[tuple[object, list[object]]] = [
+        *DREW,
+        (Chosen(None, P, "whole"), [SendDecode(P, None, 5)]),
+        (Opened(), [Relay()]),
+        (
+            Lost("another token", again=True, drew=True),
+            [CloseDecode(), Choose(frozenset({D, P}), hand_over=True)],
+        ),
+        (NOBODY, [Choose(frozenset({P}), hand_over=True)]),
+        (Chosen(None, D, "whole"), [SendDecode(D, None, 5)]),
+    ]
+    play(early(), script)
+
+
+def test_another_d_whose_connection_breaks_changes_nothing_of_that() -> None:
+    script: list[tuple[object, list[object]]] = [
+        *DREW,
+        (Chosen(P, D2, "test"), [SendPrefill(P, 2)]),
+        (PrefillAnswered("length", HOLD, 5), [SendDecode(D2, HOLD, 5)]),
+        (Opened(), [Relay()]),
+        (Lost("reset", again=True), [CloseDecode(), Choose(frozenset({D, D2}), hand_over=True)]),
+        (NOBODY, [Choose(frozenset({D2, P}), hand_over=True)]),
+    ]
+    play(early(), script)
+
+
 def test_it_is_asked_again_once() -> None:
     asked_again: tuple[object, list[object]] = (NOBODY, [Choose(frozenset({P}), hand_over=True)])
     play(early(), [*DREW, asked_again, (NOBODY, [FailStream(error(503)), Finish("failed")])])

@@ -26,6 +26,7 @@ from k8s.plan import (
     plan,
     status,
 )
+from k8s.plan.keys import is_before_key, made_for
 from kvtransfer.keys import instance_key, read_instance
 from kvtransfer.seal import read_identity
 
@@ -287,7 +288,19 @@ def test_keys_are_not_set_back_while_pods_of_that_name_could_be_taken_for_ones_w
     there = younger(settled(first), "1970-01-01T00:18:00Z")  # second 1080
     _, there = step(second, there, 1000.0)
     assert step(first, there, 1130.0)[0] == []
+    assert step(first, there, 1139.5)[0] == [], "the next key would count as made in second 1140"
     assert step(first, there, 1141.0)[0] == [KeyStage.ADDED]
+
+
+@pytest.mark.parametrize("tenths", range(0, 30, 3))
+def test_once_keys_are_set_back_every_pod_of_that_name_is_rolled(tenths: int) -> None:
+    first, second = (desired({**SMALL, "kubernetes": {"ticket_keys": name}}) for name in "12")
+    there = younger(settled(first), "1970-01-01T00:18:00Z")
+    _, there = step(second, there, 1000.0)
+    stages, there = step(first, there, 1138.5 + tenths / 10)
+    pods = [each for each in there.pods if made_for(each) == "1"]
+    assert pods
+    assert not stages or all(is_before_key(each, fleet_of(there)) for each in pods)
 
 
 @pytest.mark.parametrize(("made", "ends"), [("1970-01-01T00:16:00Z", True), ("1970-01-01T00:10:00Z", False)])

@@ -1,0 +1,68 @@
+"""`baton up` that is told to stop before all of its programs have been started."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from baton.fleet import LocalFleet
+from baton.local import Program
+from baton.registry_child import RegistryElsewhere
+from baton.router_child import LocalRouter
+from baton.state import Running
+from cluster.errors import BatonError
+
+
+class Registry:
+    """A registry elsewhere that something happens to while it is waited for."""
+
+    argv = None
+    say = "redis://elsewhere"
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def words(self) -> list[str]:
+        return []
+
+    async def wait_ready(self) -> None:
+        self.meanwhile()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalFleet:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    front = LocalRouter(title="chat", host="127.0.0.1", port=0, admin_host="127.0.0.1", admin_port=0)
+    registry = cast("RegistryElsewhere", Registry())
+    made = LocalFleet(front, [], Running(cluster="chat", pid=1, born="0"), registry)
+    _writes(made.router.program, tmp_path / "begun")
+    return made
+
+
+def _writes(program: Program, path: Path) -> None:
+    """What the program does instead: it writes a file, and waits for its end."""
+    words = f"import sys; open({str(path)!r}, 'a').write('begun '); sys.stdin.read()"
+    program.argv = [sys.executable, "-c", words]
+
+
+async def test_what_is_stopped_while_the_registry_comes_up_starts_no_program(fleet: LocalFleet, tmp_path: Path) -> None:
+    cast("Any", fleet.registry).meanwhile = fleet._interrupted
+    assert await asyncio.wait_for(fleet.run(), 20) == 0
+    assert not (tmp_path / "begun").exists()
+
+
+async def test_without_a_registry_no_program_is_started(
+    fleet: LocalFleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise BatonError("the registry does not answer")
+
+    cast("Any", fleet.registry).meanwhile = fails
+    assert await asyncio.wait_for(fleet.run(), 20) == 1
+    assert not (tmp_path / "begun").exists()
+    assert "the registry does not answer" in capsys.readouterr().err
