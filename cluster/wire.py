@@ -288,14 +288,26 @@ def prefill_fields(
 
 
 def decode_body(
-    body: Mapping[str, Any], transfer: TransferFields | None, first_token: int | None = None
+    body: Mapping[str, Any],
+    transfer: TransferFields | None,
+    first_token: int | None = None,
+    adapter: str | None = None,
 ) -> Mapping[str, Any]:
     """The decode leg: the client's (already stripped) body, the place of its blocks, and its first token, if one is
     pinned.
+
+    Args:
+        body: what else stands in it.
+        transfer: the hold that is pulled; None: the engine computes the prompt itself.
+        first_token: the token that the answer is to begin with.
+        adapter: without a hold, the digest of the adapter that chose the token, as P told it; None: the model itself.
+            An engine whose adapter has other weights begins with a token of its own.
     """
     fields = {} if transfer is None else dict(transfer.fields)
     if first_token is not None:
         fields[FIRST_TOKEN] = first_token
+        if transfer is None and adapter is not None:
+            fields[ADAPTER] = adapter
     return {**body, "kv_transfer_params": fields} if fields else body
 
 

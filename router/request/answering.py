@@ -88,7 +88,7 @@ class Answering(AnswerOwner):
         def send(held: wire.TransferFields | None) -> None:
             if held is not None and source is not None:
                 held = held.untold()  # its usage counts what it had, and what it pulled
-            fields = wire.decode_body({}, held, effect.first_token)
+            fields = wire.decode_body({}, held, effect.first_token, self._reply.sent.adapter)
             if fields:
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from cluster.readable import json_in
+from cluster.wire import ADAPTER
 from router.core.eligibility import CHAT
 
 ERROR_EVENT = b'data: {"error"'
@@ -50,6 +51,8 @@ class Seed:
     """The events name the role first (chat)."""
     events: bytes
     """Whole SSE events, as D's stream would begin."""
+    adapter: str | None
+    """The digest of the adapter that chose the token, empty if P could not tell it; None: the model itself."""
 
 
 def seed_of(answer: Mapping[str, Any], path: str, stops: Sequence[str]) -> Seed | str:
@@ -69,7 +72,13 @@ def seed_of(answer: Mapping[str, Any], path: str, stops: Sequence[str]) -> Seed 
         return "the first token ends inside a character"
     if any(_may_begin(text, stop) for stop in stops):
         return "the first token may begin a stop string"
-    return Seed(token, text, path == CHAT, _first_events(answer, path, text))
+    return Seed(token, text, path == CHAT, _first_events(answer, path, text), _adapter_in(answer))
+
+
+def _adapter_in(answer: Mapping[str, Any]) -> str | None:
+    fields = answer.get("kv_transfer_params")
+    told = fields.get(ADAPTER) if isinstance(fields, Mapping) else None
+    return None if told is None else str(told)
 
 
 @dataclass(frozen=True, slots=True)

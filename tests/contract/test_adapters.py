@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from aiohttp import web
 from support.cast import Breakable, Cast
+from support.fake_engine import FIRST_TOKEN, Behaviour
 
 from cluster.instance import Role
 
@@ -22,12 +24,14 @@ async def cast() -> AsyncIterator[Cast]:
         yield Cast(Breakable(clock=time.monotonic), stack)
 
 
-async def told(cast: Cast, prefill: str, decode: str, answered: str | None) -> dict[str, Any]:
+async def told(
+    cast: Cast, prefill: str, decode: str, answered: str | None, speaks: Behaviour | None = None
+) -> dict[str, Any]:
     """What the router explains of a request, where the agents announce these digests and P answers with that one."""
     for name, role, digest in (("p", Role.PREFILL, prefill), ("d", Role.DECODE, decode)):
         await cast.join(name, role, models=MODELS, adapters={"poet": digest}, pins=True)
         cast.engines[name].adapters = ["poet"]
-    cast.engines["p"].tells_adapter = answered
+    cast.engines["p"].tells_adapter, cast.engines["d"].behave = answered, speaks
     fleet = await cast.serve()
     await cast.router_sees(p="up", d="up")
     status, text = await fleet.post("/v1/completions", json=BODY, headers={"X-Request-Id": "one"})
@@ -41,6 +45,23 @@ async def test_one_digest_everywhere_is_handed_over_and_seeded(cast: Cast, answe
     story = await told(cast, "a", "a", answered)
     assert story["seed"]["given"], story["seed"]
     assert len(cast.engines["p"].generated) == 1
+
+
+@pytest.mark.parametrize("answered", [None, "a"])
+async def test_an_engine_that_goes_on_without_a_hold_is_told_which_adapter_chose_the_token(
+    cast: Cast, answered: str | None
+) -> None:
+    async def another(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"choices": [{"index": 0, "text": "zwei ", "finish_reason": null}]}\n\n')
+        return response
+
+    story = await told(cast, "a", "a", answered, another)
+    assert story["seed"]["given"], story["seed"]
+    alone = cast.engines["p"].generated[-1]["kv_transfer_params"]
+    assert alone["baton_first_token"] == FIRST_TOKEN
+    assert alone.get("baton_adapter") == answered
 
 
 @pytest.mark.parametrize("answered", ["b", ""])

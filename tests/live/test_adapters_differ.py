@@ -114,6 +114,19 @@ def test_nor_is_a_first_token_that_another_adapter_chose(engines: TwoAdapters) -
     assert engines.counted("not pinned") == counted + 1
 
 
+def test_without_a_hold_a_token_is_begun_with_if_the_same_adapter_chose_it(engines: TwoAdapters) -> None:
+    asked, counted = body("poet", 41), engines.counted("not pinned")
+    told = engines.leg(asked)[0].fields[wire.ADAPTER]
+    alone = engines.alone(asked)
+    other = next(token for token in LETTERS if chr(token) != alone[0])
+    assert engines.text("d", wire.decode_body(asked, None, other, told))[0] == chr(other)
+    assert engines.counted("not pinned") == counted
+    for another in (None, "", "5f" * 12):
+        assert engines.text("d", wire.decode_body(asked, None, other, another)) == alone
+    assert engines.counted("not pinned") == counted + 3
+    within(10, engines.nothing_is_held)
+
+
 def test_files_that_were_touched_are_of_an_unknown_adapter(engines: TwoAdapters) -> None:
     asked, before = body("late", 50), load(engines.url("d")).external_kv_tokens
     transfer, _ = engines.leg(asked)
