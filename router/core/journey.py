@@ -209,8 +209,7 @@ class Journey:
         """A decode instance was sent that hold and failed. It may have pulled the hold, or given it back, so P's blocks
         may belong to another prompt by now. No other instance may pull the hold; it can only be released."""
         self.spared: InstanceId | None = None
-        """A decode instance that is excluded only because it began with a token of its own. It is asked again if there
-        is no other."""
+        """A D that is excluded only because it drew a token of its own. It is asked again if there is no other."""
         self.untold = False
         """The decode leg was sent early, before there was a first token to tell it."""
         self.first_token: int | None = None

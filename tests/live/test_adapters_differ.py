@@ -116,8 +116,9 @@ def test_nor_is_a_first_token_that_another_adapter_chose(engines: TwoAdapters) -
 
 def test_without_a_hold_a_token_is_begun_with_if_the_same_adapter_chose_it(engines: TwoAdapters) -> None:
     asked, counted = body("poet", 41), engines.counted("not pinned")
-    told = engines.leg(asked)[0].fields[wire.ADAPTER]
-    alone = engines.alone(asked)
+    transfer, token = engines.leg(asked)
+    told, alone = transfer.fields[wire.ADAPTER], engines.alone(asked)
+    assert engines.text("d", wire.decode_body(asked, transfer, token)) == alone
     other = next(token for token in LETTERS if chr(token) != alone[0])
     assert engines.text("d", wire.decode_body(asked, None, other, told))[0] == chr(other)
     assert engines.counted("not pinned") == counted
