@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from baton import compiled
+from baton.signals import STOPPING
 
 if TYPE_CHECKING:
     from support.fuzzing import Fuzzing
@@ -54,6 +57,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def kind(item: pytest.Item) -> str:
     """The folder of tests/ that a test stands in."""
     return item.path.relative_to(TESTS).parts[0]
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """A program that a test runs in this process ignores SIGTERM when it has ended (`baton.signals`): processes that later
+    tests start would inherit that, and never end.
+    """
+    before = {each: signal.getsignal(each) for each in STOPPING}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
