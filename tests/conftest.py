@@ -61,8 +61,8 @@ def kind(item: pytest.Item) -> str:
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """A program that a test runs in this process ignores SIGTERM when it has ended (`baton.signals`): processes that later
-    tests start would inherit that, and never end.
+    """A program that a test runs in this process ignores SIGTERM when it has ended (`baton.signals`). Processes that
+    later tests start would inherit that, and never end.
     """
     before = {each: signal.getsignal(each) for each in STOPPING}
     yield
