@@ -133,8 +133,10 @@ _context: list[Any] = []
 
 
 def _begin(context: Any) -> None:
-    """In a new process. Ctrl-C is the parent's to answer; SIGTERM ends this process, whatever the parent does with it:
-    a controller's event loop, which is no more here, takes it, and a process that ends ignores it.
+    """Set signals in a new process. The parent answers Ctrl-C. SIGTERM ends this process.
+
+    A fork inherits the parent's handling of SIGTERM: a wake-up of an event loop that does not run here, or SIG_IGN if
+    the parent is ending. Either would keep this process alive.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)

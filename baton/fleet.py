@@ -193,7 +193,7 @@ class LocalFleet:
         self.failure = self.failure or _why(program, code)
         self._stop()
 
-    # -- while it serves: more engines and fewer --
+    # -- while it serves: more engines --
 
     def scaled_at(self, url: str) -> None:
         """Its controller answers there."""

@@ -409,8 +409,8 @@ def counted(arrangement: Arrangement, counts: Counts) -> str:
 
 def args_of(model: Model, role: Role) -> dict[str, Any]:
     """The flags that a planned pool of a role has: its own in the file, else what all pools of a model must share."""
-    pools = model.pools.named()
-    return dict(pools[role].engine_args if role in pools else flags.shared(each.engine_args for each in pools.values()))
+    pools, every = model.pools.named(), model.pools.every().values()
+    return dict(pools[role].engine_args if role in pools else flags.shared(pool.engine_args for _, pool in every))
 
 
 def _words(model: Model, kind: InstanceKind) -> Sequence[str]:

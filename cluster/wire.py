@@ -293,15 +293,14 @@ def decode_body(
     first_token: int | None = None,
     adapter: str | None = None,
 ) -> Mapping[str, Any]:
-    """The decode leg: the client's (already stripped) body, the place of its blocks, and its first token, if one is
-    pinned.
+    """The decode leg's fields: `body`, the place of its blocks, and its first token, if one is pinned.
 
     Args:
-        body: what else stands in it.
+        body: the other fields.
         transfer: the hold that is pulled; None: the engine computes the prompt itself.
         first_token: the token that the answer is to begin with.
-        adapter: without a hold, the digest of the adapter that chose the token, as P told it; None: the model itself.
-            An engine whose adapter has other weights begins with a token of its own.
+        adapter: used without a hold only: the digest of the adapter that chose the token, as P told it; None: the model
+            itself chose it. If an engine's adapter has other weights, it begins with a token of its own.
     """
     fields = {} if transfer is None else dict(transfer.fields)
     if first_token is not None:

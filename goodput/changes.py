@@ -21,7 +21,7 @@ from goodput.flips import Flips
 from goodput.needs import Outlook
 from goodput.observation import InstanceSeen, Phase
 from goodput.pools import Kinds, ScalingPool
-from goodput.scale_down import ScaleDown
+from goodput.scale_down import ROUND, ScaleDown
 from goodput.standing import StandingInstances
 
 
@@ -179,7 +179,7 @@ class Changes:
         """By role, how many are to be started: what is missing, less what another role can give away, and what
         instances that do both take over.
         """
-        missing = {role: max(0, math.ceil(need.ahead - need.have - _ROUND)) for role, need in needs.items()}
+        missing = {role: max(0, math.ceil(need.ahead - need.have - ROUND)) for role, need in needs.items()}
         both = needs.get(Role.BOTH)
         if both is not None and len(needs) > 1:  # beside pools of one role, those that do both fill what is missing
             left = math.floor(both.have)
@@ -220,9 +220,6 @@ class Changes:
     def _down(self, needs: Mapping[Role, Need], outlook: Outlook, now: float, horizon_s: float) -> ChosenChange | None:
         found = self.down.choose(needs, outlook, now, horizon_s)
         return None if found is None else ChosenChange(What.DOWN, found.because, (found,))
-
-
-_ROUND: Final = 1e-6
 
 
 def _why(each: InstanceSeen) -> str:

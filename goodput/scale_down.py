@@ -1,6 +1,7 @@
-"""Which instance ends, and when: a role must have had one too many for a while. Pure.
+"""Which instance ends, and when. Pure.
 
-The while grows with the time that a start takes, within `ControlRules.hold_least_s` and `hold_most_s`. No instance of a
+A role must have had an instance too many for a time that grows with the time that a start takes, between
+`ControlRules.hold_least_s` and `hold_most_s`. No instance of a
 pool that is at its `min` ends, and never the last of a role that serves.
 """
 
@@ -20,11 +21,12 @@ from goodput.observation import InstanceSeen, Phase
 from goodput.pools import Kinds
 from goodput.standing import StandingInstances
 
-_ROUND: Final = 1e-6
+ROUND: Final = 1e-6
+"""Needs of instances that differ by less are equal."""
 
 
 class ScaleDown:
-    """Clocks of one controller's ends of instances."""
+    """Chooses which instance ends; the clocks of that for one controller."""
 
     def __init__(self, kinds: Kinds, standing: StandingInstances, rules: ControlRules) -> None:
         self._kinds: Final = kinds
@@ -41,7 +43,7 @@ class ScaleDown:
     def see(self, needs: Mapping[Role, Need], now: float) -> None:
         """Note which roles have one too many; a role that is short now has none."""
         for role, need in needs.items():
-            if need.have - 1 < need.keep - _ROUND or need.ready < need.now - _ROUND:
+            if need.have - 1 < need.keep - ROUND or need.ready < need.now - ROUND:
                 self._spare_since.pop(role, None)
             else:
                 self._spare_since.setdefault(role, now)
@@ -70,7 +72,7 @@ class ScaleDown:
             able = [
                 each
                 for each in self._able(role)
-                if need.have - self._kinds.worth(each.pool, role, outlook.load) >= need.keep - _ROUND
+                if need.have - self._kinds.worth(each.pool, role, outlook.load) >= need.keep - ROUND
             ]
             if able:
                 because = (

@@ -114,7 +114,7 @@ class SimulatedRouter:
         self.kernel.at(self.kernel.now_ns + round((j.PATIENCE_S + j.CANCEL_WAIT_S) * NS), self.leg_over, leg)
 
     def release_elsewhere(self, leg: SimulatedLeg, transfer: TransferFields | None) -> None:
-        """Release the hold of an outlasted leg."""
+        """Release the hold of a leg that nothing waits for any more, if it has one."""
         if transfer is not None:
             self.release(leg.passage, speaks_for(self.scheduler.view, leg.at.name), transfer, waits=False)
 

@@ -112,7 +112,7 @@ class Slowness:
 
 
 class SimInstance:
-    """State of one instance."""
+    """State of one instance. It has many attributes: its machines, and what is on its way to and from it."""
 
     def __init__(self, member: SimulatedMember, index: int, *, peers: bool = False, early: bool = False) -> None:
         """`peers`: whether it takes prompts' beginnings from others; `early`: whether it takes early legs."""

@@ -56,8 +56,8 @@ class SimulatedLegs:
         return self._rough.front_ns(at, self._kernel.now_ns + self._hop_ns, self._pull_front_ns)
 
     def send(self, leg: SimulatedLeg, *, at_server_ns: int | None = None) -> None:
-        """The router sends a leg. `at_server_ns`: its engine's server has read it then (an early leg); the notice of
-        its producer takes as long as the producer's answer to the router.
+        """The router sends a leg. `at_server_ns`: of an early leg, when its engine's server has read it. D then hears
+        of the hold when the router does: P's notice takes as long as P's answer.
         """
         at, kernel = leg.at, self._kernel
         at.legs[leg.request.id] = leg
@@ -85,7 +85,7 @@ class SimulatedLegs:
             self._tell(at, ev.Submit(leg.request))
 
     def _unread(self, leg: SimulatedLeg) -> None:
-        """A decode leg that was closed early still makes D tell P, as vLLM's serving layer does."""
+        """A leg closed before its engine had read it: if it pulls, D tells P all the same, as vLLM's server does."""
         if leg.request.pull is not None and leg.at.ready:
             self._pulls.give_back(leg.at, leg.request.pull)
 
@@ -98,9 +98,9 @@ class SimulatedLegs:
         because = "connecting took too long" if leg.at.cut_off else "connection refused"
         leg.passage.lost(leg, because, untouched=True)
 
-    def abort(self, leg: SimulatedLeg | None) -> None:
+    def abort(self, leg: SimulatedLeg) -> None:
         """The router closes a leg, or asks for its end."""
-        if leg is not None and not leg.over:
+        if not leg.over:
             self._kernel.at(self._kernel.now_ns + self._hop_ns, self._abort, leg)
 
     def _abort(self, leg: SimulatedLeg) -> None:

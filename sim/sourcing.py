@@ -14,7 +14,6 @@ from engine.twin import events as ev
 from engine.twin.request import TwinRequest
 from router.core import journey as j
 from router.fleet import events as d
-from router.fleet.view import speaks_for
 from sim.instance import SimulatedLeg
 from sim.kernel import NS
 
@@ -52,7 +51,7 @@ def forgo(leg: SimulatedLeg) -> j.Lost | None:
     if not any(each.sourcing is not None and each.sourcing.leg is leg for each in front.book.prefilling):
         return None
     front.leg_over(leg)
-    return j.Lost("it was not needed any more, and not sent", untouched=True, by=leg.at.name)
+    return j.not_sent(leg.at.name)
 
 
 class SimulatedSourcing:
@@ -64,8 +63,9 @@ class SimulatedSourcing:
         self.leg = leg
         """The leg that is sent once the source leg is answered, and pulls its hold."""
         self.sent_ns = sent_ns
+        """When the source leg was sent."""
         self.expected_ms = expected_ms
-        """When the source leg was sent, and the time in which the router expects its answer."""
+        """The time in which the router expects its answer."""
 
     def over(self, asked: SimulatedLeg, finished: ev.RequestFinished | None, *, timed: bool) -> None:
         """The source leg has been answered; None: it is lost, refused, or late. `timed`: its time counts for the next
@@ -84,8 +84,7 @@ class SimulatedSourcing:
                 front.fleet.handle(told, now_s)
         front.leg_over(asked)
         if late or leg.detached or passage.journey.state is j.JourneyState.DONE:
-            if held is not None:
-                front.release(passage, speaks_for(front.scheduler.view, asked.at.name), held, waits=False)
+            front.release_elsewhere(asked, held)
             return
         if held is not None:
             leg.request = replace(leg.request, pull=replace(held.fields["source"], handed_over=False))

@@ -39,7 +39,7 @@ _TICK: Final = ev.Tick()
 
 
 class World:
-    """One cluster, for one run."""
+    """One cluster, for one run. It has many attributes, as it holds each part of the simulation."""
 
     def __init__(
         self,

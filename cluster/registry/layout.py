@@ -19,8 +19,8 @@ from typing import Final
 from cluster.ids import RANK_MARK
 from cluster.registry.membership import MemberKind
 
-Member = tuple[MemberKind, str, str]
-"""Kind, name and agent: whose heartbeat it is."""
+MemberKey = tuple[MemberKind, str, str]
+"""Kind, name and agent of the member that a heartbeat is of."""
 
 ANY: Final = "*"
 """Stands for all names, as in Redis' patterns."""

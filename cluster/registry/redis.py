@@ -19,7 +19,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError, WatchError
 
 from cluster.errors import UsageError
-from cluster.registry.layout import NUDGED, Keys, Member
+from cluster.registry.layout import NUDGED, Keys, MemberKey
 from cluster.registry.membership import TTL_S, Heartbeat, MemberKind, MemberState, next_epoch
 from cluster.registry.proofs import Hearing, Proofs
 from cluster.registry.redis_link import RACES_MAX, RedisAddress, RedisLink, cancelled, parse_place, text
@@ -237,7 +237,7 @@ class RedisRegistry:
             await pipe.execute()
         return epoch
 
-    def _heard(self, found: Sequence[tuple[Member, bytes | None, bytes | None]]) -> tuple[Heartbeat, ...]:
+    def _heard(self, found: Sequence[tuple[MemberKey, bytes | None, bytes | None]]) -> tuple[Heartbeat, ...]:
         """The heartbeats that a reading contributes: those of the locks' owners, and goodbyes. Each entry has its
         lock's owner and its payload.
         """
@@ -279,7 +279,7 @@ async def _close(nudges: PubSub) -> None:
         await nudges.aclose()  # type: ignore[no-untyped-call]
 
 
-def _member(kind: MemberKind, entry: bytes) -> Member | None:
+def _member(kind: MemberKind, entry: bytes) -> MemberKey | None:
     """Kind, name and agent of an entry of the set; None for an entry that Baton never wrote."""
     name, space, agent = text(entry).partition(" ")
     return (kind, name, agent) if space and name and agent else None

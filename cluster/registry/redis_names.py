@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from redis.exceptions import WatchError
 
-from cluster.registry.layout import Keys, Member
+from cluster.registry.layout import Keys, MemberKey
 from cluster.registry.membership import Heartbeat, MemberKind, MemberState, decode
 from cluster.registry.proofs import Proofs, parted, printable, proven
 from cluster.registry.redis_link import RACES_MAX, RedisLink, text
@@ -56,8 +56,8 @@ class HeldNames:
         self._ttl_ms: Final = int(ttl_s * 1000)
         self._cluster: Final = cluster
         self._proofs: Final = proofs
-        self._mine: Final[dict[Member, Heartbeat]] = {}
-        self._left: Final[set[Member]] = set()
+        self._mine: Final[dict[MemberKey, Heartbeat]] = {}
+        self._left: Final[set[MemberKey]] = set()
         self._strange: Final[dict[tuple[MemberKind, str], tuple[str, float]]] = {}
         """Locks whose agent shows no heartbeat: by name, the agent and since when, on the loop's clock."""
 
@@ -86,7 +86,7 @@ class HeldNames:
         self._mine[member] = beat
         return None
 
-    async def _ask_for_name(self, member: Member) -> str:
+    async def _ask_for_name(self, member: MemberKey) -> str:
         """Take the name if it is free; the name's owner."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.set(self._lock(member), member[2], nx=True, px=self._ttl_ms)
@@ -94,7 +94,7 @@ class HeldNames:
             _, owner = await pipe.execute()
         return text(owner)
 
-    async def _write(self, member: Member, beat: Heartbeat, payload: bytes) -> str:
+    async def _write(self, member: MemberKey, beat: Heartbeat, payload: bytes) -> str:
         """Send the one pipeline of a heartbeat; the name's owner."""
         kind, name, agent = member
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -109,7 +109,7 @@ class HeldNames:
             _, _, owner, *_ = await pipe.execute()
         return text(owner)
 
-    async def _take_back(self, member: Member) -> None:
+    async def _take_back(self, member: MemberKey) -> None:
         """Remove what was written under a name that turned out to be another agent's."""
         kind, name, agent = member
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -139,7 +139,7 @@ class HeldNames:
             return refusal(beat, None, printable(owner))
         return None if await self._seize(beat, owner) else refusal(beat, None, printable(owner))
 
-    def _holder(self, beat: Heartbeat, member: Member, payload: bytes) -> Heartbeat | None:
+    def _holder(self, beat: Heartbeat, member: MemberKey, payload: bytes) -> Heartbeat | None:
         """The heartbeat of the agent that holds the name that `beat` wants, if it counts against `beat`."""
         holder, _ = decode(payload)
         if holder is None or (holder.kind, holder.id, holder.agent) != member or holder.state is MemberState.GONE:
@@ -172,7 +172,7 @@ class HeldNames:
                 return False
         return True
 
-    async def leave(self, member: Member) -> bool:
+    async def leave(self, member: MemberKey) -> bool:
         """Say goodbye for good. False: the name was another agent's."""
         self._left.add(member)
         last = self._mine.pop(member, None)
@@ -184,7 +184,7 @@ class HeldNames:
             f"the registry at {self._link.place}: {member[1]} is fought over, no goodbye could be written"
         )
 
-    async def _leave_once(self, member: Member, last: Heartbeat | None) -> bool:
+    async def _leave_once(self, member: MemberKey, last: Heartbeat | None) -> bool:
         """Free the name and replace the payload with the goodbye, if the name is still this agent's. `last`: its last
         heartbeat.
 
@@ -210,9 +210,9 @@ class HeldNames:
     def _written(self, beat: Heartbeat) -> bytes:
         return proven(beat, self._cluster, self._proofs)
 
-    def _lock(self, member: Member) -> str:
+    def _lock(self, member: MemberKey) -> str:
         kind, name, _ = member
         return self._keys.lock(kind, name)
 
-    def _payload(self, member: Member) -> str:
+    def _payload(self, member: MemberKey) -> str:
         return self._keys.beat(*member)

@@ -266,7 +266,7 @@ class Agent:
                 rank.epoch += 1
 
     async def _meet_peers(self) -> None:
-        """Before the instance takes work."""
+        """Meet enough peers before the instance takes work; say so if the time was too short."""
         if self._introductions is None or await self._introductions.meet_enough(lambda: not self._news.empty()):
             return
         self._say(

@@ -17,7 +17,7 @@ from kvtransfer.seal import Identity
 
 
 class Introductions:
-    """Those of one engine."""
+    """Makes the `Transfers` of one engine's ranks, and waits for them."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Introductions:
         self._on_change: Final = on_change
 
     def begin(self, rank: Rank) -> Transfers:
-        """From now on the rank has such a part. The caller runs it."""
+        """Give a rank its `Transfers`. The caller runs it."""
         rank.transfers = Transfers(
             Path(door_of(self._spec.door, rank.number)),
             self._registry,

@@ -124,8 +124,8 @@ class Metrics:
         first_ns: int | None,
         speed: float,
     ) -> None:
-        """Count a request that is over: it arrived and had its first token then, on the twin's clock; `not_pulled`
-        tokens were held for it, and their pull has failed. Times are told in real seconds (`speed`).
+        """Count a request that is over. `arrived_ns`, `first_ns`: its arrival and its first token, on the twin's clock.
+        `not_pulled`: tokens that were held for it and could not be pulled. `speed` turns these times into real seconds.
         """
         self.ended[over.reason] += 1
         self.counts["generation_tokens"] += over.outputs

@@ -59,7 +59,7 @@ class Adapters:
         self.check()
 
     def asked(self, lora_request: Any) -> str | None:
-        """`of` the adapter that vLLM's `LoRARequest` names; None: the request has none."""
+        """The digest of the adapter that a `LoRARequest` of vLLM names (see `of`); None: the request has no adapter."""
         if lora_request is None:
             return None
         return self.of(lora_request.lora_name, lora_request.lora_path, lora_request.lora_int_id)

@@ -23,13 +23,13 @@ LIST_S: Final = 10.0
 TRY_AGAIN_S: Final = (1.0, 2.0, 5.0)
 """At the start, between attempts to learn which of them the API server knows, before it is planned without those."""
 ASK_AGAIN_S: Final = 60.0
-"""An answer of the API server's holds so long..."""
+"""How long an answer about all kinds is used before the API server is asked again."""
 UNSURE_S: Final = 2.0
-"""... and no answer so long."""
+"""The same if the API server gave no answer about a kind."""
 
 
 class OptionalKinds:
-    """Of `OPTIONAL`: those whose objects may be planned. A kind may be installed at any time, or be allowed."""
+    """The kinds of `OPTIONAL` that plans may use. A kind may be installed, or be allowed, at any time."""
 
     def __init__(self, client: ApiClient, watch: Callable[[str, str], WatchCache]) -> None:
         """`watch` keeps the objects of one more kind, by API version and kind."""

@@ -19,7 +19,7 @@ ATTAINMENT_S: Final = 30.0
 
 
 class ClusterObserver:
-    """Makes what plans are made from, of any cluster."""
+    """Observes clusters: makes the `ObservedCluster` that a plan starts from."""
 
     def __init__(self, watched: WatchedObjects, hands: Hands, board: ScalingBoard, fleet: ClusterPrograms) -> None:
         self._watched: Final = watched
@@ -55,7 +55,7 @@ class ClusterObserver:
         )
 
     async def asked(self, resource: Resource, access: Access) -> ObservedCluster:
-        """And as agents and routers say themselves."""
+        """The cluster as the watches have it, with what its agents and routers say."""
         observed = self.observed(resource)
         if not observed.pods or resource.spec is None:
             return observed

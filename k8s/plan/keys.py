@@ -8,9 +8,9 @@ from it, because then routers would believe none of them: the condition says so,
 
 A key is replaced in three steps (`kvtransfer.keys`), each of which has reached all pods before the next: the new key is
 added below the old one, it signs, the old one goes. The pods are rolled meanwhile, because an agent reads its identity
-when it starts; the old key goes when every pod was made for the new one. Where yet another key is asked for meanwhile,
-the steps begin again; where that is the name from before, whose pods' template is the wanted one again, those pods are
-told from new ones by their age (`is_before_key`). The steps are told from labels of the fleet's Secret. Pure: nothing
+when it starts; the old key goes when every pod was made for the new one. If another key is asked for meanwhile, the
+steps begin again. If its name was used before, pods of the earlier use have the same template as new pods; their age
+tells them apart (`is_before_key`). The steps are told from labels of the fleet's Secret. Pure: nothing
 here reads a key, digests of what Secrets hold tell whether they belong together.
 """
 
@@ -147,7 +147,7 @@ def _replaced(
     name, age_s, wanted = fleet["metadata"]["name"], now - _since(fleet), resource.kubernetes.ticket_keys
     if made_for(fleet) != wanted:
         if any(made_for(each) == wanted and not _is_older(each, key_begins(now)) for each in observed.pods):
-            return  # of the name from before, and too young to be told from pods that will have read the next key
+            return  # pods of an earlier use of the name, too young to be told from pods that read the new key
         yield Rekey(name, KeyStage.ADDED, f"keys `{wanted}` are wanted")
         return
     match stage_of(fleet):

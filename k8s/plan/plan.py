@@ -122,7 +122,7 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
 
 
 def _with_keys(found: Iterable[PlannedObject], observed: ObservedCluster, keys: KeySecrets) -> Iterator[PlannedObject]:
-    """Instances, those whose pods have not read the key that is coming in as of another revision: they are rolled."""
+    """The instances. One whose pod has not read the key that is coming in gets another revision, so it is rolled."""
     pods = pods_by_instance(observed.pods)
     for each in found:
         is_old = each.name in pods and is_before_key(pods[each.name], keys.fleet)

@@ -341,8 +341,8 @@ def family_of(resource: Resource, model: Model, images: Images) -> str:
     """Digest of what both sides of a hand-over must have in common: weights, engine, form of the KV cache."""
     assert resource.spec is not None
     same = {
-        role.value: {name: value for name, value in pool.engine_args.items() if _is_shared(name)}
-        for role, pool in model.pools.named().items()
+        name: {flag: value for flag, value in pool.engine_args.items() if _is_shared(flag)}
+        for name, (_, pool) in model.pools.every().items()
     }
     image = resource.kubernetes.image or images.engine
     connector = resource.spec.transfer.connector.value

@@ -55,7 +55,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Endpoints:
-    """The endpoints of one router. The class is long because each endpoint is a method."""
+    """The endpoints of one router."""
 
     def __init__(
         self,

@@ -107,6 +107,11 @@ class Lost(msgspec.Struct, frozen=True):
     """Nothing is wrong with the engine, but its answer begins with another token than the client has."""
 
 
+def not_sent(by: InstanceId | None = None) -> Lost:
+    """The loss of a prefill leg that was given up while it waited for its source."""
+    return Lost("it was not needed any more, and not sent", untouched=True, by=by)
+
+
 class EarlyLost(msgspec.Struct, frozen=True):
     """The early leg has failed, or was refused, while P computes: the decode leg is sent once P has answered."""
 

@@ -66,6 +66,7 @@ from router.core.events import (
     SendSeed,
     Tick,
     UseEarly,
+    not_sent,
 )
 
 __all__ = [
@@ -111,6 +112,7 @@ __all__ = [
     "SendSeed",
     "Tick",
     "UseEarly",
+    "not_sent",
 ]
 
 PATIENCE_S = 1.0
@@ -149,7 +151,8 @@ refusal."""
 class Journey:
     """State of one request. `begin` starts it, `handle` moves it on, `Finish` ends it.
 
-    Long, as it is one state machine: a short method for each event and each step that an event may cause.
+    Long, and with many attributes, as it is one state machine: a short method for each event, and for each step that
+    an event may cause.
     """
 
     __slots__ = (

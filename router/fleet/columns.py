@@ -163,7 +163,10 @@ class Columns:
 
 
 class InstanceView:
-    """One instance as the router sees it. Compared values are written through to its row of the columns."""
+    """One instance as the router sees it. Compared values are written through to its row of the columns.
+
+    It has many attributes: one for each thing that heartbeats, probes, operators and this router's own legs tell of it.
+    """
 
     __slots__ = (
         "_accepting",

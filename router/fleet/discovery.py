@@ -68,7 +68,9 @@ class OwnWordSource(Protocol):
 
 
 class Discovery:
-    """One router's reader of the registry."""
+    """One router's reader of the registry. It has many attributes: of each thing that is read the former value is kept,
+    to tell changes.
+    """
 
     def __init__(self, registry: Registry, on_fleet: Callable[[tuple[Reported, ...], int], None]) -> None:
         self._registry = registry

@@ -215,7 +215,7 @@ def inexact(first: ProofAnswer, held: str, handed: ProofAnswer, alone: ProofAnsw
 
     Args:
         first: P's answer, with the token that ends its leg.
-        held: why P's token does not count, by P's own answer (`Transfer.stops_short_of`).
+        held: why P's token does not count, by P's own answer (`TransferFields.stops_short_of`).
         handed: D's answer with P's blocks.
         alone: D's answer without them.
     """

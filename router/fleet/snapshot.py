@@ -117,9 +117,9 @@ class Pairing:
         sources of prompts' beginnings are not among them.
         """
         found = set()
-        for row, shunned in self.shunning.items():
+        for row, producers in self.shunning.items():
             here = self._by_row[row]
-            for producer in shunned if here.role.decodes else ():
+            for producer in producers if here.role.decodes else ():
                 there = self._by_id.get(producer)
                 if there is None or there.role.prefills:
                     found.add((producer, here.id))
@@ -132,9 +132,11 @@ class Pairing:
 
     def apart(self, prefill: int, decode: int) -> bool:
         """Whether these rows must not hand over: never, as their weights differ, or for now."""
-        if decode in self.shunning and self._by_row[prefill].id in self.shunning[decode]:
-            return True
-        return self.strangers(prefill, decode) or not self.proven(prefill, decode)
+        return self.shunned(prefill, decode) or self.strangers(prefill, decode) or not self.proven(prefill, decode)
+
+    def shunned(self, prefill: int, decode: int) -> bool:
+        """Whether the decode row's instance takes nothing from this producer for now."""
+        return decode in self.shunning and self._by_row[prefill].id in self.shunning[decode]
 
     def strangers(self, prefill: int, decode: int) -> bool:
         """Whether these rows are known to serve different weights."""
@@ -400,7 +402,7 @@ class FleetSnapshot(Sequence[InstanceView]):
         columns, pairing, there, here = self.columns, self.pairing, self._rows[source], self._rows[row]
         if not there.instance.serves(wanted.whose) or not there.ready:
             return False
-        if row in pairing.shunning and there.id in pairing.shunning[row]:
+        if pairing.shunned(source, row):
             return False
         if pairing.strangers(source, row) or there.meaning(wanted.model) != here.meaning(wanted.model):
             return False

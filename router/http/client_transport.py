@@ -58,9 +58,9 @@ class ClientTransport:
         else:
             self._late()
 
-    def waits_for_client(self) -> bool:
-        """Whether bytes of answers wait for the client to take them. It gets more time for that, unless it has taken
-        none since the last look: then it is cut off.
+    def extend_for_client(self) -> bool:
+        """If bytes of answers wait for the client, give it more time; cut it off if it has taken none since the last
+        look. Returns whether bytes wait.
         """
         unwritten = 0 if self.raw is None else self.raw.get_write_buffer_size()
         if unwritten and unwritten == self._unwritten:

@@ -472,7 +472,7 @@ class ClientConnection(asyncio.Protocol):
             transport.abort()
         elif self._phase is _Phase.BODY:
             self._refuse(no_room_for_bodies() if intake.waited else body_timeout(self._front.body_timeout_s))
-        elif transport.waits_for_client():
+        elif transport.extend_for_client():
             pass
         elif self._phase is _Phase.HEAD and (self._buffer or not self._served):
             self._refuse(_HEAD_TIMEOUT)

@@ -172,9 +172,8 @@ class HeldChunks:
         """Of a prompt of so many chunks the engine had `cached_tokens`; it was expected to have those whose last uses
         are `former_s`.
         """
-        had = min(int((cached_tokens + 0.5 * each) / each), chunks)
-        expected = len(former_s)
-        slack = 1 + expected // 8  # text is denser in some places, and the engine counts in blocks
+        had, expected = _chunks_in(cached_tokens, each, chunks), len(former_s)
+        slack = _slack(expected)
         if had + slack < expected:
             self._had_less(former_s[had])
         elif had > expected + slack:
@@ -205,10 +204,10 @@ class HeldChunks:
 
     def told(self, chunks: Sequence[int], each: float, tokens: int, now: float) -> None:
         """The instance has said that it has the first `tokens` of a prompt."""
-        had, expected = min(int((tokens + 0.5 * each) / each), len(chunks)), 0
+        had, expected = _chunks_in(tokens, each, len(chunks)), 0
         while expected < len(chunks) and chunks[expected] in self.entries:
             expected += 1
-        if had + (1 + expected // 8 if tokens else 0) < expected:  # as in `reported`
+        if had + (_slack(expected) if tokens else 0) < expected:
             for name in chunks[had:]:
                 if self.upper:  # it may still be in a lower tier
                     self.upper[0].names.pop(name, None)
@@ -256,3 +255,13 @@ class HeldChunks:
                 self._holders[name] = left
             else:
                 del self._holders[name]
+
+
+def _chunks_in(tokens: int, each: float, most: int) -> int:
+    """The number of chunks that so many tokens fill, to the nearest; at most `most`."""
+    return min(int((tokens + 0.5 * each) / each), most)
+
+
+def _slack(expected: int) -> int:
+    """How far a report may be off: text is denser in some places, and the engine counts in blocks."""
+    return 1 + expected // 8

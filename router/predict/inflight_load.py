@@ -48,7 +48,7 @@ _MIRRORED: Final = ("ends", "opens", "decoding", "step", "beside", "kv_free", "s
 
 
 class InflightRequest:
-    """The bookings of one request."""
+    """The bookings of one request. It has many attributes: whatever was booked is kept, to be taken back as it was."""
 
     __slots__ = (
         "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_margin", "first_s", "limits",
@@ -126,7 +126,9 @@ class InflightRequest:
 
 
 class RowLoad:
-    """What is placed on one row. Of a large fleet choices read columns of it (`InflightLoad.column`)."""
+    """What is placed on one row. Of a large fleet choices read columns of it (`InflightLoad.column`): an attribute for
+    each column, and what they are made of.
+    """
 
     __slots__ = (
         "answer_context", "backlog", "beside", "decoding", "ended", "ends", "kv_free", "kv_mean", "kv_variance",

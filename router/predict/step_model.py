@@ -125,7 +125,9 @@ _MIRRORED: Final = ("kind", "prefill_factor", "request", "context", "floor", "le
 
 
 class Speed:
-    """One row's. Of a large fleet choices read columns of it (`StepModel.column`)."""
+    """One row's speed. Of a large fleet choices read columns of it (`StepModel.column`): an attribute for each column,
+    and what was timed.
+    """
 
     __slots__ = (
         "capacity", "context", "decode_factor", "first", "floor", "kind", "lead", "make", "overhead", "prefill_factor",
@@ -290,7 +292,7 @@ class StepModel:
         """
         if not self._unknown:
             return True
-        return all(self.make(row) is not UNKNOWN or self.rows[row].prompts.count >= SURE for row in rows.tolist())
+        return all(self.rows[row].prompts_from() != ASSUMED for row in rows.tolist())
 
     def known(self, prompt_row: int, answer_row: int) -> str:
         """The source of the times of a prompt on one row and an answer on the other: the less certain of the two."""

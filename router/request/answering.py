@@ -247,17 +247,12 @@ class Answering(AnswerOwner):
     def close(self) -> None:
         """Break the leg off, if there is one; its place is free."""
         leg, self.leg = self.leg, None
-        self._forget_answer()
         if leg is not None:
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
         if self._in_one_piece is not None:
             self._in_one_piece.leg_closed()
         self._scheduled.occupy(None)
-
-    def _forget_answer(self) -> None:
-        if self._in_one_piece is not None:
-            self._in_one_piece.arrived = None
 
     def presume_no_more(self) -> None:
         """The prompt is known to be computed, or the request is over."""

@@ -53,7 +53,7 @@ class AnswerInOnePiece:
     def leg_closed(self) -> None:
         """The leg is over without an answer for the client: another one may find the prompt computed elsewhere."""
         self.presume_no_more()
-        self._presumed = None
+        self._presumed = self.arrived = None
 
     def engine_said(self, tokens: int | None) -> d.EngineMs | None:
         """The engine's times: that of the prompt if the same engine computed it."""

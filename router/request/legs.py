@@ -203,17 +203,14 @@ class PrefillLeg(CollectedAnswer):
         """The leg is not wanted any more: end it if it still waits for its source. Returns whether it did."""
         waits = self.source is not None and self.http is None
         if waits:
-            self._over(j.Lost("it was not needed any more, and not sent", untouched=True))
+            self._over(j.not_sent())
         return waits
 
     def ended(self) -> None:
-        self._end(PrefillSaid(self.answer, time.monotonic()))
+        self._over(PrefillSaid(self.answer, time.monotonic()))
 
     def lost(self, lost: EngineLost) -> None:
-        self._end(lost)
-
-    def _end(self, said: PrefillSaid | EngineLost) -> None:
-        self._over(said if isinstance(said, PrefillSaid) else self._owner.engine_lost(self.instance, said))
+        self._over(self._owner.engine_lost(self.instance, lost))
 
     def _over(self, told: PrefillSaid | j.Lost | j.Refused) -> None:
         self.http = None
@@ -232,7 +229,7 @@ class PrefillLeg(CollectedAnswer):
 
 
 class AnswerLeg:
-    """The answering leg, once sent."""
+    """The answering leg, once sent. It has many attributes: what was sent, and what has come of its answer so far."""
 
     __slots__ = (
         "_bytes",

@@ -52,7 +52,7 @@ class Telling:
 
 
 class Parts:
-    """All shared parts. This class decides nothing."""
+    """All shared parts of a router, an attribute each. This class decides nothing."""
 
     __slots__ = (
         "clients", "dispatch", "engines", "limits", "line", "losses", "meters", "open", "predictor",

@@ -37,7 +37,9 @@ class Admission:
         self.saturation: Final = SaturationDetector(line)
 
     def judged(self, context: SchedulingContext, wanted: Wanted) -> Wanted:
-        """Mark whether it can still have its first token in time, on the best instance and without other prompts."""
+        """Judge whether the request can still have its first token in time, on the best instance and without other
+        prompts. Returns what it wants from now on: its class's second promise, or nothing but to be served late.
+        """
         if context.late or not wanted.ttft_ms:
             return wanted
         rows = _timed(self._fleet, wanted)
@@ -52,9 +54,9 @@ class Admission:
         return replace(wanted, ttft_ms=context.promise.ttft_ms, tpot_ms=context.promise.tpot_ms, late=context.late)
 
     def refuses(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen) -> bool:
-        """Whether its class is refused then, and its first token would be late where the policy would send it, by the
-        margin that is learned for it. What a hand-over adds is known here. Assumed speeds refuse nothing, and tries
-        are not refused.
+        """Whether to refuse the request: its class refuses late requests, and where the policy would send it the first
+        token would be late, by the margin learned for its target. The hand-over's part of the time is known by now.
+        Assumed speeds refuse nothing, and tries are not refused.
         """
         if not wanted.sheds or chosen.decode is None or not wanted.ttft_ms or context.tried:
             return False
@@ -81,7 +83,9 @@ class Admission:
         return Chosen(None, None, because, shed_s=max(1, math.ceil(wait_s)))
 
     def enter(self, context: SchedulingContext, wanted: Wanted) -> tuple[object, ...]:
-        """It joins the queue. Returns the queued requests that are to ask again, on other terms."""
+        """Put the request in the queue. Returns queued requests that have lost their promise by it: these ask again,
+        with their second promise or to be refused.
+        """
         fleet = self._fleet
         rows = fleet.ready_for(wanted).prefills
         prices = prices_of(fleet, wanted)
@@ -95,18 +99,18 @@ class Admission:
         self._line.enter(context, wanted, work_ms, lead_ms)
         calls: tuple[object, ...] = ()
         sure = len(rows) and fleet.inflight.step_model.sure(rows)
-        for who in self._line.hopeless(wanted.now, len(rows), wanted.whose) if sure else ():
-            assert isinstance(who, SchedulingContext)
-            _cannot(who)
-            if not who.late or who.promise.sheds:
-                calls += (who,)
-        for who in self._line.aged(wanted.now):
-            assert isinstance(who, SchedulingContext)
-            who.late = False
+        for hopeless in self._line.hopeless(wanted.now, len(rows), wanted.whose) if sure else ():
+            assert isinstance(hopeless, SchedulingContext)
+            _cannot(hopeless)
+            if not hopeless.late or hopeless.promise.sheds:
+                calls += (hopeless,)
+        for aged in self._line.aged(wanted.now):
+            assert isinstance(aged, SchedulingContext)
+            aged.late = False
         return calls
 
     def placed(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen, prices: Prices, share: float) -> None:
-        """It has found a place, with these prices. `share`: its tenant's."""
+        """The request has found a place, at these prices. `share`: its tenant's."""
         row, answer_row = rows_of(self._fleet, chosen)
         prompt_ms = prices.prompt_at(row)
         answer_ms = prices.output * prices.longer_at(answer_row)
@@ -120,8 +124,8 @@ class Admission:
             context.lane = row
             self.saturation.took(row)
 
-    def prompt_over(self, context: SchedulingContext) -> None:
-        """Its prompt is computed, or will not be: it leaves its lane, if it has one."""
+    def leave_lane(self, context: SchedulingContext) -> None:
+        """The request leaves its lane, if it has one: its prompt is computed, or will not be."""
         if context.lane >= 0:
             self.saturation.gave_back(context.lane)
             context.lane = -1

@@ -44,7 +44,9 @@ class Placement:
 
 
 class SchedulingContext:
-    """One request at the scheduler."""
+    """One request at the scheduler. It has many attributes: queue, choice, places and learning each keep theirs here,
+    one object for a request in place of four.
+    """
 
     __slots__ = (
         "aggregated", "ahead", "begun", "decode", "degraded", "ended", "entered", "expected", "lane", "late",

@@ -252,16 +252,14 @@ class Scheduler:
             self.placements.prompt_over(
                 context.expected, context.wanted, now, done=done, presumed=presumed, cached_tokens=cached_tokens
             )
-        if self.admission is not None:
-            self.admission.prompt_over(context)
+        self._leave_lane(context)
 
     def opened(self, context: SchedulingContext, now: float) -> None:
         """The first token of its answer has come from the decoding instance."""
         self._now = max(self._now, now)
         if self.placements is not None:
             self.placements.opened(context.expected, context.wanted, now)
-        if self.admission is not None:
-            self.admission.prompt_over(context)
+        self._leave_lane(context)
 
     def finish(
         self,
@@ -281,16 +279,18 @@ class Scheduler:
             self.placements.ended(
                 expected, wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms, complete=complete, paused=paused
             )
-        if self.admission is not None:
-            self.admission.prompt_over(context)
+        self._leave_lane(context)
         return self.occupy(context, None) + self.line.leave(context, placed=False)
 
     def _leave_place(self, context: SchedulingContext, now: float) -> Calls:
         if self.placements is not None:
             self.placements.let_go(context.expected, now)
-        if self.admission is not None:
-            self.admission.prompt_over(context)
+        self._leave_lane(context)
         return self.occupy(context, None)
+
+    def _leave_lane(self, context: SchedulingContext) -> None:
+        if self.admission is not None:
+            self.admission.leave_lane(context)
 
     def room(self) -> Calls:
         """A prompt is computed: there may be room for another one before its leg ends."""

@@ -24,7 +24,7 @@ _RATIOS: Final[tuple[float, ...]] = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1
 
 
 class Scheduled(Protocol):
-    """The parts of a scheduled request (`router.scheduler.scheduler.SchedulingContext`) that are counted here."""
+    """The parts of a scheduled request (`router.scheduler.placements.SchedulingContext`) that are counted here."""
 
     late: bool
     degraded: bool

@@ -37,7 +37,7 @@ def _at_hand_over(registry: CollectorRegistry) -> tuple[Counter, Counter]:
 
 
 class RouterMetrics:
-    """Counters and histograms of one router process."""
+    """Counters and histograms of one router process: an attribute for each."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

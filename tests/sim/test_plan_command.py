@@ -356,6 +356,8 @@ def test_flags_that_all_pools_must_share_are_those_of_a_role_that_the_file_lacks
     text = json.dumps({"models": [{"name": "m", "pools": pools}], "hardware": {"L40S": {}}})
     assert not parse(text, "planned.yaml").problems
     assert planning.args_of(model, Role.BOTH) == {"kv-cache-dtype": "fp8"}
+    extra = model_of({"extra": {"decode-a": {"role": "decode", "engine_args": {"kv_cache_dtype": "fp8"}}}})
+    assert planning.args_of(extra, Role.PREFILL) == {"kv-cache-dtype": "fp8"}
 
 
 def test_several_types_of_one_role_are_pools_that_lint_and_up_understand(

@@ -137,6 +137,19 @@ def test_a_new_image_is_a_new_family_of_both_roles() -> None:
     assert after.resource.spec is not None
 
 
+def test_an_extra_pools_engine_belongs_to_the_family_as_well() -> None:
+    """Instances whose KV has another form are no partners, whatever their pools are called."""
+    families = []
+    for dtype in ("bfloat16", "float16"):
+        pool = {"engine_args": {"dtype": dtype}}
+        extra = {"prefill-a": {"role": "prefill", **pool}, "decode-a": {"role": "decode", **pool}}
+        made = manifests({"models": [{"name": "m", "pools": {"extra": extra}}]}).values()
+        families.append({each["metadata"]["labels"].get(LABEL_FAMILY) for each in made} - {None})
+    first, second = families
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
 def test_where_all_gpus_are_taken_an_old_instance_goes_first() -> None:
     pools = {role: {"gpu": "H200"} for role in ("prefill", "decode")}
     spec = {"models": [{"name": "m", "pools": pools}], "hardware": {"H200": {"count": 2}}}

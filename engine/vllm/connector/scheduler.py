@@ -97,9 +97,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._counts["asked as a source" if had else "asked as a source, and had nothing"] += 1
         super().on_new_request(request)
         if _holds(request):
-            self._adapters.asked(
-                request.lora_request
-            )  # read now, and compared with the files once the prompt is computed
+            # Read now, and compared with the files once the prompt is computed.
+            self._adapters.asked(request.lora_request)
             self._holds.begin(request.request_id, name_in(request.kv_transfer_params), time.monotonic())
             if self._vouched is not None:
                 self._vouched.begin(request)

@@ -28,8 +28,9 @@ class BatonOffloading(OffloadingConnector):  # type: ignore[misc]
 
     vLLM copies a request's blocks while and after they are freed, and ends a copy before another request gets its
     blocks: of those that a step computes, and of those that the tier itself loads
-    (``OffloadingConnectorScheduler._current_batch_allocated_block_ids``). Blocks for a pull of another connector are
-    neither until they are read, and the copy would take the pulled prompt's bytes for those of the former one.
+    (``OffloadingConnectorScheduler._current_batch_allocated_block_ids``). Blocks that another connector
+    pulls into belong to neither group until the pull has ended, so the copy would store the pulled prompt's bytes under
+    the former prompt's hash.
     """
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:

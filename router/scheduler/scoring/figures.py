@@ -60,7 +60,7 @@ class Saturation(ABC):
 
 
 class Figures:
-    """The figures of one request, in one fleet, at the current turn."""
+    """The figures of one request, in one fleet, at the current turn: read once, used for each row's price."""
 
     def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None) -> None:
         self.fleet: Final = fleet

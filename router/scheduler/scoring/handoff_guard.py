@@ -63,7 +63,7 @@ OVERDUE_S: Final = 2.0
 
 
 class Foretold:
-    """The predictions for one request when it was first placed."""
+    """The predictions for one request when it was first placed: an attribute for each number that is measured later."""
 
     __slots__ = (
         "_first", "_gains", "_known", "_late", "_pause_ms", "_per_tpot", "_per_ttft", "_second", "_tokens", "_ttft_ms",
