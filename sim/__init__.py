@@ -7,12 +7,12 @@ rules of holds and pulls inside it, `costs` for steps and transfers, `loadgen` f
 carries out their effects, as sockets, clocks and processes do live.
 
     from sim.fleet import member                # one instance: name, role, twin's Config, costs
-    from sim.settings import Settings
+    from sim.settings import SimSettings
     from sim.world import World
 
-    world = World(members, Settings(seed=1), policy=POLICIES["least_load"])
+    world = World(members, SimSettings(seed=1), policy=POLICIES["least_load"])
     result = world.run(arrivals)                # any iterable of loadgen.arrival.Arrival, in order of time
-    result.report(Targets(ttft_ms=500))         # loadgen's Report, as `baton load` prints it
+    result.report(Targets(ttft_ms=500))         # loadgen's `LoadReport`, as `baton load` prints it
     result.columns                              # numpy, one row per request, times in ns
 
 | module | what it knows |

@@ -116,7 +116,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: float = 0.0
     """The expected length of the answer; 0: no prediction."""
     output_lengths: tuple[int, ...] = ()
-    """Quantiles of the answer's length (`router.scheduler.scoring.prices.SHARES`); empty: no prediction."""
+    """Quantiles of the answer's length (`router.predict.answer_lengths.SHARES`); empty: no prediction."""
     output_variance: float = 0.0
     ttft_ms: float = 0.0
     """The class's target for the first token, from the request's arrival; 0: none."""
