@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.registry.membership import BEAT_EVERY_S, TTL_S
+from router.core.load_notes import TELL_S
 from sim.roughness import SMOOTH, Roughness
 
 
@@ -64,6 +65,11 @@ class SimSettings:
     registry_ms: float = 2.0
     """From an agent's word to the router's reading, where the registry wakes it: two hops and Redis."""
     ttl_s: float = TTL_S
+    notes_ms: float = 1000.0 * TELL_S
+    """Time between two notes of one of several routers to its peers about its load in flight
+    (`router.core.load_notes`). 0: they tell each other nothing."""
+    note_ms: float = 1.0
+    """From a note's sending until its peers know it: two hops and Redis, and a turn of their loops. Estimated."""
     routers: int = 1
     """Routers that share the fleet's credits. One of them is simulated, with its share of the load, unless
     `World(others=…)` brings more."""

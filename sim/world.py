@@ -29,6 +29,7 @@ from sim.instance import SimInstance
 from sim.kernel import NS, Kernel
 from sim.legs import SimulatedLegs
 from sim.lives import Lives
+from sim.peer_notes import PeerNotes
 from sim.provisioning import Provisioning, Site
 from sim.pulls import SimulatedPulls
 from sim.result import Result
@@ -89,8 +90,8 @@ class World:
         alone = partial(self._router, model=name, caches=caches, promises=promises or {}, routers=routers)
         self.fronts: Final = [alone(self.view, policy, log), *(alone(FleetView(self.view.makes), p) for p in others)]
         """The routers."""
-        self.front: Final = self.fronts[0]
-        self.fleet: Final = self.front.fleet
+        self.notes: Final = PeerNotes(self.kernel, self.settings, self.fronts)
+        self.fleet: Final = self.fronts[0].fleet
         self.rough: Final = Rough(self, self.settings.rough)
         self.pulls: Final = SimulatedPulls(self)
         self.legs: Final = SimulatedLegs(
@@ -111,6 +112,11 @@ class World:
         for each in self.instances:
             self.provisioning.already(each)
             self.lives.start(each)
+
+    @property
+    def front(self) -> SimulatedRouter:
+        """The first router."""
+        return self.fronts[0]
 
     def _router(
         self,
@@ -165,6 +171,7 @@ class World:
         self._arrivals = iter(arrivals)
         self._arrive(None)
         self.lives.begin()
+        self.notes.begin(lambda: self.busy)
         checks = Checks(self) if self.settings.checks else None
         self.kernel.run(None if checks is None else checks.after)
         if checks is not None:

@@ -6,6 +6,7 @@ All keys begin with ``baton:CLUSTER:``; each expires by itself:
         KIND:beat:NAME:AGENT    string   that agent's last heartbeat, JSON, with its proof             ttl
         KIND:members            set      ``NAME AGENT`` of all writers; readers remove the silent    1 day
         KIND:changed            channel  tells readers that something other than load has changed      -
+        router:notes            channel  what routers tell each other of their load in flight         -
         posted:NAME:AGENT:EPOCH hash     items that one life of an instance posted, by reader's name   ttl
         epoch:NAME              string   the last epoch given out                                      30 days
 
@@ -62,6 +63,11 @@ class Keys:
         """The channel that announces changes."""
         return f"{self.prefix}{kind.value}:changed"
 
+    @property
+    def notes(self) -> str:
+        """The channel of routers' notes to each other."""
+        return f"{self.prefix}{MemberKind.ROUTER.value}:notes"
+
     def posted(self, name: str, agent: str, epoch: int | str) -> str:
         """Key of what one life of an instance posted."""
         return f"{self.prefix}posted:{name}:{agent}:{epoch}"
@@ -89,6 +95,7 @@ def users(cluster: str, instance: str = ANY) -> str:
             keys.members(MemberKind.CONTROLLER),
         ),
         *_channels(keys),
+        f"&{keys.notes}",
         *_may(*_READS, *_HEARS, *_WRITES, *_WATCHES),
     ]
     rights["baton-agent"] = [

@@ -58,6 +58,8 @@ class MemoryRegistry:
         self._posted: dict[Author, tuple[dict[str, bytes], float]] = {}
         self._waiting: set[asyncio.Event] = set()
         self._missed = False
+        self._notes: dict[asyncio.Task[object] | None, asyncio.Queue[bytes]] = {}
+        """Notes by the task that takes them: each router has its own."""
 
     async def claim(self, beat: Heartbeat) -> Claimed | NameRefused:
         return self._put(beat) or Claimed()
@@ -132,6 +134,21 @@ class MemoryRegistry:
             self._waiting.discard(nudged)
         self._missed = False
         return True
+
+    async def send_note(self, note: bytes) -> None:
+        self._reach()
+        for notes in self._notes.values():
+            notes.put_nowait(note)
+
+    async def next_note(self, timeout_s: float) -> bytes | None:
+        self._reach()
+        self._notes = {task: notes for task, notes in self._notes.items() if task is not None and not task.done()}
+        notes = self._notes.setdefault(asyncio.current_task(), asyncio.Queue())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await notes.get()
+        except TimeoutError:
+            return None
 
     async def close(self) -> None:
         self._waiting.clear()

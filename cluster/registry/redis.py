@@ -74,6 +74,7 @@ class RedisRegistry:
         self._silent: dict[MemberKind, set[bytes]] = {kind: set() for kind in MemberKind}
         self._hearing = Hearing(cluster, proofs, logger.warning)
         self._nudges: PubSub | None = None
+        self._notes: PubSub | None = None
         self._listening = False
 
     @classmethod
@@ -197,7 +198,7 @@ class RedisRegistry:
 
     async def _nudged(self, until: float) -> bool:
         if self._nudges is None:
-            self._nudges = await self._listen()
+            self._nudges = await self._listen(*(self._keys.changed(kind) for kind in NUDGED))
         while (left_s := until - asyncio.get_running_loop().time()) > 0:
             if await self._nudge(left_s):
                 for _ in range(NUDGES_MAX):
@@ -211,7 +212,28 @@ class RedisRegistry:
         message: object = await self._nudges.get_message(ignore_subscribe_messages=True, timeout=timeout_s)
         return message is not None
 
+    async def send_note(self, note: bytes) -> None:
+        async with self._link.asking():
+            await self._redis.publish(self._keys.notes, note)
+
+    async def next_note(self, timeout_s: float) -> bytes | None:
+        until, message = asyncio.get_running_loop().time() + timeout_s, None
+        try:
+            if self._notes is None:
+                self._notes = await self._listen(self._keys.notes)
+            while message is None and (left_s := until - asyncio.get_running_loop().time()) > 0:
+                message = await self._notes.get_message(ignore_subscribe_messages=True, timeout=left_s)
+        except (RedisError, OSError, ValueError) as error:
+            notes, self._notes = self._notes, None
+            if notes is not None:
+                await _close(notes)
+            raise RegistryDown(f"the registry at {self._link.place} sends no notes: {type(error).__name__}") from None
+        note = None if message is None else message.get("data")
+        return note if isinstance(note, bytes) else None
+
     async def close(self) -> None:
+        if self._notes is not None:
+            await _close(self._notes)
         await self._stop_listening()
         await self._link.close()
 
@@ -258,15 +280,15 @@ class RedisRegistry:
             if beat.state is MemberState.GONE or owner == beat.agent or (proves and (beat.id, owner) not in told)
         )
 
-    async def _listen(self) -> PubSub:
-        nudges: PubSub = self._redis.pubsub()
+    async def _listen(self, *channels: str) -> PubSub:
+        messages: PubSub = self._redis.pubsub()
         try:
             async with self._link.asking():
-                await nudges.subscribe(*(self._keys.changed(kind) for kind in NUDGED))
+                await messages.subscribe(*channels)
         except BaseException:  # a cancellation too: no other call uses the connection until it is returned
-            await _close(nudges)
+            await _close(messages)
             raise
-        return nudges
+        return messages
 
     async def _stop_listening(self) -> None:
         nudges, self._nudges = self._nudges, None
@@ -274,9 +296,9 @@ class RedisRegistry:
             await _close(nudges)
 
 
-async def _close(nudges: PubSub) -> None:
+async def _close(messages: PubSub) -> None:
     with contextlib.suppress(RedisError, OSError):
-        await nudges.aclose()  # type: ignore[no-untyped-call]
+        await messages.aclose()  # type: ignore[no-untyped-call]
 
 
 def _member(kind: MemberKind, entry: bytes) -> MemberKey | None:

@@ -11,6 +11,7 @@ meaning.
              await registry.leave(name, agent)                last of all
     router:  changes = membership.fold(await registry.read(), now, wall)      or, on RegistryDown, membership.deaf(now)
              await registry.wait_changed(0.5)
+             await registry.send_note(note)                   to the other routers; they take it with `next_note`
 
 A refused agent may claim again later, with a newly drawn epoch: readers accept a freed name's next owner only with an
 epoch above the last owner's.
@@ -128,6 +129,14 @@ class Registry(Protocol):
 
         A change between two calls ends the second call at once. A change before the first call, or while the registry
         is down, is found by `read` only. So a True is a reason to read early, never the only reason to read.
+        """
+
+    async def send_note(self, note: bytes) -> None:
+        """Send a note to every router that takes notes now. It is kept for none that does not, and may be lost."""
+
+    async def next_note(self, timeout_s: float) -> bytes | None:
+        """The next note from any router, this one included; None: none has come in time. Any program that reaches the
+        registry may have sent it. One caller at a time. Notes from before the first call are lost.
         """
 
     async def close(self) -> None:

@@ -33,6 +33,7 @@ GAUGES: Final = {
     "baton_registry_unproven": _LARGEST,
     "baton_controller_heard": _LARGEST,
     "baton_routers": _LARGEST,
+    "baton_peer_requests": _LARGEST,  # of one router's peers: the sum would count each request several times
 }
 """How the routers' values of a gauge become one. For other gauges the largest is shown."""
 

@@ -25,6 +25,7 @@ from router.core.values import Reported
 from router.fleet import events
 from router.fleet.discovery import Discovery
 from router.fleet.engine_paths import Catalogue
+from router.fleet.load_sharing import LoadSharing
 from router.fleet.probes import Prober, Probing
 from router.fleet.prover import Prover
 from router.fleet.view import FleetView
@@ -72,6 +73,7 @@ class Router:
         parts = self.parts
         if self.watch is not None:
             self.watch.own = OwnWord(parts.scheduler, meters.flow)
+        self.sharing: Final = _sharing(parts, self.watch, registry, config)
         catalogue = Catalogue()
         # With agents, load comes with their heartbeats, and probes only check whether engines answer.
         prober = Prober(
@@ -135,6 +137,9 @@ class Router:
         if self.watch is not None:
             await self.watch.read()
             spawn(self.watch.read_forever(), f"{FOREVER}registry")
+        if self.sharing is not None:
+            spawn(self.sharing.tell_forever(), f"{FOREVER}tell")
+            spawn(self.sharing.hear_forever(), f"{FOREVER}hear")
 
     async def _renew_forever(self, renewed: Callable[[], Renewed | str | None]) -> None:
         """Apply classes and tenants of an edited cluster file, without a restart. After a bad file they stay as they
@@ -204,6 +209,8 @@ class Router:
         parts = self.parts
         if self.watch is not None:
             self.watch.stop()
+        if self.sharing is not None:
+            self.sharing.stop()
         give_up = time.monotonic() + CLOSE_S
         while (ending := parts.tasks.ending()) or parts.open:
             left_s = give_up - time.monotonic()
@@ -254,6 +261,25 @@ def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics,
         predictor=predictor,
         telling=Telling(meters, ExplainStore(config.explain_last), tracing("baton-router")),
         tasks=Tasks(),
+    )
+
+
+def _sharing(
+    parts: Parts, watch: Discovery | None, registry: Registry | None, config: RouterConfig
+) -> LoadSharing | None:
+    """Notes to router peers and from them; None: this router can have no peers, or keeps no predictions to tell."""
+    if watch is None or registry is None or parts.scheduler.placements is None:
+        return None
+    dispatch = parts.dispatch
+    return LoadSharing(
+        watch.name,
+        registry,
+        parts.view,
+        peers=lambda: watch.peer_names,
+        keys=config.ticket_keys,
+        handle=lambda event: dispatch.fleet.handle(event, time.monotonic()),
+        freed=lambda: dispatch.tell(events.Roomy(), time.monotonic()),
+        lost=parts.meters.note_lost,
     )
 
 

@@ -98,6 +98,7 @@ class Discovery:
         self.quarantine = Quarantine(self._name)
         self.on_quarantine: Callable[[], None] = lambda: None
         """Called when other routers announce a change of the quarantine."""
+        self._peer_names: frozenset[str] = frozenset()
         self._closed = False
 
     @property
@@ -108,6 +109,11 @@ class Discovery:
     def peers(self) -> tuple[Heartbeat, ...]:
         """The other routers' last heartbeats, also while the registry cannot be reached."""
         return tuple(member.beat for member in self._routers.snapshot() if member.id != self._name)
+
+    @property
+    def peer_names(self) -> frozenset[str]:
+        """The names of the other routers, also while the registry cannot be reached."""
+        return self._peer_names
 
     def unproven(self) -> dict[str, str]:
         """Names that the last reading left out for want of a valid proof, and why."""
@@ -149,6 +155,7 @@ class Discovery:
         wall = time.time()  # noqa: TID251 - only to tell whose clock is off
         self._log(self._instances.fold(beats, now, wall))
         self._routers.fold(routers, now, wall)
+        self._peer_names = frozenset(str(beat.id) for beat in self.peers())
         await self._hear_controller(now)
         reported = tuple(_reported(member, self._name) for member in self.snapshot())
         self._on_fleet(reported, max(1, len(self._routers.snapshot())))

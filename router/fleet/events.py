@@ -18,6 +18,7 @@ import msgspec
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load
 from router.core.journey import Choose, Chosen
+from router.core.load_notes import LoadNote
 from router.core.values import Promise, Reported, Sent, Wanted
 from router.predict.step_model import Make
 
@@ -124,6 +125,20 @@ class SourceSaid(msgspec.Struct, tag="source_said"):
     chunks: tuple[int, ...]
     each: float
     tokens: int
+    now: float
+
+
+class LoadNoted(msgspec.Struct, tag="load_noted"):
+    """A router peer has told what its requests do to instances."""
+
+    note: LoadNote
+    now: float
+
+
+class PeerLost(msgspec.Struct, tag="peer_lost"):
+    """A router peer has told nothing for a while, or has left."""
+
+    router: str
     now: float
 
 
@@ -292,7 +307,7 @@ class InstanceLost(msgspec.Struct, frozen=True):
 
 FleetEvent = (
     Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed
-    | Cached | Sourced | SourceSaid
+    | Cached | Sourced | SourceSaid | LoadNoted | PeerLost
 )  # fmt: skip
 """The events of the fleet's view (`router.fleet.view`)."""
 
@@ -306,8 +321,9 @@ Outcome = Decided | Came
 
 Entry = (
     Made | Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted
-    | Indexed | Cached | Sourced | SourceSaid | Began | Shared | Seated | Counted | Asked | Picked | PromptOver
-    | AnswerOpened | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked | FleetMoved | Decided | Came | Missing
+    | Indexed | Cached | Sourced | SourceSaid | LoadNoted | PeerLost | Began | Shared | Seated | Counted | Asked
+    | Picked | PromptOver | AnswerOpened | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked | FleetMoved
+    | Decided | Came | Missing
 )  # fmt: skip
 
 

@@ -233,6 +233,8 @@ class FleetSnapshot(Sequence[InstanceView]):
         """The prefix-cache index: which instance holds which beginning of a prompt; None if it is not kept."""
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
+        self.row_of: Final[dict[str, int]] = {}
+        """The row of each instance, by name."""
         self.sharing = 0
         """The rows whose engines share prompts' beginnings with others, as bits."""
         self._rows: Final[dict[int, InstanceView]] = {}
@@ -266,6 +268,10 @@ class FleetSnapshot(Sequence[InstanceView]):
     def at(self, row: int) -> InstanceView:
         """The instance of a row."""
         return self._rows[row]
+
+    def name_of(self, row: int, life: int) -> str:
+        """The instance that a row had in this life (`RowLoad.life`); empty: it has left."""
+        return self._rows[row].id if row in self._rows and self.inflight.rows[row].life == life else ""
 
     def ready_for(self, wanted: Wanted) -> ReadyRows:
         """The rows that are ready for such a request."""
@@ -328,6 +334,7 @@ class FleetSnapshot(Sequence[InstanceView]):
         if former is not None:
             self._forget(former)
         self.by_id[view.id] = view
+        self.row_of[view.id] = view.row
         self._rows[view.row] = view
         self._ranked = False
         inflight = self.inflight
@@ -432,6 +439,7 @@ class FleetSnapshot(Sequence[InstanceView]):
     def remove(self, instance: InstanceId) -> None:
         """The instance has left."""
         self._forget(self.by_id.pop(instance))
+        del self.row_of[instance]
         self._ranked = False
 
     def _forget(self, view: InstanceView) -> None:

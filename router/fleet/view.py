@@ -17,6 +17,8 @@ from router.core.values import ProofStanding, Reported
 from router.fleet import events as d
 from router.fleet.columns import InstanceView
 from router.fleet.snapshot import FleetSnapshot
+from router.predict.load_updates import LoadUpdates
+from router.predict.peer_load import PeerLoad
 from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import Make
 
@@ -46,6 +48,8 @@ class FleetView:
         """The version of the columns for which `_models` is valid."""
         self.routers = 1
         """The number of routers that share the fleet, this one included."""
+        self.peer_load: Final = PeerLoad(self._fleet.inflight, self._fleet.row_of)
+        """The requests of router peers."""
 
     # --- as a machine -------------------------------------------------------------------------------------------------
 
@@ -270,6 +274,21 @@ class FleetView:
         if prefixes is not None and view is not None:
             prefixes.told(view.row, said.chunks, said.each, said.tokens, said.now)
 
+    def tell_peers(self, router: str) -> LoadUpdates:
+        """Collect what router peers are to know of this router's requests, from now on. `router`: its name."""
+        updates = self._fleet.inflight.updates = LoadUpdates(router, self._fleet.name_of)
+        return updates
+
+    def load_noted(self, noted: d.LoadNoted) -> None:
+        """A router peer has told what its requests do. What it missed of its notes this router asks for."""
+        gap, updates = self.peer_load.hear(noted.note, noted.now), self._fleet.inflight.updates
+        if updates is None:
+            return
+        if gap:
+            updates.want(noted.note.router)
+        if updates.router in noted.note.wants:
+            updates.tell_all()
+
     def index(self) -> None:
         """Keep the prefix-cache index from now on."""
         self._fleet.prefixes = PrefixCacheIndex()
@@ -361,6 +380,16 @@ def _source_said(view: FleetView, event: Any) -> Iterable[InstanceId]:
     return _NONE
 
 
+def _load_noted(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.load_noted(event)
+    return _NONE
+
+
+def _peer_lost(view: FleetView, event: Any) -> Iterable[InstanceId]:
+    view.peer_load.lost(event.router, event.now)
+    return _NONE
+
+
 _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = {
     d.Added: _add,
     d.Folded: _fold,
@@ -375,5 +404,7 @@ _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = 
     d.Cached: _cached,
     d.Sourced: _sourced,
     d.SourceSaid: _source_said,
+    d.LoadNoted: _load_noted,
+    d.PeerLost: _peer_lost,
 }
 """The handler of each event; it returns the instances that are lost by the event."""

@@ -20,12 +20,15 @@ from typing import Final
 import numpy as np
 
 from router.core.arrays import Floats, Ints, Mirror
+from router.core.load_notes import PromptState
+from router.predict.inflight_request import OF_A_PEER, InflightRequest
+from router.predict.load_updates import LoadUpdates
 from router.predict.margins import FIRST_AIM, PROMPTLY, Margins
 from router.predict.reported_prompts import EndedPrompts, ReportedPrompts, Seen
 from router.predict.source_delay import SourceDelay
-from router.predict.stall_limits import LengthLimit, StallLimits, end
+from router.predict.stall_limits import StallLimits, end
 from router.predict.step_model import UNKNOWN, Make, Speed, StepModel
-from router.predict.transfer_model import ExpectedTransfer, TransferModel
+from router.predict.transfer_model import TransferModel
 from router.predict.tries import Tries
 
 DUTY_S: Final = 5.0
@@ -45,84 +48,6 @@ _ONE_BY_ONE: Final = 64
 """More rows are read by a column."""
 
 _MIRRORED: Final = ("ends", "opens", "decoding", "step", "beside", "kv_free", "strictest", "recent")
-
-
-class InflightRequest:
-    """The bookings of one request. It has many attributes: whatever was booked is kept, to be taken back as it was."""
-
-    __slots__ = (
-        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_margin", "first_s", "limits",
-        "margin", "mean_tokens", "middle_tokens", "opened_s", "pause_ms", "plain_ms", "prefill_life", "prefill_ms",
-        "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "tried",
-        "ttft_ms", "variance",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        *,
-        prompt_tokens: int,
-        mean_tokens: float,
-        short_tokens: float,
-        middle_tokens: float,
-        variance: float,
-        tpot_ms: float = math.inf,
-    ) -> None:
-        """A request that is not placed yet. `tpot_ms`: its target."""
-        self.prompt_tokens = prompt_tokens
-        self.mean_tokens = mean_tokens
-        """The expected length of its answer."""
-        self.short_tokens = short_tokens
-        """The length of a short answer."""
-        self.middle_tokens = middle_tokens
-        """The length of a median answer."""
-        self.variance = variance
-        self.tpot_ms = tpot_ms
-        self.prefill_row = -1
-        self.prefill_life = -1
-        self.prefill_ms = 0.0
-        """The predicted time of its prompt; 0 once the prompt is computed."""
-        self.plain_ms = 0.0
-        """The same by the cost profile alone."""
-        self.sent_s = 0.0
-        """The time at which it can begin, after its engine's front end."""
-        self.cached_tokens = 0
-        """The expected number of cached prompt tokens at the prefill instance."""
-        self.decode_row = -1
-        self.decode_life = -1
-        self.context = 0.0
-        self.pause_ms = 0.0
-        """The expected pause between its first and second token, if it is handed over."""
-        self.pull: ExpectedTransfer | None = None
-        """The same for the transfer model; None if D's prompts delay the move as well."""
-        self.opened_s = -1.0
-        """The time of its answer's first token."""
-        self.seeded = False
-        """Its client has the first token from the instance that computes the prompt."""
-        self.first_s = -1.0
-        """The time at which its client had the first token."""
-        self.margin = 0.0
-        """The share of its target up to which predictions had room when it was let in (`Margins`); 0: it was let in for
-        another reason, or has no target."""
-        self.first_margin = 0.0
-        """The same of its TTFT target; 0 again once its first token has come."""
-        self.tried = False
-        """It was let in as a try (`Tries`), and its first token has not come."""
-        self.ttft_ms = 0.0
-        """That target."""
-        self.limits: tuple[LengthLimit, ...] = ()
-        """For a short answer and for a median one, if it has a target."""
-        self.began_tpot_ms = 0.0
-        """The expected time per token when it began to decode."""
-
-    def counted_ms(self, make: Make, tokens: int) -> float:
-        """What its prompt takes by the costs alone, now that its tokens are counted. The first estimates, from bytes,
-        may be wrong by a factor of four: a speed that was learned from them would be as wrong.
-        """
-        foretold, cached = self.prompt_tokens, self.cached_tokens
-        if tokens <= 0 or foretold <= 0 or tokens == foretold:
-            return self.plain_ms
-        now_cached, was_ms = cached * tokens / foretold, make.prompt_ms(foretold - cached, cached)
-        return self.plain_ms * make.prompt_ms(tokens - now_cached, now_cached) / was_ms if was_ms > 0 else 0.0
 
 
 class RowLoad:
@@ -275,6 +200,8 @@ class InflightLoad:
         self._base_s: float = 0.0
         """The time that `RowLoad.recent` is told for."""
         self._mirror: Final = Mirror(_MIRRORED)
+        self.updates: LoadUpdates | None = None
+        """Takes what router peers are to know of this router's bookings; None: there are none."""
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""
@@ -366,7 +293,10 @@ class InflightLoad:
         booking.prefill_row, booking.prefill_life, booking.prefill_ms = row, at.life, ms
         booking.plain_ms = ms / speed.prefill_factor
         booking.sent_s = now + speed.first / 1000.0
-        at.reported.open[booking] = booking.sent_s * 1000.0
+        if booking.number != OF_A_PEER:  # the engine reports to the router that sent it
+            at.reported.open[booking] = booking.sent_s * 1000.0
+            if self.updates is not None:
+                self.updates.placed(booking, ms, stall_ms, now)
         at.add_prompt(booking.sent_s, ms, speed)
         at.outlive(now)
         at.stalled += stall_ms
@@ -384,6 +314,9 @@ class InflightLoad:
             self._learn_prompts(row, self.rows[row].reported.left(booking, now * 1000.0))
         if ms <= 0:
             return
+        if self.updates is not None and booking.number != OF_A_PEER:
+            state = PromptState.DONE if done else PromptState.PRESUMED if presumed else PromptState.DROPPED
+            self.updates.ended(booking, state, now)
         at = self.rows[row]
         if at.life != booking.prefill_life:
             return
@@ -448,6 +381,7 @@ class InflightLoad:
         self._count(booking, row, 1)
         # Also of prompts that come while its own is computed: their order is not known.
         at.limit(booking, now)
+        self._update(booking)
 
     def opened(self, booking: InflightRequest, now: float) -> None:
         """The first token of the request's answer has arrived: from now on prompts make it wait."""
@@ -462,6 +396,7 @@ class InflightLoad:
             booking.first_s = now
         booking.began_tpot_ms = at.tpot_ms(self.faded(now))
         at.limit(booking, now)
+        self._update(booking)
 
     def answer_over(self, booking: InflightRequest, now: float, tokens: int = 0) -> None:
         """The request's answer has ended after `tokens` tokens; 0: it will not come from there, or its tokens were not
@@ -471,6 +406,7 @@ class InflightLoad:
         if row < 0:
             return
         booking.decode_row = -1
+        self._update(booking)
         at = self.rows[row]
         if booking.pull is not None:
             at.pulls.end(booking.pull, now, done=False)
@@ -482,6 +418,11 @@ class InflightLoad:
         self._count(booking, row, -1)
         end(booking.limits)
         booking.limits = ()
+
+    def _update(self, booking: InflightRequest) -> None:
+        """Router peers are to know of a change of the request's answer."""
+        if self.updates is not None and booking.number != OF_A_PEER:
+            self.updates.changed(booking)
 
     def _learn(self, booking: InflightRequest, row: int, now: float, tokens: int) -> None:
         """Learn from its mean time per token, compared with the predictions made when it began and now."""

@@ -78,7 +78,7 @@ class Admission:
     def refusal(self, wanted: Wanted) -> Chosen:
         """The reply to a request that is refused."""
         rows = self._fleet.ready_for(wanted).prefills
-        wait_s = self._line.drains_s(max(1, len(rows)))
+        wait_s = self._line.drains_s(max(1, len(rows)) / wanted.routers)
         because = f"its first token would come after {wanted.ttft_ms:g} ms, and its class is refused then"
         return Chosen(None, None, because, shed_s=max(1, math.ceil(wait_s)))
 
@@ -99,7 +99,8 @@ class Admission:
         self._line.enter(context, wanted, work_ms, lead_ms)
         calls: tuple[object, ...] = ()
         sure = len(rows) and fleet.inflight.step_model.sure(rows)
-        for hopeless in self._line.hopeless(wanted.now, len(rows), wanted.whose) if sure else ():
+        servers = len(rows) / wanted.routers  # other routers' queues take as much
+        for hopeless in self._line.hopeless(wanted.now, servers, wanted.whose) if sure else ():
             assert isinstance(hopeless, SchedulingContext)
             _cannot(hopeless)
             if not hopeless.late or hopeless.promise.sheds:

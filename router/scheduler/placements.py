@@ -19,7 +19,7 @@ from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import MIDDLE, OUTPUT_UNKNOWN, SHORT, AnswerLengths, Predictor
 from router.predict.chunks import CHUNK_BYTES
-from router.predict.inflight_load import InflightRequest
+from router.predict.inflight_request import InflightRequest
 from router.predict.transfer_model import ExpectedTransfer
 from router.scheduler.scoring.handoff_guard import Foretold, HandoffGuard
 from router.scheduler.scoring.prices import Prices, prices_of

@@ -26,6 +26,11 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 """Buckets from a router's own overhead to a long generation."""
 
 
+def _notes_lost(registry: CollectorRegistry) -> Counter:
+    told = "Notes of other routers about their load: refused (not proven, or unreadable), or missing ones noticed."
+    return Counter("baton_peer_notes_lost", told, ["why"], registry=registry)
+
+
 def _at_hand_over(registry: CollectorRegistry) -> tuple[Counter, Counter]:
     """Early legs, and seeds."""
     told = (
@@ -50,12 +55,8 @@ class RouterMetrics:
             ["path", "way", "outcome"],
             registry=self.registry,
         )
-        self.rejected = Counter(
-            "baton_rejected",
-            "Requests answered by the router itself with an error.",
-            ["status"],
-            registry=self.registry,
-        )
+        told = "Requests answered by the router itself with an error."
+        self.rejected = Counter("baton_rejected", told, ["status"], registry=self.registry)
         told = "Prefill leg: send to answer. Decode leg: send to first byte."
         self._leg_seconds = Histograms("baton_leg_seconds", told, ["leg"], _SECONDS, self.registry)
         told = "Arrival to first byte of the answer."
@@ -100,6 +101,7 @@ class RouterMetrics:
         )
         told = "Entries of the decision log that could not be written; requests are served all the same."
         self.log_dropped = Counter("baton_decision_log_dropped", told, registry=self.registry)
+        self._notes_lost = _notes_lost(self.registry)
         self.pairs = Pairs()
         self.registry.register(_PairFailures(self.pairs))
         self.recomputed = Recomputed()
@@ -109,6 +111,10 @@ class RouterMetrics:
         self._fleet = _FleetGauges(self.registry)
         told = "1 while a controller that sizes the fleet is heard in the registry."
         self._controlled = Gauge("baton_controller_heard", told, registry=self.registry)
+
+    def note_lost(self, why: str) -> None:
+        """A note of a router peer is of no use (`router.fleet.load_sharing`)."""
+        self._notes_lost.labels(why).inc()
 
     def leg(self, leg: str, seconds: float) -> None:
         """A prefill leg was answered, or an answering leg has begun or failed, `seconds` after it was sent."""
@@ -304,6 +310,11 @@ class _FleetGauges:
             ["prefill", "decode"],
             registry=registry,
         )
+        self._peer_requests = Gauge(
+            "baton_peer_requests",
+            "Requests of other routers that this router's choices count, as those routers have told of them.",
+            registry=registry,
+        )
         self._routers = Gauge("baton_routers", "Routers that share the fleet, as this one sees it.", registry=registry)
         self._shown: set[tuple[str, str]] = set()
 
@@ -312,6 +323,7 @@ class _FleetGauges:
         self._unproven.set(unproven)
         self._stale.set(stale_s)
         self._routers.set(view.routers)
+        self._peer_requests.set(view.peer_load.bookings)
         ready = [seen.role for seen in view.all() if seen.ready]
         self._legs.labels("prefill").set(any(role.prefills for role in ready))
         self._legs.labels("decode").set(any(role.decodes for role in ready))

@@ -222,6 +222,52 @@ async def test_what_was_posted_goes_with_who_posted_it(world) -> None:
     assert not await one.keep(author)
 
 
+async def test_a_note_comes_to_every_router_that_takes_notes(world) -> None:
+    one, *others = world.open(), world.open(), world.open()
+    await one.send_note(b"before anyone takes notes")
+    taking = [asyncio.ensure_future(other.next_note(SOON_S)) for other in others]
+    note = b"\x00\r\n\xff" * 40_000
+
+    async def arrived() -> bool:
+        await one.send_note(note)
+        await asyncio.sleep(0.05)
+        return all(each.done() for each in taking)
+
+    await expect_soon(arrived, world)
+    assert [each.result() for each in taking] == [note, note]
+    while await others[0].next_note(0.2) is not None:  # the one task that takes them from now on
+        pass
+    await one.send_note(b"next")
+    assert await others[0].next_note(SOON_S) == b"next"
+    assert await others[0].next_note(0.01) is None
+
+
+async def test_notes_go_on_after_an_outage(world) -> None:
+    one, other = world.open(), world.open()
+    assert await other.next_note(0.01) is None
+    world.down()
+    with pytest.raises(RegistryDown):
+        await one.send_note(b"lost")
+
+    async def fails() -> bool:
+        try:
+            await other.next_note(0.05)
+        except RegistryDown:
+            return True
+        return False
+
+    await expect_soon(fails, world)
+    world.up_again()
+
+    async def heard() -> bool:
+        with contextlib.suppress(RegistryDown):
+            await one.send_note(b"again")
+            return await other.next_note(0.1) == b"again"
+        return False
+
+    await expect_soon(heard, world)
+
+
 async def test_many_newcomers_at_once_get_one_name(world) -> None:
     agents = {f"agent{number}": world.open() for number in range(12)}
     async with asyncio.TaskGroup() as group:

@@ -115,6 +115,9 @@ async def test_a_router_can_do_what_routers_do(as_user: Open) -> None:
     reader = as_user("baton-reader")
     assert [each.id for each in await reader.read(MemberKind.ROUTER)] == ["router-1"]
     assert "prefill-0" in [each.id for each in await reader.read()]
+    assert await router.next_note(0.01) is None
+    await router.send_note(b"load")
+    assert await router.next_note(5.0) == b"load"
     assert await router.leave("router-1", "a", MemberKind.ROUTER)
 
 
@@ -134,7 +137,9 @@ async def test_nobody_can_do_more(as_user: Open) -> None:
             ("SET", other, "x"), ("SET", keys.lock(MemberKind.INSTANCE, "prefill-9"), "x"), ("SET", router, "x"),
             ("HSET", keys.posted("prefill-9", "x", 1), "f", "x"), ("SET", keys.epoch("prefill-9"), "1"),
         ],
-        "baton-agent": [("SET", router, "x"), ("SET", keys.lock(MemberKind.ROUTER, "router-9"), "x")],
+        "baton-agent": [
+            ("SET", router, "x"), ("SET", keys.lock(MemberKind.ROUTER, "router-9"), "x"), ("PUBLISH", keys.notes, "x"),
+        ],
         "baton-router": [
             ("SET", other, "x"), ("SET", keys.epoch("prefill-9"), "1"), ("HSET", keys.posted("p", "x", 1), "f", "x"),
             ("HMGET", keys.posted("p", "x", 1), "f"), ("PUBLISH", "other", "x"),

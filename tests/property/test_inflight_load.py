@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from router.predict.inflight_load import InflightLoad, InflightRequest
+from router.predict.inflight_load import InflightLoad
+from router.predict.inflight_request import InflightRequest
 from router.predict.step_model import make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))

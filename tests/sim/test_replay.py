@@ -13,6 +13,7 @@ from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
 from loadgen.arrival import Arrival
 from router.core.journey import Choose
+from router.core.load_notes import BookingState, LoadNote, PromptState
 from router.core.values import Promise, Reported, Sent, Wanted
 from router.fleet import events as d
 from router.fleet.view import FleetView
@@ -201,6 +202,15 @@ def _every_event_of_a_fleet(fleet: Fleet, report: Reported) -> None:
         fleet.handle(event, 0.0)
 
 
+def booked_at(name: InstanceId) -> BookingState:
+    """A request of a router peer that is prefilled there."""
+    return BookingState(
+        number=3, prefill=name, prompt=PromptState.WAITS, plain_ms=20.0, prompt_ms=25.0, stall_ms=5.0,
+        placed_ago_ms=2.5, ended_ago_ms=0.0, decode=name, opened=False, prompt_tokens=800, mean_tokens=60.0,
+        short_tokens=10.0, middle_tokens=50.0, variance=9.0, tpot_ms=30.0, pause_ms=0.0,
+    )  # fmt: skip
+
+
 def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     lines: list[bytes] = []
     log = DecisionLog(lines.append, "least_load")
@@ -229,6 +239,8 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     fleet.handle(d.Cached(Sent(0, 1, (2**64 - 1,), (0.1,)), 256.0, 5), 0.75)
     fleet.handle(d.Sourced(-3.5, 0.75), 0.75)
     fleet.handle(d.SourceSaid(name, (2**64 - 1,), 256.0, 5, 0.75), 0.75)
+    fleet.handle(d.LoadNoted(LoadNote("router-2", 0, (booked_at(name),), over=(4,), whole=2), 0.76), 0.76)
+    fleet.handle(d.PeerLost("router-2", 0.77), 0.77)
     machine.handle(d.Finished(one, 0.8, 4, cut_off=True), 0.8)
     machine.handle(d.Finished(two, 0.9, None, cut_off=False), 0.9)
     machine.handle(d.Finished(two, 1.0, None, cut_off=False), 1.0)

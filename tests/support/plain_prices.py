@@ -157,7 +157,7 @@ class Plain:
     def _price(self, found: Row, row: int, longer: float, idle: float) -> None:
         inflight, wanted, saturation = self.inflight, self.wanted, self.saturation
         if saturation is not None and saturation.queue and not found.open:
-            found.ttft += saturation.queue_ms(len(self.fleet))
+            found.ttft += saturation.queue_ms(len(self.fleet) / self.wanted.routers)
         table = _OWN_MISSED if wanted.ttft_ms and not wanted.late else _OWN
         near = looked_up(inflight.rows[row].step / idle / self.tpot_unit, _NEAR)
         others = inflight.rows[row].decoding * found.stall * near / (self.tpot_unit * self.middle)

@@ -242,20 +242,24 @@ class FlowControlQueue:
         part = 1.0 - math.exp(-gap / RATE_S)
         self._rate += part * (work_ms / gap - self._rate)
 
-    def _rate_ms(self, servers: int) -> float:
-        """Milliseconds of work a second that `servers` instances do: as seen, at least a quarter of what all
-        could do.
+    def _rate_ms(self, servers: float) -> float:
+        """Milliseconds of work a second that `servers` instances do for this queue: as seen, at least a quarter of what
+        all could do.
         """
         return max(self._rate, 250.0 * servers) if self._rate else 1000.0 * servers
 
-    def drains_s(self, servers: int) -> float:
-        """The seconds until all waiting requests would be served."""
+    def drains_s(self, servers: float) -> float:
+        """The seconds until all waiting requests would be served. `servers`: see `hopeless`."""
         return sum(entry.work_ms for entry in self._entries.values()) / self._rate_ms(servers)
 
-    def hopeless(self, now: float, servers: int, whose: str = "") -> list[object]:
+    def hopeless(self, now: float, servers: float, whose: str = "") -> list[object]:
         """The requests that cannot be in time any more, those with the most work first, of sizes that have not had
-        enough of that (`GivenUp`); they are late from now on. `whose`: the tenant whose reserved instances the servers
-        are, or the name of all others.
+        enough of that (`GivenUp`); they are late from now on.
+
+        Args:
+            now: in seconds.
+            servers: the instances that may compute their prompts; of several routers, this one's part of them.
+            whose: the tenant whose reserved instances the servers are, or the name of all others.
         """
         rate = self._rate_ms(servers)
         waiting = sorted(

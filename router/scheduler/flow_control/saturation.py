@@ -79,7 +79,7 @@ class SaturationDetector(Saturation):
         """The number of requests that wait for places."""
         return len(self._line)
 
-    def queue_ms(self, servers: int) -> float:
+    def queue_ms(self, servers: float) -> float:
         """The time until the requests that wait for places now have them."""
         return 1000.0 * self._line.drains_s(servers)
 

@@ -43,8 +43,10 @@ class Saturation(ABC):
         """The number of requests that wait for places."""
 
     @abstractmethod
-    def queue_ms(self, servers: int) -> float:
-        """The time until the requests that wait for places now have them, with `servers` instances."""
+    def queue_ms(self, servers: float) -> float:
+        """The time until the requests that wait for places now have them, with `servers` instances: of several routers,
+        this one's part of them.
+        """
 
     @abstractmethod
     def opens_until_ms(self, wanted: Wanted) -> float:
@@ -233,7 +235,7 @@ class RowTimes:
         saturation, now_ms = of.saturation, of.wanted.now * 1000.0
         queue_ms = 0.0
         if saturation is not None and saturation.queue:  # elsewhere other requests wait, too
-            queue_ms = saturation.queue_ms(len(of.fleet))
+            queue_ms = saturation.queue_ms(len(of.fleet) / of.wanted.routers)
         waited_ms = of.waited_ms
         for row in rows:
             at = len(self.ttft)

@@ -1,0 +1,127 @@
+"""What routers of one fleet tell each other of their load in flight. Pure.
+
+A note holds states, not changes: a state that is told twice does no harm, and one that was lost is told again with all
+others (`LoadNote.wants`). Bytes from a peer are read strictly: numbers in range, lists and names bounded.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, Final
+
+import msgspec
+
+TELL_S: Final = 0.01
+"""The time between two notes of one of a few routers (docs/policy.md has the effect of longer ones)."""
+
+NOTES_MAX: Final = 400.0
+"""Notes of all routers in a second: each of them reads all. Of more routers, each sends fewer."""
+
+ALIVE_S: Final = 0.5
+"""A router that has nothing to tell sends an empty note this often."""
+
+STATES_MAX: Final = 500
+"""States in one note: about 60 KB."""
+
+NOTE_BYTES_MAX: Final = 1 << 20
+"""A longer note is not read."""
+
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Numbers = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=100_000)]
+
+
+class PromptState(IntEnum):
+    """What has become of a prompt that was placed."""
+
+    NONE = 0
+    """No prompt is placed."""
+    WAITS = 1
+    """It is not computed yet."""
+    DONE = 2
+    """It is computed."""
+    PRESUMED = 3
+    """It counts as computed, although no engine has said when."""
+    DROPPED = 4
+    """It will not be computed there."""
+
+
+class BookingState(msgspec.Struct, array_like=True, frozen=True):
+    """One request's bookings at its router. Ages are in milliseconds, from the event until the note was written."""
+
+    number: _Count
+    """Of the booking, at its router."""
+    prefill: _Name
+    """The instance that its prompt was placed on; empty: none, or it has left."""
+    prompt: PromptState
+    plain_ms: _Amount
+    """What the prompt takes by the costs alone."""
+    prompt_ms: _Amount
+    """What it is predicted to take there."""
+    stall_ms: _Amount
+    """By how much of that it keeps answers there waiting."""
+    placed_ago_ms: _Amount
+    ended_ago_ms: _Amount
+    decode: _Name
+    """The instance with a place for its answer; empty: none, or it has left."""
+    opened: bool
+    """The first token has come from there."""
+    prompt_tokens: _Count
+    mean_tokens: _Amount
+    """The expected length of its answer,"""
+    short_tokens: _Amount
+    """of a short answer,"""
+    middle_tokens: _Amount
+    """of a median answer,"""
+    variance: _Amount
+    """and the variance."""
+    tpot_ms: _Amount
+    """Its target; 0: none."""
+    pause_ms: _Amount
+    """The expected pause between its first and second token, if it is handed over."""
+
+
+class LoadNote(msgspec.Struct, array_like=True, frozen=True):
+    """One note of one router to its peers."""
+
+    router: _Name
+    number: _Count
+    """One more than the note before."""
+    states: Annotated[tuple[BookingState, ...], msgspec.Meta(max_length=STATES_MAX)] = ()
+    """The bookings that have changed, in the order of their changes."""
+    over: _Numbers = ()
+    """The bookings that are over. States of the same note come before."""
+    whole: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
+    """0: changes only. 1: this note and the next one are parts of all bookings. 2: this is the last part."""
+    wants: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=4096)] = ()
+    """Peers that are asked for all of their bookings."""
+
+    @property
+    def frees(self) -> bool:
+        """Whether a request that waits may find room now."""
+        return bool(self.over) or any(each.prompt > PromptState.WAITS for each in self.states)
+
+
+def tell_every_s(routers: int, least_s: float = TELL_S) -> float:
+    """The time between two notes of one of so many routers."""
+    return max(least_s, routers / NOTES_MAX)
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(LoadNote)
+
+
+def note_bytes(note: LoadNote) -> bytes:
+    """A note as peers read it."""
+    return _ENCODER.encode(note)
+
+
+def note_of(payload: bytes) -> LoadNote | str:
+    """The note in these bytes; or why it is of no use. Never raises."""
+    if len(payload) > NOTE_BYTES_MAX:
+        return f"{len(payload)} bytes are more than a note has"
+    try:
+        return _DECODER.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return str(error)[:200]

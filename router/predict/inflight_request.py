@@ -1,0 +1,93 @@
+"""One request's part of the load in flight. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from router.predict.stall_limits import LengthLimit
+from router.predict.step_model import Make
+from router.predict.transfer_model import ExpectedTransfer
+
+OF_A_PEER: Final = -1
+"""The number (`InflightRequest.number`) of each request of a router peer."""
+
+
+class InflightRequest:
+    """The bookings of one request. It has many attributes: whatever was booked is kept, to be taken back as it was."""
+
+    __slots__ = (
+        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_margin", "first_s", "limits",
+        "margin", "mean_tokens", "middle_tokens", "number", "opened_s", "pause_ms", "plain_ms", "prefill_life",
+        "prefill_ms", "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "tried",
+        "ttft_ms", "variance",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        prompt_tokens: int,
+        mean_tokens: float,
+        short_tokens: float,
+        middle_tokens: float,
+        variance: float,
+        tpot_ms: float = math.inf,
+    ) -> None:
+        """A request that is not placed yet. `tpot_ms`: its target."""
+        self.number = 0
+        """Its number in notes to router peers; 0: none yet; `OF_A_PEER`: it is a peer's request."""
+        self.prompt_tokens = prompt_tokens
+        self.mean_tokens = mean_tokens
+        """The expected length of its answer."""
+        self.short_tokens = short_tokens
+        """The length of a short answer."""
+        self.middle_tokens = middle_tokens
+        """The length of a median answer."""
+        self.variance = variance
+        self.tpot_ms = tpot_ms
+        self.prefill_row = -1
+        self.prefill_life = -1
+        self.prefill_ms = 0.0
+        """The predicted time of its prompt; 0 once the prompt is computed."""
+        self.plain_ms = 0.0
+        """The same by the cost profile alone."""
+        self.sent_s = 0.0
+        """The time at which it can begin, after its engine's front end."""
+        self.cached_tokens = 0
+        """The expected number of cached prompt tokens at the prefill instance."""
+        self.decode_row = -1
+        self.decode_life = -1
+        self.context = 0.0
+        self.pause_ms = 0.0
+        """The expected pause between its first and second token, if it is handed over."""
+        self.pull: ExpectedTransfer | None = None
+        """The same for the transfer model; None if D's prompts delay the move as well."""
+        self.opened_s = -1.0
+        """The time of its answer's first token."""
+        self.seeded = False
+        """Its client has the first token from the instance that computes the prompt."""
+        self.first_s = -1.0
+        """The time at which its client had the first token."""
+        self.margin = 0.0
+        """The share of its target up to which predictions had room when it was let in (`Margins`); 0: it was let in for
+        another reason, or has no target."""
+        self.first_margin = 0.0
+        """The same of its TTFT target; 0 again once its first token has come."""
+        self.tried = False
+        """It was let in as a try (`Tries`), and its first token has not come."""
+        self.ttft_ms = 0.0
+        """That target."""
+        self.limits: tuple[LengthLimit, ...] = ()
+        """For a short answer and for a median one, if it has a target."""
+        self.began_tpot_ms = 0.0
+        """The expected time per token when it began to decode."""
+
+    def counted_ms(self, make: Make, tokens: int) -> float:
+        """What its prompt takes by the costs alone, now that its tokens are counted. The first estimates, from bytes,
+        may be wrong by a factor of four: a speed that was learned from them would be as wrong.
+        """
+        foretold, cached = self.prompt_tokens, self.cached_tokens
+        if tokens <= 0 or foretold <= 0 or tokens == foretold:
+            return self.plain_ms
+        now_cached, was_ms = cached * tokens / foretold, make.prompt_ms(foretold - cached, cached)
+        return self.plain_ms * make.prompt_ms(tokens - now_cached, now_cached) / was_ms if was_ms > 0 else 0.0

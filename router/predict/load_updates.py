@@ -1,0 +1,152 @@
+"""This router's bookings as its peers are to know them. Pure.
+
+`InflightLoad` reports every change; the notes of `LoadUpdates.notes` tell the state of what has changed since the last
+ones. A request that is placed and over between two notes is never told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from router.core.load_notes import STATES_MAX, BookingState, LoadNote, PromptState
+from router.predict.inflight_request import InflightRequest
+
+
+class ToldBooking:
+    """One booking, with what peers are to know of its prompt."""
+
+    __slots__ = ("booking", "ended_s", "placed_s", "prompt", "prompt_ms", "stall_ms")
+
+    def __init__(self, booking: InflightRequest) -> None:
+        self.booking: Final = booking
+        self.prompt = PromptState.NONE
+        self.prompt_ms = 0.0
+        self.stall_ms = 0.0
+        self.placed_s = 0.0
+        self.ended_s = 0.0
+
+
+class LoadUpdates:
+    """Collects one router's changes, and writes its notes."""
+
+    def __init__(self, router: str, name_of: Callable[[int, int], str]) -> None:
+        """`name_of`: the instance that a row had in one of its lives; empty: it has left."""
+        self.router: Final = router
+        self._name_of: Final = name_of
+        self._booked: Final[dict[int, ToldBooking]] = {}
+        self._changed: Final[dict[int, None]] = {}
+        self._wants: Final[dict[str, None]] = {}
+        self._numbered = 0
+        self._written = 0
+        self._all = False
+
+    # --- what `InflightLoad` reports ----------------------------------------------------------------------------------
+
+    def placed(self, booking: InflightRequest, ms: float, stall_ms: float, now: float) -> None:
+        """A prompt has a place, where it takes `ms`, and answers wait for `stall_ms`."""
+        told = self._told(booking)
+        told.prompt, told.prompt_ms, told.stall_ms, told.placed_s = PromptState.WAITS, ms, stall_ms, now
+
+    def ended(self, booking: InflightRequest, state: PromptState, now: float) -> None:
+        """A prompt is computed, or will not be."""
+        told = self._told(booking)
+        told.prompt, told.ended_s = state, now
+
+    def changed(self, booking: InflightRequest) -> None:
+        """An answer has a place, has begun, or is over."""
+        self._told(booking)
+
+    def _told(self, booking: InflightRequest) -> ToldBooking:
+        if not booking.number:
+            self._numbered += 1
+            booking.number = self._numbered
+        self._changed[booking.number] = None
+        told = self._booked.get(booking.number)
+        if told is None:
+            told = self._booked[booking.number] = ToldBooking(booking)
+        return told
+
+    # --- notes --------------------------------------------------------------------------------------------------------
+
+    def want(self, router: str) -> None:
+        """Ask this peer for all of its bookings with the next note."""
+        self._wants[router] = None
+
+    def tell_all(self) -> None:
+        """Tell all bookings with the next notes: a peer wants them."""
+        self._all = True
+
+    def skip(self) -> None:
+        """There are no peers: forget what has changed."""
+        for number in self._changed:
+            if not _goes_on(self._booked[number]):
+                del self._booked[number]
+        self._changed.clear()
+        self._wants.clear()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self._changed) or bool(self._wants) or self._all
+
+    def notes(self, now: float) -> list[LoadNote]:
+        """What peers are to know since the last call. At least one note, an empty one if there is nothing."""
+        whole, self._all = self._all, False
+        states, over = [], []
+        for number in [*self._booked] if whole else [*self._changed]:
+            told = self._booked[number]
+            if _goes_on(told):
+                states.append(self._state(number, told, now))
+                continue
+            if told.prompt is PromptState.DONE:
+                states.append(self._state(number, told, now))
+            over.append(number)
+            del self._booked[number]
+        self._changed.clear()
+        wants = tuple(self._wants)
+        self._wants.clear()
+        return self._parts(states, tuple(over), wants, whole)
+
+    def _parts(
+        self,
+        states: list[BookingState],
+        over: tuple[int, ...],
+        wants: tuple[str, ...],
+        whole: bool,  # noqa: FBT001
+    ) -> list[LoadNote]:
+        found = []
+        for at in range(0, max(1, len(states)), STATES_MAX):
+            last = at + STATES_MAX >= len(states)
+            self._written += 1
+            part, kind = tuple(states[at : at + STATES_MAX]), (2 if last else 1) if whole else 0
+            found.append(LoadNote(self.router, self._written, part, over if last else (), kind, wants if last else ()))
+        return found
+
+    def _state(self, number: int, told: ToldBooking, now: float) -> BookingState:
+        of = told.booking
+        return BookingState(
+            number,
+            self._name_of(of.prefill_row, of.prefill_life) if told.prompt is not PromptState.NONE else "",
+            told.prompt,
+            of.plain_ms,
+            told.prompt_ms,
+            told.stall_ms,
+            max(0.0, now - told.placed_s) * 1000.0,
+            max(0.0, now - told.ended_s) * 1000.0,
+            self._name_of(of.decode_row, of.decode_life) if of.decode_row >= 0 else "",
+            of.opened_s >= 0,
+            of.prompt_tokens,
+            of.mean_tokens,
+            of.short_tokens,
+            of.middle_tokens,
+            of.variance,
+            of.tpot_ms if math.isfinite(of.tpot_ms) else 0.0,
+            of.pause_ms,
+        )
+
+
+def _goes_on(told: ToldBooking) -> bool:
+    """Whether its prompt or its answer still has a place."""
+    return told.booking.decode_row >= 0 or told.prompt is PromptState.WAITS

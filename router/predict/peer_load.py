@@ -1,0 +1,137 @@
+"""The load in flight of router peers, booked on this router's rows as its own is. Pure.
+
+Engines' reports are a second old and do not say what waits: routers that know only their own requests place prompts
+behind each other's. Bookings of peers stand in the same sums as a router's own, some milliseconds late; what they show
+of an instance's speed is learned from, as far as prompts go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Final
+
+from router.core.load_notes import BookingState, LoadNote, PromptState
+from router.predict.inflight_load import DUTY_S, InflightLoad
+from router.predict.inflight_request import OF_A_PEER, InflightRequest
+
+SILENT_S: Final = 2.0
+"""After this long without a note a peer's bookings are dropped: it is gone, or the registry is. What its requests do by
+then is not known any more."""
+
+BOOKINGS_MAX: Final = 100_000
+"""Bookings of one peer. Further ones are left out."""
+
+
+class _Peer:
+    """One peer, as far as its notes go."""
+
+    __slots__ = ("bookings", "heard_s", "number", "told")
+
+    def __init__(self) -> None:
+        self.bookings: Final[dict[int, InflightRequest]] = {}
+        self.number = -1
+        """Of its last note; -1: none has come."""
+        self.heard_s: float = 0.0
+        self.told: set[int] | None = None
+        """Bookings that its notes have told so far, while they tell all of them."""
+
+
+class PeerLoad:
+    """The bookings of all router peers."""
+
+    def __init__(self, inflight: InflightLoad, row_of: dict[str, int]) -> None:
+        """`row_of`: the row of each instance, by name; the fleet keeps it."""
+        self._inflight: Final = inflight
+        self._row_of: Final = row_of
+        self._peers: Final[dict[str, _Peer]] = {}
+        self.gaps = 0
+        """How often notes were missing."""
+
+    @property
+    def bookings(self) -> int:
+        """The number of all bookings of peers."""
+        return sum(len(peer.bookings) for peer in self._peers.values())
+
+    def silent(self, now: float, there: Collection[str]) -> list[str]:
+        """Peers that have told nothing for `SILENT_S`, or are not among those that are there."""
+        return [name for name, peer in self._peers.items() if name not in there or now - peer.heard_s > SILENT_S]
+
+    def hear(self, note: LoadNote, now: float) -> bool:
+        """Book what a peer tells. Returns whether it is to be asked for all of its bookings."""
+        peer = self._peers.get(note.router)
+        if peer is None:
+            peer = self._peers[note.router] = _Peer()
+        if note.number <= peer.number:
+            return False  # a copy of an old note
+        gap = note.number != peer.number + 1
+        peer.number, peer.heard_s = note.number, now
+        if note.whole and (peer.told is None or gap):
+            peer.told, gap = set(), False
+        elif gap:
+            peer.told = None
+            self.gaps += 1
+        for state in note.states:
+            self._book(peer, state, now)
+            if peer.told is not None:
+                peer.told.add(state.number)
+        for number in note.over:
+            self._drop(peer, number, now)
+        if note.whole == 2 and peer.told is not None:
+            for number in [each for each in peer.bookings if each not in peer.told]:
+                self._drop(peer, number, now)
+            peer.told = None
+        return gap
+
+    def lost(self, router: str, now: float) -> None:
+        """Nothing is known of this peer's requests any more."""
+        peer = self._peers.pop(router, None)
+        if peer is not None:
+            for number in [*peer.bookings]:
+                self._drop(peer, number, now)
+
+    def _book(self, peer: _Peer, state: BookingState, now: float) -> None:
+        booking = peer.bookings.get(state.number)
+        if booking is None:
+            if len(peer.bookings) >= BOOKINGS_MAX:
+                return
+            booking = peer.bookings[state.number] = _booking_of(state)
+        self._prompt(booking, state, now)
+        row = self._row_of.get(state.decode, -1)
+        if row < 0:
+            self._inflight.answer_over(booking, now)
+            return
+        if booking.decode_row != row:
+            self._inflight.answer_placed(booking, row, now)
+        if state.opened:
+            self._inflight.opened(booking, now)
+
+    def _prompt(self, booking: InflightRequest, state: BookingState, now: float) -> None:
+        row = self._row_of.get(state.prefill, -1)
+        if row >= 0 and booking.prefill_row < 0 and state.placed_ago_ms < 1000.0 * DUTY_S:
+            placed_s = now - state.placed_ago_ms / 1000.0
+            self._inflight.prompt_placed(booking, row, state.prompt_ms, state.stall_ms, placed_s)
+            booking.plain_ms = state.plain_ms
+        if state.prompt > PromptState.WAITS and booking.prefill_ms > 0:
+            presumed = state.prompt is PromptState.PRESUMED
+            ended_s = now - state.ended_ago_ms / 1000.0
+            self._inflight.prompt_over(booking, ended_s, done=state.prompt is PromptState.DONE, presumed=presumed)
+
+    def _drop(self, peer: _Peer, number: int, now: float) -> None:
+        booking = peer.bookings.pop(number, None)
+        if booking is not None:
+            self._inflight.prompt_over(booking, now, done=False)
+            self._inflight.answer_over(booking, now)
+
+
+def _booking_of(state: BookingState) -> InflightRequest:
+    booking = InflightRequest(
+        prompt_tokens=state.prompt_tokens,
+        mean_tokens=state.mean_tokens,
+        short_tokens=state.short_tokens,
+        middle_tokens=state.middle_tokens,
+        variance=state.variance,
+        tpot_ms=state.tpot_ms or math.inf,
+    )
+    booking.number, booking.pause_ms = OF_A_PEER, state.pause_ms
+    return booking

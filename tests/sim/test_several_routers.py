@@ -1,0 +1,68 @@
+"""Several routers of one fleet tell each other of their load in flight: together they serve about as well as one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from support.simulated import of_roles
+
+from cluster.instance import Role
+from engine.mock.settings import SimpleCosts
+from loadgen.arrival import Arrival
+from router.core.values import Promise
+from router.scheduler.scoring.policies import POLICIES
+from sim.result import Result
+from sim.settings import SimSettings
+from sim.world import World
+
+P, D = Role.PREFILL, Role.DECODE
+PROMISE = Promise(ttft_ms=400.0, tpot_ms=30.0)
+
+
+def chats(rate: float, seed: int = 1, count: int = 1000) -> list[Arrival]:
+    rng, made, at_s = Random(seed), list[Arrival](), 0.0
+    for _ in range(count):
+        at_s += rng.expovariate(rate)
+        prompt, answer = int(rng.lognormvariate(6.8, 0.9)), int(rng.lognormvariate(4.6, 0.6))
+        made.append(
+            Arrival(
+                at_s=round(at_s, 9), input_tokens=min(8000, max(16, prompt)), output_tokens=min(600, max(4, answer))
+            )
+        )
+    return made
+
+
+def run(routers: int, *, notes_ms: float = SimSettings().notes_ms, rate: float = 17.0, admits: bool = True) -> Result:
+    policy = POLICIES["workload"]
+    world = World(
+        of_roles(P, P, D, D, costs=SimpleCosts(step_ms=12.0, prefill_ms_per_1k=60.0)),
+        SimSettings(notes_ms=notes_ms, checks=False),
+        policy=policy,
+        promises={"": PROMISE} if admits else None,
+        others=[policy] * (routers - 1),
+    )
+    result = world.run(chats(rate))
+    for front in world.fronts:
+        assert front.scheduler.view.peer_load.bookings == 0
+        assert all(at.prompts == at.decoding == 0 for at in front.scheduler.view.all().inflight.rows)
+    return result
+
+
+def attained(result: Result) -> float:
+    kept = result.latency_s("ttft") * 1000.0 <= PROMISE.ttft_ms
+    return float((kept & (result.latency_s("tpot") * 1000.0 <= PROMISE.tpot_ms) & result.good()).mean())
+
+
+@pytest.mark.parametrize("rate", [20.0])
+def test_three_routers_attain_about_what_one_does(rate: float) -> None:
+    one, three, silent = (attained(run(n, rate=rate, notes_ms=ms)) for n, ms in ((1, 10.0), (3, 10.0), (3, 0.0)))
+    assert three > one - 0.02
+    assert three > silent + 0.01
+
+
+def test_without_targets_too() -> None:
+    one, three, silent = (run(n, notes_ms=ms, admits=False) for n, ms in ((1, 10.0), (3, 10.0), (3, 0.0)))
+    means = [float(each.latency_s("ttft").mean()) for each in (one, three, silent)]
+    assert means[1] < 1.12 * means[0]
+    assert means[1] < 0.95 * means[2]
