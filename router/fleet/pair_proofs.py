@@ -40,7 +40,8 @@ ANSWER_TOKENS: Final = 24
 (latent attention of vLLM 0.32 on CPU) shows it later: of 80 proofs with 8 tokens 13 were equal by chance."""
 
 CHAT_TOKENS: Final = 8
-"""Of a chat, which both answer alone: what they do by default shows in a few draws."""
+"""The tokens of a chat's answer. Both instances answer the chat alone: different default settings show in a few sampled
+tokens."""
 
 EACH: Final = 16
 """The number of prefill instances that each decode instance is proven with; a fleet of a thousand has 240,000 pairs."""
@@ -175,7 +176,7 @@ def chat_read(body: bytes) -> Chat:
 
 
 def question(model: str, prompt: str, salt: str, *, logprobs: bool = False) -> dict[str, Any]:
-    """The request that is sent in all three ways."""
+    """The request that P and D get for the hand-over, and that D gets once more alone, under another salt."""
     asked = {"model": model, "prompt": prompt, "cache_salt": salt, "temperature": 0, "max_tokens": ANSWER_TOKENS}
     return {**asked, "ignore_eos": True, "return_token_ids": True, **({"logprobs": LOGPROBS} if logprobs else {})}
 
@@ -273,7 +274,9 @@ class _Record:
     inexact: str = ""
     """For a good pair: why P's token may not stand for D's first."""
     again_s: float = 0.0
+    """The last pause before another proof, in seconds."""
     until: float = 0.0
+    """The time at which that pause ends, in monotonic seconds."""
 
 
 class _RecordSums(NamedTuple):
@@ -423,8 +426,8 @@ class PairProofs:
             del self._circles[node]
 
     def reads_alike(self, pair: Pair) -> bool:
-        """Whether the two have decoded in one circle: one of them has flipped since, and that both read chats alike is
-        known. On a full fleet that spares the proof a second or two.
+        """Whether both are proven as consumers of one circle, perhaps before one of them changed its role. Then it is
+        known that both tokenize chats alike, which spares the proof a second or two on a full fleet.
         """
         circle = self._circles.get((False, *pair[:2]))
         return circle is not None and circle == self._circles.get((False, *pair[2:]))
