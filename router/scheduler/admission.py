@@ -132,7 +132,9 @@ class Admission:
 
 
 def _timed(fleet: FleetSnapshot, wanted: Wanted) -> Ints:
-    """The rows that may compute its prompt. Rows that only decode have timed none."""
+    """The rows that may compute its prompt: any, or prefill rows alone while the times of some rows are not trusted.
+    (Rows that only decode time no prompts, so their times would never be.)
+    """
     found = fleet.ready_for(wanted)
     return found.any if fleet.inflight.step_model.sure(found.any) else found.prefills
 

@@ -37,8 +37,8 @@ SLOWER: Final = 3.0
 limit, means of 1.1 to 1.8 were seen (Azure's code trace on 3 P and 1 D at its goodput), and handing over was right."""
 
 KNOWN: Final = 2.0
-"""The ratio to the prediction that the policy itself must expect. Otherwise the error is about to be learned
-(`router.predict.transfer_model`), and may be one instance's network alone."""
+"""A request was handed over knowingly if the policy itself expected a pause of so many times the prediction. Otherwise
+the error is about to be learned (`router.predict.transfer_model`), and may be one instance's network alone."""
 
 SLOWEST: Final = 8.0
 """The largest ratio that one request counts for."""
@@ -175,6 +175,7 @@ class _Class:
         self.handed = _Mean()
         """How much more expensive than predicted the handed-over requests were."""
         self.whole = _Mean()
+        """How much more expensive than predicted the aggregated requests were."""
         self.slower = _Mean()
         """The ratio of real to predicted pauses."""
         self.lost = _Mean()
@@ -246,7 +247,7 @@ class HandoffGuard:
         first."""
 
     def allows(self, slo_class: str, now: float) -> bool:
-        """Whether one more request of this class may be handed over."""
+        """Whether one more request of this class may be handed over. Overdue answers count as begun from now on."""
         while self._open and (first := next(iter(self._open))).due_s < now:
             self.came(first, now)
         one = self._classes.get(slo_class)

@@ -41,9 +41,9 @@ HYSTERESIS: Final = 0.02
 costs that no model includes."""
 
 ALIKE: Final = 5.0
-"""The same between two instances that could do each other's part: only if nothing else is possible. A prompt's instance
-with some answers left is held to their TPOT, and the other's steps are full of all answers: half-made pools serve less
-than none, and the price of one request does not show it (docs/policy.md)."""
+"""The same share between two instances of one make that could do each other's part: they hand over only if nothing else
+is possible. A prefill instance with some answers left is held to their TPOT, and the other one's steps are full of all
+other answers. Half-made pools serve less than none, and the price of one request does not show it (docs/policy.md)."""
 
 
 _A_PAIR: Final = "; a pair "
@@ -80,8 +80,9 @@ def weighed(fleet: FleetSnapshot, wanted: Wanted, hysteresis: float, alike: floa
 
 
 def gains(prices: Prices, prefill: int, decode: int) -> float:
-    """By how much these two rows are predicted to be cheaper than the best single instance of any role: one that
-    computes prompts could also serve the answer if nothing were handed over. Infinite if no single instance has room.
+    """By how much these two rows are predicted to be cheaper than the best single instance of any role: an instance
+    that computes prompts could also serve the answer if nothing were handed over. Infinite if no single instance has
+    room.
     """
     wholes = _aggregated(prices, ready(prices.fleet, prices.wanted).any)
     pair = prices.prefill_at(prefill) + prices.harm(prefill) + prices.decode_at(decode)
@@ -198,17 +199,17 @@ class _Second:
         self.price: Final = price
         self.row: Final = row
         self.kind: Final = kind
-        """The number of its make, if it computes prompts as well."""
+        """The number of its make, if it computes prompts as well; else -1."""
 
 
 def _kind(fleet: FleetSnapshot, does: Bools, row: int, otherwise: int) -> int:
-    """The number of its make, if it does that leg."""
+    """The number of the row's make, if the row does that leg (`does`); else `otherwise`."""
     return fleet.inflight.step_model.kind(row) if does.item(row) else otherwise
 
 
 def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second], below: float) -> _Option | None:
-    """The best pair with this P that ranks below `below`, if there is one. Two of one make are `ALIKE` if either does
-    the other's leg as well.
+    """The best pair with this P that ranks below `below`, if there is one. Two of one make are `ALIKE` if each
+    does the other's leg as well.
     """
     fleet, prices, found, harm, (price, first) = ways.fleet, ways.prices, None, -1.0, priced
     kind = _kind(fleet, fleet.columns.decodes, first, -2)
