@@ -6,10 +6,10 @@ is used. What is learned is the length that the model would have chosen: an answ
 least that", and the limit is applied at prediction. No prediction is above `max_tokens`, and an answer that ignores the
 end of sequence has exactly that many tokens.
 
-Served quantiles are calibrated online per (tenant, model): if too many answers end above the 0.9 quantile, a higher one
-is served in its place, so that the share of answers below it comes to 0.9 in spite of drift. For that, the quantile of
-the past answers' places in their predicted distributions is tracked by a step per answer (quantile recalibration,
-Kuleshov 2018, with the step of adaptive conformal inference, Gibbs and Candès 2021). Quantiles never cross.
+Served quantiles are calibrated online per (tenant, model). If too many answers end above the 0.9 quantile, a higher
+one is served in its place, so that the share of answers below it comes to 0.9 in spite of drift. For that, the quantile
+of the past answers' places in their predicted distributions is tracked by a step per answer. (Quantile recalibration,
+Kuleshov 2018, with the step of adaptive conformal inference, Gibbs and Candès 2021.) Quantiles never cross.
 
 The text is not used. A few `cues` may be given as a number (`cues_of`); docs/lengths.md says how much they help.
 """

@@ -1,5 +1,5 @@
-"""Times of prompts, as their first tokens show them (`EndedPrompts`), or as an engine reports them with answers in one
-piece, which show no first token to the router (`ReportedPrompts`). Pure.
+"""Times of prompts, as first tokens show them (`EndedPrompts`), or as engines report them (`ReportedPrompts`) with
+answers in one piece, of which the router sees no first token. Pure.
 
 Reports tell the whole time from the step that began a prompt to the one that ended it. Prompts that were computed
 together are each reported with the time of all of them: taken one by one, eight prompts that clients send at once make

@@ -1,8 +1,8 @@
 """Distributions learned online, one per key: histograms over log-spaced bins that forget exponentially. Pure.
 
 Why fixed bins, and not P² (Jain and Chlamtac 1985) or a t-digest (Dunning 2019): an observation changes one place of a
-row of bins, a row forgets by giving newer observations more weight, and above all rows can be *mixed* by a weighted
-sum, which backing off from a specific key to a general one needs. P² answers one quantile and cannot be mixed;
+row of bins, and a row forgets by giving newer observations more weight. Above all, rows can be *mixed* by a weighted
+sum: backing off from a specific key to a general one needs that. P² answers one quantile and cannot be mixed;
 t-digests mix only by clustering again, and forget badly. The price is the width of a bin, which the caller chooses.
 
 Invariants: there are at most `keys_max` rows, and those learned from longest ago go first; a mixture's distribution

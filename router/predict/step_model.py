@@ -6,8 +6,8 @@ a prompt is priced once for each make and spread over the rows. Two factors for 
 its legs: wrong costs, or missing ones, become right within a few dozen legs. Predictions are compared with each other
 (which instance?) and with targets (in time?); the first needs only ratios, the second needs the factors.
 
-Without costs, an instance whose own legs have not been timed has the factors of another one: engines of one fleet are
-rarely apart by as much as all of them are from what is assumed, and an instance that nothing is known of would look
+Without costs, an instance whose own legs have not been timed has the factors of another one. Engines of one fleet
+rarely differ by as much as all of them differ from what is assumed: an instance that nothing is known of would look
 like the fastest, or the slowest. An instance that gets no more legs follows the others of its make after a while
 (`router.predict.siblings`).
 """

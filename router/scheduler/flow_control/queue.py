@@ -3,10 +3,10 @@
 
 The queue holds the requests for which there is no room (`router.scheduler.flow_control.saturation`): tenants in the
 order of what they have got of the fleet relative to their share, both stages counted; a tenant's requests by their
-deadlines. If not all of them can be in time, the queue gives up those with the most work until the others can (Moore
-and Hodgson's rule, which leaves the fewest jobs late on one machine; here the fleet counts as one machine with the rate
-it was seen to have). A request that is given up is *late*: it is served once no request waits that can be in time, or
-refused, or held to its class's second promise, as the class says. A late request goes before all others once
+deadlines. If not all of them can be in time, the queue gives up those with the most work until the others can. (This is
+Moore and Hodgson's rule, which leaves the fewest jobs late on one machine; the fleet counts as one machine, with the
+rate that it was seen to have.) A request that is given up is *late*. As its class says, it is served once no request
+waits that can be in time, or refused, or held to its class's second promise. A late request goes before all others once
 `AGING` times its target has passed since its arrival. Requests without a target are due in `PATIENCE_S`.
 """
 

@@ -22,9 +22,10 @@ _ONE_BY_ONE: Final = 64
 """Up to this number of rows, each is read by itself; more are read as a column."""
 
 PULL_MS, PULL_STEPS = 3.0, 3.0
-"""A pause for blocks from elsewhere, besides their bytes: the engine's front end and the messages, and steps of the
-pulling engine: the one under way when the leg comes, the one after which the blocks are there (steps are decided
-ahead), and the one that makes the seeded token once more (seen on the twin: 24.7 ms where a step takes 7.2)."""
+"""A pause for blocks from elsewhere, besides their bytes: milliseconds for the front end and the messages, and three
+steps of the pulling engine. These are the step under way when the leg comes, the one after which the blocks are there
+(steps are decided ahead), and the one that makes the seeded token once more. (Seen on the twin: 24.7 ms where a step
+takes 7.2.)"""
 
 CLEAR, LEAST_MS = 0.3, 10.0
 """A prompt's beginning is pulled from a peer if that saves this share of its time, and so many milliseconds: a failed

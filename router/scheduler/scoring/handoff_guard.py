@@ -9,8 +9,9 @@ no request were handed over. So the guard compares results with predictions:
    (`router.scheduler.scoring.budget`) by more than the delay of first tokens of aggregated requests: what slows the
    whole fleet slows both. P's own time does not count: a first token is as late on P as it would be elsewhere, and
    queues are known exactly.
-2. If so: whether each request, with its pause, was more expensive than it would have been aggregated on the best
-   instance of any role, with the delay of the aggregated ones. Only requests that were handed over knowingly count.
+2. If so: whether the requests, with their pauses, were more expensive than each would have been if it were served
+   aggregated, on the best instance of any role and with the delay of the aggregated ones. Only requests that were
+   handed over knowingly count (`KNOWN`).
 
 Hand-overs are turned off once both are certain (`SIGMAS`). While they are off, one of `TRIES` is still handed over if
 the policy wants it; once `FEW` of these have come as predicted, or no more expensive than aggregated, hand-overs are

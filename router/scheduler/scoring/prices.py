@@ -69,8 +69,8 @@ class Prices(RowPrices):
 
     def handoff(self, prefill: int, decode: int) -> float:
         """The cost of a pause, before the first token (`waits`) or between the first and the second. The latter is the
-        same for all P of a make, if D computes no prompts and no earlier pull is in the way, and either all or none of
-        them are on D's machine.
+        same for all P of a make that are all on D's machine, or all elsewhere, if D computes no prompts and no earlier
+        pull is in the way (`_way`).
         """
         way = self._way(prefill, decode)
         if self.waits(decode):
