@@ -273,8 +273,8 @@ class _Proof:
         return _Comparison(pair_proofs.fault(handed, alone), inexact, held, handed.text != alone.text)
 
     async def _chats(self) -> tuple[str, str]:
-        """What is wrong with how the two tokenize a chat, and with how they answer it. Engines without a chat template
-        do neither.
+        """The fault in how the two tokenize a chat, and the difference in how they answer it; empty: none. Two engines
+        without a chat template count as equal.
         """
         prompt, seed = secrets.token_hex(8), secrets.randbelow(1 << 31)
         heard = []

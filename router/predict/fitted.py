@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 PRIOR_SPREAD, PRIOR_COUNT = 0.5, 10.0
-"""The prior counts as so many observations whose sizes scatter by this share."""
+"""The prior counts as `PRIOR_COUNT` observations whose sizes scatter by the share `PRIOR_SPREAD`."""
 
 TOGETHER_S: Final = 0.001
 """Work that ends within this time has ended with one engine step, and is one observation."""
 
 TOGETHER: Final = 0.5
-"""The same as a share of the time that a prompt's steps take: two prompts that end nearer to each other than that were
-computed together, and a busy front end showed the second one later."""
+"""The same as a share of the time that a prompt's steps take. Two prompts that end within it were computed together,
+and a busy front end sent the first token of one later."""
 
 LINE_RATE: Final = 0.01
 """Work differs in size: a hundred observations show how time grows with size."""

@@ -107,7 +107,7 @@ class InflightRequest:
         """The share of its target up to which predictions had room when it was let in (`Margins`); 0: it was let in for
         another reason, or has no target."""
         self.first_margin = 0.0
-        """The same of its TTFT target; 0 again once its first token has come."""
+        """The same share of its TTFT target; 0 again once its first token has come."""
         self.tried = False
         """It was let in as a try (`Tries`), and its first token has not come."""
         self.ttft_ms = 0.0
@@ -299,7 +299,7 @@ class InflightLoad:
         self._mirror.changed(row)
 
     def holds(self, row: int, kv_tokens: int) -> None:
-        """Its engine has said how many tokens its KV cache has."""
+        """The row's engine has reported the size of its KV cache, in tokens."""
         speed = self.step_model.rows[row]
         speed.capacity = float(kv_tokens)
         self.rows[row].leave_free(speed)

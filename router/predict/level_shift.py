@@ -6,7 +6,8 @@ import math
 from typing import Final
 
 FAR: Final = math.log(2.0)
-"""The least distance of the logarithm of observed over predicted from 0 at which an observation may show a shift."""
+"""An observation may show a shift if the logarithm of observed over predicted is beyond this (or minus this): a factor
+of two."""
 
 CONFIRMED: Final = 4
 """Observations that confirm the first one. At the usual rate of learning an instance that was four times slower for

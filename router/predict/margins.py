@@ -35,7 +35,7 @@ STEP: Final = 0.04
 """The share of itself by which a margin narrows after an answer that missed."""
 
 STEPS_AHEAD: Final = 3.0
-"""A missed answer narrows the margin only if it was let in under at most so many steps more than the present margin."""
+"""A missed answer narrows the margin only if the margin that let it in was at most so many steps wider than now."""
 
 PROMPTLY: Final = 0.92
 """`WIDEST` of a TTFT target: a request that is planned to begin at the last moment begins too late half of the time."""

@@ -62,7 +62,7 @@ class MediaReader:
         return self._stands_for(field, memoryview(said))
 
     def raw_text(self, part: memoryview) -> str | None:
-        """The same for a part that is too large to parse; None: it holds no media.
+        """The text that stands for a part that is too large to parse; None: the part holds no media.
 
         Raises:
             msgspec.DecodeError: the part is no JSON object.

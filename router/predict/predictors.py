@@ -106,7 +106,7 @@ class RequestPredictor:
 
 
 def foretold(predictor: Predictor, wanted: Wanted, *, max_tokens: int | None = None) -> tuple[Wanted, AnswerLengths]:
-    """The same request with its answer's expected length; and the prediction, for `Expected.lengths`."""
+    """The same request with its answer's expected length; and the prediction, for `Placement.lengths`."""
     found = predictor.predict(
         Features(wanted.tenant, wanted.model or "", wanted.slo_class, wanted.prompt_tokens, max_tokens)
     )

@@ -176,7 +176,7 @@ class PrefixCacheIndex:
         return count if held is None or not held.upper else held.upper[0].beginning(chunks, len(chunks))
 
     def _priced(self, levels: list[tuple[int, int]], chunks: Sequence[int]) -> list[tuple[int, int]]:
-        """The same levels, with what lower tiers hold as what it saves."""
+        """The same levels, with chunks in lower tiers counted as what they save."""
         found: dict[int, int] = {}
         for count, bits in levels:
             plain, tiered = bits & ~self._tiered, bits & self._tiered

@@ -62,7 +62,7 @@ class Estimate(NamedTuple):
     """The estimated tokens of one prompt."""
 
     tokens: int
-    """As likely too high as too low."""
+    """The median estimate: as likely too high as too low."""
     tokens_high: int
     """Nine of ten prompts have no more."""
 

@@ -1,4 +1,4 @@
-"""By how much source legs (`router.request.sourcing`) are answered later than their price says. Pure."""
+"""The delay of source legs (`router.request.sourcing`): how much later than priced they are answered. Pure."""
 
 from __future__ import annotations
 

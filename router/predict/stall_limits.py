@@ -129,7 +129,7 @@ class StallLimits:
 
 
 def end(limits: tuple[LengthLimit, ...]) -> None:
-    """These are not needed any more."""
+    """Remove these limits from their lists: they are not needed any more."""
     for limit in limits:
         del limit.among[bisect_left(limit.among, limit.until_ms)]
         limit.over = True

@@ -140,8 +140,8 @@ def _timed(fleet: FleetSnapshot, wanted: Wanted) -> Ints:
 
 
 def _may_try(fleet: FleetSnapshot, wanted: Wanted, rows: Ints) -> bool:
-    """Whether a request that cannot be in time on any of these rows is let in as a try: they are idle, no prompt was
-    timed there of late, and it could be in time if they were as quick as their costs say.
+    """Whether a request that cannot be in time on any of these rows is let in as a try. That is so if all rows are
+    idle, no prompt was timed there within `TRY_S`, and it could be in time if a row were as quick as its costs say.
     """
     inflight, late_s = fleet.inflight, wanted.now - TRY_S
     if not inflight.tries.due(wanted.ttft_ms, wanted.now):

@@ -31,7 +31,7 @@ IN_TIME_S: Final = 5.0
 """The time over which the instances that such prompts keep busy are averaged."""
 
 IN_TIME_LEAST: Final = 0.05
-"""So small a part of an instance's time keeps no instance."""
+"""A smaller part of an instance's time keeps no instance for prompts in time."""
 
 
 PAUSE_RATE: Final = 0.1

@@ -143,9 +143,9 @@ class RowTimes:
         self.stall: Final[list[float]] = []
         """How long answers there would wait for the prompt."""
         self.alone: Final[list[float]] = []
-        """Its first token, from its arrival and without other prompts."""
+        """The time from its arrival to its first token, without other prompts."""
         self.ttft: Final[list[float]] = []
-        """Its first token, from its arrival."""
+        """The time from its arrival to its first token, with all other prompts."""
         self.longer: Final[list[float]] = []
         """By how much its answer makes a step longer."""
         self.before: Final[list[float]] = []
@@ -155,7 +155,7 @@ class RowTimes:
         self.used: Final[list[float]] = []
         """`before` and `more` together."""
         self.sources: dict[int, PrefixSource] | None = None
-        """By row: where it would pull the prompt's beginning from."""
+        """By row: the instance from which it would pull the prompt's beginning."""
 
     def add(
         self, of: Figures, rows: Sequence[int], opened: Sequence[bool], places: Mapping[int, int] | None = None

@@ -121,14 +121,14 @@ class Foretold:
         return self.computed_s + self._pause_ms / 1000.0 + OVERDUE_S
 
     def lost(self, dearer: float) -> float | None:
-        """By how much it was more expensive than aggregated; None: it says nothing, as the transfer model will learn
-        it.
+        """By how much the request was more expensive than aggregated. None: it says nothing, as the transfer model will
+        learn the difference.
         """
         return max(-WORST, dearer - self._gains) if self._known and self._gains is not None else None
 
     def began_s(self, ended_s: float, tokens: int, token_ms: float) -> float:
-        """The beginning of an answer in one piece, of `tokens` tokens that took so long each by its engine's own word.
-        With the predicted time instead, an error of a tenth would be longer than most pauses.
+        """When an answer in one piece began, in seconds: it has `tokens` tokens, each of which took `token_ms` by its
+        engine's report. With the predicted time instead, an error of a tenth would be longer than most pauses.
         """
         return max(self.arrived, self.computed_s, ended_s - max(0, tokens - 1) * token_ms / 1000.0)
 

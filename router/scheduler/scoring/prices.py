@@ -61,7 +61,7 @@ class Prices(RowPrices):
     # --- effects on other requests ----------------------------------------------------------------------------------
 
     def harm(self, row: int) -> float:
-        """What this prompt does to the targets of answers there: `MISS` for each that is expected to miss by it."""
+        """The cost to answers there: `MISS` for each one that is expected to miss its target because of this prompt."""
         if not self.promised or not self.fleet.inflight.rows[row].decoding:
             return 0.0
         short = max(2.0, self.lengths[0])

@@ -91,7 +91,7 @@ def gains(prices: Prices, prefill: int, decode: int) -> float:
 
 
 class _Ways:
-    """What pairs are compared by. (Compiled, classes are made and read several times faster than named tuples.)"""
+    """The inputs of comparing pairs. (Compiled, classes are made and read several times faster than named tuples.)"""
 
     __slots__ = ("dearer", "dearer_alike", "fleet", "parted", "prices")
 
