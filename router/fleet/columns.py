@@ -33,7 +33,10 @@ _WAITING_MAX = (1 << _WAITING_BITS) - 1
 
 
 class Columns:
-    """The rows. `version` counts changes of the set that may be chosen; load and legs do not count."""
+    """The rows, with one attribute for each value that policies compare: so there are many.
+
+    `version` counts changes of the set of instances that may be chosen; changes of load and legs do not count.
+    """
 
     inflight: Ints
     """This router's legs that run at the instance."""
@@ -44,7 +47,7 @@ class Columns:
     running: Ints
     waiting: Ints
     kv_usage: Floats
-    """What the engine reports (`cluster.instance.Load`)."""
+    """`running`, `waiting`, `kv_usage`: the load that the engine reports (`cluster.instance.Load`)."""
     credits: Ints
     """Legs that all routers together may have at the instance; `NO_LIMIT` if unknown."""
     grants: Ints
@@ -55,16 +58,17 @@ class Columns:
     weights: Ints
     """Number of the weights that the instance serves (`number`); 0: unknown."""
     node: Ints
-    """Number of the machine that the instance is on."""
+    """Number of the machine that the instance is on (`number`); 0: unknown."""
     gives: Ints
     """Number of the circle in which the instance is proven as a producer; 0: none."""
     takes: Ints
-    """The same as a consumer (`router.fleet.pair_proofs`)."""
+    """Number of the circle in which it is proven as a consumer (`router.fleet.pair_proofs`); 0: none."""
     pins: Bools
     """Whether its engine can be told its first token (`cluster.instance.Instance.pins`)."""
     ready: Bools
     prefills: Bools
     decodes: Bools
+    """Whether new legs may be sent to the instance (`ready`), and whether its role runs prefill and decode legs."""
 
     _KINDS: Final = {
         "inflight": np.int64,
@@ -123,7 +127,7 @@ class Columns:
         self.version += 1
 
     def set_inflight(self, row: int, legs: int) -> None:
-        """Set the legs, and what is derived from them."""
+        """Set the legs in flight, and `busy`, which is derived from them."""
         self.inflight[row] = legs
         self.busy[row] = legs << _WAITING_BITS | int(self.waiting[row])
 
@@ -361,7 +365,7 @@ class InstanceView:
 
     @property
     def grant(self) -> int | None:
-        """The legs of those that are granted to this router, by the agent's report; None: it grants none by name."""
+        """The part of `credits` that the agent has granted to this router, in legs; None: it grants none by name."""
         return self._grant
 
     @grant.setter

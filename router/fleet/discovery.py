@@ -223,8 +223,8 @@ class Discovery:
         return self._readable(beat)
 
     def _readable(self, beat: Heartbeat) -> Heartbeat:
-        """`beat` reduced to what readers accept: with legs and demand; without demand if a tenant's or model's name
-        cannot be announced; without quarantine words that cannot.
+        """`beat` with as much as readers accept: with legs, demand and counters; without the demand if a tenant's or a
+        model's name cannot be announced; without the quarantine if one of its words cannot.
         """
         fuller = [beat, replace(beat, quarantined={})]
         own = self.own

@@ -1,4 +1,4 @@
-"""The HTTP paths of each engine, as far as the engines have said. Pure."""
+"""The HTTP paths that each engine lists in its own ``/openapi.json``. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _is_plain(template: str) -> bool:
 
 
 class Catalogue:
-    """The paths of each instance, as far as the instances have said. One object for a router."""
+    """The paths that each instance has listed. One object for a router."""
 
     def __init__(self) -> None:
         self._paths: Final[dict[InstanceId, frozenset[str] | None]] = {}

@@ -67,7 +67,7 @@ class Unreachable(msgspec.Struct, tag="unreachable"):
 
 
 class SetAside(msgspec.Struct, tag="set_aside"):
-    """Operators have set these aside, and no others."""
+    """Operators have set these instances aside, and no others: why, by instance."""
 
     reasons: dict[InstanceId, str]
 
@@ -90,7 +90,7 @@ class Proven(msgspec.Struct, tag="proven"):
 
 
 class LegStarted(msgspec.Struct, tag="leg_started"):
-    """A prefill leg went to the instance, or a request without a queue."""
+    """A prefill leg went to the instance, or a request that does not pass the queue."""
 
     instance: InstanceId
 
@@ -110,7 +110,9 @@ class Cached(msgspec.Struct, tag="cached"):
 
 
 class Sourced(msgspec.Struct, tag="sourced"):
-    """An instance that was asked for a prompt's beginning has answered, so much later than its price says."""
+    """A source leg was answered, or its wait has ended, `late_ms` milliseconds later than its price says. `now`:
+    seconds.
+    """
 
     late_ms: float
     now: float
@@ -200,7 +202,7 @@ class PromptOver(msgspec.Struct, tag="prompt_over", rename=_LOGGED):
     cached_tokens: int | None
     """Its tokens that were in the prefix cache, where its engine reports them."""
     presumed: bool = False
-    """It counts as computed: its predicted time has passed, and its engine will not report it."""
+    """The prompt counts as computed: its predicted time has passed, and no engine reports when it was computed."""
 
 
 class AnswerOpened(msgspec.Struct, tag="answer_opened", rename=_LOGGED):
@@ -226,19 +228,20 @@ class Finished(msgspec.Struct, tag="finished", rename=_LOGGED):
     context: Any
     now: float
     tokens: int | None
-    """Of its answer; None: they were not counted."""
+    """The tokens of its answer; None: they were not counted."""
     cut_off: bool
-    """It might have become longer: it ended at its limit, or is not `complete`. Its length is a lower bound then."""
+    """The answer might have become longer: it ended at its limit, or is not `complete`. Its length is a lower bound
+    then."""
     engine_ms: EngineMs | None = None
-    """Where the router could not see when it began."""
+    """The engine's own times, if the router could not see when the answer began."""
     complete: bool = True
-    """The answer came to its end, be it at its limit. Its times count then, unless it was `paused`."""
+    """The answer came to its end, perhaps at its limit. Its times count then, unless it was `paused`."""
     paused: bool = False
-    """Its client read so slowly that its engine was not read from for a while."""
+    """The client read so slowly that the router stopped reading from the engine for a while."""
 
 
 class FoundNone(msgspec.Struct, tag="found_none", rename=_LOGGED):
-    """The request waits."""
+    """The request has found no place and waits."""
 
     context: Any
 
@@ -339,7 +342,8 @@ def _number(context: Any) -> int:
 
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=_number, order="deterministic")
 """Sorts sets (`Wanted.excluded`, `Instance.tenants`) and the keys of dictionaries, so that the same events are the same
-bytes in every process: a set of texts has another order in another one. No reader needs these dictionaries' order."""
+bytes in every process: the order of a set of texts differs between processes. No reader needs these dictionaries'
+order."""
 
 _DECODER: Final[msgspec.json.Decoder[Entry]] = msgspec.json.Decoder(Entry)
 

@@ -8,12 +8,14 @@ answers the same prompt alone, under another salt. (A prompt that was used befor
 prove nothing.)
 
 *The hand-over* is proven if both answers have the same greedy tokens, if D reports tokens from an external cache, and
-if both instances tokenize a prompt and a chat alike. Where answers differ once, both are repeated with logprobs: a tie
-that another batch decides differently is no fault (`TIE`), if a third prompt shows no fault either. *P's token* is
-proven if P reports that it has computed the whole prompt, if the token with which P ends its leg is D's first one, in
-both answers, and if both sample the same tokens of a chat with one seed (a request without a temperature gets the
-engine's default). Only then may P's token be sent to a client before D answers, or stand for an answer. What cannot be
-determined counts as not proven.
+if both instances tokenize a prompt and a chat alike. Where answers differ once, the proof is repeated with another
+prompt and with logprobs. A difference then is no fault if it is a tie that another batch decides differently (`TIE`),
+and if a third prompt shows no fault either.
+
+*P's token* is proven if P reports that it has computed the whole prompt, and if the token with which P ends its leg is
+the first one of both of D's answers. Both must also sample the same tokens of a chat with one seed (a request without
+a temperature gets the engine's default). Only then may P's token be sent to a client before D answers, or stand for an
+answer. What cannot be determined counts as not proven.
 
 Equality is transitive: instances linked by proven pairs form a *circle* (`ProofStanding`) and hand over among
 themselves. So a large fleet need not try every pair. A pair that fails hands nothing over until it has passed, whatever
@@ -40,7 +42,8 @@ ANSWER_TOKENS: Final = 24
 (latent attention of vLLM 0.32 on CPU) shows it later: of 80 proofs with 8 tokens 13 were equal by chance."""
 
 CHAT_TOKENS: Final = 8
-"""Of a chat, which both answer alone: what they do by default shows in a few draws."""
+"""The tokens of a chat's answer. Both instances answer the chat alone: different default settings show in a few sampled
+tokens."""
 
 EACH: Final = 16
 """The number of prefill instances that each decode instance is proven with; a fleet of a thousand has 240,000 pairs."""
@@ -175,7 +178,7 @@ def chat_read(body: bytes) -> Chat:
 
 
 def question(model: str, prompt: str, salt: str, *, logprobs: bool = False) -> dict[str, Any]:
-    """The request that is sent in all three ways."""
+    """The request that P and D get for the hand-over, and that D gets once more alone, under another salt."""
     asked = {"model": model, "prompt": prompt, "cache_salt": salt, "temperature": 0, "max_tokens": ANSWER_TOKENS}
     return {**asked, "ignore_eos": True, "return_token_ids": True, **({"logprobs": LOGPROBS} if logprobs else {})}
 
@@ -189,8 +192,8 @@ def chat(model: str, prompt: str, salt: str, seed: int) -> dict[str, Any]:
 
 
 def told_by(secret: str) -> str:
-    """A prompt made of a secret: all of it, and its first half again. A model that has seen a text continue continues
-    it alike, so it is sure of each next token, and a token too early or too late shows as a different one.
+    """A prompt made of a secret: all of it, and its first half again. A model that has read how a text goes on repeats
+    it, and is sure of each next token. So a token too early or too late shows as a different one.
     """
     return secret + secret[: len(secret) // 2]
 
@@ -249,7 +252,7 @@ def _tie(handed: ProofAnswer, alone: ProofAnswer) -> bool:
     """Whether the two answers part at a token that both found likely, with alike candidates up to there.
 
     Rounding moves all logprobs a little. On an engine whose prefill and decode disagree (latent attention of vLLM 0.32
-    on CPU), each side can find the other's token likely by chance, and the other candidates show it.
+    on CPU), each side can find the other's token likely by chance. The logprobs of the other candidates show that.
     """
     for one, other, ones, others in zip(handed.tokens, alone.tokens, handed.best, alone.best, strict=False):
         if any(abs(ones[token] - others[token]) > TIE for token in ones.keys() & others.keys()):
@@ -273,7 +276,9 @@ class _Record:
     inexact: str = ""
     """For a good pair: why P's token may not stand for D's first."""
     again_s: float = 0.0
+    """The last pause before another proof, in seconds."""
     until: float = 0.0
+    """The time at which that pause ends, in monotonic seconds."""
 
 
 class _RecordSums(NamedTuple):
@@ -423,8 +428,8 @@ class PairProofs:
             del self._circles[node]
 
     def reads_alike(self, pair: Pair) -> bool:
-        """Whether the two have decoded in one circle: one of them has flipped since, and that both read chats alike is
-        known. On a full fleet that spares the proof a second or two.
+        """Whether both are proven as consumers of one circle, perhaps before one of them changed its role. Then it is
+        known that both tokenize chats alike, which spares the proof a second or two on a full fleet.
         """
         circle = self._circles.get((False, *pair[:2]))
         return circle is not None and circle == self._circles.get((False, *pair[2:]))

@@ -94,13 +94,14 @@ class Prover:
         self.news: Final = asyncio.Event()
         """The fleet has changed: there may be a pair to prove."""
         self._complete_at: float | None = None
+        """The time of the first call of `settled`, in monotonic seconds."""
         self._under_proof = frozenset[InstanceId]()
-        """Instances of the pair that is proven though neither waits for it."""
+        """The instances of the pair that `_prove_all_due` proves now: `_prove_joining` leaves them out."""
         self._prove(NOTHING_PROVEN)  # from now on only proven pairs hand over
 
     def settled(self, now: float) -> bool:
-        """Whether a router with an instance for each leg has proven enough to begin: one pair, or none within
-        `READY_S`.
+        """Whether a router with an instance for each leg has proven enough to begin: a proof has ended, no pair is left
+        to prove, or `READY_S` seconds have passed since the first call.
         """
         if self._complete_at is None:
             self._complete_at = now
@@ -126,7 +127,7 @@ class Prover:
             self.news.clear()
 
     async def _prove_joining(self) -> bool:
-        """Whether there was a pair to prove."""
+        """Prove up to `AT_ONCE` pairs with unproven instances side by side; returns whether there was one."""
         fleet, busy, now = self._view.all(), self._under_proof, time.monotonic()
         found: list[tuple[Pair, str]] = []
         for model in pair_proofs.models_of(fleet):
@@ -141,8 +142,8 @@ class Prover:
         return bool(found)
 
     async def _prove_all_due(self) -> None:
-        """One after another. An instance that joins meanwhile does not wait for it: on a full fleet a proof takes
-        seconds.
+        """Prove all other pairs, one after another. An instance that joins meanwhile does not wait for this loop: on a
+        full fleet a proof takes seconds.
         """
         while True:
             pair = self._next_due()
@@ -260,6 +261,7 @@ class _Proof:
         return found, inexact or drawn
 
     async def _compared(self, *, logprobs: bool) -> _Comparison:
+        """Send one new prompt in all ways, and compare the answers."""
         prompt = pair_proofs.told_by(secrets.token_hex(SECRET_BYTES))
         asked = partial(pair_proofs.question, self._model, prompt, logprobs=logprobs)
         told = await self._handed_over(asked(secrets.token_hex(16)))
@@ -271,8 +273,8 @@ class _Proof:
         return _Comparison(pair_proofs.fault(handed, alone), inexact, held, handed.text != alone.text)
 
     async def _chats(self) -> tuple[str, str]:
-        """What is wrong with how the two tokenize a chat, and with how they answer it. Engines without a chat template
-        do neither.
+        """The fault in how the two tokenize a chat, and the difference in how they answer it; empty: none. Two engines
+        without a chat template count as equal.
         """
         prompt, seed = secrets.token_hex(8), secrets.randbelow(1 << 31)
         heard = []
@@ -348,7 +350,14 @@ class _Proof:
         return {**self._engines.credentials.own, "X-Request-Id": self._request, "Content-Type": "application/json"}
 
     async def _leg(self, instance: InstanceId, body: Any, path: str = COMPLETIONS) -> bytes:
-        """Send one request of the proof to an instance, if a place is free."""
+        """Send one request of the proof to an instance, and return the answer's body.
+
+        Raises:
+            _Refused: the instance has answered with a status from 400 to 499.
+            _NoWord: no place is free, or another status has come.
+            TimeoutError: no answer within `LEG_S`.
+            EngineLost: the connection failed.
+        """
         view = self._view
         self._room(instance)
         target = view.get(instance).instance

@@ -2,9 +2,9 @@
 
 Each router announces what it knows of every instance: a stamp, whether the instance is set aside, why, and which router
 said so. A router keeps the word with the highest stamp that it hears (on a tie: the higher router name), and announces
-it in turn. So all routers reach the same state in whatever order they hear each other; a router that starts later
-learns it, and a router that leaves takes nothing along that another has heard. When all routers have been gone for
-longer than the registry keeps announcements, the quarantine is forgotten.
+it in turn. So all routers reach the same state in whatever order they read each other. A router that starts later
+learns it, and words that another router has read outlive the router that said them. When all routers have been gone
+for longer than the registry keeps announcements, the quarantine is forgotten.
 
 Words come from the registry and from callers with the right to change things here. A word that no Baton router would
 announce is ignored (a stamp that leaves none above it, a text that no announcement can hold).

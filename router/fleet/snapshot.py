@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from router.core.values import Wanted
 
 SOURCES_MAX: Final = 4
-"""Instances that have most of a prompt, and are compared as sources of its beginning."""
+"""At most this many instances are compared as sources of a prompt's beginning: those that hold the most of it."""
 
 
 class ReadyRows(NamedTuple):
-    """Rows of the columns that may be chosen, by their roles."""
+    """Rows of the columns that may be chosen, by their roles. Rows of role both are in `prefills` and in `decodes`."""
 
     any: Ints
     prefills: Ints
@@ -72,16 +72,18 @@ class Pairing:
         """Numbers of all weights that instances report to serve."""
 
     def look(self) -> None:
-        """Instances have come, left, or changed."""
+        """Read again which weights the instances report: some have come, left, or changed."""
         named = {self._columns.weights.item(row) for row in self._by_row} - {0}
         self._weights = tuple(sorted(named))
 
     def left(self, row: int) -> None:
-        """The instance of this row has left."""
+        """The instance of this row has left: forget which producers it sets aside."""
         self.shunning.pop(row, None)
 
     def part(self, view: InstanceView) -> None:
-        """Take what this instance pulls nothing from for now, and what failed its proof with it."""
+        """Note the producers that must not hand over to this instance: those that it sets aside for now, and those that
+        failed their proof with it.
+        """
         apart = frozenset(view.shuns) | {prefill for prefill, decode in self.distrusted if decode == view.id}
         if apart:
             self.shunning[view.row] = apart
@@ -96,8 +98,8 @@ class Pairing:
                 self.part(self._by_id[decode])
 
     def circles(self, standing: ProofStanding) -> None:
-        """Proven circles (`router.fleet.pair_proofs`): instances by circle number, as producer and as consumer. From
-        now on only proven pairs hand over.
+        """Take the proven circles (`router.fleet.pair_proofs`): each instance's circle number, as producer and as
+        consumer. From now on only proven pairs hand over.
         """
         columns = self._columns
         for view in self._by_id.values():
@@ -127,11 +129,13 @@ class Pairing:
 
     @property
     def parted(self) -> bool:
-        """Whether there are pairs of one kind (`kinships`) that hand nothing over."""
+        """Whether any row has producers that must not hand over to it (`shunning`)."""
         return bool(self.shunning)
 
     def apart(self, prefill: int, decode: int) -> bool:
-        """Whether these rows must not hand over: never, as their weights differ, or for now."""
+        """Whether these rows must not hand over: their weights differ, the consumer sets the producer aside, or a proof
+        is needed and missing.
+        """
         return self.shunned(prefill, decode) or self.strangers(prefill, decode) or not self.proven(prefill, decode)
 
     def shunned(self, prefill: int, decode: int) -> bool:
@@ -278,8 +282,8 @@ class FleetSnapshot(Sequence[InstanceView]):
         return self.ready(wanted.model, wanted.tenant)
 
     def ready(self, model: str | None, tenant: str | None = None) -> ReadyRows:
-        """The rows that are ready and serve this model (None: any) and this tenant (None: any). Cached until that
-        changes, if there are any; rows ascend.
+        """The rows that are ready and serve this model (None: any) and this tenant (None: any), ascending. Cached until
+        the set of instances that may be chosen changes; an empty result is not cached.
         """
         self._refresh()
         if tenant is not None:
@@ -345,7 +349,7 @@ class FleetSnapshot(Sequence[InstanceView]):
         self.pairing.part(view)
 
     def holds(self, view: InstanceView, kv_tokens: int) -> None:
-        """Its engine has said how many tokens its KV cache has."""
+        """The instance's engine has reported the size of its KV cache in tokens; 0: it does not report it."""
         if kv_tokens <= 0 or self.inflight.step_model.rows[view.row].capacity == kv_tokens:
             return
         self.inflight.holds(view.row, kv_tokens)
@@ -353,7 +357,9 @@ class FleetSnapshot(Sequence[InstanceView]):
             self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
 
     def keeps(self, view: InstanceView, kept: Mapping[str, int]) -> None:
-        """How much its tiers below the KV cache have now. What is found there saves most of a prefill, not all."""
+        """The instance has reported how many tokens each tier below its KV cache has now (`kept`, by tier). A token
+        that is found there saves most of its prefill time, not all.
+        """
         if kept and self.prefixes is not None:
             speed = self.inflight.step_model.rows[view.row]
             tiers = [(kept[name], speed.tier_worth(name)) for name in TIER_GB_S if kept.get(name)]
@@ -382,8 +388,8 @@ class FleetSnapshot(Sequence[InstanceView]):
         self.sharing = self.sharing | bit if takes_part else self.sharing & ~bit
 
     def sources(self, match: Match, wanted: Wanted) -> list[tuple[int, int]]:
-        """At most `SOURCES_MAX` rows that share, can take a leg, and have a beginning of the prompt: each as the number
-        of its chunks and the row, the most chunks first.
+        """At most `SOURCES_MAX` rows that share, have free places for legs, and hold a beginning of the prompt. Each as
+        the number of chunks that it holds and the row, the most chunks first.
         """
         found: list[tuple[int, int]] = []
         columns = self.columns
@@ -401,8 +407,9 @@ class FleetSnapshot(Sequence[InstanceView]):
         return sorted(found, reverse=True)
 
     def shares(self, source: int, row: int, wanted: Wanted) -> bool:
-        """Whether a row can have a prompt's beginning from another row's KV cache now: both share, their weights and
-        the model's name mean the same, they are proven alike, and the one has met the other.
+        """Whether a row can pull a prompt's beginning from another row's KV cache now. Both must share, with equal
+        weights, one meaning of the model's name and, where proofs are needed, one proven circle. The source must be
+        ready and serve the tenant, and the row must not set it aside.
         """
         if source == row or not self.sharing >> source & self.sharing >> row & 1:
             return False

@@ -99,7 +99,7 @@ class FleetView:
         self._fleet.pairing.distrust(pairs)
 
     def proven(self, standing: ProofStanding) -> None:
-        """Instances that are proven to be alike, and pairs whose first tokens are not (`Pairing.circles`)."""
+        """Take which instances are proven to be alike, and which pairs' first tokens differ (`Pairing.circles`)."""
         self._fleet.pairing.circles(standing)
 
     def not_exact(self, prefill: InstanceId, decode: InstanceId) -> str:
@@ -212,9 +212,8 @@ class FleetView:
         was_up, view.up = view.up, False
         view.downs += was_up
         if not view.instance.epoch:
-            self._fleet.pairing.unproven(
-                view
-            )  # its lives have no numbers: after it comes up again it may be another engine
+            # The lives of this instance have no numbers: after it comes up again it may be another engine.
+            self._fleet.pairing.unproven(view)
         self._forget_handshakes(view.id)
         return was_up
 
@@ -229,7 +228,7 @@ class FleetView:
             del met[next(iter(met))]
 
     def pair_warm(self, producer: str, decode: InstanceId) -> bool:
-        """Whether the two have shaken hands."""
+        """Whether this decode instance has pulled from this producer before, so that they need no handshake."""
         return producer in self._met.get(decode, ())
 
     def leg_started(self, instance: InstanceId) -> None:

@@ -6,10 +6,10 @@ is used. What is learned is the length that the model would have chosen: an answ
 least that", and the limit is applied at prediction. No prediction is above `max_tokens`, and an answer that ignores the
 end of sequence has exactly that many tokens.
 
-Served quantiles are calibrated online per (tenant, model): if too many answers end above the 0.9 quantile, a higher one
-is served in its place, so that the share of answers below it comes to 0.9 in spite of drift. For that, the quantile of
-the past answers' places in their predicted distributions is tracked by a step per answer (quantile recalibration,
-Kuleshov 2018, with the step of adaptive conformal inference, Gibbs and Candès 2021). Quantiles never cross.
+Served quantiles are calibrated online per (tenant, model). If too many answers end above the 0.9 quantile, a higher
+one is served in its place, so that the share of answers below it comes to 0.9 in spite of drift. For that, the quantile
+of the past answers' places in their predicted distributions is tracked by a step per answer. (Quantile recalibration,
+Kuleshov 2018, with the step of adaptive conformal inference, Gibbs and Candès 2021.) Quantiles never cross.
 
 The text is not used. A few `cues` may be given as a number (`cues_of`); docs/lengths.md says how much they help.
 """
@@ -28,7 +28,7 @@ LENGTH_MAX = 1 << 17
 """The longest answer that is distinguished, in tokens; longer ones count as this long."""
 
 _STEP = 1.12
-"""The ratio of neighbouring edges, at least one token: it gives an error of a served length of 6 % at most."""
+"""The ratio of neighbouring edges, which are at least one token apart: a served length is off by 6 % at most."""
 
 PRIOR_P50, PRIOR_P90 = 200.0, 900.0
 """Cold start, in tokens: a median between those of Azure's conversations of 2023 (129) and Mooncake's (350), and a tail
@@ -98,7 +98,7 @@ _SIGMAS: Final = 1.2816
 """Standard deviations from a normal's median to its 0.9 quantile."""
 
 _PREDICTED_MAX: Final = 1000
-"""Predictions that are kept for requests that come alike."""
+"""The number of predictions kept for later requests with the same key (`_place`)."""
 
 
 class Features(NamedTuple):
@@ -117,14 +117,14 @@ class Features(NamedTuple):
 
 
 class Outlook:
-    """A distribution of lengths in a few numbers."""
+    """A distribution of lengths, in tokens, as a few numbers."""
 
     __slots__ = ("lengths", "mean", "variance")
 
     def __init__(self, mean: float, lengths: tuple[int, ...], variance: float) -> None:
         self.mean: Final = mean
         self.lengths: Final = lengths
-        """By `SHARES`."""
+        """The lengths that these `SHARES` of answers do not exceed."""
         self.variance: Final = variance
 
 
@@ -149,11 +149,11 @@ class AnswerLengths:
         shares = [1.0 / (1.0 + math.exp(-logit)) for logit in shifted]
         self.served: Final = tuple([self._whole(between(share, below, EDGES)) for share in shares])
         self._left: Final = [0.0]
-        """`_area` at the first of `EDGES`, as far as it was asked for."""
+        """`_area` at each of `EDGES`, computed as far as it was needed."""
         self._outlook: Outlook | None = None
 
     def outlook(self) -> Outlook:
-        """What a choice of an instance goes by."""
+        """The numbers of this distribution that the choice of an instance uses."""
         found = self._outlook
         if found is None:
             spread = (self.served[1] - self.served[0]) / _SIGMAS
@@ -269,7 +269,7 @@ class Predictor:
         """Answers that are not learned from yet: `learn`."""
         self._backlog: Final = Backlog()
         self._predicted: Final[dict[Hashable, AnswerLengths]] = {}
-        """By what tells requests apart, until something is learned."""
+        """Predictions by `_place`; dropped when something is learned."""
         self.learned = 0
         """The number of answers learned from."""
 
@@ -279,7 +279,7 @@ class Predictor:
 
     @property
     def bytes(self) -> int:
-        """What the histograms take."""
+        """The memory that the histograms take, in bytes."""
         self.settle()
         return self._sketches.bytes
 
@@ -297,7 +297,7 @@ class Predictor:
         return found
 
     def learn(self, predicted: AnswerLengths, tokens: int, *, cut_off: bool = False) -> None:
-        """An answer ended with so many tokens; it counts before long (`Backlog`). `cut_off`: by its limit
+        """An answer ended with so many tokens; it counts before long (`Backlog`). `cut_off`: it was ended by its limit
         (`finish_reason: length`), or by its client.
 
         Answers that ignored the end of sequence teach nothing; answers that were cut off teach nothing about
@@ -310,7 +310,7 @@ class Predictor:
             self.settle()
 
     def settle(self) -> None:
-        """Learn from all that waits for it."""
+        """Learn from all answers that wait in the backlog."""
         fresh, self._fresh = self._fresh, []
         for predicted, tokens, cut_off in fresh:
             features = predicted.features
@@ -339,13 +339,13 @@ class Predictor:
 
 
 def _quarter(tokens: int) -> int:
-    """Of an octave: which one a prompt's size is in."""
+    """The number of the quarter octave that a prompt's size is in."""
     octave = tokens.bit_length()
     return octave << 2 | tokens >> max(octave - 3, 0) & 3
 
 
 def _place(features: Features) -> Hashable:
-    """What a prediction depends on."""
+    """The key of a prediction: all that it depends on."""
     each = features
     scope = (each.tenant, each.model, each.slo_class, _quarter(each.prompt_tokens))
     return (*scope, each.max_tokens, each.min_tokens, each.ignore_eos, each.cues)
@@ -373,7 +373,7 @@ def cues_of(body: Mapping[str, Any]) -> int:
     """A small number for hints in an OpenAI body about the answer: tools, a demanded format, a code fence, a wish for
     brevity, and the last message's length.
 
-    Total: any JSON object gives a number below 64. No public trace has text, so the benefit is not measured; the cost
+    Any JSON object gives a number below 64. No public trace has text, so the benefit is not measured; the cost
     of a cue that means nothing is (docs/lengths.md).
     """
     cues = (_TOOLS if body.get("tools") else 0) | (_FORMAT if body.get("response_format") else 0)

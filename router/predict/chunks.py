@@ -5,9 +5,9 @@ a conversation, changes no name. Names depend on a key that all routers of a fle
 or `shared`, cache salt): equal text in two scopes has no name in common, and a client without the key cannot produce a
 given name.
 
-The hash is multilinear (Carter and Wegman 1979; Lemire and Kaser 2014): all 32-bit words so far, each times a secret
-random 64-bit number of its place, summed modulo 2^64, with the scope and a random number for each chunk; the upper 63
-bits are the name. Two different texts collide with probability 2^-33 at most over the choice of the key, which is a
+The hash is multilinear (Carter and Wegman 1979; Lemire and Kaser 2014): each 32-bit word so far, times a secret random
+64-bit number of its place, is summed up modulo 2^64; the scope and a random number for each chunk are added. The upper
+63 bits are the name. Two different texts collide with probability 2^-33 at most over the choice of the key, which is a
 bound and no hope. numpy does this to 100 KB in a fifth of the time that chained SHA-256 or BLAKE2b take
 (`make bench-prefixes`), and to 2 KB in about the same. It is no cryptographic hash and need not be one: a false match
 sends a request to an instance that has to compute its prompt, and no more.
@@ -47,14 +47,14 @@ _UNREAD_BUILT: Final = 2 * NAMED_BYTES
 """Bytes of messages that are parsed for their text: 20 ms at worst."""
 
 _SCOPES_MAX: Final = 1000
-"""Scopes that are kept: clients give salts of their own."""
+"""The number of scopes whose numbers are kept: clients may send any number of salts."""
 _PLACED_MAX: Final = 100
-"""And what these add to chunks, 8 KB each."""
+"""The number of scopes whose parts of the chunks' sums are kept (`Hasher._placed`), 8 KB each."""
 
 _WORDS = CHUNK_BYTES // 4
 _WORD: Final = np.dtype("<u4")
 _ONE: Final = np.uint64(1)
-"""Names are 0 or more and fit a signed column: their lowest bit, which is the weakest, is left out."""
+"""Shifts out the lowest bit of a sum, which is the weakest: so names are 0 or more and fit a signed column."""
 
 Words = NDArray[np.uint64]
 
@@ -70,12 +70,14 @@ class Hasher:
         size = 8 * CHUNKS_MAX * (_WORDS + 1)
         drawn = np.frombuffer(shake_256(b"baton chunks" + key).digest(size), dtype="<u8").astype(np.uint64)
         self._weights: Final[Words] = drawn[CHUNKS_MAX:].reshape(CHUNKS_MAX, _WORDS)
-        """By chunk and word."""
+        """The secret numbers, by chunk and word."""
         self._places: Final[Words] = drawn[:CHUNKS_MAX].cumsum(dtype=np.uint64)
         self._in_scope: Final[dict[int, Words]] = {}
 
     def scope(self, model: str, tenant: str | None, salt: str = "") -> int:
-        """Whose text it is. `tenant` None: of all whose `cache_scope` is `shared`. `salt`: vLLM's `cache_salt`."""
+        """The number of a scope; names match only within one. `tenant` None: the scope of all tenants whose
+        `cache_scope` is `shared`. `salt`: vLLM's `cache_salt`.
+        """
         found = self._scopes.get((model, tenant, salt))
         if found is None:
             said = msgspec.json.encode([model, tenant, salt])
@@ -98,7 +100,7 @@ class Hasher:
         return names
 
     def _placed(self, scope: int) -> Words:
-        """What this scope, a chunk and those before it add by being there, whatever is in them."""
+        """By chunk: what the scope and the number of chunks add to its sum, whatever the text is."""
         found = self._in_scope.get(scope)
         if found is None:
             if len(self._in_scope) >= _PLACED_MAX:
@@ -108,7 +110,7 @@ class Hasher:
 
 
 class ReadPrompt(NamedTuple):
-    """What a body says of its prompt."""
+    """The prompt of an OpenAI body."""
 
     text: bytes
     """See `prompt_text`; of a large body as far as chunks are named."""
@@ -119,7 +121,7 @@ class ReadPrompt(NamedTuple):
 
 
 def read_prompt(body: Mapping[str, Any]) -> ReadPrompt:
-    """The prompt of an OpenAI body."""
+    """Read the prompt of an OpenAI body."""
     if body.get("messages") is None:
         text = _completion(body.get("prompt"))
         return ReadPrompt(text, prompt_bytes(body, text), 0)
@@ -133,8 +135,8 @@ def prompt_text(body: Mapping[str, Any], media: MediaReader | None = None) -> by
     prompt.
 
     The template's own text is left out, as it does not distinguish prompts; so nothing here depends on the model. A
-    conversation's next turn begins with the bytes of the turn before. Total: any JSON object gives bytes. Prompts of
-    token ids are four bytes a token, and pictures are the text of `router.predict.media`.
+    conversation's next turn begins with the bytes of the turn before. Any JSON object gives bytes. Prompts of token ids
+    are four bytes a token, and pictures become the text that `router.predict.media` makes of them.
     """
     messages = body.get("messages")
     media = MediaReader() if media is None else media
@@ -171,7 +173,7 @@ def answered_text(text: bytes, answer: str) -> bytes:
 
 
 def _content(content: Any, parts: list[str], media: MediaReader) -> None:
-    """A message's text, with what stands for pictures; for other parts that are not text their JSON."""
+    """A message's text. A picture becomes the text that stands for it, any other part its JSON."""
     if isinstance(content, str):
         parts.append(content)
     elif isinstance(content, list):
@@ -201,8 +203,8 @@ def _completion(prompt: Any) -> bytes:
 
 
 def prompt_bytes(body: Mapping[str, Any], text: bytes, media: MediaReader | None = None) -> int:
-    """The length of a prompt's text in bytes; `text` is its `prompt_text`, which stops early at unread fields, and
-    `media` what has read it.
+    """The length of a prompt's text in bytes. `text`: its `prompt_text`, which stops early at unread fields; `media`:
+    the reader that has read its pictures.
     """
     unread = [each for each in map(body.get, _OF_A_PROMPT) if isinstance(each, Unread)]
     size = sum(4 * each.count if each.sort is Sort.IDS else len(each.raw) for each in unread)
@@ -222,7 +224,7 @@ def _unread_prompt(prompt: Unread) -> bytes:
         cut = cut[: commas[NAMED_BYTES // 4 - 1]]
     elif len(cut) < len(prompt.raw):
         cut = cut[: commas[-1]] if len(commas) else b""
-    # A fifth of the time of lists of Python's numbers; a number that is too large becomes the largest.
+    # Takes a fifth of the time of lists of Python's numbers; a number that is too large becomes the largest.
     ids = np.fromstring(cut.strip(b"[]").decode(), dtype=np.int64, sep=",")
     plain = len(ids) and ids.min() >= 0 and ids.max() < 1 << 32
     return ids.astype("<u4").tobytes() if plain else b""

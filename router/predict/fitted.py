@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 PRIOR_SPREAD, PRIOR_COUNT = 0.5, 10.0
-"""The prior counts as so many observations whose sizes scatter by this share."""
+"""The prior counts as `PRIOR_COUNT` observations whose sizes scatter by the share `PRIOR_SPREAD`."""
 
 TOGETHER_S: Final = 0.001
 """Work that ends within this time has ended with one engine step, and is one observation."""
 
 TOGETHER: Final = 0.5
-"""The same as a share of the time that a prompt's steps take: two prompts that end nearer to each other than that were
-computed together, and a busy front end showed the second one later."""
+"""The same as a share of the time that a prompt's steps take. Two prompts that end within it were computed together,
+and a busy front end sent the first token of one later."""
 
 LINE_RATE: Final = 0.01
 """Work differs in size: a hundred observations show how time grows with size."""
@@ -23,11 +23,11 @@ LINE_RATE: Final = 0.01
 
 @dataclass(slots=True)
 class Fitted:
-    """observed = rest + slope · plain, by least squares with forgetting.
+    """observed = rest + slope · plain, by least squares with forgetting. All of it is in milliseconds.
 
-    While sizes are alike, they do not show what grows with size: the slope is pulled towards 1 if `plain` is to be
-    trusted (`trusted`), so that what is more is the rest; else towards a rest that is the slope times a `base` that
-    others have shown, and towards none where they have shown none.
+    While sizes are alike, they do not show which part of the time grows with size. If `plain` is `trusted`, the slope
+    is then pulled towards 1, so that the excess is the rest. Otherwise the rest is pulled towards slope · `base`, where
+    `base` is what other instances have shown; 0: they have shown nothing.
     """
 
     rate: float = LINE_RATE
@@ -35,12 +35,14 @@ class Fitted:
     trusted: bool = True
     """`plain` comes from costs of this very work."""
     count: float = 0.0
-    """Of observations, ever; `recent`: of those that weigh, since `times`."""
+    """The number of observations, ever."""
     recent: float = 0.0
+    """The number of observations that count; `times` lowers it."""
     plain: float = 0.0
     observed: float = 0.0
     variance: float = 0.0
     both: float = 0.0
+    """The means of `plain` and `observed`, the variance of `plain`, and the covariance of `plain` and `observed`."""
 
     def add(self, plain: float, observed: float) -> None:
         """Take one observation."""
@@ -54,15 +56,17 @@ class Fitted:
         self.both += part * ((1 - part) * apart * other - self.both)
 
     def times(self, factor: float, weight: float) -> None:
-        """Work takes so many times longer than before: what was seen counts as if it had been so then, and no more than
-        `weight` observations do.
+        """Work takes `factor` times as long as before: former observations are scaled as if it had been so then, and
+        count as `weight` observations at most.
         """
         self.observed *= factor
         self.both *= factor
         self.recent = min(self.recent, weight)
 
     def fit(self, base: float = 0.0) -> tuple[float, float]:
-        """Slope and rest; the rest is not negative. `base`: the rest over the slope, as it is elsewhere."""
+        """Slope and rest (ms) of at least one observation; the rest is not negative. `base`: the rest over the slope,
+        as other instances have shown it.
+        """
         drawn = (PRIOR_SPREAD * self.plain) ** 2 * PRIOR_COUNT / self.recent
         expected = 1.0 if self.trusted or self.plain <= 0 else self.observed / (self.plain + base)
         slope = (self.both + expected * drawn) / (self.variance + drawn) if self.variance + drawn > 0 else expected

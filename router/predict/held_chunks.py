@@ -36,10 +36,10 @@ class UpperTier:
     def __init__(self, names: Iterable[int]) -> None:
         self.names: Final[dict[int, None]] = dict.fromkeys(names)
         self.tokens = 0.0
-        """Its size; not read of the KV cache, whose size is the instance's capacity."""
+        """Its size. Not used for the KV cache, whose size is `HeldChunks.capacity_tokens`."""
 
     def beginning(self, chunks: Sequence[int], count: int) -> int:
-        """How many of the first `count` chunks it has, by halving: it has a beginning of them."""
+        """How many of the first `count` chunks it has, by binary search: it has a beginning of them, without gaps."""
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
@@ -52,7 +52,7 @@ class UpperTier:
 
 class HeldChunks:
     """The chunks of one instance. Names stand in order of last use, longest ago first; negative ones are unnamed
-    text.
+    text. It has many attributes: the entries, the tiers, and each estimate that reports correct.
     """
 
     __slots__ = (
@@ -120,8 +120,8 @@ class HeldChunks:
                 del tier.names[name]
 
     def effective(self, chunks: Sequence[int], count: int) -> int:
-        """What the first `count` chunks are worth, in chunks of the KV cache. An upper tier has a beginning of them:
-        ends go first.
+        """What the first `count` chunks are worth, in chunks of the KV cache. An upper tier has a beginning of them, as
+        ends are evicted first.
         """
         before = self.upper[0].beginning(chunks, count)
         found = float(before)
@@ -169,8 +169,8 @@ class HeldChunks:
         self.tokens_each += _LEARN * (each - self.tokens_each)
 
     def reported(self, chunks: int, former_s: Sequence[float], each: float, cached_tokens: int) -> None:
-        """Of a prompt of so many chunks the engine had `cached_tokens`; it was expected to have those whose last uses
-        are `former_s`.
+        """The engine had `cached_tokens` of a prompt of `chunks` chunks, each of `each` tokens. It was expected to have
+        the first ones, whose last uses were at `former_s` (seconds).
         """
         had, expected = _chunks_in(cached_tokens, each, chunks), len(former_s)
         slack = _slack(expected)
@@ -216,7 +216,7 @@ class HeldChunks:
         self.used(chunks[:had], now)
 
     def used(self, chunks: Sequence[int], now: float) -> None:
-        """Those of these that it has were used."""
+        """Mark those of these chunks that the instance has as used at `now`."""
         self.use([name for name in chunks if name in self.entries], now)
 
     def removed(self, tokens: int) -> None:

@@ -2,12 +2,13 @@
 way). Pure.
 
 Engines' own reports are a second old; a router knows its own requests at once and exactly. Every request has one
-booking, opened when it is placed and closed when it is over. By row of the fleet's columns this module keeps
+booking, opened when it is placed and closed when it is over. By row of the fleet's columns this module keeps:
 
 - the predicted time of prompts that are not computed yet, and since when the first of them runs;
 - the answers, their context, the KV they will need (mean and variance), the strictest target among them;
 - the share of time for which recent prompts have kept the engine from decoding;
-- for each answer, how much more of that it can take and still meet its target (`router.predict.stall_limits`).
+- for each answer, how long prompts may still keep it waiting before it misses its target
+  (`router.predict.stall_limits`).
 
 All of it is arithmetic on predictions; `StepModel` learns from the real times.
 """
@@ -36,23 +37,24 @@ DUTY_S: Final = 5.0
 several of an 8B's. With a shorter time one long prompt looks like steady load; with a longer one a burst is over before
 it is seen."""
 IDLE_MIN: Final = 0.1
+"""The least share of an instance's time that answers are assumed to have."""
 
 SPREAD: Final = 2.0
-"""Standard deviations of space kept for answers that get longer than predicted: in 2 % of the time it is not enough,
-and vLLM preempts."""
+"""Standard deviations of KV that are kept free for answers that get longer than predicted. In 2 % of the time that is
+not enough, and vLLM preempts."""
 
 REBASE_S: Final = 100 * DUTY_S
-"""The time after which `InflightLoad.recent` is scaled down again: by e^100, far below the largest float."""
+"""The time after which `RowLoad.recent` is scaled down again: by e^100, far below the largest float."""
 
 _ONE_BY_ONE: Final = 64
-"""More rows are read by a column."""
+"""Up to this number of rows, each is read by itself; more are read as a column."""
 
 _MIRRORED: Final = ("ends", "opens", "decoding", "step", "beside", "kv_free", "strictest", "recent")
 
 
 class RowLoad:
-    """What is placed on one row. Of a large fleet choices read columns of it (`InflightLoad.column`): an attribute for
-    each column, and what they are made of.
+    """The load in flight of one row. It has many attributes: one for each column that choices in a large fleet read
+    (`InflightLoad.column`), and those from which they are computed.
     """
 
     __slots__ = (
@@ -64,46 +66,48 @@ class RowLoad:
     def __init__(self, life: int = 0) -> None:
         self.life: Final = life
         self.backlog: float = 0.0
-        """Predicted milliseconds of prompts placed there and not done."""
+        """Predicted milliseconds of the prompts that are placed on the row and not computed."""
         self.ends: float = -math.inf
-        """Milliseconds; when all of them will be done, as predicted; minus infinity where there are none."""
+        """The predicted time, in milliseconds, at which all of them are computed; minus infinity: there are none."""
         self.opens: float = -math.inf
-        """Milliseconds; when one more prompt could be computed at once: minus infinity where fewer than two are there,
-        else when all of them are done but for what the front end takes of a first token."""
+        """The time, in milliseconds, from which one more prompt could be computed at once. Minus infinity with fewer
+        than two prompts; else `ends` less the front end's part of a first token (`Speed.first`)."""
         self.prompts = 0
-        """How many these are."""
+        """The number of these prompts."""
         self.since: float = 0.0
-        """Seconds; when the first of them began, or the last one ended."""
+        """The time, in seconds, at which the first of them began, or the last prompt before them ended."""
         self.decoding = 0
-        """Answers under way there, or promised."""
+        """The number of answers that are under way on the row, or have a place there."""
         self.answer_context: float = 0.0
-        """Their tokens of context, halfway through."""
+        """Their tokens of context in all, each answer half made."""
         self.step: float = 0.0
-        """A decode step with these, ms."""
+        """The time of a decode step with these answers, in ms."""
         self.beside: float = 0.0
-        """What they add to each step of a prompt, ms."""
+        """What they add to each step of a prompt, in ms."""
         self.kv_mean: float = 0.0
         self.kv_variance: float = 0.0
-        """Tokens of KV they will have at their ends."""
+        """Mean and variance of the KV that they will have at their ends, in tokens and tokens²."""
         self.kv_free: float = math.inf
-        """What these leave of the cache, with `SPREAD` of room. Infinite without answers: one always fits."""
+        """KV tokens that they leave free, with `SPREAD` as margin. Infinite without answers: one always fits."""
         self.strictest: float = math.inf
-        """The least TPOT target among them that an answer alone would keep there, ms; infinite where there is none."""
+        """The least TPOT target among them that one answer alone would meet there, in ms; infinite: there is none."""
         self.recent: float = 0.0
-        """Part of its time that prompts placed of late take, each told as what it would have been at
-        `InflightLoad._base_s`: what is left of all of them now is one factor (`InflightLoad.faded`)."""
+        """The share of the row's time that recent prompts take, scaled to the time `InflightLoad._base_s`. Times
+        `InflightLoad.faded`, it is the share now: so one factor fades all rows."""
         self.stalled: float = 0.0
-        """Milliseconds of prompts ever placed there: what its answers had to wait for is a difference of two."""
+        """Milliseconds for which all prompts ever placed there keep answers waiting: what an answer had to wait is a
+        difference of two readings."""
         self.ended: Final = EndedPrompts()
         self.timed_s: float = -math.inf
-        """When a prompt's time was seen last."""
+        """The time at which a prompt there was last timed, in seconds."""
         self.reported: Final = ReportedPrompts()
         self.limits: Final = StallLimits()
         self.targets: Final[dict[float, int]] = {}
+        """The number of answers by TPOT target, in ms."""
         self.pulls: Final = TransferModel()
 
     def add_prompt(self, sent_s: float, ms: float, speed: Speed) -> None:
-        """One more prompt is there."""
+        """One more prompt is placed on the row: it can begin at `sent_s` (seconds) and takes `ms`."""
         if not self.prompts:
             self.since = sent_s
             self.backlog = 0.0
@@ -112,7 +116,7 @@ class RowLoad:
         self.expect_ends(speed)
 
     def expect_ends(self, speed: Speed) -> None:
-        """The prompts there have changed."""
+        """Compute `ends` and `opens` again: the prompts there have changed."""
         if not self.prompts:
             self.ends = self.opens = -math.inf
             return
@@ -138,17 +142,17 @@ class RowLoad:
             self.keep_targets(speed)
 
     def leave_free(self, speed: Speed) -> None:
-        """The answers there have changed, or the size of the cache."""
+        """Compute `kv_free` again: the answers there have changed, or the size of the cache."""
         needed = self.kv_mean + SPREAD * math.sqrt(self.kv_variance)
         self.kv_free = speed.capacity - needed if self.decoding else math.inf
 
     def expect_steps(self, speed: Speed) -> None:
-        """The answers there have changed, or the speed."""
+        """Compute `step` and `beside` again: the answers there have changed, or the speed."""
         self.step = speed.decode_ms(self.decoding, self.answer_context)
         self.beside = speed.beside_ms(self.decoding, self.answer_context) if self.decoding else 0.0
 
     def keep_targets(self, speed: Speed) -> None:
-        """Targets that are missed there whatever else comes keep nothing out."""
+        """Compute `strictest` again. A target that one answer alone would miss there keeps no other answer out."""
         least_ms = speed.least_ms()
         self.strictest = min([target for target in self.targets if target >= least_ms], default=math.inf)
 
@@ -157,7 +161,7 @@ class RowLoad:
         return self.step / max(1.0 - self.recent * faded, IDLE_MIN)
 
     def progress(self, now: float) -> float:
-        """A clock that stands while prompts keep answers waiting, in milliseconds: they make a token a step of it."""
+        """A clock, in milliseconds, that stands while prompts keep answers waiting: answers make one token per step."""
         return now * 1000.0 - self.stalled
 
     def outlive(self, now: float) -> None:
@@ -183,22 +187,22 @@ class RowLoad:
 
 
 class InflightLoad:
-    """By row of `router.fleet.columns`: what each event changes, there and in what is learned from it."""
+    """The load in flight by row of `router.fleet.columns`: each event changes it, and the models that learn from it."""
 
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
         self.margins: Final = Margins()
         self.first_margins: Final = Margins(PROMPTLY, FIRST_AIM)
-        """Of TTFT targets."""
+        """The margins of TTFT targets; `margins` has those of TPOT targets."""
         self.tries: Final = Tries()
         self.answers = 0
-        """The number of all answers."""
+        """The number of answers on all rows."""
         self.turn = 0
-        """Counts what happens: what was read before is not true any more."""
+        """Counts changes: a result that was computed at an earlier turn is out of date."""
         self.rows: Final[list[RowLoad]] = []
         self.source_delay: Final = SourceDelay()
         self._base_s: float = 0.0
-        """The time that `RowLoad.recent` is told for."""
+        """The time that `RowLoad.recent` is scaled to, in seconds."""
         self._mirror: Final = Mirror(_MIRRORED)
         self.updates: LoadUpdates | None = None
         """Takes what router peers are to know of this router's bookings; None: there are none."""
@@ -221,34 +225,34 @@ class InflightLoad:
         self._mirror.changed(row)
 
     def holds(self, row: int, kv_tokens: int) -> None:
-        """Its engine has said how many tokens its KV cache has."""
+        """The row's engine has reported the size of its KV cache, in tokens."""
         speed = self.step_model.rows[row]
         speed.capacity = float(kv_tokens)
         self.rows[row].leave_free(speed)
         self._mirror.changed(row)
 
     def column(self, name: str) -> Floats:
-        """One number of every row."""
+        """One attribute of every row (of those in `_MIRRORED`), as a column."""
         return self._mirror.read(self.rows, name)
 
     # --- what policies ask --------------------------------------------------------------------------------------------
 
     def waits_ms(self, now: float) -> Floats:
-        """How long a prompt placed now waits for the prompts before it, by row. Overdue prompts will probably take as
-        long again as they are late: so an engine that has become slow, or hangs, shows before any prompt ends there.
+        """By row: how long a prompt placed now waits for the prompts before it, in ms. Overdue prompts will probably
+        take as long again as they are late: so an engine that is slow now, or hangs, shows before a prompt ends there.
         """
         left = np.abs(self.column("ends") - now * 1000.0)
         left[np.isinf(left)] = 0.0
         return left
 
     def opens_ms(self, rows: Ints) -> float:
-        """When one more prompt could be computed at once at the first of these; infinite where there are none."""
+        """The earliest time, in ms, at which one of these rows can compute one more prompt at once; infinite: none."""
         if len(rows) > _ONE_BY_ONE:
             return float(self.column("opens")[rows].min())
         return min([self.rows[row].opens for row in rows.tolist()], default=math.inf)
 
     def idle(self, now: float) -> Floats:
-        """Part of each instance's time that prompts have left to answers of late, `IDLE_MIN` at least."""
+        """By row: the share of its time that recent prompts have left to answers, at least `IDLE_MIN`."""
         share = self.column("recent") * -self.faded(now)
         share += 1.0
         return np.maximum(share, IDLE_MIN, out=share)
@@ -270,11 +274,11 @@ class InflightLoad:
         and would meet it otherwise (`StallLimits.pushed_over`).
 
         Args:
-            row: of the fleet.
-            ms: by which the prompt's steps keep answers waiting.
-            short: tokens of a short answer; those there are taken to be like this request's.
+            row: the row of the fleet.
+            ms: for how long the prompt's steps keep answers waiting.
+            short: tokens of a short answer; the answers there are taken to be as long as this request's.
             middle: tokens of a median answer.
-            now: in seconds.
+            now: the time in seconds.
         """
         if ms <= 0.0:
             return 0.0
@@ -286,7 +290,7 @@ class InflightLoad:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def prompt_placed(self, booking: InflightRequest, row: int, ms: float, stall_ms: float, now: float) -> None:
-        """A prompt goes to this row and will take `ms`."""
+        """A prompt goes to this row: it will take `ms`, and keep answers there waiting for `stall_ms`."""
         self.prompt_over(booking, now, done=False)
         self.turn += 1
         at, speed = self.rows[row], self.step_model.rows[row]
@@ -331,13 +335,13 @@ class InflightLoad:
                 booking.first_s = now
             if booking.pull is not None and booking.decode_row >= 0:
                 self.rows[booking.decode_row].pulls.begin(booking.pull, now)
-        elif presumed:  # the next one began when this one was to end; it had ended before its front end told of it
+        elif presumed:  # the next prompt began at this one's predicted end, or at `now` less the lead if that is later
             at.since = min(now, max(at.since + ms / 1000.0, now - self.step_model.rows[row].lead / 1000.0))
         at.expect_ends(self.step_model.rows[row])
         self._mirror.changed(row)
 
     def pulls(self, row: int) -> TransferModel:
-        """What it pulls."""
+        """The transfer model of this row."""
         return self.rows[row].pulls
 
     def told(
@@ -371,7 +375,7 @@ class InflightLoad:
             self.step_model.prompt_took(row, plain_ms, observed_ms)
 
     def answer_placed(self, booking: InflightRequest, row: int, now: float) -> None:
-        """The request's answer is promised a place there."""
+        """The request's answer is promised a place on this row."""
         self.answer_over(booking, now)
         at = self.rows[row]
         booking.decode_row, booking.decode_life = row, at.life
@@ -379,7 +383,7 @@ class InflightLoad:
         booking.opened_s = -1.0
         at.outlive(now)
         self._count(booking, row, 1)
-        # Also of prompts that come while its own is computed: their order is not known.
+        # The prompts that come while its own is computed count, too: their order is not known.
         at.limit(booking, now)
         self._update(booking)
 
@@ -425,14 +429,14 @@ class InflightLoad:
             self.updates.changed(booking)
 
     def _learn(self, booking: InflightRequest, row: int, now: float, tokens: int) -> None:
-        """Learn from its mean time per token, compared with the predictions made when it began and now."""
+        """Learn from the answer's mean time per token, compared with the predictions made when it began and now."""
         predicted = (booking.began_tpot_ms + self.rows[row].tpot_ms(self.faded(now))) / 2
         token_ms = (now - booking.opened_s) * 1000.0 / (tokens - 1)
         self.step_model.steps_took(row, predicted, token_ms, booking.opened_s, now)
         self._restate(now)
 
     def _restate(self, now: float) -> None:
-        """A leg was timed: steps of its row, and of rows that follow it, have another factor."""
+        """A leg was timed: compute again the rows whose decode factor has changed by it."""
         self.turn += 1
         for row in self.step_model.restated():
             at, speed = self.rows[row], self.step_model.rows[row]

@@ -14,7 +14,7 @@ OF_A_PEER: Final = -1
 
 
 class InflightRequest:
-    """The bookings of one request. It has many attributes: whatever was booked is kept, to be taken back as it was."""
+    """The bookings of one request. It has many attributes: each booked number is kept, to be taken back as it was."""
 
     __slots__ = (
         "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_margin", "first_s", "limits",
@@ -33,16 +33,16 @@ class InflightRequest:
         variance: float,
         tpot_ms: float = math.inf,
     ) -> None:
-        """A request that is not placed yet. `tpot_ms`: its target."""
+        """A request that is not placed yet. `variance`: of its answer's length, in tokens²; `tpot_ms`: its target."""
         self.number = 0
         """Its number in notes to router peers; 0: none yet; `OF_A_PEER`: it is a peer's request."""
         self.prompt_tokens = prompt_tokens
         self.mean_tokens = mean_tokens
         """The expected length of its answer."""
         self.short_tokens = short_tokens
-        """The length of a short answer."""
+        """The length of a short answer (`answer_lengths.SHORT`)."""
         self.middle_tokens = middle_tokens
-        """The length of a median answer."""
+        """The length of a median answer (`answer_lengths.MIDDLE`)."""
         self.variance = variance
         self.tpot_ms = tpot_ms
         self.prefill_row = -1
@@ -50,41 +50,42 @@ class InflightRequest:
         self.prefill_ms = 0.0
         """The predicted time of its prompt; 0 once the prompt is computed."""
         self.plain_ms = 0.0
-        """The same by the cost profile alone."""
+        """The time of its prompt by the cost profile alone."""
         self.sent_s = 0.0
-        """The time at which it can begin, after its engine's front end."""
+        """The time at which its prompt can begin, once the engine's front end has passed it on; in seconds."""
         self.cached_tokens = 0
         """The expected number of cached prompt tokens at the prefill instance."""
         self.decode_row = -1
         self.decode_life = -1
         self.context = 0.0
+        """Its tokens of context when its answer is half made."""
         self.pause_ms = 0.0
         """The expected pause between its first and second token, if it is handed over."""
         self.pull: ExpectedTransfer | None = None
-        """The same for the transfer model; None if D's prompts delay the move as well."""
+        """Its transfer, for D's transfer model; None: there is none, or nothing can be learned from it."""
         self.opened_s = -1.0
-        """The time of its answer's first token."""
+        """The time of the first token from the decoding instance; -1: it has not come."""
         self.seeded = False
         """Its client has the first token from the instance that computes the prompt."""
         self.first_s = -1.0
-        """The time at which its client had the first token."""
+        """The time at which its client had the first token; -1: it has none."""
         self.margin = 0.0
         """The share of its target up to which predictions had room when it was let in (`Margins`); 0: it was let in for
         another reason, or has no target."""
         self.first_margin = 0.0
-        """The same of its TTFT target; 0 again once its first token has come."""
+        """The same share of its TTFT target; 0 again once its first token has come."""
         self.tried = False
         """It was let in as a try (`Tries`), and its first token has not come."""
         self.ttft_ms = 0.0
-        """That target."""
+        """Its TTFT target."""
         self.limits: tuple[LengthLimit, ...] = ()
-        """For a short answer and for a median one, if it has a target."""
+        """Its limits for a short answer and for a median one, if it has a TPOT target."""
         self.began_tpot_ms = 0.0
         """The expected time per token when it began to decode."""
 
     def counted_ms(self, make: Make, tokens: int) -> float:
-        """What its prompt takes by the costs alone, now that its tokens are counted. The first estimates, from bytes,
-        may be wrong by a factor of four: a speed that was learned from them would be as wrong.
+        """The time of its prompt by the costs alone, now that an engine has counted its `tokens`. The first estimates,
+        from bytes, may be wrong by a factor of four: a speed that was learned from them would be as wrong.
         """
         foretold, cached = self.prompt_tokens, self.cached_tokens
         if tokens <= 0 or foretold <= 0 or tokens == foretold:

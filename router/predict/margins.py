@@ -1,16 +1,16 @@
 """How full engines may be filled so that targets of time per token are kept: learned from answers that ended. Pure.
 
-A prediction of an answer's time per token is of the moment of its choice. Answers that join later, prompts that are
-computed beside it and a pause that is longer than foretold make it come out higher, by an amount that depends on the
-load. So there is one margin for each target: the part of it up to which a prediction has room. After each answer that
+An answer's time per token is predicted when its instance is chosen. Answers that join later, prompts that are computed
+beside it and a pause that is longer than foretold make the real time longer, by an amount that depends on the load. So
+there is one margin for each target: the share of the target up to which a prediction has room. After each answer that
 was let in by a margin, the margin takes a step: down if the answer missed its target, up (`MISSED_AIM` as far) if not.
 In the long run the share of answers that miss is `MISSED_AIM` then, whatever the errors look like (adaptive conformal
 inference, Gibbs and Candès 2021), unless the margin is at one of its bounds. Only classes that refuse (`when_missed:
-shed`) learn: what they let in, they have promised. Where late requests are served, a narrow margin would make more of
-them late than it makes answers quick (docs/policy.md).
+shed`) learn: what they let in, they have promised. Where late requests are served, a narrow margin would make more
+requests late than it makes answers quick (docs/policy.md).
 
 Answers end seconds after they were let in. An answer that was let in under a much wider margin than the present one
-says nothing about the present one: the margin has taken its step for those already (`STEPS_AHEAD`).
+says nothing about the present one: the margin has taken its steps for such answers already (`STEPS_AHEAD`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ MISSED_AIM: Final = 0.015
 a margin is learned, need the other half."""
 
 WIDEST: Final = 0.93
-"""Of a target: a request's own mean scatters around what is predicted for all. Where a margin begins, and its upper
-bound."""
+"""The share of a target at which a margin begins, and its upper bound: a request's own mean scatters around what is
+predicted for all."""
 
 NARROWEST: Final = 0.6
-"""And the lower bound: below, a fleet serves half of what it could, and what is wrong is not the margin."""
+"""The lower bound: below it a fleet serves half of what it could, and something other than the margin is wrong."""
 
 STEP: Final = 0.04
-"""By which a margin narrows after an answer that missed, as a part of itself."""
+"""The share of itself by which a margin narrows after an answer that missed."""
 
 STEPS_AHEAD: Final = 3.0
-"""Steps by which a margin may be ahead of what answers that end now were let in under."""
+"""A missed answer narrows the margin only if the margin that let it in was at most so many steps wider than now."""
 
 PROMPTLY: Final = 0.92
 """`WIDEST` of a TTFT target: a request that is planned to begin at the last moment begins too late half of the time."""
@@ -45,12 +45,12 @@ FIRST_AIM: Final = 0.005
 requests are refused after a shorter wait, and engines compute as many prompts."""
 
 SAVED: Final = 5.0
-"""Misses that a class at the widest margin may have before the margin narrows: so much it has kept beyond the aim. With
+"""The most misses that a class can save up by missing less than its aim, and then have before its margin narrows. With
 none saved, every miss of a class that misses less than its aim would narrow its margin for a while."""
 
 
 class Margins:
-    """Of one router, for one kind of target: by target, milliseconds."""
+    """One router's margins for one kind of target (TPOT or TTFT), by target in milliseconds."""
 
     __slots__ = ("_aim", "_levels", "_lowest", "_widest", "step")
 
@@ -64,12 +64,12 @@ class Margins:
         self.step = STEP
 
     def of(self, target_ms: float) -> float:
-        """Up to which part of the target a prediction has room."""
+        """The margin: the share of the target up to which a prediction has room."""
         level = self._levels.get(target_ms, 0.0)
         return self._widest * math.exp(level) if level < 0.0 else self._widest
 
     def limit_ms(self, target_ms: float) -> float:
-        """The same in milliseconds; infinite where there is no target."""
+        """The same in milliseconds; an infinite target (none) gives infinity."""
         return target_ms * self.of(target_ms)
 
     def limits_ms(self, targets_ms: Floats) -> Floats:
@@ -86,7 +86,7 @@ class Margins:
         Args:
             target_ms: its target.
             under: the margin that it was let in under.
-            observed_ms: its mean time per token, or the first token's.
+            observed_ms: its mean time per token, or the time to its first token.
         """
         level = self._levels.get(target_ms, 0.0)
         if observed_ms <= target_ms:
@@ -96,7 +96,9 @@ class Margins:
         self._levels[target_ms] = min(self.step * SAVED, max(self._lowest, level))
 
     def widen(self, target_ms: float) -> None:
-        """A request that the margin would have refused was in time: so nothing under it would have missed, either."""
+        """A request that the margin would have refused was in time, so nothing under the margin would have missed.
+        Widen it by a whole step, up to the widest.
+        """
         level = self._levels.get(target_ms, 0.0)
         if level < 0.0:
             self._levels[target_ms] = min(0.0, level + self.step)

@@ -1,4 +1,4 @@
-"""Pictures, sound and video in a chat: for sizes and names each is `MEDIA_BYTES` of text, made of its own bytes. Pure.
+"""Pictures, sound and video in a chat: each counts as `MEDIA_BYTES` of text that is made of a hash of its bytes. Pure.
 
 As text the base64 of a picture would be hundreds of thousands of tokens, and use up all names of its prompt; an engine
 makes some hundred to some thousand tokens of it. The tokens for each byte of such a prompt are learned apart from those
@@ -22,7 +22,8 @@ MEDIA_BYTES: Final = 4096
 """About a thousand tokens, as many as a picture of a megapixel makes in today's models (a tile of 336 × 336 is 576)."""
 
 HASHED_BYTES: Final = 4 << 20
-"""Bytes of media of one prompt that are hashed whole: 4 ms. Of what comes after them, the ends and the length."""
+"""So many bytes of one prompt's media are hashed whole, which takes 4 ms. Of media beyond that only both ends and the
+length are hashed."""
 
 _END_BYTES: Final = 1 << 16
 
@@ -47,10 +48,10 @@ class MediaReader:
         self._left = HASHED_BYTES
         self.count = 0
         self.raw_bytes = 0
-        """Bytes that they have in the body, where it is not parsed."""
+        """The bytes of media parts in the body that were not parsed."""
 
     def text(self, part: Mapping[str, Any]) -> str | None:
-        """What stands for a parsed part of a message; None: it holds no media."""
+        """The text that stands for a parsed part of a message; None: the part holds no media."""
         field = next((name for name in _FIELDS if part.get(name) is not None), None)
         if field is None:
             return None
@@ -61,10 +62,10 @@ class MediaReader:
         return self._stands_for(field, memoryview(said))
 
     def raw_text(self, part: memoryview) -> str | None:
-        """The same for a part that is too large to parse; None: it holds no media.
+        """The text that stands for a part that is too large to parse; None: the part holds no media.
 
         Raises:
-            msgspec.DecodeError: it is no object.
+            msgspec.DecodeError: the part is no JSON object.
         """
         fields = msgspec.json.decode(part, type=dict[str, msgspec.Raw])
         for field in _FIELDS:

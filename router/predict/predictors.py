@@ -62,7 +62,7 @@ class RequestPredictor:
         Args:
             wanted: has the tenant, class, model and arrival.
             path: the endpoint.
-            body: stripped already.
+            body: the parsed body, without transfer fields.
             scope: the scope that its names match in (`Clients.scope`).
         """
         text, size, media = read_prompt(body)
@@ -106,7 +106,7 @@ class RequestPredictor:
 
 
 def foretold(predictor: Predictor, wanted: Wanted, *, max_tokens: int | None = None) -> tuple[Wanted, AnswerLengths]:
-    """The same request with its answer's expected length; and the prediction, for `Expected.lengths`."""
+    """The same request with its answer's expected length; and the prediction, for `Placement.lengths`."""
     found = predictor.predict(
         Features(wanted.tenant, wanted.model or "", wanted.slo_class, wanted.prompt_tokens, max_tokens)
     )
@@ -124,7 +124,7 @@ def cached_in(usage: Mapping[str, Any]) -> int | None:
 
 
 def answer_tokens(usage: Mapping[str, Any]) -> int | None:
-    """The number of an answer's tokens."""
+    """The number of an answer's tokens; None if the engine does not report it."""
     return _count(usage.get("completion_tokens"))
 
 
@@ -138,7 +138,7 @@ def _chunk_tokens(tokens: int, text_bytes: int) -> float:
 
 
 def _limit(path: str, body: Mapping[str, Any]) -> int | None:
-    """The answer's limit as vLLM reads it."""
+    """The answer's limit in tokens as vLLM reads it; None: it has none but the context's."""
     limit = body.get("max_completion_tokens")
     limit = _count(body.get("max_tokens") if limit is None else limit)
     return COMPLETION_TOKENS if limit is None and path == COMPLETIONS else limit

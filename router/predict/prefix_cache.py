@@ -59,7 +59,7 @@ class Match:
         return 0
 
     def column(self, rows: int) -> Ints:
-        """Leading bytes held, by row: a column for policies, of `rows` rows like their other columns."""
+        """Leading bytes held, as a column of `rows` rows."""
         levels = [(chunks * CHUNK_BYTES, bits & (1 << rows) - 1) for chunks, bits in self.levels]
         if sum(bits.bit_count() for _, bits in levels) > _FEW:
             return _unpacked(levels, rows)
@@ -169,14 +169,14 @@ class PrefixCacheIndex:
         held.keep_in(tiers)
 
     def in_cache(self, row: int, chunks: Sequence[int], count: int) -> int:
-        """How many of the `count` leading chunks that an instance holds, or of what they are worth, are in its KV cache
-        and not in a tier below it.
+        """How many leading chunks of a prompt are in an instance's KV cache itself, not in a tier below it. `count`:
+        the number that `match` gives for the instance, which is the result if it has no tiers.
         """
         held = self._held.get(row)
         return count if held is None or not held.upper else held.upper[0].beginning(chunks, len(chunks))
 
     def _priced(self, levels: list[tuple[int, int]], chunks: Sequence[int]) -> list[tuple[int, int]]:
-        """The same levels, with what lower tiers hold as what it saves."""
+        """The same levels, with chunks in lower tiers counted as what they save."""
         found: dict[int, int] = {}
         for count, bits in levels:
             plain, tiered = bits & ~self._tiered, bits & self._tiered
@@ -242,8 +242,8 @@ class PrefixCacheIndex:
             held.used(chunks, now)
 
     def told(self, row: int, chunks: Sequence[int], each: float, tokens: int, now: float) -> None:
-        """The instance was asked what it has of a prompt, and has said: the first `tokens`; one chunk is `each` tokens.
-        What it has was used by that; what it was wrongly expected to have is dropped.
+        """The instance was asked what it has of a prompt, and has reported: the first `tokens`; one chunk is `each`
+        tokens. Asking is a use of what it has; what it was wrongly expected to have is dropped.
         """
         held = self._held.get(row)
         if held is not None and each > 0:

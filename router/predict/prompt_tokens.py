@@ -62,7 +62,7 @@ class Estimate(NamedTuple):
     """The estimated tokens of one prompt."""
 
     tokens: int
-    """As likely too high as too low."""
+    """The median estimate: as likely too high as too low."""
     tokens_high: int
     """Nine of ten prompts have no more."""
 
@@ -98,7 +98,7 @@ class Ratios:
         return Estimate(max(1, round(text_bytes / middle)), max(1, round(text_bytes / dense)))
 
     def tokens(self, tenant: str, model: str, kind: TextKind, text_bytes: int) -> int:
-        """The same without its safe side."""
+        """`Estimate.tokens` of such a prompt."""
         if kind is TextKind.IDS:
             return max(1, text_bytes // 4)
         return max(1, round(text_bytes / self._bytes_each(tenant, model, kind)[1]))
@@ -122,7 +122,7 @@ class Ratios:
                 self.settle()
 
     def settle(self) -> None:
-        """Learn from all that waits for it."""
+        """Learn from all counts that wait in the backlog."""
         fresh, self._fresh = self._fresh, []
         for tenant, model, kind, ratio in fresh:
             self._sketches.add(_keys(tenant, model, kind), ratio)
@@ -139,7 +139,7 @@ _OTHER, _MARK, _QUOTE, _BOTH, _FOREIGN, _EAST = b"omqbfe"
 
 
 def _sorts() -> bytes:
-    """By byte, what it counts for."""
+    """A table for `bytes.translate`: by byte, the class that it counts for."""
     found = bytearray([_OTHER] * 128 + [_FOREIGN] * 128)
     for byte in range(0xE3, 0xEE):  # begin kana, han and hangul in UTF-8 (U+3000 to U+DFFF), three bytes each
         found[byte] = _EAST
@@ -157,8 +157,8 @@ _SORTS: Final = _sorts()
 def kind_of(text: bytes) -> TextKind:
     """The kind of a text, from its first, middle and last half kilobyte.
 
-    CJK: at least one character of six. JSON: one byte of eight is JSON punctuation, and the text has quotes. Code: one
-    byte of twelve is a mark that is rare in prose.
+    CJK: more than one character of six. JSON: more than one byte of eight is JSON punctuation, and more than one of
+    twenty a quote. Code: more than one byte of twelve is a mark that is rare in prose.
     """
     if len(text) > 3 * _SAMPLE_BYTES:
         middle = len(text) // 2

@@ -1,5 +1,5 @@
-"""Times of prompts, as their first tokens show them (`EndedPrompts`), or as an engine reports them with answers in one
-piece, which show no first token to the router (`ReportedPrompts`). Pure.
+"""Times of prompts, as first tokens show them (`EndedPrompts`), or as engines report them (`ReportedPrompts`) with
+answers in one piece, of which the router sees no first token. Pure.
 
 Reports tell the whole time from the step that began a prompt to the one that ended it. Prompts that were computed
 together are each reported with the time of all of them: taken one by one, eight prompts that clients send at once make
@@ -22,34 +22,34 @@ STEPS_MAX: Final = 32
 all later steps back."""
 
 LEFT_MAX: Final = 32
-"""The last prompts without a report that are remembered."""
+"""The number of prompts without a report that are remembered, the last ones."""
 
 Seen = tuple[float, float]
-"""What the prompts of one step were to take by the costs alone, and what they took; milliseconds."""
+"""The time of the prompts of one step by the costs alone, and the observed time; milliseconds."""
 
 
 class EndedPrompts:
-    """Those of one instance whose first tokens the router sees."""
+    """The ended prompts of one instance whose first tokens the router sees."""
 
     __slots__ = ("_observed_ms", "_plain_ms")
 
     def __init__(self) -> None:
         self._plain_ms: float = 0.0
         self._observed_ms: float = 0.0
-        """Of the prompts that ended last, together."""
+        """`_plain_ms`, `_observed_ms`: as `Seen`, of the prompts that ended together last."""
 
     def add(self, plain_ms: float, predicted_ms: float, sent_s: float, since_s: float, now: float) -> list[Seen]:
-        """A prompt has ended. Returns what the ones that ended before it show, once it did not end with them.
+        """A prompt has ended. If the prompts before it did not end together with it, returns what those show.
 
         Prompts of one step end together, and are one observation. Their first tokens come one after the other, some
         milliseconds apart where a front end is busy.
 
         Args:
-            plain_ms: what the prompt takes by the costs alone.
-            predicted_ms: the same as predicted.
-            sent_s: when it could begin.
-            since_s: when the prompt before it ended, or when it began if there was none.
-            now: when its first token came, in seconds.
+            plain_ms: the prompt's time by the costs alone.
+            predicted_ms: its predicted time.
+            sent_s: when it could begin, in seconds.
+            since_s: when the prompt before it ended, or when this one began if there was none.
+            now: when its first token came.
         """
         apart_s = now - since_s
         if apart_s < TOGETHER_S or (
@@ -80,28 +80,30 @@ class _Step:
 
 
 class ReportedPrompts:
-    """Those of one instance, step by step."""
+    """The reported prompts of one instance, by the steps that they ended with."""
 
     __slots__ = ("_ended_ms", "_left_ms", "_left_out_ms", "_sent_ms", "_steps", "open")
 
     def __init__(self) -> None:
         self.open: Final[dict[Any, float]] = {}
-        """Prompts that may still be reported, and when each was sent, in milliseconds; the first one comes first. The
-        sender of a prompt writes it here."""
+        """Prompts that may still be reported, in the order of sending, and when each was sent, in milliseconds.
+        `InflightLoad` adds them."""
         self._steps: Final[list[_Step]] = []
-        """Those not learned from yet, the one that ended first comes first."""
+        """The steps that are not learned from yet, in the order in which they ended."""
         self._left_ms: Final[deque[tuple[float, float]]] = deque(maxlen=LEFT_MAX)
-        """When prompts were sent that no report came of, and when they were over."""
+        """The prompts of which no report came: when each was sent, and when it was over."""
         self._sent_ms: float = -math.inf
-        """When the last prompt of all steps learned from was sent: prompts are computed in order, so none that was sent
-        before is in a later step;"""
+        """When the last prompt of all steps learned from was sent. Prompts are computed in order, so no prompt that was
+        sent before is in a later step."""
         self._ended_ms: float = -math.inf
-        """and when the last of these ended."""
+        """When the last of these steps ended."""
         self._left_out_ms: float = -math.inf
-        """When the last step ended that was left out."""
+        """When the last step that was left out ended."""
 
     def left(self, prompt: object, over_ms: float) -> list[Seen]:
-        """No report will come of it: its engine has shown that it ended at `over_ms`, or it was given up then."""
+        """No report will come of this prompt: it was seen to end at `over_ms`, or was given up then. Returns what steps
+        show whose prompts are all known now.
+        """
         sent_ms = self.open.pop(prompt, None)
         if sent_ms is None:
             return []
@@ -114,13 +116,13 @@ class ReportedPrompts:
         return self._settled()
 
     def add(self, prompt: object, plain_ms: float, took_ms: float, ended_ms: float) -> list[Seen]:
-        """One report. Returns what steps show of which all prompts are known now.
+        """Take one report. Returns what steps show whose prompts are all known now.
 
         Args:
             prompt: as in `open`.
-            plain_ms: what the prompt takes by the costs alone.
-            took_ms: what the engine says that it took.
-            ended_ms: about when it ended: the engine's front end, and the way there, take a while that differs.
+            plain_ms: the prompt's time by the costs alone.
+            took_ms: its time by the engine's report.
+            ended_ms: about when it ended: the delay of the engine's front end, and of the way there, varies.
         """
         sent_ms = self.open.pop(prompt, ended_ms - took_ms)
         step = self._step(took_ms, ended_ms)
@@ -131,7 +133,7 @@ class ReportedPrompts:
         return self._settled()
 
     def _step(self, took_ms: float, ended_ms: float) -> _Step | None:
-        """The step that a report tells of; None: it is left out."""
+        """The step that a report belongs to; None: the report is left out."""
         for step in self._steps:
             if abs(ended_ms - step.ended_ms) < TOGETHER * min(took_ms, step.took_ms):
                 return step
@@ -144,13 +146,13 @@ class ReportedPrompts:
                 break
             after_ms = max(after_ms, former.sent_ms)
             at += 1
-        began_ms = ended_ms - took_ms  # what was over before that was computed before it
+        began_ms = ended_ms - took_ms  # a prompt that was over before this time was in an earlier step
         step.whole = not any(after_ms < sent < ended_ms and over > began_ms for sent, over in self._left_ms)
         self._steps.insert(at, step)
         return step
 
     def _settled(self) -> list[Seen]:
-        """What the first steps show, as long as no open prompt may have been in one."""
+        """What the first steps show, up to the first step that an open prompt may have been in."""
         found: list[Seen] = []
         while self._steps:
             step = self._steps[0]

@@ -1,13 +1,13 @@
-"""Instances of one make: how many legs of each were timed, and how many of the others since. Pure.
+"""Instances of one make: one that has had no legs for long is taken to be like the others, step by step. Pure.
 
-An engine that looks slow gets no legs, so nothing would ever show that it is as fast as the others by now: its first
-legs were timed while it started, or while other work took its CPU. An instance is believed for as many legs as it was
-timed itself. Once each of the others has had so many since its last one, it is taken to be like them, step by step,
-until a leg of its own says otherwise. So an instance that *is* slower is tried again in ever longer intervals. An
-instance that was never timed is like the others from their first leg on.
+An engine that looks slow gets no legs, so nothing would ever show that it is as fast as the others by now. (Its first
+legs may have been timed while it started, or while other work took its CPU.) So the n timed legs of an instance are
+believed until each of the others has had n legs since its last one. From then on the instance is taken, step by step,
+to be like the others, until a leg of its own shows otherwise. An instance that *is* slower is thus tried again at ever
+longer intervals. An instance that was never timed is like the others from their first leg on.
 
 Instances get work of different sizes: one computes short suffixes, another one whole prompts. So a make's level is a
-factor and a rest that does not grow with size, and an instance is compared with it at its own size.
+factor and a rest that does not grow with size, and an instance is compared with it at the size of its own legs.
 
 An instance without costs that was never timed begins with what was learned last of another one without costs.
 """
@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 BELIEVED_MIN, BELIEVED_MAX = 4, 200
-"""Bounds of how many legs of others an instance's own ones are believed for. Chosen: fewer than the lower one are
-chance; with the upper one a slow instance gets at most every two-hundredth of the others' legs in order to be tried."""
+"""Bounds of the number of legs of each other instance for which an instance's own legs are believed. Chosen: fewer than
+the lower bound are chance; with the upper one a slow instance is tried once in two hundred legs of each other one."""
 
 LEVEL_RATE: Final = 0.05
 """The weight of one leg in the level of a make, once there are more than twenty."""
 
 NEARER: Final = 0.25
-"""The part of its way to the others' level that an instance goes with each leg of theirs."""
+"""The share of its distance to the others' level by which an instance moves at a time (`strays`)."""
 
 
 class _Make:
@@ -37,15 +37,15 @@ class _Make:
     def __init__(self, rows: list[int], level: float, rest: float, legs: int) -> None:
         self.rows: Final = rows
         self.level: float = level
-        """The logarithm of their factor: a mean over the last legs, each with the factor of its instance."""
+        """The logarithm of their factor: a mean over the last legs, each with the factor of its row."""
         self.rest: float = rest
-        """What a leg takes besides; the same mean."""
+        """The rest, in ms, that a leg takes whatever its size; the same mean."""
         self.legs: int = legs
         self.cursor: int = 0
 
 
 class Siblings:
-    """Of one kind of work: prompts, or decode steps."""
+    """The makes of a fleet, for one kind of work: prompts, or decode steps."""
 
     __slots__ = ("_idle", "_make_of", "_makes", "_untimed", "lately")
 
@@ -57,7 +57,7 @@ class Siblings:
         self._untimed: Final[set[int]] = set()
         """Rows without costs and without legs of their own that were timed."""
         self.lately: tuple[float, float] = (1.0, 0.0)
-        """The factor and the rest that were learned last of a row without costs."""
+        """The factor and the rest (ms) that were learned last of a row without costs."""
 
     def look(self, rows: Mapping[int, Sequence[int]]) -> None:
         """The rows of all present instances, by make."""
@@ -81,13 +81,12 @@ class Siblings:
             self._untimed.add(row)
 
     def timed(self, row: int, level: float, rest: float = 0.0) -> int:
-        """A leg of this row was timed. Gives another row of its make to look at, one after the other; -1: there is
-        none.
+        """A leg of this row was timed. Returns another row of its make to look at, each in turn; -1: there is none.
 
         Args:
-            row: where it was.
+            row: the leg's row.
             level: the logarithm of the row's factor by now.
-            rest: what each of its legs takes besides.
+            rest: the row's rest by now, in ms.
         """
         self._idle[row] = 0
         make = self._makes.get(self._make_of.get(row, -1))
@@ -110,11 +109,11 @@ class Siblings:
         applies from now on.
 
         Args:
-            row: where it was.
-            factor: of the row.
-            rest: what each of its legs takes besides.
-            first: it is one of the row's first legs. From later ones on, what all rows of its make have in common is
-                what another one begins with.
+            row: the leg's row.
+            factor: the row's factor.
+            rest: the row's rest, in ms.
+            first: whether it is one of the row's first legs. After later ones, another row without costs begins with
+                the mean of the make.
         """
         self._untimed.discard(row)
         if not first:
@@ -134,20 +133,20 @@ class Siblings:
         return None if make is None or not make.legs else (math.exp(make.level), make.rest)
 
     def base(self, row: int) -> float:
-        """What a leg takes besides, over the factor, in the row's make: its speed apart, so that slow instances and
-        quick ones have one. 0: no leg was timed.
+        """The rest over the factor, in the row's make, in ms. It does not depend on speed, so slow and fast instances
+        share it. 0: no leg was timed.
         """
         make = self._makes.get(self._make_of.get(row, -1))
         return 0.0 if make is None else make.rest / math.exp(make.level)
 
     def strays(self, row: int, level: float, legs: float, size: float = 0.0) -> float:
-        """By what to multiply the row's factor; 1: it is believed as it is.
+        """The number by which to multiply the row's factor; 1: the factor is believed as it is.
 
         Args:
             row: the instance's row.
-            level: the logarithm of what its legs take, over their size.
-            legs: how many of its own were timed.
-            size: of its own legs; 0: there is no rest.
+            level: the logarithm of the time of its legs over their size.
+            legs: how many of its own legs were timed.
+            size: the size of its own legs, as their time in ms by the costs; 0: this kind of work has no rest.
         """
         believed = min(BELIEVED_MAX, max(BELIEVED_MIN, legs))
         make = self._makes.get(self._make_of.get(row, -1))

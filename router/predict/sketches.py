@@ -1,8 +1,8 @@
 """Distributions learned online, one per key: histograms over log-spaced bins that forget exponentially. Pure.
 
 Why fixed bins, and not P² (Jain and Chlamtac 1985) or a t-digest (Dunning 2019): an observation changes one place of a
-row of bins, a row forgets by giving newer observations more weight, and above all rows can be *mixed* by a weighted
-sum, which backing off from a specific key to a general one needs. P² answers one quantile and cannot be mixed;
+row of bins, and a row forgets by giving newer observations more weight. Above all, rows can be *mixed* by a weighted
+sum: backing off from a specific key to a general one needs that. P² answers one quantile and cannot be mixed;
 t-digests mix only by clustering again, and forget badly. The price is the width of a bin, which the caller chooses.
 
 Invariants: there are at most `keys_max` rows, and those learned from longest ago go first; a mixture's distribution
@@ -35,15 +35,15 @@ def between(at: float, places: Sequence[float], heights: Sequence[float]) -> flo
 
 
 TOGETHER_MAX: Final = 32
-"""So many observations wait at most until they are learned."""
+"""The most observations that wait to be learned."""
 
 TOGETHER_PART: Final = 16
-"""One in so many of all that there were may wait: while little is known, each counts at once."""
+"""At most one in so many of all observations so far may wait: while little is known, each counts at once."""
 
 
 class Backlog:
-    """Says when observations are to be learned that wait for it. What is told from a distribution holds until then, and
-    is computed once for all requests that ask the same.
+    """Decides when waiting observations are learned, together. Until then a distribution stays as it is, and what is
+    read from it is computed once for all requests that ask for the same.
     """
 
     __slots__ = ("_seen", "_waiting")
@@ -52,7 +52,7 @@ class Backlog:
         self._seen = self._waiting = 0
 
     def takes(self) -> bool:
-        """One more waits. False: all that wait are to be learned now."""
+        """One more observation waits. False: all that wait are to be learned now."""
         self._seen += 1
         self._waiting += 1
         if self._waiting <= min(TOGETHER_MAX, self._seen // TOGETHER_PART):
@@ -82,7 +82,7 @@ class _Row:
         self.total += self.unit
 
     def put(self, at: int) -> None:
-        """The last observation is of this bin."""
+        """Put the last observation into this bin."""
         if not self.mass:
             self.begin, self.mass = at, [0.0]
         elif at < self.begin:
@@ -93,8 +93,8 @@ class _Row:
         self._scale_down()
 
     def spread(self, at: int) -> None:
-        """The last observation is of this bin or a later one: put it where those before it are; into the bin where
-        none is.
+        """The last observation is in this bin or a later one: spread it like the mass that is there already; without
+        any, put it into this bin.
         """
         mass, first = self.mass, max(0, at - self.begin)
         seen = sum(mass[first:])
@@ -135,7 +135,7 @@ class Sketches:
 
     @property
     def bytes(self) -> int:
-        """What the bins take; keys and bookkeeping come to about 400 bytes a key on top (CPython 3.11)."""
+        """The bytes that the bins take; keys and bookkeeping come to about 400 bytes a key on top (CPython 3.11)."""
         return 32 * sum([len(row.mass) for row in self._rows.values()])
 
     def weight(self, key: Hashable) -> float:

@@ -1,27 +1,27 @@
-"""By how much source legs (`router.request.sourcing`) are answered later than their price says. Pure."""
+"""The delay of source legs (`router.request.sourcing`): how much later than priced they are answered. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
 SEEN_MAX: Final = 20
-"""The mean of so many source legs is what the next one is expected to take longer."""
+"""The expected delay is the mean over about so many source legs."""
 LATE_MS_MAX: Final = 500.0
 """One leg counts for at most this much: an engine that stood still says little."""
 FADES_S: Final = 60.0
-"""In so many seconds without source legs half of what is learned is forgotten: else, after slow ones, none was tried
-again."""
+"""In so many seconds without source legs half of the learned delay is forgotten. Otherwise no source would be tried
+again after slow ones."""
 
 
 class SourceDelay:
-    """What one router has learned of it, of all instances together: it is what front ends take here."""
+    """The mean delay that one router has seen, over all instances: their front ends cause it, and are alike."""
 
     __slots__ = ("_learned_s", "_mean_ms", "_seen")
 
     def __init__(self) -> None:
         self._mean_ms: float = 0.0
         self._learned_s: float = 0.0
-        """When that was learned."""
+        """When the mean was last updated, in seconds."""
         self._seen = 0
 
     def took(self, late_ms: float, now: float) -> None:

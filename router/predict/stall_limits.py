@@ -50,7 +50,7 @@ class LengthLimit:
         """The limit is not needed any more."""
 
     def place(self, step_ms: float) -> None:
-        """An answer of so many tokens keeps its target up to here, with steps as they are."""
+        """Compute `until_ms` for an answer of `tokens` tokens with steps of `step_ms`, and add it to `among`."""
         spare_ms = (NEARLY * self.tpot_ms - step_ms) * max(self.tokens - 1, 1.0) - self.pause_ms
         self.until_ms = self.from_ms + max(0.0, spare_ms)
         insort(self.among, self.until_ms)
@@ -63,10 +63,10 @@ class StallLimits:
 
     def __init__(self) -> None:
         self.by_length: Final[tuple[list[float], list[float]]] = ([], [])
-        """For short answers and for median ones, sorted."""
+        """The limits (`until_ms`) for short answers and for median ones, sorted."""
         self.outlived: Final[list[tuple[float, int, LengthLimit]]] = []
-        """When answers will have become longer than what a limit is for, the soonest first, on a clock that stands
-        while prompts keep answers waiting (`RowLoad.progress`); and a number that tells equals apart."""
+        """A heap of limits by the time at which their answer will be longer than `LengthLimit.tokens`, on a clock that
+        stands while prompts keep answers waiting (`RowLoad.progress`); the number tells equal times apart."""
         self._numbered = 0
 
     def begin(
@@ -112,11 +112,11 @@ class StallLimits:
     ) -> float:
         """The expected number of answers that a prompt pushes over their limits.
 
-        What they will wait for besides is not known: prompts that come later, as many as of late, and steps that take
+        How long they will wait for other reasons is not known: later prompts come, as many as of late, and steps take
         longer than predicted. `_likely` says where each answer's wait will probably end.
 
         Args:
-            ms: by which the prompt's steps keep answers waiting.
+            ms: for how long the prompt's steps keep answers waiting.
             stalled_ms: the instance's clock now.
             step_ms: a decode step there now.
             waits: what answers have waited for of late, as a share of the time that they decoded.
@@ -129,7 +129,7 @@ class StallLimits:
 
 
 def end(limits: tuple[LengthLimit, ...]) -> None:
-    """These are not needed any more."""
+    """Remove these limits from their lists: they are not needed any more."""
     for limit in limits:
         del limit.among[bisect_left(limit.among, limit.until_ms)]
         limit.over = True

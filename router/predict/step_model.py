@@ -6,8 +6,8 @@ a prompt is priced once for each make and spread over the rows. Two factors for 
 its legs: wrong costs, or missing ones, become right within a few dozen legs. Predictions are compared with each other
 (which instance?) and with targets (in time?); the first needs only ratios, the second needs the factors.
 
-Without costs, an instance whose own legs have not been timed has the factors of another one: engines of one fleet are
-rarely apart by as much as all of them are from what is assumed, and an instance that nothing is known of would look
+Without costs, an instance whose own legs have not been timed has the factors of another one. Engines of one fleet
+rarely differ by as much as all of them differ from what is assumed: an instance that nothing is known of would look
 like the fastest, or the slowest. An instance that gets no more legs follows the others of its make after a while
 (`router.predict.siblings`).
 """
@@ -31,15 +31,15 @@ OFF_KNOWN, OFF_UNKNOWN = 2.0, 200.0
 """How far legs may move a prediction either way: with known costs, and without (from a tiny model on a fast GPU to a
 large one on a CPU)."""
 OFF_LEARNED, ENOUGH = 8.0, 50
-"""The same for known costs once so many legs were timed, there or at each instance of its make on average: then the
-costs are of another engine. With costs 0.4 times
-the real ones the bound of 2 kept predictions a fifth too short for ever, and admission let in what it could not keep.
-"""
+"""The same for known costs once `ENOUGH` legs were timed, of the instance or of each instance of its make on average:
+then the costs are of another engine. With costs 0.4 times the real ones the bound of 2 kept predictions a fifth too
+short for ever, and admission let in what it could not keep."""
 FACTOR_RATE = 0.05
 """The weight of one observation in the logarithm of the factor, once there are more than twenty."""
 CLIP = math.log(3.0)
-"""After the first few, one observation counts as at most three times longer or shorter than predicted."""
+"""After the first `FEW`, one observation counts as at most three times longer or shorter than predicted."""
 FEW = 4
+"""So many timed answers make a decode step's time *learned*."""
 SURE = 20
 """After so many prompts, speeds without a cost profile are trusted."""
 
@@ -125,8 +125,8 @@ _MIRRORED: Final = ("kind", "prefill_factor", "request", "context", "floor", "le
 
 
 class Speed:
-    """One row's speed. Of a large fleet choices read columns of it (`StepModel.column`): an attribute for each column,
-    and what was timed.
+    """One row's speed. It has many attributes: one for each column that choices in a large fleet read
+    (`StepModel.column`), and what was timed.
     """
 
     __slots__ = (
@@ -137,24 +137,26 @@ class Speed:
     def __init__(self, make: Make, kind: int) -> None:
         self.make: Final = make
         self.kind: Final = kind
-        """Which make that is: a number."""
+        """The number of the make."""
         self.prefill_factor: float = 1.0
         self.decode_factor: float = 1.0
         self.request: float = make.decode.request_ms
         """Milliseconds that one more answer adds to a decode step, its context apart; factor included."""
         self.context: float = make.decode.context_ms
-        """The same of one token of context."""
+        """Milliseconds that one token of context adds to a decode step; factor included."""
         self.floor: float = make.decode.requests_ms(0)
-        """Milliseconds of a decode step without answers; factor included. With one answer's part: the least that an
+        """Milliseconds of a decode step without answers; factor included. With `request`, it is the least that an
         answer's token takes there."""
         self.first: float = make.first_ms
+        """Milliseconds that a first token takes besides the engine's steps."""
         self.overhead: float = 0.0
-        """Milliseconds that a prompt has been seen to take beside its work: the step under way when it came, the like.
-        It delays a first token; it is no time of the engine's that others could use."""
+        """Milliseconds that prompts were seen to take besides their work, such as the step under way when they came.
+        They delay a first token, but are no time of the engine that other requests could use."""
         self.lead: float = make.first_ms
-        """Both."""
+        """`first` and `overhead` together."""
         self.capacity: float = float(make.capacity_tokens)
         self.steps_seen = 0
+        """The number of timed answers."""
         self.steps_since = 0
         """The same since the instance became faster or slower."""
         self.steps_shift: Final = LevelShift()
@@ -162,16 +164,16 @@ class Speed:
         self.prompts: Final = Fitted(trusted=make.off_max < OFF_UNKNOWN)
 
     def decode_ms(self, batch: int, context_tokens: float) -> float:
-        """A step that makes one token for each of so many answers with so much context in all."""
+        """Milliseconds of a step that makes one token for each of `batch` answers, with so much context in all."""
         cost = self.make.decode
         return (cost.requests_ms(batch) + cost.context_ms * context_tokens) * self.decode_factor
 
     def least_ms(self) -> float:
-        """A step with nothing but one answer, its context apart."""
+        """Milliseconds of a step with one answer alone, without its context."""
         return self.floor + self.request
 
     def beside_ms(self, batch: int, context_tokens: float) -> float:
-        """What answers that decode there add to each step of a prompt."""
+        """Milliseconds that `batch` answers that decode there add to each step of a prompt."""
         cost = self.make.decode
         added = cost.request_ms * batch + cost.context_ms * self.make.beside * context_tokens
         return added * self.decode_factor
@@ -200,9 +202,9 @@ class StepModel:
     def __init__(self) -> None:
         self.makes: Final[list[Make]] = [UNKNOWN]
         self._alike: int | None = 0
-        """The make of all rows, as far as it was checked."""
+        """The number of the one make that all rows have; None: they differ, or were not looked at since a change."""
         self._unknown = True
-        """Some row may have none that is known."""
+        """Whether some row may have the make `UNKNOWN`."""
         self.rows: Final[list[Speed]] = []
         self._mirror: Final = Mirror(_MIRRORED)
         self._prompts_of: Final = Siblings()
@@ -210,7 +212,7 @@ class StepModel:
         self._restated: Final[set[int]] = set()
 
     def restated(self) -> list[int]:
-        """Rows whose decode steps have another factor since this was asked last. A leg may teach of other rows, too."""
+        """The rows whose decode factor has changed since the last call. A leg may change it on other rows, too."""
         rows = sorted(self._restated)
         self._restated.clear()
         return rows
@@ -255,12 +257,12 @@ class StepModel:
         self._begin(row)
 
     def column(self, name: str) -> Floats:
-        """One number of every row."""
+        """One attribute of every row (of those in `_MIRRORED`), as a column."""
         return self._mirror.read(self.rows, name)
 
     @property
     def make_of_row(self) -> Ints:
-        """Numbers of makes."""
+        """The number of each row's make."""
         found: Ints = self.column("kind").astype(np.int64)
         return found
 
@@ -279,11 +281,11 @@ class StepModel:
         return self.makes if self._alike is None else [self.makes[self._alike]]
 
     def kind(self, row: int) -> int:
-        """Which make it is: a number."""
+        """The number of the row's make."""
         return self.rows[row].kind
 
     def make(self, row: int) -> Make:
-        """The row's."""
+        """The row's make."""
         return self.rows[row].make
 
     def sure(self, rows: Ints) -> bool:
@@ -302,12 +304,12 @@ class StepModel:
     # --- times in ms --------------------------------------------------------------------------------------------------
 
     def of_prompt(self, tokens: int, cached_tokens: int = 0) -> tuple[Any, Any, Any]:
-        """The time of a prompt of `tokens` tokens, some of them cached: by row, or one number if all rows have the
-        same.
+        """The times of a prompt of `tokens` tokens, some of them cached: each by row, or one number if all rows are
+        alike. Times are in ms, without the row's `prefill_factor`.
 
-        Returns its time without decoding beside it; the part of that time for which it makes those answers wait (the
-        rest costs them nothing: weights are read once for both), both without the row's `prefill_factor`; and the steps
-        of a whole prompt.
+        Returns the prompt's time without answers beside it; the part of that time for which it keeps answers waiting
+        (the other part costs them nothing: weights are read once for both); and the number of steps of the whole
+        prompt, cached tokens included.
         """
         if self._alike is not None:
             return _of_prompt(self.makes[self._alike], tokens, cached_tokens)
@@ -322,8 +324,8 @@ class StepModel:
         return [_of_prompt(make, tokens, cached_tokens) for make in self.makes]
 
     def handoff_ms(self, tokens: float, source: int, target: int, *, near: bool = False) -> float:
-        """The time to move a prompt's KV between two rows, at the slower one's rate. `near`: they are on one
-        machine.
+        """The time to move the KV of `tokens` tokens between two rows, in ms, at the slower row's rate. `near`: they
+        are on one machine.
         """
         one, other = self.make(source), self.make(target)
         rate = min(one.kv_near_gb_s, other.kv_near_gb_s) if near else 0.0
@@ -333,7 +335,7 @@ class StepModel:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def prompt_took(self, row: int, plain_ms: float, observed_ms: float) -> None:
-        """A prompt that was to take `plain_ms` by the costs alone was there so long after the one before it."""
+        """The prompts of one step took `observed_ms`; by the costs alone they take `plain_ms`."""
         at = self.rows[row]
         observed_ms = max(observed_ms, 0.0)
         expected_ms = at.prefill_factor * plain_ms + at.overhead
@@ -359,7 +361,7 @@ class StepModel:
         self._take_prompts(row, min(bound, max(1 / bound, slope)), rest)
 
     def _follow_prompts(self, row: int) -> None:
-        """Perhaps too long without prompts: what was seen counts as if it had been like what others see."""
+        """If the row had no prompts for too long, move what was seen there towards the others (`Siblings.strays`)."""
         at = self.rows[row]
         others = self._prompts_of.others(row)
         if not at.prompts.count:
@@ -374,7 +376,7 @@ class StepModel:
             self._take_fit(row)
 
     def _follow_steps(self, row: int) -> None:
-        """As `_follow_prompts`."""
+        """As `_follow_prompts`, for decode steps."""
         at = self.rows[row]
         others = self._steps_of.others(row)
         if not at.steps_seen:
@@ -394,10 +396,10 @@ class StepModel:
 
         Args:
             row: where it was decoded.
-            predicted_ms: what its tokens were to take.
-            observed_ms: what they took.
-            began_s: when its first token came, and
-            ended_s: its last one; both left out: answers came one after the other.
+            predicted_ms: the predicted time per token.
+            observed_ms: the measured time per token.
+            began_s: when its first token came, in seconds.
+            ended_s: when its last token came. Both left out: answers came one after the other.
         """
         if not (predicted_ms > 0 and observed_ms > 0):
             return
@@ -423,7 +425,7 @@ class StepModel:
 
 
 def _off_max(make: Make, legs: float) -> float:
-    """How far so many timed legs may move the costs of this make."""
+    """The largest factor, either way, by which so many timed legs may move a prediction of this make."""
     return max(make.off_max, OFF_LEARNED) if legs >= ENOUGH else make.off_max
 
 

@@ -18,8 +18,8 @@ stay unused, and the router would never see that it works again."""
 
 CLIP: Final = 3.0
 CLIP_MS: Final = 500.0
-"""A pull counts for at most this factor or this excess over what was expected: an engine that stopped for half a minute
-says nothing about its network."""
+"""A pull counts for at most `CLIP` times its expected pause, or `CLIP_MS` if that is more: an engine that stopped for
+half a minute says nothing about its network."""
 
 RATE: Final = 0.03
 """The weight of one pull, once there are more than thirty."""
@@ -39,7 +39,7 @@ class ExpectedTransfer:
         self.moving_ms = moving_ms
         """The time of the move by the pulls learned here."""
         self.unmoved_ms = unmoved_ms
-        """What a hand-over waits for besides the move."""
+        """The time that a hand-over takes besides the move."""
         self.pause_ms = pause_ms
         """The whole expected pause, with the pulls before this one."""
         self.near = near
@@ -59,7 +59,7 @@ class TransferModel:
         self._under_way: Final[dict[ExpectedTransfer, None]] = {}
         """Pulls under way, in the order in which their prompts were computed."""
         self.moving_ms = 0.0
-        """The sum of their times."""
+        """The sum of their expected times."""
         self.since_s = 0.0
         """The time at which the first of them began to move, or the last one ended."""
         self._told_ms = self._observed_ms = 0.0
@@ -72,12 +72,12 @@ class TransferModel:
         return int(self._near.seen + self._far.seen)
 
     def expects_ms(self, told_ms: float, now: float, *, near: bool) -> float:
-        """The predicted time of a move that takes `told_ms` by the cost profile."""
+        """The predicted time, in ms, of a move that takes `told_ms` by the cost profile."""
         return (self._near if near else self._far).expects_ms(told_ms, now)
 
     def slower(self, now: float) -> float:
-        """By how much the network is slower than expected at least, as no pull has ended for so long; 1: not known to
-        be slower.
+        """The factor by which the network is slower than expected at least, as no pull has ended for so long; 1: it is
+        not known to be slower.
 
         All pulls under way have moved alike: none has moved more than the first one needs, or the first would have
         ended.
@@ -90,7 +90,7 @@ class TransferModel:
         return max(1.0, waited_ms / max(moved_ms, LEAST_MS))
 
     def ends_ms(self, now: float) -> float:
-        """The time at which all pulls under way will have ended; minus infinity: there are none."""
+        """The time, in ms, at which all pulls under way will have ended; minus infinity: there are none."""
         return self.since_s * 1000.0 + self.moving_ms * self.slower(now) if self._under_way else -math.inf
 
     def begin(self, pull: ExpectedTransfer, now: float) -> None:
@@ -124,7 +124,7 @@ class TransferModel:
 
 
 class _Network:
-    """The times of moves on one network, by their times in the cost profile."""
+    """The times of moves on one network (to other machines, or within one), by their times in the cost profile."""
 
     __slots__ = ("_last_s", "_line", "_rest_ms", "_slope")
 

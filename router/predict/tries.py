@@ -1,9 +1,9 @@
 """Requests that are let in although a prediction would refuse them, so that predictions stay true. Pure.
 
 A request that is refused teaches nothing. A prediction that refuses all requests would refuse them for ever: engines
-that were slow for a while, or first tokens that were late for a while, would keep a class out for good. So once nothing
-of a TTFT target was let in for `TRY_S`, one request is a *try*. Tries that come late become rarer; one that comes in
-time is followed by the next one as soon as at first, so that a handful of them shows that all is well again.
+that were slow for a while, or first tokens that were late for a while, would keep a class out for good. So once no
+request with a TTFT target was let in for `TRY_S`, one request is a *try*. Tries that come late become rarer; a try that
+comes in time is followed by the next one as soon as at first, so that a handful of them shows that all is well again.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class _Target:
 
     def __init__(self) -> None:
         self.let_in_s: float = -math.inf
-        """When the last request was let in;"""
+        """When the last request was let in, in seconds."""
         self.tried_s: float = -math.inf
-        """and the last try."""
+        """When the last try was let in, in seconds."""
         self.late = 0
         """Tries since the last one that came in time."""
 
     def late_by(self, now: float) -> int:
-        """How many tries have shown that it is no use."""
+        """The number of late tries in a row, unless the last one was too long ago to count."""
         return self.late if now - self.tried_s < 2 * TRY_S_MAX else 0
 
 
 class Tries:
-    """Of one router, by TTFT target in milliseconds."""
+    """The tries of one router, by TTFT target in milliseconds."""
 
     __slots__ = ("_targets",)
 

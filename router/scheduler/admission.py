@@ -133,14 +133,16 @@ class Admission:
 
 
 def _timed(fleet: FleetSnapshot, wanted: Wanted) -> Ints:
-    """The rows that may compute its prompt. Rows that only decode have timed none."""
+    """The rows that may compute its prompt: any, or prefill rows alone while the times of some rows are not trusted.
+    (Rows that only decode time no prompts, so their times would never be.)
+    """
     found = fleet.ready_for(wanted)
     return found.any if fleet.inflight.step_model.sure(found.any) else found.prefills
 
 
 def _may_try(fleet: FleetSnapshot, wanted: Wanted, rows: Ints) -> bool:
-    """Whether a request that cannot be in time on any of these rows is let in as a try: they are idle, no prompt was
-    timed there of late, and it could be in time if they were as quick as their costs say.
+    """Whether a request that cannot be in time on any of these rows is let in as a try. That is so if all rows are
+    idle, no prompt was timed there within `TRY_S`, and it could be in time if a row were as quick as its costs say.
     """
     inflight, late_s = fleet.inflight, wanted.now - TRY_S
     if not inflight.tries.due(wanted.ttft_ms, wanted.now):

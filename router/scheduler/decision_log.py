@@ -47,7 +47,7 @@ def numbers(called: Sequence[object]) -> tuple[int, ...]:
 
 
 def nameless(wanted: Wanted) -> Wanted:
-    """Without its prefix, which is the longest part and the same at every choice; and without the scoring's inputs."""
+    """The same without its prefix, the longest part, which no choice changes; and without the scoring's inputs."""
     return replace(wanted, prefix=(), scoring=None) if wanted.prefix or wanted.scoring is not None else wanted
 
 
@@ -77,7 +77,7 @@ class LoggedFleet:
         return self._view.next_wakeup()
 
     def _tell_make(self, instance: Instance) -> None:
-        """Once, before the first event about this instance."""
+        """Log what is known of the instance's speed, once, before the first event about it."""
         makes = self._view.makes
         if makes is not None and self._made.get(instance.id) != instance:
             self._made[instance.id] = instance

@@ -1,5 +1,5 @@
-"""Wakes waiting requests at the scheduler's word, and tells requests with legs what happens to instances. A shell:
-timers and callbacks.
+"""Wakes the waiting requests that the scheduler names, and calls back for legs on a lost instance. A shell: timers and
+callbacks.
 
 Callers may be inside a state change, so callbacks run on the next loop turn.
 """
@@ -22,69 +22,69 @@ from router.scheduler.scoring.workload import pair_costs_more
 
 logger = logging.getLogger("baton.router")
 
-Heard = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class Waiters:
     """One callback for each waiting request. A call that comes before the request waits is kept for it."""
 
     def __init__(self) -> None:
-        self._waiting: dict[object, Heard] = {}
+        self._waiting: dict[object, Callback] = {}
         self._called: set[object] = set()
 
-    def wait(self, who: object, heard: Heard) -> None:
-        """`heard` is called once, when the request is called."""
-        if who in self._called:
-            self._called.discard(who)
-            asyncio.get_running_loop().call_soon(heard)
+    def wait(self, request: object, callback: Callback) -> None:
+        """Run `callback` once, on the loop turn after the request is called."""
+        if request in self._called:
+            self._called.discard(request)
+            asyncio.get_running_loop().call_soon(callback)
         else:
-            self._waiting[who] = heard
+            self._waiting[request] = callback
 
-    def call(self, whom: tuple[object, ...]) -> None:
-        """These requests are to ask again."""
-        for who in whom:
-            heard = self._waiting.pop(who, None)
-            if heard is None:
-                self._called.add(who)
+    def call(self, requests: tuple[object, ...]) -> None:
+        """These requests are to ask for a place again."""
+        for request in requests:
+            callback = self._waiting.pop(request, None)
+            if callback is None:
+                self._called.add(request)
             else:
-                asyncio.get_running_loop().call_soon(heard)
+                asyncio.get_running_loop().call_soon(callback)
 
-    def forget(self, who: object) -> None:
+    def forget(self, request: object) -> None:
         """The request will not wait again."""
-        self._waiting.pop(who, None)
-        self._called.discard(who)
+        self._waiting.pop(request, None)
+        self._called.discard(request)
 
 
 class Losses:
-    """The requests with legs on each instance, which are called when a leg can no longer end well: the instance is
-    gone, down, or restarted.
+    """One callback for each leg on an instance, run when the leg can no longer end well: the instance is gone, down, or
+    restarted.
     """
 
     def __init__(self) -> None:
-        self._watching: dict[InstanceId, dict[object, Heard]] = {}
+        self._watching: dict[InstanceId, dict[object, Callback]] = {}
 
-    def watch(self, instance: InstanceId, who: object, heard: Heard) -> None:
-        """`heard` is called once if the instance is lost."""
+    def watch(self, instance: InstanceId, leg: object, callback: Callback) -> None:
+        """Run `callback` once if the instance is lost."""
         watching = self._watching.get(instance)
         if watching is None:
             watching = self._watching[instance] = {}
-        watching[who] = heard
+        watching[leg] = callback
 
-    def unwatch(self, instance: InstanceId, who: object) -> None:
+    def unwatch(self, instance: InstanceId, leg: object) -> None:
         """The leg has ended."""
         watching = self._watching.get(instance)
         if watching is not None:
-            watching.pop(who, None)
+            watching.pop(leg, None)
 
     def announce(self, instance: InstanceId) -> None:
-        """Call all requests that watch this instance."""
+        """The instance is lost: run the callbacks of all legs on it."""
         loop = asyncio.get_running_loop()
-        for heard in self._watching.pop(instance, {}).values():
-            loop.call_soon(heard)
+        for callback in self._watching.pop(instance, {}).values():
+            loop.call_soon(callback)
 
 
 class Dispatch:
-    """The dispatch of one router."""
+    """One router's scheduler and view of the fleet: passes events to them, and wakes the requests concerned."""
 
     def __init__(self, view: FleetView, scheduler: Scheduler, fleet: Fleet, scheduling: Scheduling) -> None:
         """`fleet`, `scheduling`: the view and the scheduler as machines, which may log their events."""
@@ -101,14 +101,14 @@ class Dispatch:
 
     def tell(self, event: d.SchedulerEvent, now: float) -> None:
         """Pass an event to the scheduler; requests that may find a place now ask again."""
-        whom = self.scheduling.handle(event, now)
-        if whom or self.scheduler.wakeup_s is not None:
-            self.call(whom)
+        called = self.scheduling.handle(event, now)
+        if called or self.scheduler.wakeup_s is not None:
+            self.call(called)
 
-    def call(self, whom: Calls) -> None:
+    def call(self, requests: Calls) -> None:
         """Wake these requests to ask for a place again; when the scheduler wants it, set a timer to look for room."""
-        if whom:
-            self.line.call(whom)
+        if requests:
+            self.line.call(requests)
         wakeup_s = self.scheduler.wakeup_s
         if wakeup_s is not None and wakeup_s != self._looks_s:
             self._looks_s = wakeup_s

@@ -37,8 +37,8 @@ class Placement:
         self.sent: list[Sent] = []
         """The instances whose prefix cache is expected to have its prompt from now on."""
         self.pulls_beginning = False
-        """Its prompt's beginning comes from another instance: its time, and the cached tokens that its engine reports,
-        say nothing about that engine's speed and cache."""
+        """Its prompt's beginning comes from another instance. So the prompt's time, and the cached tokens that its
+        engine reports, say nothing about that engine's speed and cache."""
         self.foretold: Foretold | None = None
         """The prediction at its first placement, for the guard, until its answer begins."""
 
@@ -61,13 +61,13 @@ class SchedulingContext:
         self.prefill: InstanceId | None = None
         """The instance of its last prefill leg."""
         self.ahead = 0
-        """This router's legs that were there before it, less those that have ended."""
+        """This router's legs at `prefill` that were there before its prefill leg, less those that have ended."""
         self.ended = 0
-        """The number of this router's ended legs there when that was counted."""
+        """The number of this router's legs there that had ended when `ahead` was counted."""
         self.late = False
         """The request is expected to miss its TTFT target."""
         self.tried = False
-        """It is, and is let in as a try (`router.predict.tries`)."""
+        """The request would be late or refused by its prediction, and is let in as a try (`router.predict.tries`)."""
         self.lane = -1
         """The row whose lane for late prompts it uses."""
         self.expected = Placement()
@@ -125,7 +125,7 @@ class Placements:
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
             booking.seeded = not prices.waits(answer_row)
-            if wanted.streamed and prices.learns(answer_row):  # of others no pull is seen to end
+            if wanted.streamed and prices.learns(answer_row):  # otherwise the end of the pull is not seen
                 booking.pull = ExpectedTransfer(
                     told_ms=prices.told_ms(prompt_row, answer_row),
                     moving_ms=prices.moving_ms(prompt_row, answer_row),
@@ -231,7 +231,7 @@ class Placements:
         if expected.lengths is not None and tokens:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)
         if self._guard is not None and expected.foretold is not None:
-            # its beginning was not seen: it is in one piece, or has not begun
+            # the beginning of the answer was not seen: the answer is in one piece, or has not begun
             if tokens and complete and engine_ms is not None and engine_ms.token > 0:
                 self._guard.came(expected.foretold, expected.foretold.began_s(now, tokens, engine_ms.token))
             self._guard.gone(expected.foretold)

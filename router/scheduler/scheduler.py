@@ -40,9 +40,10 @@ HANDSHAKE_S = 0.5
 """The time of a first handshake between two engines, with margin (0.1 to 0.3 s on loopback)."""
 
 LOSES = "handing over loses for its class, so it was not offered"
-"""The reason in such a choice."""
+"""What `because` says, in addition, of a request that the guard serves aggregated."""
 
 Calls = tuple[object, ...]
+"""Requests that are to ask for a place again."""
 
 
 class LegCounts:

@@ -3,11 +3,11 @@
 
 The queue holds the requests for which there is no room (`router.scheduler.flow_control.saturation`): tenants in the
 order of what they have got of the fleet relative to their share, both stages counted; a tenant's requests by their
-deadlines. If not all of them can be in time, the queue gives up those with the most work until the others can (Moore
-and Hodgson's rule, which leaves the fewest jobs late on one machine; here the fleet counts as one machine with the rate
-it was seen to have). A request that is given up is *late*: it is served once no request waits that can be in time, or
-refused, or held to its class's second promise, as the class says. A request that has been late for `AGING` times its
-target goes before all others. Requests without a target are due in `PATIENCE_S`.
+deadlines. If not all of them can be in time, the queue gives up those with the most work until the others can. (This is
+Moore and Hodgson's rule, which leaves the fewest jobs late on one machine; the fleet counts as one machine, with the
+rate that it was seen to have.) A request that is given up is *late*. As its class says, it is served once no request
+waits that can be in time, or refused, or held to its class's second promise. A late request goes before all others once
+`AGING` times its target has passed since its arrival. Requests without a target are due in `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from router.scheduler.flow_control.sizes import GivenUp
 
 AGING: Final = 5.0
 AGING_S_MIN: Final = 10.0
+"""The least time from its arrival until a late request goes before all others, whatever its target."""
+
 PATIENCE_S: Final = 30.0
 
 FAIR_MS: Final = 2000.0
-"""How far a tenant may be ahead of the tenant that got least, in a share's work, before its deadlines stop to count:
-short bursts do not break the order of deadlines."""
+"""How far a tenant may be ahead of the tenant that got least, in milliseconds of work over its share, before its
+deadlines stop to count: short bursts do not break the order of deadlines."""
 
 RATE_S: Final = 2.0
 """The time over which the fleet's rate of taking work is averaged."""
@@ -38,15 +40,15 @@ RATE_S: Final = 2.0
 class _Waiter:
     """One waiting request."""
 
-    who: Any
+    request: Any
     kind: Hashable
     tenant: str
     due: float
-    """Seconds: the end of its target, less the time of its own prompt."""
+    """The time, in seconds, by which it is to begin: the end of its target, less `work_ms` and `lead_ms` of `enter`."""
     work_ms: float
     number: int
     tokens: int = 0
-    """Of its prompt."""
+    """The tokens of its prompt."""
     whose: str = ""
     """`Wanted.whose`."""
     within: float = 1.0
@@ -75,7 +77,7 @@ class FlowControlQueue:
         self._called: Final[dict[object, set[Hashable]]] = {}
         """The requests that ask now, and the kinds that found no place in this round."""
         self._again: Final[set[object]] = set()
-        """Those after whose success the next request is to ask, too, and so on until one finds no place."""
+        """The called requests after whose success the next request is called, too, until one finds no place."""
         self._number = 0
         self._patient = 0
         self._given: Final[dict[str, float]] = {}
@@ -84,7 +86,7 @@ class FlowControlQueue:
         """Milliseconds of work a second that the fleet takes; 0: not seen yet."""
         self._rate_at = -1.0
         self.given_up: Final = GivenUp()
-        """By size of prompts, how many were."""
+        """How often prompts of each size were given up."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -101,24 +103,24 @@ class FlowControlQueue:
         """All queued requests, in no order."""
         return tuple(self._entries)
 
-    def enter(self, who: object, wanted: Wanted, work_ms: float = 0.0, lead_ms: float = 0.0) -> None:
+    def enter(self, request: object, wanted: Wanted, work_ms: float = 0.0, lead_ms: float = 0.0) -> None:
         """Join the queue; a queued request keeps its place unless what it wants has changed.
 
         Args:
-            who: hashable identity of the waiting request.
+            request: the waiting request, or a hashable identity of it.
             wanted: what the request wants.
             work_ms: an engine's time for its prompt.
-            lead_ms: what a first token takes besides.
+            lead_ms: the other time that its first token takes.
         """
-        known = self._entries.get(who)
+        known = self._entries.get(request)
         kind = _kind(wanted)
         if known is not None and known.kind == kind and known.late == wanted.late:
             return
         number = known.number if known is not None else self._next()
-        self._remove(who)
+        self._remove(request)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
-        entry = _Waiter(who, kind, wanted.tenant, due, work_ms, number, wanted.prompt_tokens, wanted.whose)
+        entry = _Waiter(request, kind, wanted.tenant, due, work_ms, number, wanted.prompt_tokens, wanted.whose)
         entry.promised = bool(wanted.ttft_ms)
         entry.within = wanted.lengths_within
         if entry.promised:
@@ -126,7 +128,7 @@ class FlowControlQueue:
         entry.late = wanted.late
         if not any(group for (_, tenant, _), group in self._groups.items() if tenant == wanted.tenant and group):
             self._begins(wanted.tenant)
-        self._entries[who] = entry
+        self._entries[request] = entry
         self._patient += not entry.promised
         self._insert(entry)
 
@@ -144,10 +146,10 @@ class FlowControlQueue:
     def _insert(self, entry: _Waiter) -> None:
         insort(self._groups.setdefault((entry.kind, entry.tenant, entry.late), []), (*entry.key, entry))
 
-    def _remove(self, who: object) -> _Waiter | None:
-        entry = self._entries.pop(who, None)
-        self._called.pop(who, None)
-        self._again.discard(who)
+    def _remove(self, request: object) -> _Waiter | None:
+        entry = self._entries.pop(request, None)
+        self._called.pop(request, None)
+        self._again.discard(request)
         if entry is not None:
             self._take_out(entry)
             self._patient -= not entry.promised
@@ -160,24 +162,24 @@ class FlowControlQueue:
         if not group:
             del self._groups[name]
 
-    def leave(self, who: object, *, placed: bool) -> tuple[object, ...]:
+    def leave(self, request: object, *, placed: bool) -> tuple[object, ...]:
         """The request found its place, or gave up: returns the requests to ask now."""
-        tried = self._called.get(who)
-        again = who in self._again
-        self._remove(who)
+        tried = self._called.get(request)
+        again = request in self._again
+        self._remove(request)
         if tried is None or (placed and not again):
             return ()
         return self._call(set() if placed else tried, again=again)
 
     # --- calling ------------------------------------------------------------------------------------------------------
 
-    def found_none(self, who: object) -> tuple[object, ...]:
-        """`who` was called and found no place: returns the requests to ask now, of another kind."""
-        tried, again = self._called.pop(who, None), who in self._again
-        self._again.discard(who)
+    def found_none(self, request: object) -> tuple[object, ...]:
+        """The called request has found no place: returns the requests to ask now, of another kind."""
+        tried, again = self._called.pop(request, None), request in self._again
+        self._again.discard(request)
         if tried is None:
             return ()
-        entry = self._entries.get(who)
+        entry = self._entries.get(request)
         return self._call(tried if entry is None else tried | {entry.kind}, again=again)
 
     @property
@@ -185,10 +187,10 @@ class FlowControlQueue:
         """The number of queued requests without a target: they begin wherever credits allow."""
         return self._patient
 
-    def rests(self, who: object) -> None:
+    def rests(self, request: object) -> None:
         """No instance can take this request now; do not wake the requests behind it."""
-        self._called.pop(who, None)
-        self._again.discard(who)
+        self._called.pop(request, None)
+        self._again.discard(request)
 
     def call_first(self) -> tuple[object, ...]:
         """A place became free: returns the requests to ask."""
@@ -202,13 +204,13 @@ class FlowControlQueue:
         entry = self._first(tried)
         if entry is None:
             return ()
-        called = entry.who in self._called
+        called = entry.request in self._called
         if called or again:
-            self._again.add(entry.who)
+            self._again.add(entry.request)
         if called:
             return ()
-        self._called[entry.who] = tried
-        return (entry.who,)
+        self._called[entry.request] = tried
+        return (entry.request,)
 
     def _first(self, tried: set[Hashable]) -> _Waiter | None:
         """The next request, of the kinds that may still find a place."""
@@ -253,13 +255,13 @@ class FlowControlQueue:
         return sum(entry.work_ms for entry in self._entries.values()) / self._rate_ms(servers)
 
     def hopeless(self, now: float, servers: float, whose: str = "") -> list[object]:
-        """The requests that cannot be in time any more, those with the most work first, of sizes that have not had
-        enough of that (`GivenUp`); they are late from now on.
+        """The requests that cannot be in time any more: they are late from now on. Those with the most work are given
+        up first; prompts of sizes that were given up too often (`GivenUp.enough`) come last.
 
         Args:
             now: in seconds.
             servers: the instances that may compute their prompts; of several routers, this one's part of them.
-            whose: the tenant whose reserved instances the servers are, or the name of all others.
+            whose: the tenant that they are reserved for, or the name of all others.
         """
         rate = self._rate_ms(servers)
         waiting = sorted(
@@ -290,16 +292,16 @@ class FlowControlQueue:
             entry.late = True
             self._insert(entry)
             self.given_up.add(entry.tokens, gone=True)
-        return [entry.who for entry in gone]
+        return [entry.request for entry in gone]
 
     def aged(self, now: float) -> Iterator[object]:
-        """The requests that have been late for so long that they go before all others."""
+        """The late requests that have waited so long (`AGING`) that they go before all others, and are late no more."""
         for entry in list(self._entries.values()):
             if entry.late and now >= entry.aged_at:
                 self._take_out(entry)
                 entry.late, entry.due, entry.aged_at = False, 0.0, math.inf
                 self._insert(entry)
-                yield entry.who
+                yield entry.request
 
 
 def _kind(wanted: Wanted) -> Hashable:

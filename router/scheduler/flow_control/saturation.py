@@ -28,10 +28,10 @@ IN_TIME_SPARE: Final = 1.5
 """Instances kept for prompts that can be in time, over those that such prompts have kept busy: they come in bursts."""
 
 IN_TIME_S: Final = 5.0
-"""The time over which that is averaged."""
+"""The time over which the instances that such prompts keep busy are averaged."""
 
 IN_TIME_LEAST: Final = 0.05
-"""So small a part of an instance's time keeps no instance."""
+"""A smaller part of an instance's time keeps no instance for prompts in time."""
 
 
 PAUSE_RATE: Final = 0.1
@@ -49,12 +49,12 @@ class SaturationDetector(Saturation):
         """Milliseconds of prompts placed in time, of the last `IN_TIME_S`: older ones fade."""
         self._in_time_at = 0.0
         self.pause_ms = 0.0
-        """By which hand-overs have delayed first tokens of late, as predicted: mean of all prompts placed in time. 0
+        """The predicted delay of first tokens by hand-overs, in ms: the mean over recent prompts placed in time. 0
         where first tokens come from the instances that compute prompts."""
 
     def opens_until_ms(self, wanted: Wanted) -> float:
-        """A prompt would be computed at once, or nearly so, at rows where `InflightLoad.opens` is no later than
-        this.
+        """The time in ms up to which a row may open (`RowLoad.opens`) so that the prompt would be computed there at
+        once, or nearly so.
         """
         return wanted.now * 1000.0 + AHEAD_MS if wanted.ttft_ms else math.inf
 
@@ -80,19 +80,19 @@ class SaturationDetector(Saturation):
         return len(self._line)
 
     def queue_ms(self, servers: float) -> float:
-        """The time until the requests that wait for places now have them."""
+        """The time, in ms, until the requests that wait for places now have them."""
         return 1000.0 * self._line.drains_s(servers)
 
     def opens_at(self, fleet: FleetSnapshot, now: float) -> float:
-        """The predicted time at which a queued prompt could begin on some instance: no request need be asked before.
-        Infinite if no instance can compute it.
+        """The predicted time, in seconds, at which a queued prompt could begin on some instance: no request need be
+        asked before. Infinite if no instance can compute it.
         """
         able = [fleet.ready(None, whose).prefills for whose in self._line.whose()]
         opens_ms = min([fleet.inflight.opens_ms(rows) for rows in able], default=math.inf)
         return max(now, (opens_ms - AHEAD_MS) / 1000.0)
 
     def took_in_time(self, prompt_ms: float, pause_ms: float, now: float) -> None:
-        """A prompt that can be in time is placed; an instance computes it for so long, and its hand-over delays the
+        """A prompt that can be in time is placed: an instance computes it for `prompt_ms`, and its hand-over delays the
         first token by `pause_ms`.
         """
         self.pause_ms += PAUSE_RATE * (pause_ms - self.pause_ms)

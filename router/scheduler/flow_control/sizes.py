@@ -1,10 +1,10 @@
 """Which sizes of prompts are given up, and how often: so that no size bears more than its part. Pure.
 
-When not all who wait can be in time, fewest are late if those with most work are given up. Then the longest prompts
-bear nearly all of it. So shares are kept by size, half an octave of tokens each, over the last `MEMORY` promised
-requests. A class may set a bound (`lengths_within` in the cluster file): a size that is given up more often than all
-together, by more than the bound, has had enough, and others go first until the difference is smaller again. The bound
-has a price: for each long prompt that is served several short ones are late (docs/policy.md).
+When not all waiting requests can be in time, fewest are late if those with most work are given up. Then the longest
+prompts bear nearly all of it. So the share that was given up is kept by size, half an octave of tokens each, over the
+last `MEMORY` promised requests. A class may set a bound (`lengths_within` in the cluster file). A size that is given up
+more often than all together, by more than the bound, has had enough: others go first until the difference is smaller
+again. The bound has a price: for each long prompt that is served several short ones are late (docs/policy.md).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _HEAVY: Final = 1e12
 
 
 class GivenUp:
-    """Of one queue."""
+    """How often one queue has given up prompts of each size."""
 
     __slots__ = ("_all", "_gone", "_gone_all", "_seen", "_weight")
 
     def __init__(self) -> None:
         self._weight = 1.0
-        """Of the next request: it grows, instead of what is known fading."""
+        """The weight of the next request: it grows, in place of a fading of all earlier ones."""
         self._seen: Final[dict[int, float]] = {}
         self._gone: Final[dict[int, float]] = {}
         self._all = 0.0
@@ -48,7 +48,7 @@ class GivenUp:
             self._lighten()
 
     def _lighten(self) -> None:
-        """Bring all weights back to where floats are exact."""
+        """Scale all weights down, so that floats stay exact."""
         by = 1.0 / self._weight
         for each in (self._seen, self._gone):
             for size in each:
@@ -58,8 +58,8 @@ class GivenUp:
         self._weight = 1.0
 
     def enough(self, tokens: int, within: float) -> bool:
-        """Whether prompts of this size have been given up so often that others are to go first: as a share of them, by
-        more than `within` above the share of all.
+        """Whether prompts of this size were given up so often that others go first: the share of them that was given up
+        is more than `within` above that of all prompts.
         """
         if within >= 1.0:
             return False
@@ -71,5 +71,5 @@ class GivenUp:
 
 
 def size_of(tokens: int) -> int:
-    """Half octaves."""
+    """The size class of a prompt: its number of half octaves."""
     return round(2.0 * math.log2(max(1, tokens)))

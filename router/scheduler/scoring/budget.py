@@ -57,7 +57,7 @@ class BudgetTable:
 
 
 def missed(part: Floats) -> Floats:
-    """A prediction's excess over its target as a share of a miss."""
+    """The shares of a miss that predictions count as (`RAMP`). `part`: the predictions over their target."""
     found: Floats = np.minimum(np.maximum((part - RAMP[0]) * _SLOPE, 0.0), 1.0)
     return found
 
@@ -74,6 +74,7 @@ def _near(used: Floats) -> Floats:
 
 
 NEAR: Final = BudgetTable(_near)
+"""The factor by which more time costs more, the less of the budget is left."""
 OWN: Final = BudgetTable(lambda used: used * _near(used))
 """The cost of a used share..."""
 OWN_MISSED: Final = BudgetTable(lambda used: used * _near(used) + MISS * missed(used))

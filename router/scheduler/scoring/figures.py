@@ -16,14 +16,16 @@ from router.predict.inflight_load import IDLE_MIN, SPREAD
 from router.predict.prefix_cache import Match
 
 LOOSE: Final = 5.0
+"""Without a target, so many times an idle instance's latency counts as the budget."""
 
 _ONE_BY_ONE: Final = 64
-"""More rows are read by a column."""
+"""Up to this number of rows, each is read by itself; more are read as a column."""
 
 PULL_MS, PULL_STEPS = 3.0, 3.0
-"""A pause for blocks from elsewhere, besides their bytes: the engine's front end and the messages, and steps of the
-pulling engine: the one under way when the leg comes, the one after which the blocks are there (steps are decided
-ahead), and the one that makes the seeded token once more (seen on the twin: 24.7 ms where a step takes 7.2)."""
+"""A pause for blocks from elsewhere, besides their bytes: milliseconds for the front end and the messages, and three
+steps of the pulling engine. These are the step under way when the leg comes, the one after which the blocks are there
+(steps are decided ahead), and the one that makes the seeded token once more. (Seen on the twin: 24.7 ms where a step
+takes 7.2.)"""
 
 CLEAR, LEAST_MS = 0.3, 10.0
 """A prompt's beginning is pulled from a peer if that saves this share of its time, and so many milliseconds: a failed
@@ -44,14 +46,14 @@ class Saturation(ABC):
 
     @abstractmethod
     def queue_ms(self, servers: float) -> float:
-        """The time until the requests that wait for places now have them, with `servers` instances: of several routers,
-        this one's part of them.
+        """The time, in ms, until the requests that wait for places now have them, with `servers` instances: of several
+        routers, this one's part of them.
         """
 
     @abstractmethod
     def opens_until_ms(self, wanted: Wanted) -> float:
-        """A prompt would be computed at once, or nearly so, at rows where the load in flight opens no later
-        than this.
+        """The time in ms up to which a row may open (`RowLoad.opens`) so that the prompt would be computed there at
+        once, or nearly so.
         """
 
     @abstractmethod
@@ -62,7 +64,9 @@ class Saturation(ABC):
 
 
 class Figures:
-    """The figures of one request, in one fleet, at the current turn: read once, used for each row's price."""
+    """The figures of one request, in one fleet, at the current turn. It has many attributes: each figure is read once,
+    and used for each row's price.
+    """
 
     def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None) -> None:
         self.fleet: Final = fleet
@@ -87,7 +91,7 @@ class Figures:
         )
 
     def _step_alone_ms(self) -> float:
-        """The step of the fastest instance, as its legs have shown it, with nothing but this answer."""
+        """The time of a step with this answer alone on the fastest instance, in ms; speeds are as learned."""
         found, step_model = self.fleet.ready_for(self.wanted), self.fleet.inflight.step_model
         rows = found.decodes if len(found.decodes) else found.any
         if not len(rows):
@@ -103,15 +107,15 @@ class Figures:
         return min([speed.context * self.context + speed.request + speed.floor for speed in speeds])
 
     def tpot_limit_ms(self) -> float:
-        """Up to which its predicted time per token has room; infinite where it has no target. At instances where it
-        would miss its target alone (`hopeless_ms`) nothing is gained by waiting: there it has no limit.
+        """The predicted TPOT, in ms, up to which the answer has room; infinite without a target. Callers set no limit
+        at instances where the answer alone would miss its target (`hopeless_ms`): waiting would gain nothing there.
         """
         return self.fleet.inflight.margins.limit_ms(self.tpot_ms or math.inf)
 
     @property
     def hopeless_ms(self) -> float:
-        """A target that a step with its answer alone exceeds is missed in any case; infinite for a class that refuses:
-        what it lets in is to be kept.
+        """The target, in ms: where a step with the answer alone takes longer, it is missed in any case. Infinite
+        without a target, and for a class that refuses: what that class lets in is to be kept.
         """
         return math.inf if self.wanted.sheds or not self.tpot_ms else self.tpot_ms
 
@@ -137,13 +141,13 @@ class RowTimes:
 
     def __init__(self) -> None:
         self.prompt: Final[list[float]] = []
-        """Its prompt, what is cached there left out, with what decodes beside it."""
+        """Its prompt: less what is cached there, and with what answers that decode there add."""
         self.stall: Final[list[float]] = []
         """How long answers there would wait for the prompt."""
         self.alone: Final[list[float]] = []
-        """Its first token, from its arrival and without other prompts."""
+        """The time from its arrival to its first token, without other prompts."""
         self.ttft: Final[list[float]] = []
-        """Its first token, from its arrival."""
+        """The time from its arrival to its first token, with all other prompts."""
         self.longer: Final[list[float]] = []
         """By how much its answer makes a step longer."""
         self.before: Final[list[float]] = []
@@ -151,9 +155,9 @@ class RowTimes:
         self.more: Final[list[float]] = []
         """What its answer adds to that."""
         self.used: Final[list[float]] = []
-        """The two together."""
+        """`before` and `more` together."""
         self.sources: dict[int, PrefixSource] | None = None
-        """By row: where it would pull the prompt's beginning from."""
+        """By row: the instance from which it would pull the prompt's beginning."""
 
     def add(
         self, of: Figures, rows: Sequence[int], opened: Sequence[bool], places: Mapping[int, int] | None = None
@@ -200,8 +204,8 @@ class RowTimes:
                 prompt[first + at] += beside * by_kind[speeds[row].kind][2]
 
     def _find_sources(self, of: Figures, rows: Sequence[int], first: int) -> None:
-        """The rows that would do better with the prompt's beginning from another instance: `CLEAR` of their time and
-        `LEAST_MS` are saved. Of the instances that have more of it, those with the most are compared.
+        """Find the rows that would do better with the prompt's beginning from another instance, so that `CLEAR` of
+        their time and `LEAST_MS` are saved. Of the instances that have more of it, those with the most are compared.
         """
         fleet, match, now = of.fleet, of.match, of.wanted.now
         assert match is not None
@@ -276,8 +280,8 @@ def _source_ms(fleet: FleetSnapshot, source: int, now: float) -> float:
 
 
 def _pull_ms(fleet: FleetSnapshot, source: int, row: int, tokens: int, now: float) -> float:
-    """The time to pull so many tokens from there then: a message, the move, a step before and after it if it decodes
-    (an idle engine looks at once), and its front end, which is as late as the source's.
+    """The time for a row to pull `tokens` tokens from a source that has answered: a message, the move, a step before
+    and after it if the row decodes (an idle engine looks at once), and its front end, as late as the source's.
     """
     inflight = fleet.inflight
     here, near = inflight.rows[row], fleet.near(source, row)

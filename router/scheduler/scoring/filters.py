@@ -51,7 +51,7 @@ def of_role(found: ReadyRows, role: Role) -> Ints:
 
 
 def with_place(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Ints:
-    """Those whose credits leave room for one more leg of ours."""
+    """Those with room for one more leg of this router: by credits, and by saturation if it limits the request."""
     if not len(rows):
         return rows
     if saturation_of(wanted) is None:
@@ -68,7 +68,9 @@ def saturation_of(wanted: Wanted) -> Saturation | None:
 
 
 def _unsaturated(fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> Ints:
-    """For policies that know of legs alone: what their instances' roles would have them do."""
+    """Those with room for all that their role may do: a place, a prompt if it prefills, an answer if it decodes. For
+    policies that count legs alone, and do not say which leg a row is for.
+    """
     prices = prices_of(fleet, wanted)
     prefills, decodes = fleet.columns.prefills, fleet.columns.decodes
     among: list[int] = rows.tolist()

@@ -9,8 +9,9 @@ no request were handed over. So the guard compares results with predictions:
    (`router.scheduler.scoring.budget`) by more than the delay of first tokens of aggregated requests: what slows the
    whole fleet slows both. P's own time does not count: a first token is as late on P as it would be elsewhere, and
    queues are known exactly.
-2. If so: whether each request, with its pause, was more expensive than it would have been aggregated on the best
-   instance of any role, with the delay of the aggregated ones. Only requests that were handed over knowingly count.
+2. If so: whether the requests, with their pauses, were more expensive than each would have been if it were served
+   aggregated, on the best instance of any role and with the delay of the aggregated ones. Only requests that were
+   handed over knowingly count (`KNOWN`).
 
 Hand-overs are turned off once both are certain (`SIGMAS`). While they are off, one of `TRIES` is still handed over if
 the policy wants it; once `FEW` of these have come as predicted, or no more expensive than aggregated, hand-overs are
@@ -37,8 +38,8 @@ SLOWER: Final = 3.0
 limit, means of 1.1 to 1.8 were seen (Azure's code trace on 3 P and 1 D at its goodput), and handing over was right."""
 
 KNOWN: Final = 2.0
-"""The ratio to the prediction that the policy itself must expect. Otherwise the error is about to be learned
-(`router.predict.transfer_model`), and may be one instance's network alone."""
+"""A request was handed over knowingly if the policy itself expected a pause of so many times the prediction. Otherwise
+the error is about to be learned (`router.predict.transfer_model`), and may be one instance's network alone."""
 
 SLOWEST: Final = 8.0
 """The largest ratio that one request counts for."""
@@ -120,14 +121,14 @@ class Foretold:
         return self.computed_s + self._pause_ms / 1000.0 + OVERDUE_S
 
     def lost(self, dearer: float) -> float | None:
-        """By how much it was more expensive than aggregated; None: it says nothing, as the transfer model will learn
-        it.
+        """By how much the request was more expensive than aggregated. None: it says nothing, as the transfer model will
+        learn the difference.
         """
         return max(-WORST, dearer - self._gains) if self._known and self._gains is not None else None
 
     def began_s(self, ended_s: float, tokens: int, token_ms: float) -> float:
-        """The beginning of an answer in one piece, of `tokens` tokens that took so long each by its engine's own word.
-        With the predicted time instead, an error of a tenth would be longer than most pauses.
+        """When an answer in one piece began, in seconds: it has `tokens` tokens, each of which took `token_ms` by its
+        engine's report. With the predicted time instead, an error of a tenth would be longer than most pauses.
         """
         return max(self.arrived, self.computed_s, ended_s - max(0, tokens - 1) * token_ms / 1000.0)
 
@@ -175,6 +176,7 @@ class _Class:
         self.handed = _Mean()
         """How much more expensive than predicted the handed-over requests were."""
         self.whole = _Mean()
+        """How much more expensive than predicted the aggregated requests were."""
         self.slower = _Mean()
         """The ratio of real to predicted pauses."""
         self.lost = _Mean()
@@ -246,7 +248,7 @@ class HandoffGuard:
         first."""
 
     def allows(self, slo_class: str, now: float) -> bool:
-        """Whether one more request of this class may be handed over."""
+        """Whether one more request of this class may be handed over. Overdue answers count as begun from now on."""
         while self._open and (first := next(iter(self._open))).due_s < now:
             self.came(first, now)
         one = self._classes.get(slo_class)

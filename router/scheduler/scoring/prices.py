@@ -33,11 +33,11 @@ class Prices(RowPrices):
         super().__init__(fleet, wanted, saturation, few)
         self._usual_ms = -1.0
         self._pulled: Final[dict[int, float]] = {}
-        """By D: when all its current pulls will have ended, without the other waits of a hand-over."""
+        """By D: the time, in ms, at which all its current pulls will have ended, less `unmoved_ms` of the next one."""
         self._told: Final[dict[tuple[int, int, bool], float]] = {}
         self._pauses_ms: Final[dict[tuple[int, int, bool], float]] = {}
         self._paused: Final[dict[tuple[int, int, bool], float]] = {}
-        """The cost of such a pause."""
+        """The costs of these pauses."""
 
     def tpot_at(self, row: int) -> float:
         """The TPOT there, in milliseconds."""
@@ -61,7 +61,7 @@ class Prices(RowPrices):
     # --- effects on other requests ----------------------------------------------------------------------------------
 
     def harm(self, row: int) -> float:
-        """What this prompt does to the targets of answers there: `MISS` for each that is expected to miss by it."""
+        """The cost to answers there: `MISS` for each one that is expected to miss its target because of this prompt."""
         if not self.promised or not self.fleet.inflight.rows[row].decoding:
             return 0.0
         short = max(2.0, self.lengths[0])
@@ -69,8 +69,8 @@ class Prices(RowPrices):
 
     def handoff(self, prefill: int, decode: int) -> float:
         """The cost of a pause, before the first token (`waits`) or between the first and the second. The latter is the
-        same for all P of a make, if D computes no prompts and no earlier pull is in the way, and either all or none of
-        them are on D's machine.
+        same for all P of a make that are all on D's machine, or all elsewhere, if D computes no prompts and no earlier
+        pull is in the way (`_way`).
         """
         way = self._way(prefill, decode)
         if self.waits(decode):
@@ -115,7 +115,8 @@ class Prices(RowPrices):
         return delayed * lost_ms / self.ttft_unit
 
     def pause_ms(self, prefill: int, decode: int) -> float:
-        """How long the client waits between the first and the second token besides a step.
+        """How long the client waits between the first and the second token besides a step, in ms; before the first
+        token if that comes from D (`waits`).
 
         If D computes prompts as well, an arriving answer waits for those before it: a running prompt takes what is left
         of each step's token budget, and only the remainder goes to waiting requests (vLLM's scheduler).
@@ -131,7 +132,7 @@ class Prices(RowPrices):
         return found
 
     def _behind_ms(self, prefill: int, decode: int) -> float:
-        """The wait on D for earlier pulls."""
+        """The wait on D for earlier pulls, in ms."""
         left_ms = self._pulled.get(decode)
         if left_ms is None:
             ends_ms = self.fleet.inflight.pulls(decode).ends_ms(self.wanted.now)
@@ -139,7 +140,7 @@ class Prices(RowPrices):
         return max(0.0, left_ms - self._comes_ms(prefill))
 
     def unmoved_ms(self, decode: int) -> float:
-        """The same with an infinitely fast network and no earlier pull on D."""
+        """The pause in ms with an infinitely fast network, no earlier pull on D and no prompts there."""
         return PULL_MS + PULL_STEPS * self.step_at(decode)
 
     def learns(self, decode: int) -> bool:
@@ -147,23 +148,23 @@ class Prices(RowPrices):
         return not self.fleet.columns.prefills.item(decode) and not self.fleet.inflight.rows[decode].prompts
 
     def told_pause_ms(self, prefill: int, decode: int) -> float:
-        """The same by the cost profile alone, without learned pulls."""
+        """The pause in ms with the move's time by the cost profile alone, without learned pulls."""
         if self.learns(decode):
             return self.unmoved_ms(decode) + self.told_ms(prefill, decode)
         return self.pause_ms(prefill, decode)  # what it waits for there is prompts
 
     def handoff_told(self, prefill: int, decode: int) -> float:
-        """The cost of such a pause."""
+        """The cost of the pause `told_pause_ms`."""
         pause_ms = self.told_pause_ms(prefill, decode)
         return self._late(prefill, pause_ms) if self.waits(decode) else self._pause(decode, pause_ms)
 
     def moving_ms(self, prefill: int, decode: int) -> float:
-        """The time to move the KV, by the transfer model of D."""
+        """The time to move the KV, in ms, by the transfer model of D."""
         pulls, now, near = self.fleet.inflight.pulls(decode), self.wanted.now, self.fleet.near(prefill, decode)
         return pulls.expects_ms(self.told_ms(prefill, decode), now, near=near) * pulls.slower(now)
 
     def told_ms(self, prefill: int, decode: int) -> float:
-        """The time to move the KV, by the cost profile alone."""
+        """The time to move the KV, in ms, by the cost profile alone."""
         step_model, near = self.fleet.inflight.step_model, self.fleet.near(prefill, decode)
         kinds = (step_model.kind(prefill), step_model.kind(decode), near)
         told_ms = self._told.get(kinds)
@@ -172,13 +173,13 @@ class Prices(RowPrices):
         return told_ms
 
     def _comes_ms(self, prefill: int) -> float:
-        """When the prompt will be computed there."""
+        """The predicted time, in ms, at which the prompt will be computed there."""
         return self.wanted.now * 1000.0 + self.ttft_at(prefill) - self.waited_ms
 
     def _queued_ms(self, prefill: int, decode: int, pause_ms: float) -> float:
-        """The rest of D's prompts when the answer arrives there, including those of aggregated requests. If D is of
-        role both, more may have come until then: at least the mean of what all instances that compute prompts beside
-        answers have now.
+        """The time, in ms, that D's prompts still take when the answer arrives there, those of aggregated requests
+        included. If D is of role both, more prompts may come until then: it is at least the present mean of all
+        instances of role both.
         """
         left_ms = 0.0
         load = self.fleet.inflight.rows[decode]
@@ -187,7 +188,7 @@ class Prices(RowPrices):
         return max(left_ms, self._usual_queue_ms()) if self.fleet.columns.prefills.item(decode) else left_ms
 
     def _usual_queue_ms(self) -> float:
-        """The mean time until the present prompts of an instance of role both are computed."""
+        """The mean time, in ms, until the present prompts of an instance of role both are computed."""
         if self._usual_ms < 0:
             rows = self.fleet.ready_for(self.wanted).of.get(Role.BOTH, ())
             self._usual_ms = float(self.fleet.inflight.waits_ms(self.wanted.now)[rows].mean()) if len(rows) else 0.0

@@ -71,7 +71,7 @@ class RowPrices(Figures):
         return self._at[row]
 
     def _add(self, rows: list[int], shortlist: Shortlist) -> None:
-        """Price these as well, of a large fleet: where there is room its columns know."""
+        """Price these rows as well, in a large fleet; the shortlist's columns tell where there is room."""
         new = [row for row in rows if row not in self._at]
         if new:
             for row in new:
@@ -89,7 +89,7 @@ class RowPrices(Figures):
         return None if sources is None else sources.get(row)
 
     def _opened(self, rows: Sequence[int]) -> list[bool]:
-        """Of a small fleet, where its prompt would be computed at once."""
+        """In a small fleet: whether the prompt would be computed at once, by row."""
         until = math.inf if self.saturation is None else self.saturation.opens_until_ms(self.wanted)
         if self.saturation is None or until == math.inf:
             return self._places
@@ -106,7 +106,7 @@ class RowPrices(Figures):
         return self._prefill, self._decode
 
     def _price(self, rows: Sequence[int]) -> None:
-        """Of the rows that were timed last."""
+        """Price the rows that were timed last."""
         inflight, per, begin, times = self.fleet.inflight, 1.0 / self.ttft_unit, len(self._prefill), self._times
         own, second = OWN_MISSED if self.ttft_ms else OWN, OWN_MISSED if self.tpot_ms else OWN
         end, ttft, used = len(times.ttft), times.ttft, times.used
@@ -124,7 +124,7 @@ class RowPrices(Figures):
             self._push_over(rows, begin)
 
     def _push_over(self, rows: Sequence[int], begin: int) -> None:
-        """Targets of answers there that are missed for one more beside them."""
+        """Add the cost of targets of answers there that would be missed because of one more answer."""
         loads, near = self.fleet.inflight.rows, RAMP[0] / self.tpot_unit
         used, before = self._times.used, self._times.before
         for number, row in enumerate(rows):
@@ -141,7 +141,7 @@ class RowPrices(Figures):
         return self._answers
 
     def _take_answers(self, rows: Sequence[int]) -> None:
-        """Of a small fleet."""
+        """Find out, in a small fleet, which rows have room for the answer."""
         loads, own = self.fleet.inflight.rows, self.own_tokens()
         self._answers.extend([self._places[row] and loads[row].kv_free >= own for row in rows])
         if self.saturation is not None:

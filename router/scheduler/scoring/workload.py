@@ -8,11 +8,11 @@ The price of a place, in milliseconds, is what all requests together lose by it:
 - on D: a step's time for each of its tokens, longer if D computes prompts as well; and the time by which every answer
   there takes longer for each of its steps;
 - for a pair: moving the KV cache. For both legs on one instance: the wait and the stall, and no move;
-- `MISS` for each target that is missed by it, its own or of requests there, counted as a share between 0 and 1 as
-  predictions are not exact.
+- `MISS` for each target that is missed because of it, its own or of requests there. A miss counts as a share between 0
+  and 1, as predictions are not exact.
 
-The policy takes the best `K` for prefill, then the best `K` for decode, then the pairs of these (never all pairs),
-against the best instance for both legs. So whether to hand over at all (break-even) is one more comparison of the same
+The policy takes the best `K` for prefill and the best `K` for decode, and compares the pairs of these (never all pairs)
+with the best instance for both legs. So whether to hand over at all (break-even) is one more comparison of the same
 prices, with `HYSTERESIS`.
 """
 
@@ -41,9 +41,9 @@ HYSTERESIS: Final = 0.02
 costs that no model includes."""
 
 ALIKE: Final = 5.0
-"""The same between two instances that could do each other's part: only if nothing else is possible. A prompt's instance
-with some answers left is held to their TPOT, and the other's steps are full of all answers: half-made pools serve less
-than none, and the price of one request does not show it (docs/policy.md)."""
+"""The same share between two instances of one make that could do each other's part: they hand over only if nothing else
+is possible. A prefill instance with some answers left is held to their TPOT, and the other one's steps are full of all
+other answers. Half-made pools serve less than none, and the price of one request does not show it (docs/policy.md)."""
 
 
 _A_PAIR: Final = "; a pair "
@@ -80,8 +80,9 @@ def weighed(fleet: FleetSnapshot, wanted: Wanted, hysteresis: float, alike: floa
 
 
 def gains(prices: Prices, prefill: int, decode: int) -> float:
-    """By how much these two rows are predicted to be cheaper than the best single instance of any role: one that
-    computes prompts could also serve the answer if nothing were handed over. Infinite if no single instance has room.
+    """By how much these two rows are predicted to be cheaper than the best single instance of any role: an instance
+    that computes prompts could also serve the answer if nothing were handed over. Infinite if no single instance has
+    room.
     """
     wholes = _aggregated(prices, ready(prices.fleet, prices.wanted).any)
     pair = prices.prefill_at(prefill) + prices.harm(prefill) + prices.decode_at(decode)
@@ -90,7 +91,7 @@ def gains(prices: Prices, prefill: int, decode: int) -> float:
 
 
 class _Ways:
-    """What pairs are compared by. (Compiled, classes are made and read several times faster than named tuples.)"""
+    """The inputs of comparing pairs. (Compiled, classes are made and read several times faster than named tuples.)"""
 
     __slots__ = ("dearer", "dearer_alike", "fleet", "parted", "prices")
 
@@ -198,17 +199,17 @@ class _Second:
         self.price: Final = price
         self.row: Final = row
         self.kind: Final = kind
-        """The number of its make, if it computes prompts as well."""
+        """The number of its make, if it computes prompts as well; else -1."""
 
 
 def _kind(fleet: FleetSnapshot, does: Bools, row: int, otherwise: int) -> int:
-    """The number of its make, if it does that leg."""
+    """The number of the row's make, if the row does that leg (`does`); else `otherwise`."""
     return fleet.inflight.step_model.kind(row) if does.item(row) else otherwise
 
 
 def _best_second(ways: _Ways, priced: tuple[float, int], seconds: list[_Second], below: float) -> _Option | None:
-    """The best pair with this P that ranks below `below`, if there is one. Two of one make are `ALIKE` if either does
-    the other's leg as well.
+    """The best pair with this P that ranks below `below`, if there is one. Two of one make are `ALIKE` if each
+    does the other's leg as well.
     """
     fleet, prices, found, harm, (price, first) = ways.fleet, ways.prices, None, -1.0, priced
     kind = _kind(fleet, fleet.columns.decodes, first, -2)
