@@ -110,7 +110,7 @@ class _Posted:
     handles: list[Any]
     sources: Sequence[RankSource]
     beside: list[Any]
-    """Reads of other memory than blocks: followed like the others, without a cause for the table."""
+    """Reads of other memory than blocks. They are followed to their end like the others."""
     wrong: Callable[[], str] | None
     """Why the bytes that arrived are not the held ones; empty: they are."""
     looks: list[tuple[Any, int]] | None = None
@@ -168,7 +168,7 @@ class Reads:
     """All pulls of one rank that are under way, by request."""
 
     def __init__(self, agent: NixlAgent, landings: Landings, look: Callable[[str, int, int], Any]) -> None:
-        """`look` prepares the read of a slot: of this agent, from that address, to this address. It may raise."""
+        """`look(agent, source, target)` prepares the read of a slot of `agent`, from address to address. It may raise."""
         self._agent = agent
         self._landings = landings
         self._look = look
