@@ -5,8 +5,8 @@ An early leg names the instance that computes its prompt, and the name of the ho
 
 1. it becomes an ordinary pull when its own producer, and no other engine, says that the hold is there;
 2. it is computed here if that producer is not known, is lost, or is set aside, and after `WAIT_S_MAX`: no leg waits
-   for ever, even if its router is gone. While one pull tests a producer that was set aside, the leg waits. A leg that is
-   computed here is not pinned: if its answer begins with another token than the one of P that the client has, the
+   for ever, even if its router is gone. While one pull tests a producer that was set aside, the leg waits. A leg that
+   is computed here is not pinned: if its answer begins with another token than the one of P that the client has, the
    router sends another decode leg (`router.request.reply`);
 3. while it waits, no block is reserved for it: a leg that ends is only removed from the list;
 4. if its producer makes the hold while the prompt is computed here, the producer is told that the hold is not wanted.

@@ -62,8 +62,8 @@ class Pulls:
         return ""
 
     def local(self, request: str, tokens: int) -> bool:
-        """The request is not pulled: this instance computes `tokens` tokens that P holds. Returns whether
-        this is the first call for the request.
+        """The request is not pulled: this instance computes `tokens` tokens that P holds. Returns whether this is the
+        first call for the request.
         """
         known = self._wants.get(request)
         if known is None:

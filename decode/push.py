@@ -203,7 +203,7 @@ class Reservations:
     def _seen(self, peer: TicketPeer, now: float) -> list[Any]:
         """A producer that restarted has lost its former life's registrations."""
         known = self._epochs.pop(peer.instance, peer.epoch)
-        self._epochs[peer.instance] = max(known, peer.epoch)  # moved to the end: the producers unseen for longest stand first
+        self._epochs[peer.instance] = max(known, peer.epoch)  # moved to the end: the longest unseen stand first
         if len(self._epochs) > self.terms.peers_max:
             del self._epochs[next(iter(self._epochs))]
         if peer.epoch < known:

@@ -168,7 +168,7 @@ class Reads:
     """All pulls of one rank that are under way, by request."""
 
     def __init__(self, agent: NixlAgent, landings: Landings, look: Callable[[str, int, int], Any]) -> None:
-        """`look(agent, source, target)` prepares the read of a slot of `agent`, from address to address. It may raise."""
+        """`look` prepares the read of a slot: of an agent, from an address there, to an address here. It may raise."""
         self._agent = agent
         self._landings = landings
         self._look = look

@@ -65,7 +65,7 @@ class Chosen(msgspec.Struct, frozen=True):
     """The decode leg may be sent so many seconds from now, while P computes (`router.core.early_leg`). None: it is sent
     once P has answered."""
     source: PrefixSource | None = None
-    """The instance from which the prompt's beginning is pulled; None: the prompt is computed."""
+    """The instance from which the prompt's beginning is pulled; None: the chosen instance computes what it lacks."""
 
 
 class FleetChanged(msgspec.Struct, frozen=True):

@@ -144,8 +144,8 @@ PREFILLED: frozenset[str | None] = frozenset({"length", "stop"})
 _NO_INSTANCES: frozenset[InstanceId] = frozenset()
 
 _OURS: Final = 500
-"""From this HTTP status on, a refusal is not the request's fault. (An engine's own 5xx comes as `Lost`; such a `Refused`
-is the router's own: it lacks a resource.)"""
+"""From this HTTP status on, a refusal is not the request's fault. (An engine's own 5xx comes as `Lost`; a `Refused`
+with such a status is the router's: the router lacks a resource.)"""
 
 
 class Journey:
@@ -183,8 +183,7 @@ class Journey:
             deadline_s: the same as a duration, since the request's arrival.
             stall_s: how long a client that has received a part waits for more, in seconds.
             whole_deadline: monotonic seconds by which an answer that is not streamed must be whole.
-            attempts_max: tries in all. Three: the second on another instance, the third for a fleet that is just being
-                restarted.
+            attempts_max: tries in all; a second takes another instance, a third helps while a fleet is restarted.
         """
         self.hand_over = hand_over
         self.stream = stream
@@ -212,23 +211,19 @@ class Journey:
         """A decode instance was sent that hold and failed. It may have pulled the hold, or given it back, so P's blocks
         may belong to another prompt by now. No other instance may pull the hold; it can only be released."""
         self.spared: InstanceId | None = None
-        """A D that is excluded only because its answer began with a token of its own. It is asked again if there is no
-        other."""
+        """A D that is excluded only because its answer began with another token: asked again if no other is left."""
         self.untold = False
         """The decode leg was sent early, before the first token was known: D could not be told that token."""
         self.first_token: int | None = None
         self.spoken = False
         """The client has received a status, and a token or more."""
         self.because = ""
-        """Why the policy chose these instances."""
         self.now = 0.0
-        """The time of the event that is being handled, in monotonic seconds."""
         self.outcome = "served"
         self.last_failure = ""
         self.give_up = math.inf
-        """The end of the wait for an unwanted prefill leg, in state `CANCELLING`."""
+        """In state `CANCELLING`, the end of the wait for the prefill leg; P is asked to abort it once (`aborted`)."""
         self.aborted = False
-        """P was asked to abort that leg."""
         self.held_until = 0.0
         """Until when the hold may be given to a D."""
         self.early = False

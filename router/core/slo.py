@@ -150,7 +150,7 @@ def seen_in(times: Totals, tokens: int | None, *, streamed: bool) -> ClientSeen:
 def judge(slo: SloClass, seen: ClientSeen, outcome: str) -> str:
     """The result that counts for the request: `MET`, `MISSED`, `SHED`, `LEFT`, `REFUSED` or `UNKNOWN`.
 
-    `outcome`: how its journey ended (`router.core.journey.OUTCOMES`), `SHED`, or ``broken`` after a bug of the router's.
+    `outcome`: how its journey ended (`router.core.journey.OUTCOMES`), `SHED`, or ``broken`` (a bug of the router).
     """
     if outcome in {SHED, REFUSED}:
         return outcome

@@ -73,8 +73,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     answer: Sum | None
     """From arrival until the answer is sent, if it comes in one piece."""
     first_made_s: float | None
-    """Seconds from arrival until the router had the first token, whether or not it was sent: shows what seeding gains in
-    TTFT."""
+    """Seconds from arrival until the router had the first token, sent or not: shows what seeding gains in TTFT."""
     total_s: float
     """From arrival until the last byte is sent."""
 

@@ -158,5 +158,5 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def made_by(self) -> tuple[str, int, str]:
-        """Weights, circle and meaning: an instance must share them with the maker of the output so far to continue it."""
+        """Weights, circle and meaning of the instance that made the output so far: only an equal one may continue it."""
         return (self.weights, self.circle, self.meaning)

@@ -128,9 +128,9 @@ def form_steps(raw: bytes, content_type: str) -> Steps[list[wire.FormField]]:
 def is_plain(raw: bytes, body: dict[str, Any]) -> bool:
     """Whether the bytes of this JSON object may go to engines unchanged.
 
-    They may if no field that is removed or changed stands anywhere in them, and if no value nests too deep. Escaped keys
-    and keys that a later key replaces are found, too: this reads `raw`, not a parser's result. A text value that equals
-    such a name makes it False, too: then the body is written anew, which is always right.
+    They may if no field that is removed or changed stands anywhere in them, and if no value nests too deep. Escaped
+    keys, and keys that a later key replaces, are found, too: this reads `raw`, not a parser's result. A text value that
+    equals such a name also makes it False: then the body is written anew, which is always right.
     """
     short = _short_texts(raw)
     if short is None or not _KEYS.isdisjoint(short) or _ESCAPED in b'"'.join(short):

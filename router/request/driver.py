@@ -233,7 +233,7 @@ class RequestDriver(EventSink):
         if reply.broken_splices and not complete:
             parts.meters.broken_seams.inc()
         self._trace.finish(outcome, self._scheduled.context, tokens)
-        if reply.outlet.exchange is self._client:  # the answer has no end: a cut connection is better than a client that waits for ever
+        if reply.outlet.exchange is self._client:  # the answer got no end: do not let the client wait for ever
             reply.outlet.abort()
         self._part()
 

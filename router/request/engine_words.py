@@ -31,8 +31,8 @@ class EngineWords:
         self._refusal: Answer | None = None
 
     def refused(self, by: InstanceId, answer: Answer) -> j.Lost | j.Refused:
-        """The journey's event for an answer with another status than 200. A 4xx goes to the client; any other refusal is
-        the engine's fault, and another engine may succeed.
+        """The journey's event for an answer with another status than 200. A 4xx goes to the client; any other status
+        is the engine's fault, and another engine may succeed.
         """
         if wire.is_ticket_refused(answer.status, answer.body):
             logger.error(
@@ -65,8 +65,8 @@ class EngineWords:
         return self.lost(by, EngineLost(because, reached=True, unfit="no_completion"))
 
     def no_stream(self, by: InstanceId, pieces: bytes, because: str) -> j.Lost | j.Refused:
-        """The journey's event for an answer that does not begin as a stream (`because`): it may be a refusal with status
-        200 (`engine_answers.refusal_in`).
+        """The journey's event for an answer that does not begin as a stream (`because`). It may be a refusal with
+        status 200 (`engine_answers.refusal_in`).
         """
         refusal = engine_answers.refusal_in(pieces)
         if refusal is None:

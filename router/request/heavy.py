@@ -147,8 +147,8 @@ class _Field(str):
 
 
 def is_heavy(raw: bytes) -> bool:
-    """Whether this module reads the body: never up to `LIGHT_BYTES`, always above `HEAVY_BYTES`, and between them by the
-    number of values that the body may contain.
+    """Whether this module reads the body: never up to `LIGHT_BYTES`, always above `HEAVY_BYTES`, and between them by
+    the number of values that the body may contain.
     """
     size = len(raw)
     if size <= LIGHT_BYTES or size > HEAVY_BYTES:
@@ -164,8 +164,8 @@ def is_heavy(raw: bytes) -> bool:
 
 def _mostly_text(raw: bytes) -> bool:
     """Whether a few texts are nearly all of the body, as in most prompts. This takes some microseconds; counting takes
-    30 µs for 100 kB. The bytes between two quotes are either one text, or stand outside of all texts, where JSON allows
-    few characters (`_OUTSIDE`).
+    30 µs for 100 kB. The bytes between two quotes are either one text, or outside of all texts, where JSON allows few
+    characters (`_OUTSIDE`).
     """
     for opening in (b"{", b"["):
         at = -1

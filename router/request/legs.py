@@ -216,7 +216,7 @@ class PrefillLeg(CollectedAnswer):
         self.http = None
         source, self.source = self.source, None
         if source is not None and not (isinstance(told, PrefillSaid) and told.answer.status == 200):
-            source.close()  # the hold was not pulled, or may not have been; a pull that has ended has released it already
+            source.close()  # the hold may not have been pulled; a pull that has ended has released it already
         self._owner.prefill_over(self)
         self._told = told
         if self._said is not None:

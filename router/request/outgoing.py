@@ -63,7 +63,7 @@ class Outgoing:
         return (*self._open, closing(fields))
 
     def untraced(self, target: Instance) -> bytes:
-        """The headers of a leg that is in no trace, as lines."""
+        """The headers of a leg that gets no span of its own, as lines."""
         return _at_rank(self._head, target)
 
     def source_body(self, instance: InstanceId, attempt: int) -> tuple[bytes | memoryview, ...]:

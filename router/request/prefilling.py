@@ -159,8 +159,8 @@ class Prefilling(PrefillOwner):
         return j.PrefillAnswered(reason, transfer, token, not not_first, by=leg.instance)
 
     def _not_first(self, leg: PrefillLeg, transfer: wire.TransferFields | None, fields: Mapping[str, Any]) -> str:
-        """Why P's token is not known to be the answer's first, by P's own answer and by the proof of the pair; empty: it
-        is the first.
+        """Why P's token is not known to be the answer's first, by P's own answer and by the proof of the pair; empty:
+        it is the first.
         """
         if transfer is None:
             return "P holds nothing: what it has computed cannot be told"
@@ -171,8 +171,8 @@ class Prefilling(PrefillOwner):
         return another or view.not_exact(leg.instance, context.decode)
 
     def _transfer_in(self, fields: dict[str, Any]) -> wire.TransferFields | None:
-        """The hold that P's answer describes; None: none. Its cached tokens are at most those that the request's first P
-        reported: a later P may find what an earlier try left in its cache.
+        """The hold that P's answer describes; None: none. Its cached tokens are at most those that the request's first
+        P reported: a later P may find what an earlier try left in its cache.
         """
         transfer = wire.read_transfer(fields)
         if transfer is None:

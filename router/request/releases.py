@@ -102,7 +102,7 @@ class Releases:
         return answer.status == 200
 
     async def _reject(self, via: InstanceId, transfer: wire.TransferFields, holder: PrefillLeg) -> bool:
-        """Make the instance `via` reject a leg for this hold, which makes it tell P. Returns whether it has rejected one.
+        """Make the instance `via` reject a leg for this hold, which makes it tell P. Returns whether it has.
 
         To a producer that the instance has never met, its first message only starts a handshake, and the release leaves
         with the next message (measured on vLLM 0.32, where an idle D polls nothing): so the leg is sent twice.

@@ -31,8 +31,8 @@ from router.request.trace import RequestTrace
 logger = logging.getLogger("baton.router")
 
 REMEMBERED_BYTES_MAX = 256 << 10
-"""The most bytes of a stream that are kept for its resumption (about 1,000 chunks of vLLM's). If a longer stream breaks,
-it ends with an error."""
+"""The most bytes of a stream that are kept for its resumption (about 1,000 chunks of vLLM's). If a longer stream
+breaks, it ends with an error."""
 
 _FRAME_ENDS = b"\n\n\r\n"
 
@@ -48,7 +48,7 @@ _EVENTS = "text/event-stream; charset=utf-8"
 
 
 class SentEvents:
-    """The events of one answer that its client has, in pieces as they were written: bare, or framed as chunks (`_bare`).
+    """The events of one answer that its client has, in pieces as they were written: bare, or framed chunks (`_bare`).
 
     All pieces are kept while another engine may continue the stream, else the last two.
     """

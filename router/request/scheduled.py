@@ -145,7 +145,7 @@ class ScheduledRequest:
         predictor, usage = self._parts.predictor, self._trace.usage
         if predictor is None or self._predicted is None:
             return None
-        if usage and self._sent:  # no P has reported the prompt: one instance served the whole request, and reports at its end
+        if usage and self._sent:  # no P has reported the prompt: one instance did all, and reports it at its end
             self.context.wanted = predictor.told(self.context.wanted, self._predicted, usage)
             cached_tokens = cached_in(usage)
             if cached_tokens is not None:
@@ -166,7 +166,7 @@ class ScheduledRequest:
         complete: bool,
         paused: bool,
     ) -> None:
-        """The request is over, after `tokens` tokens; None: not counted, or of several engines. See `Scheduler.finish`."""
+        """The request is over, after `tokens` tokens; None: not counted, or of two engines. See `Scheduler.finish`."""
         finished = d.Finished(self.context, now, tokens, cut_off, engine_ms, complete, paused)
         self._parts.dispatch.tell(finished, now)
         self._at_scheduler = False

@@ -35,16 +35,15 @@ class Seeding:
         self._allowed: Final = parts.limits.seeding and verdict.way is Way.SEEDED
         self.seed: Seed | None = None
         self.early_unpinned = False
-        """An early leg is under way whose answer need not begin with P's token: the pair was not proven when it was sent.
-        """
+        """An early leg is under way that need not begin with P's token: when it was sent, the pair was not proven."""
 
     def may(self) -> bool:
         """Whether a seed is exact, and D can be told to begin with P's token."""
         return self._allowed and can_pin(self._parts.view, self._context.decode)
 
     def read(self, answer: dict[str, Any], not_first: str) -> int | None:
-        """The token of P's answer that is the seed; None: it may not be sent now. `not_first`: why it is not known to be
-        the first token of the client's answer; empty: it is.
+        """The token of P's answer that is the seed; None: it may not be sent now. `not_first`: why it is not known to
+        be the first token of the client's answer; empty: it is.
         """
         if self.seed is not None or not self.may():
             off = not self._parts.limits.seeding

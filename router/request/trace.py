@@ -64,7 +64,7 @@ class RequestTrace:
         self.untraced = b""
         """A header line for the legs if the trace begins here and is not recorded; else empty."""
         self.unsampled: RequestSpan | None = None
-        """The span of the client's trace, if that trace is not recorded."""
+        """The request's span, if it is not recorded: the legs only pass its trace on."""
         if telling.tracing is not None:
             self.untraced = telling.tracing.dropped(headers)
             if not self.untraced:
