@@ -158,5 +158,5 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def made_by(self) -> tuple[str, int, str]:
-        """Weights, circle and meaning of the instance that made the output so far: only an equal one may continue it."""
+        """Weights, circle and meaning of the instance that made the output so far: only an equal one may go on."""
         return (self.weights, self.circle, self.meaning)
