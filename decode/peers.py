@@ -21,6 +21,7 @@ when an engine restarts."""
 ASIDE_S: Final = 5.0
 """Seconds of the first pause; the pause doubles after each failed test."""
 ASIDE_S_MAX: Final = 300.0
+"""Seconds of the longest pause."""
 MEETING_S: Final = 15.0
 """Seconds for which an engine without requests keeps stepping, so that a handshake can end."""
 PEERS_MAX: Final = 4096

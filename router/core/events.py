@@ -187,7 +187,7 @@ class SendDecode(msgspec.Struct, frozen=True):
     first_token: int | None = None
     """The token that the answer must begin with."""
     source: PrefixSource | None = None
-    """For an aggregated request, as for `SendPrefill`."""
+    """For an aggregated request, as `SendPrefill.source`."""
 
 
 class SendEarly(msgspec.Struct, frozen=True):

@@ -27,8 +27,8 @@ class Promise:
     """0: no promise."""
     sheds: bool = False
     lengths_within: float = 1.0
-    """How much larger than the share of all prompts that are given up the share of one length may be, 0 to 1; 1: no
-    bound (`router.scheduler.flow_control.sizes`)."""
+    """By how much the share of prompts of one length that are given up may exceed that share of all prompts, 0 to 1; 1:
+    no bound (`router.scheduler.flow_control.sizes`)."""
     degraded: Promise | None = None
     """The second promise, for a degraded request."""
 

@@ -58,6 +58,7 @@ SINGLE_VALUES_MAX: Final = 50_000
 """In a body with more values, no large list is searched for its only element."""
 
 _TEXT_BYTES: Final = 1 << 20
+"""The bytes that one step decodes, checks or copies."""
 _AT_ONCE_BYTES: Final = 8 << 20
 """Copying this much takes 3 ms."""
 
