@@ -39,8 +39,8 @@ class Origin:
     source: str
     licence: str
     today: bool = True
-    """Whether the kernels are those of present engines. 2023's are 2 to 4 times slower in decode: used only on
-    request."""
+    """Whether the kernels are those of present engines. Kernels of 2023 are 2 to 4 times slower in decode: profiles of
+    them are used only by name."""
     first_token_ms: float = 0.0
     step_factor: float = 1.0
 
@@ -110,8 +110,8 @@ def fit_profile(
     mixed: Sequence[MixedRow] = (),
     variant: str = "",
 ) -> Profile:
-    """The profile of measured steps of one model on `tp` GPUs. Without `mixed` rows, a mixed step is the sum of the
-    other two.
+    """The profile of measured steps of one model on `tp` GPUs. Without `mixed` rows `mixed_context` is 1: reading
+    contexts takes as long beside prompts as in a decode step.
     """
     miss = model.experts.miss if model.experts else 1.0
     decode = fit_decode(decodes, miss=miss)
@@ -191,7 +191,11 @@ def _said(values: dict[str, Any], kind: type[Origin | StepCost]) -> dict[str, An
 
 
 def read_profiles(document: Mapping[str, Any]) -> tuple[Profile, ...]:
-    """The profiles of one file. The package's own files are read strictly: a wrong one is a bug."""
+    """The profiles of one file.
+
+    Raises:
+        KeyError, TypeError: a field is missing or unknown. Only the package's own files are read, so this is a bug.
+    """
     origin = Origin(**document["origin"])
     return tuple(_read(origin, fit) for fit in document["fits"])
 
