@@ -72,8 +72,7 @@ class Vouchers:
         """`offered` and `found` have `DIGEST_BYTES` for each block: the digests of our blocks, and those read from a
         producer.
 
-        `new` makes a hash of a name. Both sides must use the same function, and it must release Python's lock while it
-        runs.
+        `new` makes a hash of a name. Both sides must use the same function, and it must release the GIL while it runs.
         """
         self._offered, self._found, self._regions, self._new = offered, found, regions, new
 

@@ -38,7 +38,8 @@ from kvtransfer.ticket import SKEW_S, Accepted, ExpectedTicket, TicketRefused, c
 from kvtransfer.timers import TimedKeys
 
 LIFE_S: Final = 60.0
-"""The lifetime of a router's tickets for guards: the router sends a leg at once, and its body has 30 s to arrive."""
+"""The lifetime of a router's tickets for guards: the router signs a leg as it sends it, and a guard waits at most as
+long for its body (`kvtransfer.guard.BODY_S`)."""
 
 SPENT_MAX: Final = 1 << 18
 """The number of used tickets remembered: more than 3,000 legs a second for a ticket's whole life. Further ones are
@@ -103,7 +104,9 @@ class Screen:
         self._spent: Final[TimedKeys[str]] = TimedKeys(SPENT_MAX)
 
     def judge(self, raw: bytes, content_type: str, keys: InstanceKeys | None, now: float) -> Steps[Refusal | None]:
-        """None: the request may pass. A generator of steps: other requests may run between two of them."""
+        """Whether a request is refused; None: it may pass. A generator of steps: other requests may run between two
+        of them.
+        """
         try:
             fields = yield from transfer_fields(raw, content_type)
             if fields is None or isinstance(fields, Refusal):

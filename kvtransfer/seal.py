@@ -91,7 +91,8 @@ class Identity:
         return packer.done()
 
     def seal(self, data: bytes, to: InstanceId, theirs: bytes, *, life: str, nonce: bytes) -> bytes | None:
-        """Seal data for `to` alone, whose credentials are `theirs`; None if the credentials are not valid.
+        """Seal data for `to` alone, whose credentials are `theirs`. None if the credentials are not valid, or the data
+        is longer than `SEALED_BYTES_MAX`.
 
         Args:
             data: what to seal.
@@ -99,6 +100,9 @@ class Identity:
             theirs: what `to` has published as `credentials`.
             life: names the sender's life; the receiver must expect the same.
             nonce: `NONCE_BYTES` random bytes, new each time.
+
+        Raises:
+            ValueError: the nonce has another length, or a name has more than 255 bytes.
         """
         if len(nonce) != NONCE_BYTES:
             raise ValueError(f"a nonce has {NONCE_BYTES} bytes")
@@ -133,7 +137,9 @@ class Identity:
             return None
 
     def _pair(self, other: InstanceId, theirs: bytes, fleet: str | None = None) -> tuple[str, bytes] | None:
-        """The secret shared with `other`, under the first fleet key that both have."""
+        """The fleet key's id and the secret shared with `other`, under the first fleet key that both have, in the order
+        of the instance with the smaller name. `fleet`: under this key only.
+        """
         known = {each.fleet: each for each in _read_credentials(theirs) if each.instance == engine_of(other)}
         if other == self.me:
             return None
