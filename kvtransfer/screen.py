@@ -168,7 +168,7 @@ def transfer_fields(raw: bytes, content_type: str) -> Steps[Mapping[str, Any] | 
 
 
 def _fields_of_large(raw: bytes) -> Steps[Mapping[str, Any] | Refusal | None]:
-    """The same for a body that is too large to parse: search it for the keys, and parse their values only.
+    """As `transfer_fields`, for a body that is too large to parse: search it for the keys, and parse their values only.
 
     The judgement is right for JSON; an engine reads nothing else.
     """

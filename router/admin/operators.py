@@ -105,7 +105,7 @@ class Operators:
         self._overview.classes = classes
 
     async def look_forever(self) -> None:
-        """Take the figures of the page once a second."""
+        """Take the figures of `/ui` once a second, and log classes whose hand-overs were switched off or on."""
         while True:
             self._parts.meters.recomputed.look(self._parts.view.all())
             self._overview.look(time.monotonic(), self._parts.meters.times.parts_of_ttft())
