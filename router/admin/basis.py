@@ -45,7 +45,7 @@ class _Kind(NamedTuple):
 KINDS: Final = (
     _Kind("prompts", "time of a prompt", "an 8B model on an H100"),
     _Kind("steps", "time of a decode step", "an 8B model on an H100"),
-    _Kind("transfers", "time of a hand-over's transfer", "none: three decode steps and 3 ms are all that it waits"),
+    _Kind("transfers", "time of a hand-over's transfer", "three decode steps and 3 ms; no time for the bytes"),
     _Kind("memory", "size of the KV cache", f"{UNKNOWN.capacity_tokens:,} tokens"),
 )
 _LENGTHS: Final = _Kind("lengths", "length of an answer", "a prior of chats and completions, up to `max_tokens`")

@@ -144,7 +144,7 @@ class Endpoints:
                 await response.prepare(http)
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
-                broken = "" if _says_its_end(http.method, answer) else "only its connection's end tells the answer's"
+                broken = "" if _says_its_end(http.method, answer) else "the answer has neither a length nor chunks"
             except (aiohttp.ClientPayloadError, TimeoutError) as error:
                 broken = say(error)
             except ConnectionResetError:  # the client has left: aiohttp raises this for writes

@@ -1,4 +1,4 @@
-// Asks /ui/data every two seconds and shows it. Texts go in as texts: no name of a model or reason can become markup.
+// Asks /ui/data every two seconds and shows it. Texts are set as text content: no model's name or reason becomes markup.
 "use strict";
 
 const EVERY_MS = 2000;
