@@ -91,9 +91,8 @@ def by_kind(cost: StepCost, *, step_factor: float = 1.0, mixed_context: float = 
         cost: as fitted to steps of one kind, or to kernels.
         step_factor: steps with decode take this many times longer than their kernels; a prefill's overhead belongs to
             its first token.
-        mixed_context: attention kernels read decoding requests' KV this many times slower beside prompts, because they
-            then give up their optimisations for single queries (splitting long contexts, packing the heads that share K
-            and V).
+        mixed_context: attention kernels read decoding requests' KV this many times slower beside prompts. They then
+            give up their optimisations for single queries: splitting long contexts, packing heads that share K and V.
     """
     slower = cost.scaled(step_factor, step_factor)
     return ByKind(prefill=cost, decode=slower, mixed=replace(slower, context_ms=slower.context_ms * mixed_context))

@@ -2,7 +2,7 @@
 
 They are vLLM's own (`nixl/pull_worker.py`) with a proof added: ``REQUEST:CONSUMERS:PROOF`` once blocks were read or are
 not wanted, ``HB:REQUEST,REQUEST`` while they are wanted. Without the proof, any program that reaches the transport
-could free blocks that are being read, and could end the engine by freeing the blocks of a request that still runs.
+could free blocks that are being read. It could also end the engine, by freeing the blocks of a request that still runs.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Whether a request may reach an engine: the transfer fields in its body, and what its ticket permits. Pure.
 
-The rule: a body without transfer fields passes unchanged. A body with transfer fields passes unchanged, too, if they
-stand in the one place where the router writes them, and a ticket stands beside them that is valid for exactly these
-fields, this instance and this minute, and was not used before. Everything else is refused. No body is ever changed, so
-the engine reads exactly what was judged.
+The rule: a body without transfer fields passes. A body with transfer fields passes if these stand in the one place
+where the router writes them, with a ticket beside them. The ticket must be valid for exactly these fields, this
+instance and this minute, and unused. Everything else is refused. No body is ever changed, so the engine reads exactly
+what was judged.
 
-Such a body is refused, and its fields are not removed: a client that sends them wants a transfer, and would silently
-get another answer than it asked for (with a router without keys, every prompt would be computed twice, without any
-message). ``null`` and ``{}`` ask for nothing and pass.
+Transfer fields without a valid ticket are not removed: the body is refused. A client that sends them wants a transfer,
+and would silently get another answer than it asked for. (With a router without keys, every prompt would be computed
+twice, without any message.) ``null`` and ``{}`` ask for nothing and pass.
 
 The screen looks for the fields wherever vLLM might: in every object at every depth, in JSON that stands as text in a
 free-form field, in multipart forms, under escaped and doubled keys, and in all encodings that Python's JSON accepts.

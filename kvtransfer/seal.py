@@ -4,10 +4,10 @@ An engine's metadata gives access to its memory. It travels through the registry
 registry's password could read it; so each producer seals it for each consumer. Each instance knows only its own
 secrets:
 
-- A fleet key gives each instance an *identity*: an X25519 key of its own, and a *credential*, which names the owner of
-  the public half and is signed by the fleet (Ed25519, with a key that follows from the fleet's). The operator makes
-  identities once, where the fleet's keys are (`identity_text`), together with the ticket keys; no later request to a
-  central party is needed.
+- A fleet key gives each instance an *identity*: an X25519 key of its own, and a *credential*. The credential names the
+  owner of the public half and has the fleet's signature (Ed25519, by a key that follows from the fleet's). The operator
+  makes identities once, where the fleet's keys are (`identity_text`), together with the ticket keys; no later request
+  to a central party is needed.
 - Two instances that have exchanged credentials share a secret that no third party has, neither the registry nor another
   instance. The keys of what they seal follow from it (AES-256-GCM, one for each direction).
 - Sealed data names its sender, its receiver and the sender's life: old data, or data put under another instance's name,

@@ -231,8 +231,8 @@ class Endpoints:
         return web.Response(body=self._scrape.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def no_metrics_here(self, _: web.Request) -> web.Response:
-        """``/metrics`` on the clients' port is refused for a router with tenants, as metrics name them, and with
-        several processes on the port, as each scrape would reach another one.
+        """Refuse ``/metrics`` on the clients' port. With tenants, metrics would name them; with several processes on
+        the port, each scrape would reach another process. Raises ApiError (403).
         """
         why = "Metrics name tenants" if self.parts.clients.closed else "Several processes share this port"
         raise ApiError(403, "PermissionDeniedError", f"{why}: metrics are on the admin side.")

@@ -1,7 +1,7 @@
 """How many handed-over tokens each instance computed itself nevertheless: engines' reports as counters. Pure.
 
-An engine's report (`Load.recomputed_tokens`) begins at zero with each of its lives, and with vLLM's own counters it may
-be too high for a moment, as they include pulls under way. So the lowest of the last `LOOKS` reports counts, and a
+An engine's report (`Load.recomputed_tokens`) begins at zero with each start of the engine. By vLLM's own counters it
+may be too high for a moment, as these include pulls under way. So the lowest of the last `LOOKS` reports counts, and a
 counted token is never taken back.
 """
 
