@@ -444,7 +444,7 @@ class Tenant:
         metadata=about(
             text="Most requests it may have open at once; one more is answered 429. Of several routers each has its "
             "part. Left out: no bound.",
-            why="requests without targets wait in a queue: set a bound for clients that send faster than they are served",
+            why="requests without targets wait in a queue: a bound is for clients that send without waiting",
             at_least=1,
             at_most=1_000_000,
             aka=("max_open", "concurrency", "max_concurrency", "max_requests", "max_parallel", "open_requests_max"),
