@@ -51,7 +51,7 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     """The sizes of the model that this ``config.json`` describes.
 
     Raises:
-        UsageError: a required field is missing, or is no positive whole number.
+        UsageError: a required field is missing, or a field that is read is no positive whole number.
     """
     config = {**config, **config.get("text_config", {})} if "text_config" in config else config
     family = str(config.get("model_type", "llama"))
@@ -230,7 +230,7 @@ def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
 
 
 def _compressed(config: Mapping[str, Any]) -> tuple[Dtype, float]:
-    """The same for llm-compressor's format: the first group stands for all groups."""
+    """As `_quantised`, for llm-compressor's format: the first group stands for all groups."""
     groups = config.get("config_groups")
     first: Mapping[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights, inputs = first.get("weights") or {}, first.get("input_activations")

@@ -36,8 +36,8 @@ USUAL_START = 0.1
 """The usual relative error at first: profiles fit to 1 to 3 %, engines add 5 to 10 %."""
 
 USUAL_MIN, USUAL_MAX = 0.02, 0.3
-"""Bounds of the usual error. Timers and schedulers make the lower one in any case; above the upper one every error
-would count as usual."""
+"""Bounds of the usual error. Timers and schedulers alone cause errors of the lower bound; above the upper bound every
+error would count as usual."""
 
 USUAL_RATE = 0.05
 """How fast the usual error follows the observed errors."""
@@ -46,11 +46,10 @@ CLIP = 3.0
 """Errors beyond this many usual errors are cut to it."""
 
 CHANGE = 8
-"""A change is this many large errors to one side in a row. A start has fewer cold steps."""
+"""A change is this many large errors to one side in a row. An engine that starts has fewer cold steps."""
 
 FACTOR_MIN, FACTOR_MAX = 0.2, 5.0
-"""Bounds of a factor. A step that differs more is not this model on this hardware: the log says so, for the operator to
-look at."""
+"""Bounds of a factor. A step that differs more is not of this model on this hardware."""
 
 UNKNOWN = (VARIANCE_MAX, 0.0, VARIANCE_MAX)
 
@@ -68,7 +67,7 @@ class Correction:
     """Mean relative error of recent samples."""
     samples: int = 0
     clipped: int = 0
-    """Samples that were cut. Many of them mean that the prediction is for something else."""
+    """Samples that were cut. Many cut samples mean that the prediction is for another model or other hardware."""
     streak: int = 0
     """Large errors in a row: positive if steps took longer than predicted, negative if they took less."""
 

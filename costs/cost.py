@@ -9,7 +9,7 @@
 and the result names its source (`because`). Online corrections come on top (`Costs.corrected`). Times are those of one
 data-parallel rank's engine step. A step of a pipeline passes through all its stages; `pp` steps are under way at once.
 
-A first token takes `prefill_ms` of the engine's time and `first_token_ms` more of a request's (CPU, not the GPU).
+A request's first token takes `prefill_ms` of its engine's steps, and `first_token_ms` more of CPU time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class TicksByKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What one instance's steps cost. A value: a correction makes a new one."""
+    """What one instance's steps cost. A value: a correction makes a new one. It has many attributes, as router, planner
+    and simulator ask one value for times, memory and power.
+    """
 
     model: ModelShape
     gpu: Gpu
@@ -110,7 +112,7 @@ class Costs:
         return self.step_ms(prompt(new_tokens, cached_tokens) + decoding(batch, sum_context))
 
     def step_ms(self, work: StepWork) -> float:
-        """Time of any step: several prompts' chunks, several requests."""
+        """Time of any step: any number of prompts' chunks and of decoding requests."""
         return self.now.step_ms(work)
 
     def transfer_ms(self, tokens: int, to: Costs, *, link: Link | None = None, sharers: int = 1) -> float:
@@ -156,8 +158,8 @@ class Costs:
         return self.kv_capacity_tokens // whole_blocks(max(1, context_tokens))
 
     def power_w(self, work: StepWork) -> float:
-        """Watts of all GPUs of one data-parallel rank during such a step; idle watts without one. A pipeline is taken
-        to be full.
+        """Watts of all GPUs of one data-parallel rank during this step; idle watts if the step is empty. Pipelines are
+        assumed to be full.
         """
         compute, memory = power.utilisation(self.peak, work, self.step_ms(work))
         return power.power_w(self.gpu, compute, memory, self.power_cap) * (gpus(self.shape) // self.shape.dp)
@@ -179,14 +181,14 @@ class Costs:
         return replace(self, plain=plain, now=now, ticks=TicksByKind.of(now), power_cap=cap, said=said)
 
     def energy_j(self, work: StepWork) -> float:
-        """Joules of such a step. In a pipeline `pp` steps are under way at once, and this is one step's share."""
+        """Joules of this step. In a pipeline `pp` steps are under way at once; the result is one step's share."""
         return self.power_w(work) * self.step_ms(work) / 1000 / self.shape.pp
 
     # -- learning --
 
     def corrected(self, corrections: Corrections) -> Costs:
-        """The costs with these corrections in place of the earlier ones. It is not free: every few steps is often
-        enough.
+        """The costs with these corrections in place of the earlier ones. All coefficients are computed anew: call it
+        every few steps at most.
         """
         now = corrections.apply(self.plain)
         return replace(self, corrections=corrections, now=now, ticks=TicksByKind.of(now))
@@ -215,8 +217,9 @@ def costs_of(
         gpu: the type of GPU.
         shape: how one instance uses its GPUs.
         profiles: the fitted profiles to choose from; `costs.shipped.profiles()` are those of the package.
-        only: use this profile, whatever it is of (to reproduce a paper's numbers).
-        kv_dtype: format of the KV cache; None = as the activations. Profiles are of bf16; others are carried over.
+        only: use this profile, whatever its model, GPU and shape (to reproduce a paper's numbers).
+        kv_dtype: format of the KV cache; None = as the activations. Profiles were measured with the activations' format
+            and are carried over to others.
         memory_share: vLLM's ``gpu_memory_utilization``.
         batched_tokens: vLLM's ``max_num_batched_tokens``; None = its default for this GPU.
         kv_tokens: KV capacity, if an engine has reported it; None = estimated.

@@ -63,7 +63,7 @@ def kv_dtype_named(word: object) -> Dtype | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One type of GPU (or one CPU core: `CPU-core`)."""
+    """One type of GPU (or one CPU core: `CPU-core`). It has many attributes, as a vendor's data sheet has."""
 
     name: str
     memory_gib: float
@@ -88,7 +88,9 @@ class Gpu:
     """Other spellings: nvidia-smi's, vLLM's, those of trace and profile files."""
 
     def tflops(self, dtype: Dtype) -> float:
-        """Peak dense matrix rate in `dtype`; for a format without units, that of the next wider format."""
+        """Peak dense matrix rate in `dtype`, in TFLOP/s; for a format without units, that of the next wider format.
+        int8 counts as fp8.
+        """
         if dtype is Dtype.FP32:
             return self.bf16_tflops / 2  # tf32 units run at half the rate on every GPU listed; CPUs likewise
         if dtype is Dtype.FP4 and self.fp4_tflops:

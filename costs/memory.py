@@ -37,16 +37,16 @@ def batched_tokens_default(gpu: Gpu) -> int:
 
 
 def seqs_default(name: str, memory_gib: float) -> int:
-    """vLLM 0.32's default ``max_num_seqs`` for its server on a GPU of this name and memory (the same rule).
+    """vLLM 0.32's default ``max_num_seqs`` for its server on a GPU of this name and memory (the same function).
 
-    At most `batched_tokens_default`, which is larger on every GPU.
+    vLLM caps it at ``max_num_batched_tokens``; `batched_tokens_default` is larger on every GPU.
     """
     large = memory_gib >= 160 or (memory_gib >= 70 and "A100" not in name.upper())
     return 1024 if large else 256
 
 
 def activation_bytes(model: ModelShape, shape: CostShape, batched_tokens: int) -> int:
-    """Memory of the largest step at its peak: the residual stream, one MLP's inner layer, and the logits.
+    """Peak memory of the largest step, in bytes: the residual stream, one MLP's inner layer, and the logits.
 
     Inside an MLP live its input, its output and the gated inner layer; only the inner layer is split over ranks.
     """

@@ -18,7 +18,10 @@ from costs.shape import CostShape, expert_ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek): one vector of `kv_rank` + `rope` numbers per token and layer."""
+    """Multi-head latent attention (DeepSeek): one vector of `kv_rank` + `rope` numbers per token and layer.
+
+    `nope`, `rope` and `value` are a head's sizes: of queries and keys without and with rotary positions, and of values.
+    """
 
     kv_rank: int
     q_rank: int
@@ -47,7 +50,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The numbers of one decoder-only transformer."""
+    """The numbers of one decoder-only transformer. It has many attributes: each changes a cost."""
 
     name: str = ""
     layers: int
@@ -159,11 +162,11 @@ class ModelShape:
         )
 
     def weight_bytes_per_gpu(self, shape: CostShape) -> int:
-        """Bytes of weights on the fullest GPU of an instance: a full pipeline stage, and one of the two tables beside
-        it.
+        """Bytes of weights on the fullest GPU of an instance: a full pipeline stage, with embedding and output table
+        (one of the two if they are tied, or in a pipeline).
 
-        Heads, MLPs and tables are split `tp` ways; K and V are copied where there are fewer heads than ranks; experts
-        are split over all ranks of the stage.
+        Heads, MLPs and tables are split `tp` ways; K and V are copied where there are fewer KV heads than ranks;
+        experts are split over all ranks of the stage.
         """
         stage = -(-self.layers // shape.pp) / self.layers
         linear = stage * self.linear_params_per_rank(shape.tp) * self.linear_bytes
@@ -189,13 +192,15 @@ class ModelShape:
         return round(self.layers * 2 * self.kv_heads * self.head_dim * size)
 
     def kv_bytes_per_token_per_gpu(self, shape: CostShape, kv_dtype: Dtype | None = None) -> int:
-        """Bytes of KV cache of one token on one GPU. Latent attention is copied to every rank; heads are not split."""
+        """Bytes of KV cache of one token on one GPU. Every rank holds all of latent attention's KV; no KV head is split
+        over ranks.
+        """
         whole = self.kv_bytes_per_token(kv_dtype) * -(-self.layers // shape.pp) / self.layers
         if self.latent:
             return round(whole)
         return round(whole * max(1, -(-self.kv_heads // shape.tp)) / self.kv_heads)
 
-        # -- matching of profiles --
+    # -- matching of profiles --
 
     @property
     def fingerprint(self) -> str:

@@ -39,8 +39,8 @@ class Origin:
     source: str
     licence: str
     today: bool = True
-    """Whether the kernels are those of present engines. 2023's are 2 to 4 times slower in decode: used only on
-    request."""
+    """Whether the kernels are those of present engines. Kernels of 2023 are 2 to 4 times slower in decode: profiles of
+    them are used only by name."""
     first_token_ms: float = 0.0
     step_factor: float = 1.0
 
@@ -91,9 +91,8 @@ def by_kind(cost: StepCost, *, step_factor: float = 1.0, mixed_context: float = 
         cost: as fitted to steps of one kind, or to kernels.
         step_factor: steps with decode take this many times longer than their kernels; a prefill's overhead belongs to
             its first token.
-        mixed_context: attention kernels read decoding requests' KV this many times slower beside prompts, because they
-            then give up their optimisations for single queries (splitting long contexts, packing the heads that share K
-            and V).
+        mixed_context: attention kernels read decoding requests' KV this many times slower beside prompts. They then
+            give up their optimisations for single queries: splitting long contexts, packing heads that share K and V.
     """
     slower = cost.scaled(step_factor, step_factor)
     return ByKind(prefill=cost, decode=slower, mixed=replace(slower, context_ms=slower.context_ms * mixed_context))
@@ -110,8 +109,8 @@ def fit_profile(
     mixed: Sequence[MixedRow] = (),
     variant: str = "",
 ) -> Profile:
-    """The profile of measured steps of one model on `tp` GPUs. Without `mixed` rows, a mixed step is the sum of the
-    other two.
+    """The profile of measured steps of one model on `tp` GPUs. Without `mixed` rows `mixed_context` is 1: reading
+    contexts takes as long beside prompts as in a decode step.
     """
     miss = model.experts.miss if model.experts else 1.0
     decode = fit_decode(decodes, miss=miss)
@@ -191,7 +190,11 @@ def _said(values: dict[str, Any], kind: type[Origin | StepCost]) -> dict[str, An
 
 
 def read_profiles(document: Mapping[str, Any]) -> tuple[Profile, ...]:
-    """The profiles of one file. The package's own files are read strictly: a wrong one is a bug."""
+    """The profiles of one file.
+
+    Raises:
+        KeyError, TypeError: a field is missing or unknown. Only the package's own files are read, so this is a bug.
+    """
     origin = Origin(**document["origin"])
     return tuple(_read(origin, fit) for fit in document["fits"])
 

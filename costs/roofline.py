@@ -5,8 +5,8 @@
     decode  = weights/(bandwidth·weights) + layers·layer_ms + collective hops
     context = KV bytes of a token/(bandwidth·kv)                     latent attention: or its arithmetic
 
-The parts reached are fitted to the shipped profiles of each GPU (`EFFICIENCY`); these three lines then meet all 26 of
-aiconfigurator's combinations within a few percent (table in docs/costs.md). A pipeline's stages follow one another, so
+The parts reached are fitted to the shipped profiles of each GPU (`EFFICIENCY`); the formulas then meet the 28 present
+profiles of dense models with a mean error of 4.3 % (table in docs/costs.md). A pipeline's stages follow one another, so
 a step's time is that of all layers; `pp` steps are under way at once.
 
 A mixture's prefill line does not begin at 0: all its experts are read, and their products padded, before more tokens
@@ -43,20 +43,20 @@ MIXTURE_FLOOR_SHARE = 2.3
 """`FLOOR_SHARE` of mixtures, without their experts: median of the same profiles."""
 
 MIXTURE_DECODE_LAYER_MS = 0.015
-"""A mixture's layer besides, in a decode step: choosing experts, sorting tokens. From the same profiles on H100."""
+"""Extra time of a mixture's layer in a decode step: choosing experts, sorting tokens. From those profiles, on H100."""
 
 PCIE_GB_S = 64.0
 """Links up to here are PCIe, without NVLink."""
 
 PCIE_RING_LINK = 0.44
-"""`Efficiency.link` times GPUs, of more than two without NVLink: their messages share the host. L40S: 0.11 for four
-GPUs with three models, half of it for eight.
+"""More than two GPUs without NVLink reach this part of their link, divided by their number: their messages share the
+host. Profiles of L40S: 0.11 with four GPUs (three models), half of that with eight.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """The parts of its peaks that a GPU reaches, and the costs of a layer besides."""
+    """The parts of its peaks that a GPU reaches, and the fixed times of a layer."""
 
     compute: float
     attention: float
@@ -72,7 +72,7 @@ class Efficiency:
     mixture_compute: float = 0.48
     """`compute` of mixtures: their experts' products are smaller, and padded to whole tiles."""
     mixture_layer_ms: float = 0.34
-    """A mixture's layer with all experts visited, beside its arithmetic: reading them is not hidden behind it."""
+    """Time of a mixture's layer with all experts visited, beside its arithmetic, which does not hide their reading."""
 
 
 EFFICIENCY = {
@@ -133,7 +133,7 @@ EFFICIENCY = {
         mixture_compute=0.43,
         mixture_layer_ms=0.935,
     ),
-    # One profile each: layer and hop as `TYPICAL`.
+    # One profile each: link, layer and hop as `TYPICAL`.
     "RTX-4090": Efficiency(
         compute=0.95,
         attention=0.85,
@@ -174,12 +174,15 @@ class Peaks:
     area_ms: float
     """Arithmetic of attention, per token² of Σ(L² − p²)."""
     request_ms: float
-    """The output layer, and windows full of KV."""
+    """Per decoding request: the output layer's arithmetic, and reading full sliding windows."""
     weights_ms: float
     """Reading the weights that every step needs."""
     experts_ms: float
+    """Reading every routed expert once."""
     expert_miss: float
+    """Probability that one token of each data-parallel rank does not visit a given expert."""
     context_ms: float
+    """Reading the KV of one token of context; for latent attention its arithmetic where that takes longer."""
     collective_ms: float
     """Moving one token's bytes between GPUs."""
     hops: float
@@ -242,7 +245,7 @@ def _windows(model: ModelShape, gpu: Gpu, shape: CostShape, kv_dtype: Dtype | No
 
 
 def _context_ms(model: ModelShape, gpu: Gpu, shape: CostShape, kv_dtype: Dtype | None) -> float:
-    """A decoding request's work on one token of its context, over all layers."""
+    """ms of a decoding request's work on one token of its context, over all layers."""
     flat = Spans(tp=shape.tp)
     reading = model.kv_bytes_per_token_per_gpu(flat, kv_dtype) / (gpu.bandwidth_gb_s * 1e6)
     if model.latent is None:

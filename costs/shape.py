@@ -32,7 +32,7 @@ class CostShape(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """A plain shape."""
+    """A `CostShape` of plain numbers."""
 
     tp: int = 1
     pp: int = 1

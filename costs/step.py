@@ -1,7 +1,7 @@
 """The one form of a step's time. Every source of costs ends in these coefficients; no other module computes times.
 
-A step works on `StepWork`: N new prompt tokens whose attention covers Σ(L² − p²) token pairs (L = a prompt's length
-after the step, p = what was cached before it), and B decoding requests whose contexts sum up to C.
+A step works on `StepWork`: N new prompt tokens whose attention covers Σ(L² − p²) token pairs, and B decoding requests
+whose contexts sum up to C. L is a prompt's length after the step, p the tokens of it that were cached before the step.
 
     G(T)    = start + token·T                                   for T ≥ 1,024 tokens
             = √(F(T)² + (G(1024)² − F(∞)²)·(T/1024)²)           below: flattens to F(T)

@@ -1,7 +1,7 @@
 """The costs of many instances at once: columns, one row per instance, updated in place, computed in one expression.
 
-For policies that choose among up to a thousand instances within 200 µs. It gives the same numbers as `Costs` (a
-property test compares). The caller assigns rows to instances.
+It gives the same numbers as `Costs` (a property test compares). The caller assigns rows to instances. The router does
+not use it: its policies price rows by what it has learned (`router.scheduler.scoring.row_prices`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _StepColumns:
         self.rise_square[row] = (cost.knee_ms**2 - (cost.floor_ms + cost.experts_ms) ** 2) / KNEE_TOKENS**2
 
     def matrices(self, tokens: Array, rows: Rows) -> Array:
-        """G for every row."""
+        """G of `costs.step` for every row, in ms."""
         line = np.maximum(self.knee[rows], self.cost["start_ms"][rows] + self.cost["token_ms"][rows] * tokens)
         read = self.cost["floor_ms"][rows]
         if self.mixtures:
@@ -51,7 +51,7 @@ class _StepColumns:
         return np.asarray(np.where(tokens >= KNEE_TOKENS, line, below))
 
     def requests(self, batch: Array, rows: Rows) -> Array:
-        """D for every row."""
+        """D of `costs.step` for every row, in ms."""
         crowd = self.cost["crowd_ms"][rows] * np.maximum(0.0, batch - self.cost["crowd_from"][rows])
         time = self.cost["decode_ms"][rows] + self.cost["request_ms"][rows] * batch + crowd
         return np.asarray(time + self.experts(batch, rows) if self.mixtures else time)

@@ -93,7 +93,7 @@ def handoff(
 
 
 def copies(model: ModelShape, target: CostShape) -> int:
-    """How often the target holds each byte: once, except for latents and for fewer heads than ranks."""
+    """How often the target holds each byte: once, except for latents and for fewer KV heads than ranks."""
     if model.latent:
         return target.tp
     return max(1, -(-target.tp // model.kv_heads))
@@ -109,7 +109,7 @@ def paths(model: ModelShape, source: CostShape, target: CostShape) -> int:
 
 
 def exposed_ms(transfer_ms: float, prefill_ms: float, layers: int) -> float:
-    """The part of a layer-by-layer transfer that is left after prefill: at least the last layer's time.
+    """The time in ms that a layer-by-layer transfer still takes after prefill: at least the last layer's time.
 
     Layer i's bytes can leave once it is computed, so that all but the last layer's hide behind prefill.
     """

@@ -10,8 +10,8 @@ One JSON object a line, one object a line in answer::
 
 An engine whose KV cache is left to vLLM's own connector answers the first and the last with ``{"left_to_vllm": WHY}``.
 A line that cannot be read is answered with ``{"error": WHY}``. `payloads` are what vLLM's own connector hands out on
-its ZMQ port, one for each rank (`stage` is a pipeline stage, 0 where there is one). A program that knows them can read
-and write the engine's KV memory; every program that may open the socket file may know them.
+its ZMQ port, one for each rank (`stage` is a pipeline stage, 0 where there is only one). A program that knows them can
+read and write the engine's KV memory; every program that may open the socket file may know them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LEFT: Final = "left_to_vllm"
 """In an answer: why vLLM's own connector, and not Baton's, hands this engine's KV cache over."""
 LINE_BYTES_MAX: Final = 16 << 20
 PAYLOADS_MAX: Final = 512
-"""The number of ranks of one engine."""
+"""The most ranks that one engine may list."""
 DATA_BYTES_MAX: Final = 4 << 20
 """vLLM's metadata of one rank has some kilobytes; a model of 200 layers on several transports has tens."""
 TEXT_CHARS_MAX: Final = NAME_CHARS_MAX
 
 
 def door_of(path: str, rank: int | None) -> str:
-    """The path of one data parallel rank's agent socket; None: of an engine that is no rank."""
+    """The path of one data parallel rank's agent socket. `rank` None: the engine has no ranks."""
     return path.replace(RANK, str(rank or 0))
 
 
@@ -49,7 +49,7 @@ def door_for(path: str, ranks: int) -> str:
 
 
 def doors_of(engine: InstanceId, path: str, ranks: int) -> tuple[tuple[InstanceId, str], ...]:
-    """The instances that one engine is, each with the path of its agent socket."""
+    """The instances of one engine, one for each data parallel rank, each with the path of its agent socket."""
     names, door = ranks_of(engine, ranks), door_for(path, ranks)
     return tuple((name, door_of(door, rank)) for rank, name in enumerate(names))
 
@@ -95,7 +95,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseName:
-    """Says that what is, or will be, held under this name is not wanted."""
+    """Says that the hold of this name, present or future, is not wanted."""
 
     transfer_id: str
 

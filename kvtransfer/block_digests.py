@@ -4,9 +4,9 @@ A producer writes the digest of each block of a prompt into a table before it an
 digests together with the blocks that it pulls, and compares them with the bytes that arrived.
 
 A digest covers a block's bytes and its *name*: what the bytes were computed for (`names`). Both sides know the
-request's prompt, so names do not travel. A block fails the check if it belongs to another prompt, to another place in
-this prompt, or to an older owner of the same memory, or if a byte is wrong. A block that two prompts share has one name
-and one digest.
+request's prompt, so names do not travel. A block fails the check if a byte is wrong, or if the block belongs to another
+prompt, to another place in this prompt, or to an older owner of the same memory. A block that two prompts share has one
+name and one digest.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ class Vouchers:
         """`offered` and `found` have `DIGEST_BYTES` for each block: the digests of our blocks, and those read from a
         producer.
 
-        `new` makes a hash of a name. Both sides must use the same function, and it must release Python's lock while it
-        runs.
+        `new` makes a hash of a name. Both sides must use the same function, and it must release the GIL while it runs.
         """
         self._offered, self._found, self._regions, self._new = offered, found, regions, new
 

@@ -1,11 +1,11 @@
 """The agent socket ("door") of an engine: a Unix socket through which only the engine's own agent speaks to its
 connector. A shell.
 
-The socket stands in a folder that only this user may enter, and the connecting process must belong to this user: file
-rights and the kernel's word (`SO_PEERCRED`) are the whole protection. Threads of the engine's scheduler process serve
-the socket. They answer questions (`kvtransfer.asks`) from memory or queue them for the engine's next step, so no thread
-waits for a forward pass. Lines are bounded, parsers are total, a silent client is disconnected after a while, and
-clients above the limit are turned away: no client can end or delay the engine.
+The socket stands in a folder that only this user may enter, and the connecting process must belong to this user. File
+permissions and the user that the kernel reports (`SO_PEERCRED`) are the whole protection. Threads of the engine's
+scheduler process serve the socket. They answer questions (`kvtransfer.asks`) from memory or queue them for the engine's
+next step, so no thread waits for a forward pass. Lines are bounded, parsers are total, a silent client is disconnected
+after a while, and clients above the limit are turned away: no client can end or delay the engine.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kvtransfer.asks import LEFT, LINE_BYTES_MAX, Ask, HeldState, Metadata, pars
 CLIENTS_MAX: Final = 16
 """One agent, the processes of its guards, and one more reader of the state."""
 SILENCE_S: Final = 60.0
+"""A client that sends nothing for this long is disconnected."""
 PATH_BYTES_MAX: Final = 107
 """Linux' limit for the path of a Unix socket."""
 
@@ -147,7 +148,7 @@ def _answers(path: Path) -> bool:
 
 
 def _user_of(client: socket.socket) -> int | None:
-    """The user of the process at the other end, as the kernel says; None: the kernel does not say."""
+    """The user id of the process at the other end, by the kernel; None: the kernel does not tell it."""
     try:
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     except OSError:
@@ -205,7 +206,7 @@ def introduce_each_other(*paths: tuple[str, Path]) -> None:
     path.
 
     Raises:
-        OSError: a socket does not exist.
+        OSError: a socket does not exist, or does not answer in time.
         ValueError: an engine refuses.
     """
     told = {name: ask(path, {"ask": "metadata"}) for name, path in paths}

@@ -3,7 +3,7 @@ Pure; the parser is total.
 
 D asks P for a name (`Want`) as soon as it has the leg. P answers once the hold of that name is there (`Ready`), at once
 if it is there already. Both are JSON objects, and travel between the scheduler halves of two introduced engines
-(`engine.vllm.connector.notices`), beside every transfer of blocks.
+(`engine.vllm.connector.notices`), apart from all transfers of blocks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NOTE_BYTES_MAX: Final = 1 << 20
 """The block ids of a prompt of a million tokens take half of it."""
 
 CHANNEL_STAGE: Final = 511
-"""The pipeline stage under which an engine's handshake payloads list its notice channel: the last that an agent takes
-(`kvtransfer.asks.PAYLOADS_MAX`), and no real one. A connector without such a channel reads stage 0 only."""
+"""The pipeline stage under which an engine's handshake payloads list its notice channel: the last number that an agent
+takes (`kvtransfer.asks.PAYLOADS_MAX`), never a real stage. A connector without such a channel reads stage 0 only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def encode(note: Want | Ready) -> bytes:
 
 
 def parse(raw: object) -> Want | Ready | None:
-    """The notice in these bytes; None: they are none. Never raises."""
+    """The notice in these bytes; None: they hold no notice. Never raises."""
     if not isinstance(raw, bytes) or len(raw) > NOTE_BYTES_MAX:
         return None
     try:

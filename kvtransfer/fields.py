@@ -2,7 +2,7 @@
 total.
 
 Fields come from a router, with a ticket, where a guard stands; without a guard any client can send them. vLLM's own
-connector takes them unchecked, and some of them end the engine.
+connector takes them unchecked, and some values end the engine.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class PullFields:
     tokens: int
     """The number of the prompt's tokens that are held."""
     blocks: int
+    """The number of blocks held."""
     slot: Slot
 
 
@@ -81,7 +82,7 @@ def other_adapter(fields: object, mine: str | None) -> str:
 
 
 def handed_over(fields: object) -> bool:
-    """Whether the hold was made for this request; False: it is a beginning of its prompt, from a peer's cache."""
+    """Whether the hold was made for this request; False: it holds the prompt's beginning from a peer's prefix cache."""
     return not (isinstance(fields, Mapping) and fields.get(FROM_CACHE))
 
 

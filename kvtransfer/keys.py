@@ -72,7 +72,7 @@ def read_fleet(text: str) -> tuple[SigningKey, ...]:
     """The keys in a router's file; the first one signs.
 
     Raises:
-        NotAKeyFile: the text is not one.
+        NotATicketKeyFile: the text is not one.
     """
     found = _read(text)
     for number, (_, instance) in found.items():
@@ -87,7 +87,7 @@ def read_instance(text: str) -> InstanceKeys:
     """The keys in an engine's file.
 
     Raises:
-        NotAKeyFile: the text is not one.
+        NotATicketKeyFile: the text is not one.
     """
     found = _read(text)
     names = {instance for _, instance in found.values()}

@@ -2,7 +2,7 @@
 
 They are vLLM's own (`nixl/pull_worker.py`) with a proof added: ``REQUEST:CONSUMERS:PROOF`` once blocks were read or are
 not wanted, ``HB:REQUEST,REQUEST`` while they are wanted. Without the proof, any program that reaches the transport
-could free blocks that are being read, and could end the engine by freeing the blocks of a request that still runs.
+could free blocks that are being read. It could also end the engine, by freeing the blocks of a request that still runs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kvtransfer.hold_marks import mark_of
 NOTE_BYTES_MAX: Final = 1 << 20
 """A heartbeat for 10,000 requests has 500,000 bytes."""
 CONSUMERS_MAX: Final = 1024
-"""The number of ranks of one consumer that read from one rank of a producer: the consumer's tensor parallelism
-at most."""
+"""The most ranks of one consumer that may read from one rank of a producer: at most the consumer's tensor
+parallelism."""
 
 _BEAT: Final = "HB:"
 

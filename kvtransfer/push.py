@@ -173,7 +173,7 @@ class PushReport:
 
 @dataclass(frozen=True, slots=True)
 class PushRefused:
-    """No entry was made: one instance computes the prompt, or keeps it."""
+    """No entry was made: this push does not take place, and nothing is held or reserved for it."""
 
     id: TransferId
     because: str
@@ -235,7 +235,9 @@ class PushEntry(Generic[S]):
     first: int = 0
     link: int = 0
     deadline: float = math.inf
+    """When the entry's state ends for want of time, in seconds of the caller's clock."""
     again: float = math.inf
+    """When the entry's message is repeated."""
     cuts: int = 0
     """How often a cut of its link was requested."""
 
@@ -286,7 +288,7 @@ class Book(Generic[E, S, C, A]):
         return [*owed, *effects]
 
     def add(self, entry: E, now: float) -> None:
-        """Add a new entry."""
+        """Add a new entry and set its deadlines."""
         self.entries[entry.id] = entry
         self._arm(entry, None, now)
 
@@ -302,7 +304,11 @@ class Book(Generic[E, S, C, A]):
         return there
 
     def move(self, entry: E, cause: C, now: float, because: str) -> list[Any]:
-        """Move one entry. Without a row nothing changes, and that is counted."""
+        """Move one entry. If the table has no row for this cause, nothing changes, and that is counted.
+
+        Raises:
+            ImpossibleMove: as `allows`.
+        """
         if not self.allows(entry, cause):
             return self.ignore(REPEATED)
         row = self._table[entry.state][cause]

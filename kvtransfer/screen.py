@@ -1,13 +1,13 @@
 """Whether a request may reach an engine: the transfer fields in its body, and what its ticket permits. Pure.
 
-The rule: a body without transfer fields passes unchanged. A body with transfer fields passes unchanged, too, if they
-stand in the one place where the router writes them, and a ticket stands beside them that is valid for exactly these
-fields, this instance and this minute, and was not used before. Everything else is refused. No body is ever changed, so
-the engine reads exactly what was judged.
+The rule: a body without transfer fields passes. A body with transfer fields passes if these stand in the one place
+where the router writes them, with a ticket beside them. The ticket must be valid for exactly these fields, this
+instance and this minute, and unused. Everything else is refused. No body is ever changed, so the engine reads exactly
+what was judged.
 
-Such a body is refused, and its fields are not removed: a client that sends them wants a transfer, and would silently
-get another answer than it asked for (with a router without keys, every prompt would be computed twice, without any
-message). ``null`` and ``{}`` ask for nothing and pass.
+Transfer fields without a valid ticket are not removed: the body is refused. A client that sends them wants a transfer,
+and would silently get another answer than it asked for. (With a router without keys, every prompt would be computed
+twice, without any message.) ``null`` and ``{}`` ask for nothing and pass.
 
 The screen looks for the fields wherever vLLM might: in every object at every depth, in JSON that stands as text in a
 free-form field, in multipart forms, under escaped and doubled keys, and in all encodings that Python's JSON accepts.
@@ -38,7 +38,8 @@ from kvtransfer.ticket import SKEW_S, Accepted, ExpectedTicket, TicketRefused, c
 from kvtransfer.timers import TimedKeys
 
 LIFE_S: Final = 60.0
-"""The lifetime of a router's tickets for guards: the router sends a leg at once, and its body has 30 s to arrive."""
+"""The lifetime of a router's tickets for guards: the router signs a leg as it sends it, and a guard waits at most as
+long for its body (`kvtransfer.guard.BODY_S`)."""
 
 SPENT_MAX: Final = 1 << 18
 """The number of used tickets remembered: more than 3,000 legs a second for a ticket's whole life. Further ones are
@@ -103,7 +104,9 @@ class Screen:
         self._spent: Final[TimedKeys[str]] = TimedKeys(SPENT_MAX)
 
     def judge(self, raw: bytes, content_type: str, keys: InstanceKeys | None, now: float) -> Steps[Refusal | None]:
-        """None: the request may pass. A generator of steps: other requests may run between two of them."""
+        """Whether a request is refused; None: it may pass. A generator of steps: other requests may run between two
+        of them.
+        """
         try:
             fields = yield from transfer_fields(raw, content_type)
             if fields is None or isinstance(fields, Refusal):
@@ -165,7 +168,7 @@ def transfer_fields(raw: bytes, content_type: str) -> Steps[Mapping[str, Any] | 
 
 
 def _fields_of_large(raw: bytes) -> Steps[Mapping[str, Any] | Refusal | None]:
-    """The same for a body that is too large to parse: search it for the keys, and parse their values only.
+    """As `transfer_fields`, for a body that is too large to parse: search it for the keys, and parse their values only.
 
     The judgement is right for JSON; an engine reads nothing else.
     """

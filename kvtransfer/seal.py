@@ -4,10 +4,10 @@ An engine's metadata gives access to its memory. It travels through the registry
 registry's password could read it; so each producer seals it for each consumer. Each instance knows only its own
 secrets:
 
-- A fleet key gives each instance an *identity*: an X25519 key of its own, and a *credential*, which names the owner of
-  the public half and is signed by the fleet (Ed25519, with a key that follows from the fleet's). The operator makes
-  identities once, where the fleet's keys are (`identity_text`), together with the ticket keys; no later request to a
-  central party is needed.
+- A fleet key gives each instance an *identity*: an X25519 key of its own, and a *credential*. The credential names the
+  owner of the public half and has the fleet's signature (Ed25519, by a key that follows from the fleet's). The operator
+  makes identities once, where the fleet's keys are (`identity_text`), together with the ticket keys; no later request
+  to a central party is needed.
 - Two instances that have exchanged credentials share a secret that no third party has, neither the registry nor another
   instance. The keys of what they seal follow from it (AES-256-GCM, one for each direction).
 - Sealed data names its sender, its receiver and the sender's life: old data, or data put under another instance's name,
@@ -91,7 +91,8 @@ class Identity:
         return packer.done()
 
     def seal(self, data: bytes, to: InstanceId, theirs: bytes, *, life: str, nonce: bytes) -> bytes | None:
-        """Seal data for `to` alone, whose credentials are `theirs`; None if the credentials are not valid.
+        """Seal data for `to` alone, whose credentials are `theirs`. None if the credentials are not valid, or the data
+        is longer than `SEALED_BYTES_MAX`.
 
         Args:
             data: what to seal.
@@ -99,6 +100,9 @@ class Identity:
             theirs: what `to` has published as `credentials`.
             life: names the sender's life; the receiver must expect the same.
             nonce: `NONCE_BYTES` random bytes, new each time.
+
+        Raises:
+            ValueError: the nonce has another length, or a name has more than 255 bytes.
         """
         if len(nonce) != NONCE_BYTES:
             raise ValueError(f"a nonce has {NONCE_BYTES} bytes")
@@ -133,7 +137,9 @@ class Identity:
             return None
 
     def _pair(self, other: InstanceId, theirs: bytes, fleet: str | None = None) -> tuple[str, bytes] | None:
-        """The secret shared with `other`, under the first fleet key that both have."""
+        """The fleet key's id and the secret shared with `other`, under the first fleet key that both have, in the order
+        of the instance with the smaller name. `fleet`: under this key only.
+        """
         known = {each.fleet: each for each in _read_credentials(theirs) if each.instance == engine_of(other)}
         if other == self.me:
             return None

@@ -93,7 +93,7 @@ class Judge:
     """Judges signatures for one receiver and remembers those it has seen. `now` is Unix time in seconds."""
 
     def __init__(self, me: str, started: float) -> None:
-        """`started`: the time since which this process remembers signatures."""
+        """`started`: the Unix time in seconds since which this process remembers signatures."""
         self.me: Final = me
         self._started: Final = started
         self._spent: Final[TimedKeys[str]] = TimedKeys(SPENT_MAX)

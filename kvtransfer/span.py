@@ -24,7 +24,10 @@ def pull_span(*, held_tokens: int, prompt_tokens: int, cached_tokens: int, block
             at a block's edge, stock vLLM asked for a block that the producer did not hold, and the engine ended.)
         prompt_tokens: the length of our prompt.
         cached_tokens: how many of them this instance has in its own prefix cache; only whole blocks count.
-        block_tokens: tokens in a block, the same on both sides (`kvtransfer.layout` translates where they differ).
+        block_tokens: tokens in a block, the same on both sides.
+
+    Raises:
+        ValueError: a number of tokens is negative, or `block_tokens` is below 1.
     """
     if min(held_tokens, prompt_tokens, cached_tokens) < 0 or block_tokens < 1:
         raise ValueError("token counts cannot be negative and a block holds at least one token")

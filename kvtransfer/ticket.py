@@ -1,4 +1,4 @@
-"""Signed permission for one consumer to take over one hold, or to have one pushed to it.
+"""Signed permission for one consumer to take over one hold, or to have its blocks pushed to it.
 
 The router signs; the producer checks, and takes each ticket only once. The signature covers the transfer, the tenant,
 the producer (instance, epoch, host, port), the consumer, the block ids, the tokens that they hold, and an expiry. Each
@@ -60,7 +60,7 @@ class TicketPeer:
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """One signing key of one producer. `id` names the key while two are valid; it is not secret."""
+    """One signing key, of the fleet or of one instance. `id` names the key while two are valid; it is not secret."""
 
     id: str
     secret: bytes = field(repr=False)

@@ -43,13 +43,13 @@ class Alarms(Generic[K]):
         self._when.pop(key, None)
 
     def next(self) -> float | None:
-        """The earliest time set."""
+        """The earliest time set; None: no time is set."""
         while self._heap and self._when.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop(self, now: float) -> K | None:
-        """One key whose time has come; its timer is removed."""
+        """One key whose time has come, whose timer is then removed; None: no time has come."""
         when = self.next()
         if when is None or when > now:
             return None

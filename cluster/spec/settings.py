@@ -222,7 +222,7 @@ class ExtraPool(Pool):
     """One more pool of a role, of another GPU type or shape."""
 
     role: Role = field(
-        metadata=about(text="Which role its instances have.", why="an extra pool is one more of a role"),
+        metadata=about(text="Which role its instances have.", why="an extra pool adds instances to a role"),
     )
 
 
@@ -310,7 +310,7 @@ class Model:
         metadata=about(
             text="Names under `tenants` whose requests alone its instances serve, under this name and those of its "
             "adapters; to others there is no such model. Left out: all tenants.",
-            why="GPUs that several share are idle less",
+            why="GPUs that several tenants share are idle less",
             not_empty="leave it out to serve every tenant, or name one",
             aka=("only_for", "reserved_for", "allowed_tenants", "tenant"),
         ),
@@ -444,7 +444,7 @@ class Tenant:
         metadata=about(
             text="Most requests it may have open at once; one more is answered 429. Of several routers each has its "
             "part. Left out: no bound.",
-            why="requests of best effort wait in a queue: a bound is for clients that send more than they wait for",
+            why="requests without targets wait in a queue: a bound is for clients that send without waiting",
             at_least=1,
             at_most=1_000_000,
             aka=("max_open", "concurrency", "max_concurrency", "max_requests", "max_parallel", "open_requests_max"),

@@ -1,4 +1,4 @@
-"""Who may see and change what on a router's admin side. A shell: HTTP, a clock."""
+"""What operators, tenants and router peers may read and change on a router's admin side. A shell: HTTP, a clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AdminAccess:
             raise ApiError(403, "PermissionDeniedError", "A page of another site asks for this: refused.")
         vouched = self._peers.vouched(http.method, http.path_qs, http.headers, body)
         found = None if vouched else self._by_key(http)
-        # A peer's signature counts whatever became of the headers that it does not cover.
+        # READER counts in every request that a peer has signed, even if the unsigned header `FROM` was removed.
         behalf = http.headers.get(READER) if vouched or self._peers.asks(http.headers) else None
         return behalf if found is None else found
 

@@ -20,13 +20,13 @@ ORIGINS: Final = (TOLD, LEARNED, ASSUMED)
 
 
 class Basis(NamedTuple):
-    """Of one kind of prediction at one instance."""
+    """What one kind of prediction rests on at one instance."""
 
     origin: str
     seen: int
-    """Measurements of it."""
+    """The number of measurements."""
     factor: float = 1.0
-    """Measured over what was told, or over what was assumed."""
+    """The measured time over the time that was told or assumed."""
 
     def as_json(self) -> dict[str, Any]:
         """For `/ui/data`."""
@@ -45,7 +45,7 @@ class _Kind(NamedTuple):
 KINDS: Final = (
     _Kind("prompts", "time of a prompt", "an 8B model on an H100"),
     _Kind("steps", "time of a decode step", "an 8B model on an H100"),
-    _Kind("transfers", "time of a hand-over's transfer", "none: three decode steps and 3 ms are all that it waits"),
+    _Kind("transfers", "time of a hand-over's transfer", "three decode steps and 3 ms; no time for the bytes"),
     _Kind("memory", "size of the KV cache", f"{UNKNOWN.capacity_tokens:,} tokens"),
 )
 _LENGTHS: Final = _Kind("lengths", "length of an answer", "a prior of chats and completions, up to `max_tokens`")
@@ -72,13 +72,15 @@ def of_instance(fleet: FleetSnapshot, seen: InstanceView) -> dict[str, Basis]:
 
 
 def of_fleet(fleet: FleetSnapshot, instances: Sequence[InstanceView]) -> list[dict[str, Any]]:
-    """By kind of prediction: on how many of these instances it rests on what, and what is assumed on the others."""
+    """For each kind of prediction: these instances counted by origin, and the default numbers if some assume them."""
     each = [of_instance(fleet, seen) for seen in instances]
     return [_told(kind, Counter(bases[kind.name].origin for bases in each if kind.name in bases)) for kind in KINDS]
 
 
 def of_requests(predictor: RequestPredictor | None) -> list[dict[str, Any]]:
-    """The same of predictions that no instance changes: learned from answers that ended."""
+    """As `of_fleet`, for predictions that do not depend on an instance: learned from answers that ended. Empty without
+    a predictor.
+    """
     if predictor is None:
         return []
     lengths, tokens = predictor.learned

@@ -40,7 +40,7 @@ LATE_S: Final = 0.2
 """A process that is so late with all its work has no free core; requests wait in it, whatever the pools look like."""
 
 AT_PREFILL: Final = ("queue_p", "prefill", "prefill_leg", "queue", "whole_leg")
-"""The parts of a first token's time that prefill instances cause."""
+"""The parts of a first token's time at the instance that computes the prompt (`router.telemetry.timing`)."""
 
 MISSED_SHARE: Final = 0.05
 """The share of a window's promises that must miss one target for it to count if no request waits."""
@@ -142,7 +142,7 @@ def bottleneck(seen: PoolsSeen) -> Bottleneck:
 
 
 def _missing(seen: PoolsSeen) -> Bottleneck | None:
-    """A leg without any instance comes first."""
+    """The verdict if a leg has no ready instance; None if both have one."""
     in_line = seen.prefill.in_line + seen.decode.in_line
     for where, pool in ((Where.PREFILL, seen.prefill), (Where.DECODE, seen.decode)):
         if not pool.instances and not seen.both.instances:

@@ -26,7 +26,11 @@ class Explanations:
         self._access: Final = access
 
     async def latest(self, http: web.Request) -> web.Response:
-        """``/explain``: open requests, and the last that ended, newest first, of all routers; ``?n=`` of them."""
+        """``/explain``: open requests and the last that ended, of all routers, newest first; at most ``?n=``, else 100.
+
+        Raises:
+            ApiError: 400 for an invalid `n`; as `AdminAccess.reader`.
+        """
         given = http.query.get("n", "100")
         if not given.isdecimal() or len(given) > 9:
             raise bad_request(f"`n` is {given[:50]!r}: give a count, as in /explain?n=20", "n")

@@ -49,7 +49,7 @@ class _Metric:
 
 
 def merged(texts: Iterable[bytes]) -> bytes:
-    """The sum. Lines that are not samples of a typed metric are left out."""
+    """All texts as one. Lines that are not samples of a typed metric are left out."""
     metrics: dict[str, _Metric] = {}
     for text in texts:
         _read(text.decode(errors="replace"), metrics)

@@ -105,7 +105,7 @@ class Operators:
         self._overview.classes = classes
 
     async def look_forever(self) -> None:
-        """Take the figures of the page once a second."""
+        """Take the figures of `/ui` once a second, and log classes whose hand-overs were switched off or on."""
         while True:
             self._parts.meters.recomputed.look(self._parts.view.all())
             self._overview.look(time.monotonic(), self._parts.meters.times.parts_of_ttft())
@@ -176,7 +176,7 @@ class Operators:
         return json_response({**found, "scaling": self._scaling() if reader is None else None})
 
     def _scaling(self) -> dict[str, Any] | None:
-        """What the controller that sizes the fleet reports; None: this router has heard of none."""
+        """What the goodput controller reports; None: this router has heard of no controller."""
         beat = None if self._watch is None else self._watch.controller
         return None if beat is None else {"controller": beat.where, "url": beat.url, "says": beat.detail}
 

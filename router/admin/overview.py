@@ -28,7 +28,7 @@ REQUESTS: Final = 12
 """The number of requests shown with their decisions: so many open ones, and so many that have ended."""
 
 PAIRS: Final = 200
-"""The number of pairs that one router reports, those that failed most first."""
+"""The number of pairs that one router reports: first those that may not hand over now, then those that failed most."""
 
 _SHARES: Final = (0.5, 0.9, 0.99)
 
@@ -58,7 +58,7 @@ class Overview:
         self._looks: Final = Looks()
 
     def look(self, now: float, parts: Mapping[str, float]) -> None:
-        """Called once a second. `parts`: seconds by part of first tokens' times since the process began."""
+        """Take the figures of one second. `parts`: seconds by part of first tokens' times since the process began."""
         self._looks.look(self._scheduler, now)
         self._lately.look(now, len(self._scheduler.line), parts)
 

@@ -6,8 +6,8 @@ never carries a key of this router's caller: the router asks in its own name, na
 behalf it asks, and signs that with the fleet's ticket keys (`kvtransfer.signed`). Without these keys a router on
 another machine believes no name.
 
-An announced loopback address means the other machine's own: the answering program names its router, and if that is not
-the one asked, the answer is not believed.
+A loopback address that a router on another machine announces leads to this machine. So each answer names its router
+(`FROM`), and an answer of another router than the one asked is not believed.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ class RouterPeers:
         return FROM in headers
 
     def vouched(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bool:
-        """Whether a router of this fleet signed this request, with the reader it names; true once. `path` with its
-        query.
+        """Whether a router of this fleet signed this request and the reader that it names. `path` with its query.
+
+        A signature is accepted once: a second call returns False.
         """
         if self._keys is None or SIGNATURE not in headers:
             return False

@@ -30,6 +30,7 @@ LOOK_S: Final = 1.0
 """The time between two looks: as often as engines report."""
 
 LOOKS: Final = 30
+"""The number of looks that the means cover."""
 
 SILENT_S: Final = 5.0
 """An engine without a new report for this time counts as making no tokens."""
@@ -40,7 +41,7 @@ MOST_KEPT: Final = 0.998
 in six minutes."""
 
 ASKED_MAX: Final = 16
-"""The number of queued requests that are examined: the others lack the same."""
+"""The number of queued requests that are examined; the others are taken to lack the same places."""
 
 
 _WAITED_FOR: Final = (*(role.value for role in Role), "handoff")
@@ -79,7 +80,7 @@ class Looks:
         self._slots: Final[deque[tuple[int, dict[str, float]]]] = deque(maxlen=SLOTS)
 
     def look(self, scheduler: Scheduler, now: float) -> None:
-        """Called once a second. The delay of the call shows how late this process gets to its work."""
+        """Look at the pools, once a second. The delay of the call shows how late this process gets to its work."""
         if self._looked_at is not None:
             self._late.append(max(0.0, now - self._looked_at - LOOK_S))
         self._looked_at = now
@@ -148,7 +149,7 @@ class Looks:
             kept.append(_Tokens(now, epoch, load))
 
     def rates(self, instance: InstanceId, now: float) -> tuple[float, float]:
-        """Prompt tokens and generated tokens a second."""
+        """Prompt tokens computed there and generated tokens, per second; zeros without a fresh report."""
         kept = [each for each in self._tokens.get(instance, ()) if now - each.at <= LOOKS * LOOK_S]
         if len(kept) < 2 or kept[-1].at <= kept[0].at or now - kept[-1].at > SILENT_S:
             return 0.0, 0.0
@@ -157,7 +158,7 @@ class Looks:
         return max(0.0, (_own_prompts(last) - _own_prompts(first)) / seconds), generated / seconds
 
     def told(self, fleet: FleetSnapshot) -> dict[str, Any]:
-        """The means by role, for `pools_of` and `together_pools`."""
+        """The means by role, as `together_pools` takes them."""
         count = max(1, len(self._looks))
         told: dict[str, Any] = {}
         for role in Role:
@@ -242,7 +243,7 @@ def _asking(scheduler: Scheduler, context: SchedulingContext, now: float) -> Wan
 
 
 def together_pools(own: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> dict[str, PoolSeen]:
-    """This router's engine figures, with every router's legs and queues."""
+    """The pools by role: this router's engine figures, with the legs and queues of all routers."""
     told = list(others)
     found: dict[str, PoolSeen] = {}
     for role, mine in own.items():

@@ -52,16 +52,14 @@ class Aliases:
 
 
 def check_served(aliases: Aliases, view: FleetView, model: str | None, tenant: str) -> None:
-    """Raises ApiError: 404 with this tenant's models, if no instance serves it this one."""
+    """Raises ApiError: 404, naming this tenant's models, if no instance serves `model` to this tenant."""
     if model is not None and view.lacks(model, tenant):
         raise unknown_model(model[:200], aliases.names(view.models(tenant)))
 
 
 def usual_model(fleet: Iterable[InstanceView], tenant: str) -> str | None:
-    """The model of a tenant's request that names none: as with one engine, the first that is served. None: there is
-    only one.
-
-    Both of its legs need the same model. Adapters are never chosen.
+    """The model for a request that names none: the first of several that are served to this tenant, so that both legs
+    get the same one. None: at most one is served, and each engine takes its own. Adapters are never chosen.
     """
     able = (seen for seen in fleet if seen.instance.serves(tenant))
     served = (entry for seen in able for entry in seen.models_json if not entry.get("parent"))

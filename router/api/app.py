@@ -47,7 +47,7 @@ async def serve(
     `announce` gets the endpoint and the admin URL once both ports are open.
 
     Raises:
-        UsageError: a port is taken, naming the flag.
+        UsageError: a port is taken, or more connections are wanted than the process may open; it names the flag.
     """
     doors = Doors(_guests_max(config))
     router = Router(config, registry, doors)

@@ -84,7 +84,7 @@ class Endpoints:
         self._prover: Final = prover
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
-        """``/v1/completions`` and ``/v1/chat/completions``, if a connection's `Front` did not recognise them."""
+        """``/v1/completions`` and ``/v1/chat/completions``, where a connection's `Front` did not recognise the path."""
         tenant = _tenant_of(http)
         self.parts.clients.enter(tenant, self.parts.view.routers)
         try:
@@ -144,7 +144,7 @@ class Endpoints:
                 await response.prepare(http)
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
-                broken = "" if _says_its_end(http.method, answer) else "only its connection's end tells the answer's"
+                broken = "" if _says_its_end(http.method, answer) else "the answer has neither a length nor chunks"
             except (aiohttp.ClientPayloadError, TimeoutError) as error:
                 broken = say(error)
             except ConnectionResetError:  # the client has left: aiohttp raises this for writes
@@ -162,7 +162,7 @@ class Endpoints:
             answer.close()
 
     async def refuse_operator_path(self, http: web.Request) -> web.Response:
-        """Paths that change an engine."""
+        """Refuse a path that changes one engine. Raises ApiError (403)."""
         raise ApiError(
             403, "PermissionDeniedError", f"`{http.path}` changes one engine: call it on each engine itself."
         )
@@ -181,7 +181,7 @@ class Endpoints:
         return self._names.cards(entries)
 
     async def model(self, http: web.Request) -> web.Response:
-        """``/v1/models/NAME``: one of them."""
+        """``/v1/models/NAME``: the entry of one model. Raises ApiError (404) if this tenant has no such model."""
         name, tenant = http.match_info["name"], _tenant_of(http)
         for entry in self._cards(tenant):
             if entry.get("id") == name:
@@ -201,19 +201,19 @@ class Endpoints:
         name the instances, as it needs no key.
         """
         return self._readiness(
-            () if self.parts.clients.closed else self.parts.view.all(), everybody=not self.parts.clients.closed
+            () if self.parts.clients.closed else self.parts.view.all(), shows_unproven=not self.parts.clients.closed
         )
 
     async def ready_and_who(self, http: web.Request) -> web.Response:
-        """The same on the admin side: with all instances for operators, and for a tenant with those that serve it."""
+        """``/ready`` on the admin side: names all instances for operators, and for a tenant those that serve it."""
         try:
             reader = self.operators.access.reader(http)
         except ApiError:
             return self._readiness(())
         shown = [seen for seen in self.parts.view.all() if seen.instance.serves(reader)]
-        return self._readiness(shown, everybody=reader is None)
+        return self._readiness(shown, shows_unproven=reader is None)
 
-    def _readiness(self, shown: Iterable[InstanceView], *, everybody: bool = False) -> web.Response:
+    def _readiness(self, shown: Iterable[InstanceView], *, shows_unproven: bool = False) -> web.Response:
         ready = [seen for seen in self.parts.view.all() if seen.ready]
         complete = any(seen.role.prefills for seen in ready) and any(seen.role.decodes for seen in ready)
         if complete and self._prover is not None:
@@ -221,7 +221,7 @@ class Endpoints:
         heard = self._watch is None or self._watch.heard
         told: dict[str, object] = {"ready": complete, "registry": "heard" if heard else "away"}
         told["instances"] = _instances(shown)
-        unproven = self._scrape.unproven() if everybody else {}
+        unproven = self._scrape.unproven() if shows_unproven else {}
         if unproven:
             told["unproven"] = unproven
         return json_response(told, 200 if complete else 503)
@@ -231,8 +231,8 @@ class Endpoints:
         return web.Response(body=self._scrape.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def no_metrics_here(self, _: web.Request) -> web.Response:
-        """``/metrics`` on the clients' port is refused for a router with tenants, as metrics name them, and with
-        several processes on the port, as each scrape would reach another one.
+        """Refuse ``/metrics`` on the clients' port. With tenants, metrics would name them; with several processes on
+        the port, each scrape would reach another process. Raises ApiError (403).
         """
         why = "Metrics name tenants" if self.parts.clients.closed else "Several processes share this port"
         raise ApiError(403, "PermissionDeniedError", f"{why}: metrics are on the admin side.")
@@ -260,7 +260,7 @@ def _says_its_end(method: str, answer: aiohttp.ClientResponse) -> bool:
 
 
 def _tenant_of(http: web.Request) -> str:
-    """The tenant that the boundary has found (`_keys`)."""
+    """The tenant that the middleware `_keys` has found; empty without tenants."""
     tenant: str = http.get(_TENANT, "")
     return tenant
 

@@ -108,7 +108,7 @@ class Generation:
     async def _answer_heavy(
         self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str, client: Client, arrived: float
     ) -> None:
-        """The same for a body that is read in steps. Errors are answered, not raised."""
+        """As `answer`, for a body that is read in steps. Errors are answered, not raised."""
         exchange = None
         try:
             body, raw = await self._read_heavy(raw, tenant, outlet)
@@ -193,7 +193,7 @@ class Generation:
         return body, self._with_ours(raw, body, salted=salted, renamed=renamed)
 
     async def _read_heavy(self, raw: bytes, tenant: str, outlet: Outlet) -> tuple[dict[str, Any], bytes]:
-        """The same for a heavy body: its large fields stay unread."""
+        """As `_read`, for a heavy body: its large fields stay unread."""
         parts = self._parts
         client = client_of(tenant, outlet.address)
         steps = heavy_steps(raw, namespace=tenant)
@@ -227,14 +227,14 @@ class Generation:
     # -- through aiohttp --
 
     async def over_aiohttp(self, http: web.Request, tenant: str, raw: bytes) -> web.StreamResponse:
-        """The same for an admitted request that aiohttp has read. Its connection ends with the answer."""
+        """Answer an admitted request that aiohttp has read. Its connection ends with the answer."""
         transport = http.transport
         if transport is None:
             self.leave(tenant)
             return _Written()
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def over(_: Outlet, keep: bool) -> None:  # noqa: ARG001, FBT001 - the outlet's one call
+        def over(_: Outlet, keep: bool) -> None:  # noqa: ARG001, FBT001 - as the outlet calls it
             if not written.done():
                 written.set_result(None)
 

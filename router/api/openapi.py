@@ -163,8 +163,8 @@ _AUDIO: Final[Schema] = _object(["file"], file={"type": "string", "format": "bin
 _HEADERS: Final[list[dict[str, Any]]] = [
     {"name": name, "in": "header", "required": False, "description": text, "schema": _TEXT}
     for name, text in (
-        ("x-slo-class", "The class of promises that it is to have."),
-        ("x-request-id", "What its client calls it: told back in the answer's head, logged, found in /explain."),
-        ("x-baton-timing", "1: where its time went, as a header or as the last comment of a stream."),
+        ("x-slo-class", "The request's SLO class, as the cluster file names it."),
+        ("x-request-id", "The client's id of the request: returned in a header, logged, and found by /explain."),
+        ("x-baton-timing", "1: return where the request's time went, as a header or as a stream's last comment."),
     )
 ]

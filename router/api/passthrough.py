@@ -112,7 +112,7 @@ class Passthrough:
         if identifier is not None:
             return await self._owner(tenant, path, identifier)
         lacking = self._lacking(path, model, tenant)
-        now = time.monotonic()  # policies fade their record of instances until then
+        now = time.monotonic()  # policies fade the load in flight up to this time
         wanted = Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant, arrived=now, now=now)
         chosen = self._parts.dispatch.scheduling.handle(events.Picked(wanted), now)[0]
         assert isinstance(chosen, Chosen)
@@ -137,7 +137,7 @@ class Passthrough:
 
     async def _owner(self, tenant: str, path: str, identifier: str) -> Instance:
         """The instance that has a response. With tenants, only responses of the same tenant are found: the id has the
-        tenant's tag.
+        tenant's tag. Raises ApiError: 404, or 503 if that instance is not ready.
         """
         fleet, lacking = self._parts.view.all(), self._lacking(path, None, tenant)
         tag = paths.tag_in(identifier)
@@ -165,5 +165,5 @@ class Passthrough:
 
 
 def _tag(tenant: str, instance: InstanceId) -> str:
-    """The tag has no key: an id with another tag is another id, which no engine knows."""
+    """The owner's tag in an id. It needs no key: an id with a forged tag is another id, which no engine knows."""
     return paths.owner_tag(hashlib.sha256(f"{tenant}\0{instance}".encode()).hexdigest())

@@ -136,8 +136,8 @@ def not_here(path: str, model: str | None) -> ApiError:
     """404: no engine that serves the model has this path. `model` None: no engine at all has it."""
     found = find(path)
     needs = f" It needs {found[0].needs}." if found is not None and found[0].needs else ""
-    who = "No engine here" if model is None else f"No engine that serves `{model[:200]}`"
-    return ApiError(404, "NotFoundError", f"{who} has `{path[:200]}`.{needs}")
+    none = "No engine here" if model is None else f"No engine that serves `{model[:200]}`"
+    return ApiError(404, "NotFoundError", f"{none} has `{path[:200]}`.{needs}")
 
 
 def _refused(row: Path) -> ApiError:

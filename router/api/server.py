@@ -54,7 +54,7 @@ CLOSE_S = 2.0
 """How long pending releases of holds may take once the server is closed."""
 
 RENEW_EVERY_S = 2.0
-"""The time between two looks at an edited cluster file."""
+"""The time between two checks whether the cluster file was edited."""
 
 
 class Router:

@@ -1,4 +1,4 @@
-"""How well promises are kept, for Prometheus, by class and tenant. A shell: the counters of this process.
+"""SLO attainment, for Prometheus, by class and tenant. A shell: the counters of this process.
 
 Requests that were shed have an outcome of their own: if they counted as cancelled, every alert would stay green.
 """
@@ -82,10 +82,10 @@ class Attainment:
         )
         self._last: dict[str, deque[bool]] = {}
         self._met: dict[str, int] = {}
-        """The number of them that met every target."""
+        """The number of requests in `_last` that met every target, by class."""
 
     def ended(self, client: Client, context: Scheduled, result: str) -> None:
-        """A request of a class is over."""
+        """Count a request that is over, if it has a class. `result`: of `router.core.slo`."""
         if client.slo is None:
             return
         name = client.slo_class
@@ -104,7 +104,7 @@ class Attainment:
             last.append(result == MET)
 
     def _first(self, client: Client, slo: SloClass) -> None:
-        """A class ends its first request."""
+        """The first request of a class has ended."""
         name = client.slo_class
         self._last[name] = deque(maxlen=LAST)
         self._met[name] = 0
@@ -119,14 +119,14 @@ class Attainment:
                 self._target.labels(name).set(slo.attainment)
 
     def compare(self, context: Scheduled, seen: ClientSeen) -> None:
-        """Compare the prediction with the result."""
+        """Count what the client saw over what was predicted, for each time that has both."""
         if context.ttft_ms > 0 and seen.ttft_ms is not None:
             self._foretold.observe(("ttft",), seen.ttft_ms / context.ttft_ms)
         if context.tpot_ms > 0 and seen.tpot_ms is not None:
             self._foretold.observe(("tpot",), seen.tpot_ms / context.tpot_ms)
 
     def prefix(self, expected_tokens: int, cached_tokens: int) -> None:
-        """A prompt's instance has reported how much of it was cached."""
+        """An engine has reported how many of a prompt's tokens were cached."""
         self._expected.inc(expected_tokens)
         self._found.inc(min(expected_tokens, cached_tokens))
         self._cached.inc(cached_tokens)

@@ -42,8 +42,8 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "prefilled": ("finish_reason",),
     "end": ("outcome",),
 }
-"""By turn, what its values are called. A choice has what was foretold after them, in milliseconds; a leg its name and
-its instance."""
+"""The names of a turn's values, by turn. A choice has its predictions after them, in milliseconds. A leg is not listed:
+it has its name and its instance."""
 
 NOBODY: Final = Client()
 
@@ -88,7 +88,7 @@ class Story:
         self._dropped = 0
 
     def add(self, now: float, turn: str, values: tuple[Any, ...] = (), because: str | None = None) -> None:
-        """Keep a decision or an event. `_said` puts it into words if it is asked for, as few are."""
+        """Keep a decision or an event. `_said` makes a turn's JSON only when it is read, as few are."""
         if because is not None:
             because = because[:TEXT_MAX]
             self._texts += len(because)
@@ -99,7 +99,7 @@ class Story:
 
     @property
     def bytes(self) -> int:
-        """The approximate memory."""
+        """The approximate memory, in bytes."""
         texts = min(self._texts, TURNS_MAX * TEXT_MAX)
         named = _NAME_BYTES if self.client_id else 0
         return _STORY_BYTES + named + (self.judged is not None) * _SLO_BYTES + _TURN_BYTES * len(self._turns) + texts
@@ -124,7 +124,7 @@ class Story:
         }
 
     def choice(self) -> dict[str, Any]:
-        """Where it was sent last, and why; empty where nothing was chosen yet."""
+        """Where the request was sent last, and why; empty if nothing was chosen yet."""
         chosen = [turn for turn in self._turns if turn[1] == "choice"]
         return {name: value for name, value in _said(chosen[-1]).items() if name in _CHOICE} if chosen else {}
 
@@ -163,7 +163,7 @@ class Story:
 
 
 def _said(turn: _Turn) -> dict[str, Any]:
-    """A turn in words."""
+    """The JSON fields of a turn."""
     _, name, values, because = turn
     if name == "leg":
         leg, instance = values
@@ -196,14 +196,14 @@ class ExplainStore:
         return self._bytes
 
     def begin(self, story: Story) -> None:
-        """A request has come."""
+        """Keep the story of a request that has come."""
         self._open[story] = None
         self._by_id[story.request_id] = story
         if story.client_id:
             self._by_client_id.setdefault(story.client_id, {})[story] = None
 
     def finish(self, story: Story) -> None:
-        """It is over."""
+        """Move a story to the finished ones, and drop the oldest of these above the limits."""
         if story not in self._open:
             return
         del self._open[story]
@@ -224,7 +224,7 @@ class ExplainStore:
                 del self._by_client_id[story.client_id]
 
     def get(self, request_id: str) -> Story | None:
-        """The request with this router id."""
+        """The request with this router id; None: none is kept."""
         return self._by_id.get(request_id)
 
     def named(self, client_id: str, tenant: str | None = None) -> list[Story]:

@@ -1,9 +1,9 @@
 """Times of served streams, counted many at once: when a request ends, it only leaves its marks here. Pure.
 
-For requests that went through the same stages, every part of every sum is the same sum of stage lengths. So the result
-of `RequestTimeline.read` is computed once for each row of stages, for one stage of one second at a time; then a matrix
-gives the parts of hundreds of requests, for a tenth of the work. Requests with an engine's report, and those that are
-not streams, are read one by one.
+For requests that went through the same stages, every part of a sum is the same linear function of the stages' lengths.
+So `RequestTimeline.read` runs once for each stage of such a sequence, with that stage one second long and the others
+zero. The results are a matrix, which gives the parts of hundreds of requests for a tenth of the work. Requests with an
+engine's report, and those that are not streams, are read one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOGETHER: Final = 256
 """The largest number of requests that are counted at once."""
 
 SHAPES_MAX: Final = 256
-"""The number of rows of stages that are remembered: retries make new ones."""
+"""The number of stage sequences that are remembered: retries make new ones."""
 
 
 class _Lengths:
@@ -40,7 +40,7 @@ class _Lengths:
 
 
 def _numbers(timing: Timing) -> dict[tuple[str, str], float]:
-    """The numbers by sum and part; totals have no part."""
+    """The seconds of a timing by sum and part; the part of a total is empty."""
     found = {("", ""): timing.total_s}
     if timing.first_made_s is not None:
         found["made", ""] = timing.first_made_s

@@ -38,7 +38,7 @@ class RouterFlow:
         self._series: Final[dict[Series, _Counters]] = {}
 
     def arrived(self, model: str, slo_class: str, prompt_tokens: int) -> None:
-        """A request that may be served has arrived. `prompt_tokens`: estimated from its bytes."""
+        """A request that may be served has arrived. `prompt_tokens`: estimated, by the predictor or from its bytes."""
         counters = self._of(model, slo_class)
         counters.arrivals += 1
         counters.prompt_tokens += prompt_tokens

@@ -59,7 +59,7 @@ class Histograms(Collector):
         return found
 
     def observe(self, labels: tuple[str, ...], value: float) -> None:
-        """One value."""
+        """Add one value."""
         fresh = self._fresh.get(labels)
         if fresh is None:
             fresh = self.fresh(labels)
@@ -77,7 +77,7 @@ class Histograms(Collector):
                 fresh.clear()
 
     def observe_all(self, labels: tuple[str, ...], values: Floats) -> None:
-        """Many values with the same labels."""
+        """Add many values with the same labels, and count them now."""
         self.fresh(labels)
         counts = self._counts[labels]
         counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(counts))
@@ -100,7 +100,7 @@ class Histograms(Collector):
 
 
 class Counts(Collector):
-    """One counter with labels, as cheap."""
+    """One counter metric with labels, as cheap as `Histograms`."""
 
     def __init__(self, name: str, told: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
         self._name: Final = name
@@ -155,7 +155,7 @@ class Times(Collector):
         return found
 
     def observe(self, timing: Timing) -> None:
-        """One request."""
+        """Count the times of one request."""
         way = timing.way
         if timing.first_made_s is not None:
             self._made.observe((way,), timing.first_made_s)
@@ -169,7 +169,7 @@ class Times(Collector):
             self._observe_parts("answer", timing.answer, way)
 
     def observe_all(self, way: str, columns: Mapping[tuple[str, str], Floats]) -> None:
-        """Many requests of one way: seconds by sum and part, as `observe` takes them from a `Timing`."""
+        """Count many requests of one way: seconds by sum and part, as `observe` takes them from a `Timing`."""
         totals = {"made": self._made, "ttft": self._ttft, "tt2t": self._tt2t}
         for (name, part), seconds in columns.items():
             if part:

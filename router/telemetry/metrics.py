@@ -32,7 +32,7 @@ def _notes_lost(registry: CollectorRegistry) -> Counter:
 
 
 def _at_hand_over(registry: CollectorRegistry) -> tuple[Counter, Counter]:
-    """Early legs, and seeds."""
+    """The counters of early legs and of seeds."""
     told = (
         "Decode legs that were sent while P computed: used, closed (P's leg gave no hold), lost, or answered first "
         "(D's first token came before P's answer)."
@@ -138,14 +138,22 @@ class RouterMetrics:
             self.lately.ended(now, outcome)
 
     def pulled(self, prefill: InstanceId, decode: InstanceId, failure: str | None) -> None:
-        """A decode leg that pulls from this prefill instance has begun to answer, or failed and why."""
+        """A decode leg that pulls from this prefill instance has begun to answer (`failure` None), or why it failed."""
         self.pairs.tried(prefill, decode, failure)
         self._handoffs.add(("ok" if failure is None else "failed",))
 
     def text(
         self, view: FleetView, waiting: int, stale_s: float = 0.0, unproven: int = 0, *, controlled: bool = False
     ) -> bytes:
-        """Prometheus text, with up-to-date gauges of the fleet and the queue; instances that have left are left out."""
+        """Prometheus text, with up-to-date gauges of the fleet and the queue, without instances that have left.
+
+        Args:
+            view: the fleet as this router sees it.
+            waiting: requests in the flow-control queue.
+            stale_s: seconds since the registry was last heard; 0 while it is heard.
+            unproven: members of the registry that are ignored for want of a proof.
+            controlled: whether a goodput controller is heard.
+        """
         self.waiting.set(waiting)
         self._controlled.set(controlled)
         self._fleet.show(view, stale_s, unproven)
@@ -206,7 +214,7 @@ class _Arrivals(Collector):
 
 
 class PrefixSources:
-    """Counters of prompts' beginnings from peers."""
+    """Counters of source legs: prompts' beginnings that instances have from peers' prefix caches."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         told = "Instances that were asked for a prompt's beginning: held, nothing, refused, lost, late, gone, unwanted."
@@ -215,7 +223,7 @@ class PrefixSources:
         self._tokens = Counter("baton_prefix_source_tokens", told, registry=registry)
 
     def asked(self, outcome: str, tokens: int) -> None:
-        """An instance was asked, and holds so many tokens."""
+        """An instance was asked for a prompt's beginning, and holds `tokens` tokens of it."""
         self._asked.labels(outcome).inc()
         self._tokens.inc(tokens)
 

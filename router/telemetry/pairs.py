@@ -30,7 +30,7 @@ class Pairs:
         self._pairs: Final[dict[tuple[InstanceId, InstanceId], PairCounts]] = {}
 
     def tried(self, prefill: InstanceId, decode: InstanceId, failure: str | None) -> None:
-        """A decode leg that pulls has begun to answer (None), or has failed and why."""
+        """A decode leg that pulls has begun to answer (`failure` None), or why it failed."""
         pair = self._pairs.pop((prefill, decode), None) or PairCounts(prefill, decode)
         self._pairs[prefill, decode] = pair
         if len(self._pairs) > PAIRS_MAX:

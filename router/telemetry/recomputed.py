@@ -1,7 +1,7 @@
 """How many handed-over tokens each instance computed itself nevertheless: engines' reports as counters. Pure.
 
-An engine's report (`Load.recomputed_tokens`) begins at zero with each of its lives, and with vLLM's own counters it may
-be too high for a moment, as they include pulls under way. So the lowest of the last `LOOKS` reports counts, and a
+An engine's report (`Load.recomputed_tokens`) begins at zero with each start of the engine. By vLLM's own counters it
+may be too high for a moment, as these include pulls under way. So the lowest of the last `LOOKS` reports counts, and a
 counted token is never taken back.
 """
 
@@ -31,6 +31,7 @@ class RecomputedCounts:
         self._before = (0, 0)
         """Recomputed and pulled tokens of earlier lives."""
         self._life = (0, 0)
+        """The same of this life."""
         self._epoch = 0
         self._last = 0
         """Tokens pulled in this life, by the last report."""
@@ -67,7 +68,7 @@ class RecomputedCounts:
 
     @property
     def lately(self) -> int:
-        """Those computed tokens that were counted within the last `LATELY` looks."""
+        """The recomputed tokens that were counted within the last `LATELY` looks."""
         return self._totals[-1] - self._totals[0] if self._totals else 0
 
 
@@ -78,7 +79,7 @@ class Recomputed:
         self._counted: dict[InstanceId, RecomputedCounts] = {}
 
     def look(self, fleet: FleetSnapshot) -> None:
-        """Called once a second."""
+        """Take every instance's report, once a second."""
         for seen in fleet:
             if seen.load.kv_tokens or seen.load.prompt_tokens:  # else its engine has not reported yet
                 self._counted.setdefault(seen.id, RecomputedCounts()).hear(seen)
@@ -86,7 +87,7 @@ class Recomputed:
             del self._counted[gone]
 
     def of(self, instance: InstanceId) -> RecomputedCounts | None:
-        """The counters of one instance; None: none yet."""
+        """The counters of one instance; None: it has no figures yet."""
         found = self._counted.get(instance)
         return found if found is not None and found.known else None
 

@@ -97,8 +97,12 @@ class RollingStatistics:
         results[slo_class, "late_tpot"] += late_tpot
 
     def look(self, now: float, waiting: int, parts: Mapping[str, float]) -> None:
-        """Called once a second: the number of queued requests, and the seconds that first tokens spent by part, since
-        the process began.
+        """Take the figures of one second.
+
+        Args:
+            now: monotonic seconds.
+            waiting: the number of queued requests.
+            parts: the seconds that first tokens spent, by part, since the process began.
         """
         slot = self._at(now)
         slot.line += waiting
@@ -128,7 +132,7 @@ def _nothing() -> None:
 
 
 def bucket(seconds: float) -> int:
-    """The bucket of a duration."""
+    """The number of a duration's bucket."""
     return ceil(log(seconds) * _PER_LOG) if seconds > _LEAST else _FIRST
 
 

@@ -67,7 +67,7 @@ class RecordedSpans:
         self._span.leg_over(LEG_NAMES[stage], error)
 
     def prefilled(self, finish_reason: str | None, usage: object) -> None:
-        """P answered. `usage`: of its answer."""
+        """P has answered. `usage`: the token counts in its answer."""
         told: dict[str, Any] = _usage_attributes(usage if isinstance(usage, dict) else {})
         if finish_reason is not None:
             told["gen_ai.response.finish_reasons"] = [finish_reason]

@@ -189,7 +189,7 @@ class RequestTimeline:
             self.enter(Stage.ROUTER, now)
 
     def first(self, now: float, then: str) -> None:
-        """The first token is on its way to the client."""
+        """The first token is on its way to the client. `then`: the stage that begins."""
         self._first = len(self._stages)
         self.enter(then, now)
 
@@ -285,7 +285,9 @@ class RequestTimeline:
         return left
 
     def _first_made(self, since: Sequence[float]) -> float | None:
-        """When P answered; without P, when the first event came, or the engine's own report."""
+        """Seconds from arrival until P answered; without P, until the first event, or by the engine's own report. None:
+        not known yet.
+        """
         for number, stage in enumerate(self._stages):
             if stage not in LEGS or (number + 1 == len(self._stages) and self._ended is None):
                 continue

@@ -1,4 +1,4 @@
-// Asks /ui/data every two seconds and shows it. Texts go in as texts: no name of a model or reason can become markup.
+// Asks /ui/data every two seconds and shows it. Texts are set as text content: no model's name or reason becomes markup.
 "use strict";
 
 const EVERY_MS = 2000;
@@ -224,14 +224,14 @@ function kv(share) {
   return add(make("td", percent(share)), bar(share));
 }
 
-// Of a large fleet, those that need looking at: who is not ready, then who has most waiting.
+// Of a large fleet, the instances to look at: those that are not ready, then those with the most waiting requests.
 function shown(all) {
   if (all.length <= ROWS) return all;
   const trouble = (each) => (each.state === "up" ? 0 : 1e9) + each.waiting;
   return [...all].sort((a, b) => trouble(b) - trouble(a)).slice(0, ROWS);
 }
 
-// Prompt tokens that were handed over to it and that it computed itself: it should be none.
+// Prompt tokens that were handed over to an instance and that it computed itself: there should be none.
 function again(each) {
   if (each.recomputed_tokens === null) return make("td", "", "dim");
   return make("td", number(each.recomputed_tokens), each.recomputed_lately ? "bad" : each.recomputed_tokens ? "warn" : "dim");
@@ -260,7 +260,7 @@ function instances(data) {
   );
 }
 
-// On how many instances a kind of prediction was told, is learned, is assumed; or, of all requests, on what.
+// By kind of prediction: the number of instances where it was told, is learned or assumed; 1 if it is for all requests.
 function basis(data) {
   $("basis-part").hidden = !data.basis.length;
   const count = (value, look) => make("td", value ? number(value) : "", look);
