@@ -101,7 +101,10 @@ class RunningLoad:
 
 
 class Replay:
-    """One load on one endpoint. `on_record` gets each record at its end, `on_tick` the load ten times a second."""
+    """One load on one endpoint. `on_record` gets each record at its end, `on_tick` the load ten times a second.
+
+    It has many attributes: all tasks of a load share its open requests, its clock, and how it ends.
+    """
 
     def __init__(
         self,
