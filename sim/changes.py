@@ -23,7 +23,7 @@ FORMS: Final[Mapping[str, tuple[str, ...]]] = {
     "flip": ("instance", "role"),
     "stop": ("instance",),
 }
-"""By what is to be done, the fields that say it, beside `at_s` and `because`."""
+"""By kind of change (`do`), its fields beside `at_s` and `because`."""
 
 
 def read_changes(text: str, pools: Sequence[str]) -> tuple[Timed, ...]:
@@ -31,10 +31,10 @@ def read_changes(text: str, pools: Sequence[str]) -> tuple[Timed, ...]:
 
     Args:
         text: a JSON list of objects, or one object a line.
-        pools: what there is to start.
+        pools: the names of the pools of which instances can be started.
 
     Raises:
-        UsageError: something in it is no change; says which one, the field, its value and what fits.
+        UsageError: an entry is no change; names the entry, the field, its value and what fits.
     """
     try:
         listed = (

@@ -48,7 +48,7 @@ class Fault:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming the field, its value and the fix."""
+        """Raises ValueError: a field has a value that it must not have."""
         if self.kind not in KINDS:
             raise ValueError(f"kind {self.kind!r} is none of {', '.join(KINDS)}")
         if self.at_s < 0 or self.duration_s <= 0:

@@ -37,7 +37,7 @@ class SimulatedPull:
 
     @property
     def stands(self) -> bool:
-        """Whether the producer still has the life that offered the hold."""
+        """Whether the producer still has the life that made the hold."""
         producer = self.producer
         return producer.ready and producer.epoch == self.effect.source.transfer.producer_epoch
 
