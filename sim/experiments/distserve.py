@@ -54,7 +54,7 @@ floor, which their form lacks, is DistServe's times the ratio of decodes."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """One row of its table 1."""
+    """One row of the paper's table 1."""
 
     name: str
     model: str
@@ -76,7 +76,7 @@ class Application:
         return made_up(self.name, inputs, outputs, SEED, count, LENGTH_MAX)
 
     def targets(self, scale: float) -> Targets:
-        """Both, tighter below 1."""
+        """Both targets times `scale`, so tighter below 1."""
         return Targets(self.ttft_ms * scale, None, self.tpot_ms * scale, None)
 
 
@@ -165,12 +165,12 @@ class DistServeRow:
 
     @property
     def over_same(self) -> float | None:
-        """The same over that scheduling on an equal engine."""
+        """Goodput per GPU over the same scheduling on an equal engine."""
         return self.apart.per_gpu / self.same.per_gpu if self.same.per_gpu else None
 
     @property
     def over_chunked(self) -> float | None:
-        """The same over today's."""
+        """Goodput per GPU over chunked prefill, tuned."""
         return self.apart.per_gpu / self.chunked.per_gpu if self.chunked.per_gpu else None
 
 

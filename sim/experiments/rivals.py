@@ -48,7 +48,7 @@ def as_it_is(system: System) -> System:
 
 
 def mixing(system: System) -> System:
-    """Splitwise's: all instances can do both, and are at home in one of two pools."""
+    """Splitwise's arrangement: all instances can do both, and have their homes in one of two pools."""
     prompts, tokens = system.pools
     return replace(system, pools=(_able(prompts), _able(tokens)), make_policy=_splitwise)
 
