@@ -1,4 +1,4 @@
-"""What must hold after every event, whatever happens: a broken law stops the run where it broke."""
+"""The laws that must hold after every event: a broken law stops the run where it broke."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Ours:
         return self.controller.rules.every_s if due_s is None else max(0.05, due_s - self._looked_s)
 
     def act(self, sight: Sight) -> None:
-        """One look."""
+        """Look once: give the controller an observation, and carry out its effects."""
         now_s = self._looked_s = sight.now_s
         routers = (sight.meters.counts(),) if self._heard(now_s) else ()
         seen = Observation(at_s=now_s, routers=routers, instances=sight.actuator.observe(), leads=self._leads())

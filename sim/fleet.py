@@ -123,7 +123,7 @@ def check_members(members: Iterable[SimulatedMember]) -> None:
 
 
 def make_of_member(member: SimulatedMember) -> Make | None:
-    """What the router knows about its speed; None if its costs are not the cost model's."""
+    """What the router knows about a member's speed; None if its costs are not the cost model's."""
     if not isinstance(member.costs, Costs):
         return None
     config = member.config

@@ -80,12 +80,12 @@ class SimulatedLeg:
         self.detached = False
         """The router has stopped reading the leg."""
         self.outlasted = False
-        """Of a prefill leg: its request goes on without it; only its hold is still to be released."""
+        """The request goes on without this prefill leg; only the leg's hold is still to be released."""
         self.sourcing: SimulatedSourcing | None = None
-        """Of a source leg: its purpose."""
+        """The purpose of a source leg; None: the leg is none."""
 
     def transfer(self, finished: ev.RequestFinished) -> TransferFields | None:
-        """What P's answer says of its hold (`cluster.wire.read_transfer` live)."""
+        """The hold in P's answer (live: `cluster.wire.read_transfer`); None: P holds nothing."""
         hold = finished.hold
         if hold is None:
             return None

@@ -42,7 +42,7 @@ VERDICTS: Final = {
     for one in (True, False)
     for greedy in (True, False)
 }
-"""What `router.core.eligibility` says of an ordinary streamed completion: of one token or more, repeatable or not."""
+"""The verdicts of `router.core.eligibility` on an ordinary streamed completion: by (one token at most, repeatable)."""
 
 
 def prompt_of(arrival: Arrival, number: int) -> Prompt:

@@ -34,7 +34,7 @@ class Site:
     """The pools, the budget and the GPUs of a fleet that may change."""
 
     pools: Mapping[str, SimulatedMember] = field(default_factory=dict)
-    """By pool, what one more instance is; its name is the action's."""
+    """By pool, the template of one more instance; the action gives its name."""
     budget: Budget = NO_BUDGET
     """What the fleet may use at most."""
     gpus: Mapping[str, int] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Provisioning:
         return tuple(self._pending)
 
     def member_of(self, pending: InstanceId) -> SimulatedMember:
-        """What an instance that waits for a GPU is to be."""
+        """The member that an instance which waits for a GPU will be."""
         return self._pending[pending]
 
     def gpu_seconds(self, end_ns: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A less obliging world: engines whose speed wavers and that stall, busy front ends, transfers that wait, prompts whose
+"""A rougher world: engines that stall and whose speed wavers, busy front ends, transfers that wait, prompts whose
 tokens the router has to estimate. Pure: all of it follows from the seed.
 
 Without it a simulated engine takes for each step exactly what the router's predictions say. That flatters a router that
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roughness:
-    """How far the world is from an obliging one. Each field's zero turns its part off."""
+    """How far the world is from the router's predictions. A field of 0 turns its part off."""
 
     speed_cv: float = 0.0
     """Standard deviation of an engine's speed, as a share of its mean: clocks, memory, other processes' work."""

@@ -1,4 +1,4 @@
-"""What surrounds engines and router in a simulated cluster: delays and limits, each with where its default is from."""
+"""The delays and limits around engines and router in a simulated cluster, each with the source of its default."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class Sequence:
         return mix(self.text.key, self.taint) if self.taint else self.text.key
 
     def digest(self, block: int, end: int) -> int:
-        """What a step writes into its block once it has computed up to `end`."""
+        """What a step writes into the request's block number `block` once it has computed up to `end`."""
         right = self.text.digest(block, end)
         return mix(right, self.taint) if self.taint else right
 

@@ -37,7 +37,7 @@ PROMPT_PENDING_MAX: Final = 8192
 ANSWER_TOKENS: Final = 211
 """Mean answer of Azure's conversation trace of 2023, which is theirs."""
 KV_FULL: Final = 0.95
-"""Of the reported KV usage, if the number of tokens that fit is unknown."""
+"""The reported KV usage from which a machine is full, if the number of tokens that fit is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from sim.result import Result
 RATIO: Final = 1.06
 """The factor between two neighbouring rates of the lattice."""
 BESIDE: Final = 2
-"""So many rates in a row have to hold, and to fail, before the curve is taken to have crossed."""
+"""The number of rates in a row that must hold, and must fail, before the curve counts as crossed."""
 STRIDES: Final = (1, 1, 1, 2, 2, 3, 4, 4, 6, 6)
 """Lattice steps from one rate to the next, away from the start; no more rates than these on either side."""
 DECILES: Final = 10

@@ -71,7 +71,7 @@ class Application:
     """What the paper reports: rate over vLLM, and how much tighter the targets may be."""
 
     def load(self, count: int) -> UnitLoad:
-        """Its requests."""
+        """The application's requests."""
         inputs, outputs = (_lognormal(*each) for each in (self.inputs, self.outputs))
         return made_up(self.name, inputs, outputs, SEED, count, LENGTH_MAX)
 
@@ -175,7 +175,7 @@ class DistServeRow:
 
 
 def pool(application: Application, role: Role, tp: int) -> EqualInstances:
-    """One instance of 2023."""
+    """A pool of one instance of 2023."""
     return EqualInstances(
         role=role,
         count=1,
@@ -205,7 +205,7 @@ def compare(
     tolerance: float,
     scales: Sequence[float] = SCALES,
 ) -> list[DistServeRow]:
-    """All four at each tightness; each at its best split and token budget there."""
+    """All four systems at each tightness, each at its best split and token budget."""
     one = pool(application, Role.BOTH, application.colocated_tp)
     count = application.gpus // application.colocated_tp
     whole = replace(one, count=count, serial=True)

@@ -140,7 +140,7 @@ class Kept:
     met: int
 
     def __add__(self, other: Kept) -> Kept:
-        """Both together."""
+        """The counts of both together."""
         return Kept(self.arrived + other.arrived, self.admitted + other.admitted, self.met + other.met)
 
     @property

@@ -142,12 +142,12 @@ def scaled(
 
 def figures(setting: CellSetting, run: Scaled, result: Result) -> dict[str, Any]:
     """The figures of a run that are compared."""
-    met, late = result.met(TARGETS), result.met(Targets(TARGETS.ttft_ms, None, None, None))
+    met, first = result.met(TARGETS), result.met(Targets(TARGETS.ttft_ms, None, None, None))
     hours = setting.arrivals[-1].at_s / 3600
     actions = run.actuator.actions
     return {
         "attainment": round(float(met.mean()), 5),
-        "ttft_attainment": round(float(late.mean()), 5),
+        "ttft_attainment": round(float(first.mean()), 5),
         "requests": len(met),
         "gpu_hours": round(sum(result.gpu_seconds.values()) / 3600, 3),
         "actions_hour": round(len(actions) / hours, 2),

@@ -160,7 +160,7 @@ def case_of(scenario: Scenario, load: UnitLoad, size: Size, tolerance: float) ->
 
 
 def pair(scenario: Scenario) -> tuple[EqualInstances, EqualInstances]:
-    """One prefill and one decode instance of it."""
+    """One prefill and one decode instance of the scenario."""
     caching = scenario.prefix_caching
     return (
         EqualInstances(role=Role.PREFILL, count=1, tp=scenario.prefill_tp, gpu=scenario.gpu, prefix_caching=caching),

@@ -135,12 +135,12 @@ def _pool(model: str, kind: str, count: int, chunked: int | None) -> EqualInstan
 
 
 def _policy(design: Design, members: Sequence[SimulatedMember]) -> Policy:
-    """Its scheduler; all machines can do both, as its mixed pool needs."""
+    """Splitwise's scheduler; all machines can do both, as its mixed pool needs."""
     return scheduler(design, members)
 
 
 def scheduler(design: Design, members: Sequence[SimulatedMember], known: Sequence[int] = ()) -> Splitwise:
-    """Its scheduler, with the design's homes for its machines; `known` are answers' lengths by request."""
+    """Splitwise's scheduler, with the design's homes for its machines; `known`: answers' lengths by request."""
     names = [each.name for each in members]
     capacity = min(each.config.num_blocks * each.config.block_size for each in members)
     prompts = design.prompt[1] if design.token is not None else 0
@@ -169,9 +169,9 @@ class Alone:
 
     costs: Lone
     half: bool = True
-    """Its steps have half of its answer as context beside the prompt, which is the mean; else the prompt alone."""
+    """Whether a step's context is the prompt and half of the answer, which is the mean; else the prompt alone."""
     whole_run: bool = False
-    """All requests count, start and end of the run too, and time per token is over all of them, the first included."""
+    """Whether all requests of the run count, and time per token includes the first; else the window's requests."""
 
     def slowdowns(self, result: Result) -> dict[str, NDArray[Any]]:
         """TTFT, TBT (`tpot`) and E2E as multiples of a lone request's; infinite for requests that failed."""

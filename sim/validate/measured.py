@@ -61,7 +61,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSettings:
-    """The engine's settings in a stamped run, from its ``meta.json``: many attributes, as the twin needs each of them."""
+    """The engine's settings in a stamped run, from its ``meta.json``: many attributes, each of which the twin needs."""
 
     model: str
     vllm: str

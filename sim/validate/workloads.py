@@ -57,7 +57,7 @@ WORKLOADS: Final = {
 GROUPS: Final = 10
 """System prompts."""
 QUESTIONS: Final = 10
-"""To each of them."""
+"""Questions to each system prompt."""
 TEXTS: Final = GROUPS * QUESTIONS
 """Different prompts."""
 

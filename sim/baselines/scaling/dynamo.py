@@ -123,7 +123,7 @@ class DynamoPlanner:
         self.stopped = False
 
     def act(self, sight: Sight) -> None:
-        """A tick, if one is due."""
+        """Ask the planner, if a tick is due."""
         if self.stopped or sight.now_s + 1e-6 < self._due_s:
             return
         answer = self._ask(self._look(sight))

@@ -75,7 +75,7 @@ class Behavior:
 
 
 class _OnPods(ABC):
-    """One law for prefill and one for decode, each blind to the other."""
+    """A law for each role's pods, independent of the other roles."""
 
     every_s = 15.0
 
@@ -97,7 +97,7 @@ class _OnPods(ABC):
         )
 
     def act(self, sight: Sight) -> None:
-        """One sync."""
+        """Sync once: set each role's replicas as its law and its `Behavior` allow."""
         for role in self.law.pools:
             there = self.pods.of(sight, role)
             ready = [each for each in there if each.phase is Phase.READY]

@@ -39,7 +39,7 @@ class Narwhal:
         self._way = 0
 
     def act(self, sight: Sight) -> None:
-        """One look."""
+        """Look once: flip an instance if a split next to the present one was better for long enough."""
         if Role.PREFILL not in self._law.pools or Role.DECODE not in self._law.pools:
             return
         ready = [each for each in sight.instances() if each.phase is Phase.READY and not each.leaving]
