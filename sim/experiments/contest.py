@@ -186,7 +186,10 @@ def whole_by_gpu(
 
 
 def crossed(pools: Sequence[EqualInstances], policy: str, *, admission: bool) -> Family:
-    """The first half of the GPUs computes prompts, the other answers, one of the two sides with twice the TP."""
+    """The first half of the GPUs computes prompts, the other answers, one of the two sides with twice the TP.
+
+    Pools must have TP 1: half of the GPUs are counted as so many instances.
+    """
     half = sum(pool.gpus for pool in pools) // 2
     first, second = _cut(pools, half)
     systems = [
