@@ -18,9 +18,10 @@ from router.scheduler.scoring.policies import Policy
 from sim.baselines.dynamo import Dynamo, DynamoConditional
 from sim.baselines.llmd_latency import LlmdLatency
 from sim.baselines.plain import WeightedRequests
-from sim.baselines.splitwise import ANSWER_TOKENS, Splitwise
+from sim.baselines.splitwise import ANSWER_TOKENS
 from sim.experiments.estimate import decode_rate, prefill_rate, tpot_of, whole_rate
-from sim.experiments.systems import EqualInstances, Shelf, System
+from sim.experiments.homes import splitwise_of
+from sim.experiments.systems import EqualInstances, Shelf, System, pool_of
 from sim.experiments.tuning import CEILING, Best, Case, guess
 from sim.fleet import SimulatedMember, make_of_member
 
@@ -278,15 +279,7 @@ def _splitwise(
     homes: tuple[Role, ...], answer_tokens: int, speeds: Sequence[float] | None, members: Sequence[SimulatedMember]
 ) -> Policy:
     """Splitwise's policy. Its instances have their homes in one of two pools or in the mixed one, and can do both."""
-    found = {role: [each.name for each in members if homes and homes[_pool_of(each)] is role] for role in Role}
-    capacity = min(each.config.num_blocks * each.config.block_size for each in members)
-    return Splitwise(
-        found[Role.PREFILL],
-        found[Role.DECODE],
-        capacity_tokens=capacity,
-        answer_tokens=answer_tokens,
-        speeds=_by_name(speeds, members),
-    )
+    return splitwise_of(homes, members, answer_tokens=answer_tokens, speeds=_by_name(speeds, members))
 
 
 # --- what rivals are told ---------------------------------------------------------------------------------------------
@@ -329,16 +322,11 @@ def _speed(case: Case, shelf: Shelf, pool: EqualInstances, role: Role) -> float:
     return rate(costs, inputs, outputs, tpot_of(case.targets, costs))
 
 
-def _pool_of(member: SimulatedMember) -> int:
-    """The index of the member's pool, which its name contains (`Shelf.members`)."""
-    return int(member.name.split("-")[1])
-
-
 def _by_name(speeds: Sequence[float] | None, members: Sequence[SimulatedMember]) -> dict[InstanceId, float] | None:
     """The speed of each member's pool, by name; the fastest has 1."""
     if speeds is None:
         return None
-    return {each.name: speeds[_pool_of(each)] / max(speeds) for each in members}
+    return {each.name: speeds[pool_of(each)] / max(speeds) for each in members}
 
 
 def _llmd_latency(ttft_ms: float, tpot_ms: float, members: Sequence[SimulatedMember]) -> Policy:

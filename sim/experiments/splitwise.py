@@ -31,6 +31,7 @@ from loadgen.report import Targets
 from router.scheduler.scoring.policies import Policy
 from sim.baselines.splitwise import Splitwise
 from sim.experiments.goodput import steady
+from sim.experiments.homes import splitwise_of
 from sim.experiments.loads import Size, UnitLoad
 from sim.experiments.systems import EqualInstances, Shelf, System
 from sim.experiments.tuning import Best, Case, consider
@@ -141,11 +142,8 @@ def _policy(design: Design, members: Sequence[SimulatedMember]) -> Policy:
 
 def scheduler(design: Design, members: Sequence[SimulatedMember], known: Sequence[int] = ()) -> Splitwise:
     """Splitwise's scheduler, with the design's homes for its machines; `known`: answers' lengths by request."""
-    names = [each.name for each in members]
-    capacity = min(each.config.num_blocks * each.config.block_size for each in members)
-    prompts = design.prompt[1] if design.token is not None else 0
-    tokens = names[prompts:] if prompts else []
-    return Splitwise(names[:prompts], tokens, capacity_tokens=capacity, known=known)
+    homes = () if design.token is None else (Role.PREFILL, Role.DECODE)
+    return splitwise_of(homes, members, known=known)
 
 
 def reference(model: str, shelf: Shelf) -> Costs:

@@ -131,6 +131,11 @@ def _budget(pool: EqualInstances) -> str:
     return f" {pool.batched_tokens} tokens" if pool.batched_tokens else ""
 
 
+def pool_of(member: SimulatedMember) -> int:
+    """The index of the member's pool, which its name contains (`Shelf.members`)."""
+    return int(member.name.split("-")[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Shelf:
     """Sizes and profiles to build fleets from; members once made are kept."""
