@@ -69,11 +69,6 @@ def read_digests(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def is_known(key: str, digests: Iterable[str]) -> bool:
-    """Whether `key` matches one of `digests`. A wrong key takes as long as a right one."""
-    return whose(key, {"": digests}) is not None
-
-
 def whose(key: str, digests: Mapping[str, Iterable[str]]) -> str | None:
     """The tenant that `key` belongs to, among those whose digests are given; None if it belongs to none.
 

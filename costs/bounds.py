@@ -29,13 +29,19 @@ class Least:
 def least_step_ms(
     model: ModelShape, gpu: Gpu, shape: CostShape, work: StepWork, *, kv_dtype: Dtype | None = None
 ) -> float:
-    """A step's arithmetic or its reading at the hardware's peaks, whichever takes longer."""
+    """A step's arithmetic or its reading at the hardware's peaks, whichever takes longer.
+
+    Other data-parallel ranks may have no tokens in the step: then all ranks compute the experts of this rank's tokens.
+    All tokens may choose the same experts, so a step reads at least those of one token. With whole experts on each
+    rank (`ep`) that is the mean over the ranks, and the fullest rank reads no less.
+    """
     peak = peaks(model, gpu, shape, kv_dtype=kv_dtype)
     tokens = work.new_tokens + work.batch
     if not tokens:
         return 0.0
-    arithmetic = peak.token_ms * tokens + peak.area_ms * work.area
-    experts = peak.experts_ms * (1 - peak.expert_miss)  # all tokens could choose the same experts
+    token_ms = peak.token_ms - peak.expert_token_ms * (1 - 1 / shape.dp)
+    arithmetic = token_ms * tokens + peak.area_ms * work.area
+    experts = peak.experts_ms * (1 - model.experts.miss) if model.experts else 0.0
     return max(arithmetic, peak.weights_ms + experts + peak.context_ms * work.sum_context)
 
 

@@ -51,7 +51,7 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     """The sizes of the model that this ``config.json`` describes.
 
     Raises:
-        UsageError: a required field is missing, or a field that is read is no positive whole number.
+        UsageError: a required field is missing, or a field is not a whole number of the wanted size.
     """
     config = {**config, **config.get("text_config", {})} if "text_config" in config else config
     family = str(config.get("model_type", "llama"))
@@ -81,21 +81,30 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     )
 
 
-def _value(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((config[name] for name in names if config.get(name) is not None), None)
+def _spelt(config: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """The first of these spellings that the file has; None if it has none."""
+    return next((name for name in names if config.get(name) is not None), None)
 
 
-def _whole(config: Mapping[str, Any], *names: str) -> int:
-    value = _value(config, names)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        said = "is missing" if value is None else f"is {value!r}, which is no positive whole number"
-        raise UsageError(f"config.json: {names[0]} {said}.")
+def _whole(config: Mapping[str, Any], *names: str, least: int = 1) -> int:
+    name = _spelt(config, names)
+    if name is None:
+        raise UsageError(f"config.json: {names[0]} is missing.")
+    value = config[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        wanted = "positive whole number" if least else "whole number from 0"
+        raise UsageError(f"config.json: {name} is {value!r}, which is no {wanted}.")
     return value
 
 
 def _maybe(config: Mapping[str, Any], *names: str) -> int:
-    """The number of the first of these fields that the file has; 0 if it has none."""
-    return _whole(config, *names) if _value(config, names) is not None else 0
+    """The positive number of the first of these fields that the file has; 0 if it has none, for the default."""
+    return _whole(config, *names) if _spelt(config, names) is not None else 0
+
+
+def _part(config: Mapping[str, Any], *names: str) -> int:
+    """The size of a part that a model may lack: 0 if the file has none of these fields, or says 0."""
+    return _whole(config, *names, least=0) if _spelt(config, names) is not None else 0
 
 
 def _kv_heads(config: Mapping[str, Any], family: str, heads: int) -> int:
@@ -107,12 +116,12 @@ def _kv_heads(config: Mapping[str, Any], family: str, heads: int) -> int:
 
 
 def _latent(config: Mapping[str, Any]) -> Latent | None:
-    rank = _maybe(config, "kv_lora_rank")
+    rank = _part(config, "kv_lora_rank")
     if not rank:
         return None
     return Latent(
         kv_rank=rank,
-        q_rank=_maybe(config, "q_lora_rank"),
+        q_rank=_part(config, "q_lora_rank"),
         nope=_whole(config, "qk_nope_head_dim"),
         rope=_whole(config, "qk_rope_head_dim"),
         value=_whole(config, "v_head_dim"),
@@ -120,11 +129,11 @@ def _latent(config: Mapping[str, Any]) -> Latent | None:
 
 
 def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
-    count = _maybe(config, "n_routed_experts", "num_local_experts", "num_experts")
+    count = _part(config, "n_routed_experts", "num_local_experts", "num_experts")
     if count < 2:
         return None
     width = _maybe(config, "moe_intermediate_size") or _whole(config, "intermediate_size")
-    shared = _maybe(config, "shared_expert_intermediate_size")
+    shared = _part(config, "shared_expert_intermediate_size")
     shared = shared or int(config.get("n_shared_experts") or 0) * width
     sparse = layers - int(config.get("first_k_dense_replace") or 0)
     step = int(config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1)
@@ -140,7 +149,7 @@ def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
 
 def _window(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     """Tokens of the sliding window, and how many layers have it."""
-    tokens = _maybe(config, "sliding_window")
+    tokens = _part(config, "sliding_window")
     if not tokens or config.get("use_sliding_window") is False:
         return 0, 0
     kinds = config.get("layer_types")
@@ -179,7 +188,7 @@ def _small_params(
 
 def _small_latent(config: Mapping[str, Any], layers: int) -> int:
     """The norms inside latent attention."""
-    return layers * (_maybe(config, "kv_lora_rank") + _maybe(config, "q_lora_rank"))
+    return layers * (_part(config, "kv_lora_rank") + _part(config, "q_lora_rank"))
 
 
 def _small_experts(config: Mapping[str, Any], family: str, layers: int, hidden: int, heads: int) -> int:

@@ -170,7 +170,9 @@ class Peaks:
     """Times at the hardware's peaks, in ms. No engine is faster."""
 
     token_ms: float
-    """Arithmetic of one token's matrix products."""
+    """Arithmetic of one token's matrix products, where all data-parallel ranks have as many tokens."""
+    expert_token_ms: float
+    """The part of `token_ms` in routed experts; for tokens of one rank alone, all `dp` ranks share it."""
     area_ms: float
     """Arithmetic of attention, per token² of Σ(L² − p²)."""
     request_ms: float
@@ -199,13 +201,15 @@ def peaks(model: ModelShape, gpu: Gpu, shape: CostShape, *, kv_dtype: Dtype | No
     window_token_ms, window_request_ms = _windows(model, gpu, shape, kv_dtype)
     collective_ms, hops = _collectives(model, gpu, shape)
     miss = model.experts.miss if model.experts else 1.0
+    expert_token_ms = 2 * model.active_expert_params / shape.tp / _flops_per_ms(gpu, model.expert_dtype, model)
     return Peaks(
-        token_ms=_token_ms(model, gpu, shape) + window_token_ms,
+        token_ms=_linear_token_ms(model, gpu, shape) + expert_token_ms + window_token_ms,
+        expert_token_ms=expert_token_ms,
         area_ms=_area_flops(model) * _full_layers(model) / shape.tp / _flops_per_ms(gpu, Dtype.BF16, model),
         request_ms=2 * model.head_params / shape.tp / _flops_per_ms(gpu, Dtype.BF16, model) + window_request_ms,
         weights_ms=weights_bytes / gb_per_ms,
         experts_ms=experts_bytes / gb_per_ms,
-        expert_miss=miss**shape.dp,  # tokens of all data-parallel ranks visit the same experts
+        expert_miss=miss**shape.dp,  # tokens of all data-parallel ranks visit experts
         context_ms=_context_ms(model, gpu, shape, kv_dtype) * _full_layers(model) / model.layers,
         collective_ms=collective_ms,
         hops=hops,
@@ -217,9 +221,8 @@ def _flops_per_ms(gpu: Gpu, dtype: Dtype, model: ModelShape) -> float:
     return gpu.tflops(Dtype.FP32 if model.rest_bytes >= 4 else dtype) * 1e9
 
 
-def _token_ms(model: ModelShape, gpu: Gpu, shape: CostShape) -> float:
-    linear = 2 * model.linear_params_per_rank(shape.tp) / _flops_per_ms(gpu, model.linear_dtype, model)
-    return linear + 2 * model.active_expert_params / shape.tp / _flops_per_ms(gpu, model.expert_dtype, model)
+def _linear_token_ms(model: ModelShape, gpu: Gpu, shape: CostShape) -> float:
+    return 2 * model.linear_params_per_rank(shape.tp) / _flops_per_ms(gpu, model.linear_dtype, model)
 
 
 def _area_flops(model: ModelShape) -> int:

@@ -101,7 +101,10 @@ class RunningLoad:
 
 
 class Replay:
-    """One load on one endpoint. `on_record` gets each record at its end, `on_tick` the load ten times a second."""
+    """One load on one endpoint. `on_record` gets each record at its end, `on_tick` the load ten times a second.
+
+    It has many attributes: all tasks of a load share its open requests, its clock, and how it ends.
+    """
 
     def __init__(
         self,
@@ -175,11 +178,11 @@ class Replay:
     # sending
 
     async def _send_all(self, arrivals: Iterable[tuple[int, Arrival]]) -> None:
-        for number, arrival in arrivals:
+        for before, (number, arrival) in enumerate(arrivals):
             if self._stop_at is not None:
                 break
             body = body_of(arrival, self.sending.asking, number)  # made ahead of its time, while there is time
-            if not await self._until(self._start + arrival.at_s, number):
+            if not await self._until(self._start + arrival.at_s, before):
                 break
             limit = self.sending.concurrency_max
             if limit is not None and len(self._open) >= limit:
@@ -203,11 +206,11 @@ class Replay:
                     await self._answered.wait()
         self._sent_all = True
 
-    async def _until(self, due: float, number: int) -> bool:
-        """Wait for the moment; False if a stop comes first."""
+    async def _until(self, due: float, before: int) -> bool:
+        """Wait for the moment; False if a stop comes first. `before`: how many arrivals this sender had before."""
         left = due - time.perf_counter()
         if left <= 0:
-            if number % BURST == 0:
+            if before % BURST == 0:
                 await asyncio.sleep(0)
             return self._stop_at is None
         while left > 2 * EARLY_S:

@@ -30,7 +30,7 @@ class SimulatedAnswering:
         """When D's server has read its early leg, if there is one."""
 
     def prepare(self, front: SimulatedRouter, instance: InstanceId) -> None:
-        """An early leg is sent there: it waits in the engine's server until P's hold is there."""
+        """The router sends an early leg to this instance: it waits in the engine's server until P holds the blocks."""
         self.early_ns = front.world.legs.front_of_pull(front.world.by_name[instance])
 
     def send(
@@ -42,8 +42,8 @@ class SimulatedAnswering:
         *,
         prepared: bool = False,
     ) -> j.Event | None:
-        """Send the leg there, to pull the hold `transfer`, or a prompt's beginning once its source has answered.
-        `prepared`: it is the early leg. Returns an event if the scheduler turns it away.
+        """Send the leg to this instance, to pull the hold `transfer`, or a prompt's beginning once its source answers.
+        `prepared`: it is the early leg. Returns an event if the instance takes no more legs.
         """
         front = passage.front
         away = turned_away(front.scheduler.view, instance)

@@ -21,13 +21,13 @@ from sim.fleet import SimulatedMember
 
 REQUESTS: Final = 400
 TOKENS: Final = 600_000
-"""Of answers in all, at most: steps are what a simulation spends its time on."""
+"""The most tokens of all answers together: a simulation spends its time on their steps."""
 REQUESTS_MIN: Final = 60
-"""With fewer nothing is said: of so many, three may miss at an attainment of 95 %."""
+"""With fewer requests no verdict is given: of 60, three may miss at an attainment of 95 %."""
 
 
 def checker(pools: Mapping[str, SimulatedMember], goals: Mapping[str, Goal], usual: str) -> Callable[[Check], Checked]:
-    """Answers checks.
+    """The function that answers a controller's checks.
 
     Args:
         pools: by name, what one instance is.
@@ -55,7 +55,7 @@ def checker(pools: Mapping[str, SimulatedMember], goals: Mapping[str, Goal], usu
 
 
 def drawn(asked: Check) -> list[Arrival]:
-    """Requests like recent ones."""
+    """Requests with the lengths and the rate of recent ones; empty: there is no rate, or no class has a share."""
     rng = np.random.default_rng(asked.number)
     names = [name for name, each in asked.lengths.items() if each.share > 0]
     if not names or asked.rate <= 0:

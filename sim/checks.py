@@ -1,4 +1,4 @@
-"""What must hold after every event, whatever happens: a broken law stops the run where it broke."""
+"""The laws that must hold after every event: a broken law stops the run where it broke."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from sim.world import World
 
 _BLOCKS_AT_ONCE: Final = 500
-"""Looking at all blocks of an instance takes a while: it is done after every event up to so many, after every second
-one up to twice as many, and so on."""
+"""A look at all blocks of an instance takes a while. An instance with up to so many blocks is looked at after every
+event of its own, one with up to twice as many after every second event, and so on."""
 
 _EVERYTHING_EVERY: Final = 256
 """Events between two looks at all requests at once; what an event touched is looked at after each."""
@@ -25,13 +25,13 @@ class LawBroken(AssertionError):
 
 
 def law(holds: object, what: str) -> None:
-    """Assert, also where Python was told to optimise asserts away."""
+    """Raise `LawBroken` unless this holds, also where Python runs without asserts."""
     if not holds:
         raise LawBroken(what)
 
 
 class Checks:
-    """Looks after one world."""
+    """The checks of one world."""
 
     def __init__(self, world: World) -> None:
         self._world: Final = world
@@ -41,7 +41,7 @@ class Checks:
         """Events until an instance's blocks are looked at again."""
 
     def after(self) -> None:
-        """An event is over."""
+        """Check, after an event, what the event has touched."""
         world = self._world
         law(world.kernel.now_ns >= self._now_ns, "time ran backwards")
         self._now_ns = world.kernel.now_ns
@@ -58,7 +58,7 @@ class Checks:
             self.places()
 
     def at_end(self) -> None:
-        """Nothing is left to do."""
+        """Check that nothing is left, once no event is."""
         world = self._world
         self.places()
         law(not world.book.open, f"{len(world.book.open)} requests never ended")
@@ -73,7 +73,7 @@ class Checks:
             law(view.inflight == 0, f"{view.id} still has {view.inflight} places taken")
 
     def _moves(self, passage: Passage) -> bool:
-        """Nothing outlives its deadline by more than a second, nor its engine's last word."""
+        """Whether a request is neither over its deadline nor over its engine's last answer by more than a second."""
         world, leg = self._world, passage.answering.leg
         wakeup_s = passage.journey.next_wakeup()
         if wakeup_s is not None:

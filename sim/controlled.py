@@ -12,7 +12,7 @@ from sim.scaling import Sight
 
 
 class Ours:
-    """The product's controller behind the protocol."""
+    """The product's controller behind `sim.scaling.SimulatedScaler`."""
 
     def __init__(
         self,
@@ -23,11 +23,11 @@ class Ours:
         heard: Callable[[float], bool] = lambda _now_s: True,
         keep: Callable[[float, Observed | Answered | Checked, tuple[Effect, ...]], None] | None = None,
     ) -> None:
-        """Drive it.
+        """Drive a controller.
 
         Args:
             controller: the machine.
-            check: says whether a fleet would do, where the rules want it (`Rules.checks`).
+            check: answers whether a fleet would suffice, where `ControlRules.checks` is set; None: no verdict.
             leads: whether the lock is held.
             heard: whether the router's metrics can be read at a time.
             keep: gets every event with its effects: a decision log.
@@ -39,16 +39,16 @@ class Ours:
         self._keep: Final = keep
         self._looked_s = 0.0
         self.decisions: Final[list[Decision]] = []
-        """Those that do something, and the last one that does not."""
+        """The decisions with actions, and the last one if it has none."""
 
     @property
     def every_s(self) -> float:
-        """Until the machine wants to look again."""
+        """Seconds until the controller's next look."""
         due_s = self.controller.next_wakeup()
         return self.controller.rules.every_s if due_s is None else max(0.05, due_s - self._looked_s)
 
     def act(self, sight: Sight) -> None:
-        """One look."""
+        """Look once: give the controller an observation, and carry out its effects."""
         now_s = self._looked_s = sight.now_s
         routers = (sight.meters.counts(),) if self._heard(now_s) else ()
         seen = Observation(at_s=now_s, routers=routers, instances=sight.actuator.observe(), leads=self._leads())

@@ -1,6 +1,6 @@
-"""What vLLM's flags mean to a simulated instance: from the words a pool gives its engines to the twin's settings. Pure.
+"""vLLM's flags for a simulated instance: from the words that a pool gives its engines to the twin's settings. Pure.
 
-Flags that change what is simulated are read, all others are named by `unread`, so that no user believes they counted.
+Flags that change what is simulated are read. `unread` names all others, so that no user believes they had an effect.
 Defaults are vLLM 0.32's for its server on that GPU.
 """
 
@@ -35,12 +35,12 @@ _SWITCHES: Final = {"enable-prefix-caching": True, "enable-chunked-prefill": Tru
 KV_DTYPE: Final = "kv-cache-dtype"
 _WORDS: Final = {KV_DTYPE, "scheduling-policy"}
 _HARMLESS: Final = {"tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size", "enable-expert-parallel"}
-"""Said by the shape as well."""
+"""Flags that are not read: the instance's shape says the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineArgs:
-    """The flags that count."""
+    """The flags that are read, and the names of the others."""
 
     numbers: dict[str, float]
     switches: dict[str, bool]
@@ -48,7 +48,7 @@ class EngineArgs:
     unread: tuple[str, ...]
 
     def whole(self, flag: str, default: int) -> int:
-        """A count."""
+        """The flag's value as a whole number, or the default."""
         return int(self.numbers.get(flag, default))
 
 
@@ -56,7 +56,7 @@ def read_words(words: Sequence[str]) -> EngineArgs:
     """Sort ``--flag value``, ``--flag=value``, ``--flag`` and ``--no-flag``.
 
     Raises:
-        UsageError: a flag that counts has a value that is none.
+        UsageError: the value of a flag that is read is no number above 0.
     """
     numbers: dict[str, float] = {}
     switches, chosen, unread = dict(_SWITCHES), dict[str, str](), list[str]()
@@ -105,7 +105,7 @@ def engine_of(
     lease_s: float = 30.0,
     contents: bool = False,
 ) -> tuple[Costs, TwinConfig]:
-    """What an instance costs and what it is set to.
+    """The costs of an instance's steps, and its settings.
 
     Raises:
         UsageError: the model does not fit, or the flags contradict each other.

@@ -144,7 +144,7 @@ def holds(
 def tried(
     members: Sequence[SimulatedMember], arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str
 ) -> Tried:
-    """The same, with the observations until then."""
+    """The same, with what was seen until the verdict was certain."""
     world = _world(members, goals, usual)
     named = _named(arrivals, goals, usual)
     counts = {name: sum(each.slo_class == name for each in named) for name in goals}
@@ -290,7 +290,7 @@ def _wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def _half_width(met: NDArray[np.bool_]) -> float:
-    """Of the 95 % interval; with fewer arrivals than batches, of independent draws."""
+    """Half the width of the 95 % interval; with less than two arrivals for each batch, that of independent draws."""
     if len(met) < 2 * BATCHES:
         share = float(met.mean())
         return Z_95 * math.sqrt(max(share * (1 - share), 0.25 / len(met)) / len(met))

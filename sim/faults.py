@@ -5,16 +5,15 @@ Each kind draws from a stream of its own, so more faults of one kind change noth
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from cluster.errors import UsageError
 from cluster.ids import InstanceId, TransferId
 from engine.twin.tokens import mix
+from sim.entries import count, known_only, one_of, read_entries, seconds, share
 from sim.kernel import NS
 from sim.pulls import SimulatedPull
 
@@ -35,6 +34,10 @@ KINDS: Final[Mapping[str, str]] = {
 """The meaning of each kind."""
 
 
+FACTOR_MAX: Final = 1_000_000_000
+"""The largest factor of `slow` and `link`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One fault."""
@@ -48,35 +51,34 @@ class Fault:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming the field, its value and the fix."""
-        if self.kind not in KINDS:
-            raise ValueError(f"kind {self.kind!r} is none of {', '.join(KINDS)}")
-        if self.at_s < 0 or self.duration_s <= 0:
-            raise ValueError("at_s must be 0 or more, duration_s above 0")
-        if self.factor < 1 or not 0 < self.share <= 1:
-            raise ValueError("factor must be a whole number, 1 or more; share above 0 and up to 1")
+        """Raises ValueError: a field has a value that it must not have; names the field, its value and what fits."""
+        one_of("kind", self.kind, KINDS)
+        seconds("at_s", self.at_s)
+        seconds("duration_s", self.duration_s, above_0=True)
+        count("factor", self.factor, FACTOR_MAX)
+        share("share", self.share)
 
 
 def read_faults(text: str, names: Sequence[InstanceId]) -> tuple[Fault, ...]:
-    """Faults as a JSON list of objects, or one object a line.
+    """Faults, in the order of their times.
+
+    Args:
+        text: a JSON list of objects, or one object a line.
+        names: the instances that can have a fault.
 
     Raises:
-        UsageError: an entry is not a fault; names it and the reason.
+        UsageError: an entry is not a fault; names the entry, the field, its value and what fits.
     """
-    try:
-        listed = json.loads(text) if text.lstrip().startswith("[") else [json.loads(each) for each in text.splitlines()]
-    except ValueError as error:
-        raise UsageError(f"not JSON: {error}") from None
-    found = []
-    for number, fields in enumerate(listed, 1):
-        try:
-            fault = Fault(**fields)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"fault {number}: {error}") from None
-        if fault.kind != "leave" and fault.instance not in names:
-            raise UsageError(f"fault {number}: there is no instance {fault.instance!r}")
-        found.append(fault)
+    found = read_entries(text, "fault", lambda fields: _fault(fields, names))
     return tuple(sorted(found, key=lambda each: each.at_s))
+
+
+def _fault(fields: Mapping[str, Any], names: Sequence[InstanceId]) -> Fault:
+    known_only(fields, Fault.__dataclass_fields__, "fault")
+    fault = Fault(**{"at_s": None, "kind": None, **fields})
+    if fault.kind != "leave":
+        one_of("instance", fault.instance, names)
+    return fault
 
 
 PRESETS: Final[Mapping[str, tuple[str, ...]]] = {

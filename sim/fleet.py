@@ -24,7 +24,7 @@ MS: Final = NS // 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMember:
-    """One instance."""
+    """One instance. It has many attributes: engine, network, hardware, price and start are all given from outside."""
 
     name: InstanceId
     role: Role
@@ -37,7 +37,7 @@ class SimulatedMember:
     block_bytes: int = 0
     """The KV bytes of one block, held once; 0: pulls take the latency alone."""
     nic_gb_s: float = math.inf
-    """The reached rate of all its GPUs together, each way."""
+    """The rate that all its GPUs reach together, each way, in GB/s."""
     latency_ns: int = 0
     """The latency of one message between two nodes."""
     start_up_ns: int = 60 * NS
@@ -50,9 +50,9 @@ class SimulatedMember:
     gpu: str = ""
     """The type of its GPUs."""
     price_per_hour: float = 0.0
-    """The price of one of its GPUs."""
+    """The price of one of its GPUs, in USD an hour."""
     power_w: float = 0.0
-    """The most that one of its GPUs draws."""
+    """The most that one of its GPUs draws, in watts."""
     flips: bool = False
     """Whether it may change its role during the run."""
     startup: StartUp | None = None
@@ -101,7 +101,7 @@ def pull_bytes(target: SimulatedMember, blocks: int) -> int:
 
 
 def pull_limit_gb_s(source: SimulatedMember, target: SimulatedMember) -> float:
-    """The highest rate of one pull between them: that of the GPUs that move data at once."""
+    """The highest rate of one pull between them, in GB/s: that of the GPUs that move data at once."""
     if source.sizes is None or math.isinf(source.nic_gb_s) or math.isinf(target.nic_gb_s):
         return math.inf
     each = min(source.nic_gb_s / source.gpus, target.nic_gb_s / target.gpus)
@@ -112,7 +112,7 @@ def check_members(members: Iterable[SimulatedMember]) -> None:
     """Check that names are unique, and that blocks which move between members have one size.
 
     Raises:
-        ValueError: they are not.
+        ValueError: two members have one name, or members of one model have blocks of different sizes.
     """
     listed = list(members)
     if len({each.name for each in listed}) != len(listed):
@@ -123,7 +123,7 @@ def check_members(members: Iterable[SimulatedMember]) -> None:
 
 
 def make_of_member(member: SimulatedMember) -> Make | None:
-    """What the router knows about its speed; None if its costs are not the cost model's."""
+    """What the router knows about a member's speed; None if its costs are not the cost model's."""
     if not isinstance(member.costs, Costs):
         return None
     config = member.config

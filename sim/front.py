@@ -48,7 +48,10 @@ class RequestBook:
 
 
 class SimulatedRouter:
-    """One simulated router. What a run reports is kept for all of them together (`World.book`)."""
+    """One simulated router. What a run reports is kept for all routers together (`World.book`).
+
+    It has many attributes: it holds the parts of the router, its deadlines, and short names for parts of the world.
+    """
 
     def __init__(self, world: World, fleet: Fleet, scheduler: Scheduler, scheduling: Scheduling, model: str) -> None:
         self.world: Final = world
@@ -70,10 +73,10 @@ class SimulatedRouter:
         self._deadlines: Final[list[tuple[int, int]]] = []
         self._armed_ns = -1
         self._looks_s = -1.0
-        """When the scheduler is to be asked for room next."""
+        """When the scheduler is to be asked for room next, in seconds; -1: not planned."""
 
     def arrive(self, arrival: Arrival) -> None:
-        """A client sends now. The router chooses once it has read the request."""
+        """A client sends a request now. The router chooses once it has read it."""
         number = self.book.rows.add()
         passage = self.book.open[number] = Passage(self, number, arrival, self.model)
         self.kernel.at(self.kernel.now_ns + self.lead_ns, passage.begin)
@@ -83,9 +86,9 @@ class SimulatedRouter:
         """Send an event to the scheduler; requests that may find a place now ask again."""
         self.call(self.scheduling.handle(event, self.kernel.now_s))
 
-    def call(self, whom: tuple[Any, ...]) -> None:
+    def call(self, passages: tuple[Any, ...]) -> None:
         """These requests ask again, after the present event."""
-        for passage in whom:
+        for passage in passages:
             self.kernel.at(self.kernel.now_ns, passage.called)
         wakeup_s = self.scheduler.wakeup_s
         if wakeup_s is not None and wakeup_s != self._looks_s:
@@ -106,8 +109,8 @@ class SimulatedRouter:
             self.tell(d.LegEnded(leg.at.name))
 
     def outlast(self, leg: SimulatedLeg) -> None:
-        """Its request goes on without this leg: it may end by itself, is aborted after a while, and given up at
-        last.
+        """The request goes on without this prefill leg. The leg may end by itself; it is aborted after `j.PATIENCE_S`,
+        and given up `j.CANCEL_WAIT_S` later.
         """
         leg.outlasted = True
         self.kernel.at(self.kernel.now_ns + round(j.PATIENCE_S * NS), self.world.legs.abort, leg)
@@ -154,7 +157,7 @@ class SimulatedRouter:
         return True
 
     def announce_lost(self, instance: InstanceId, legs: list[SimulatedLeg]) -> None:
-        """An instance is gone, down, or restarted: tell the requests that wait for a first answer from it."""
+        """An instance is gone, down, or restarted: tell the requests that wait for its first answer."""
         for leg in [each for each in legs if each.passage.front is self]:
             state = leg.passage.journey.state
             waits = leg.prefill or state is j.JourneyState.OPENING
@@ -202,7 +205,7 @@ class SimulatedRouter:
         )
 
     def keep_second(self, leg: SimulatedLeg) -> None:
-        """When the client had its second token, from whichever leg it came first."""
+        """Note when the client had its second token, if this leg brought it."""
         row = leg.passage.row
         if row.second_ns < 0 <= leg.second_ns <= self.kernel.now_ns and not leg.prefill:
             row.second_ns = self._seen(leg.second_ns)

@@ -41,7 +41,7 @@ def rules_of(member: SimulatedMember, role: Role | None = None) -> RoleRules:
 
 
 class SimulatedLeg:
-    """One leg of a request at one instance, as the router and the world see it."""
+    """One leg of a request at one instance. It has many attributes: router and engine both keep their state of it."""
 
     __slots__ = (
         "at",
@@ -80,12 +80,12 @@ class SimulatedLeg:
         self.detached = False
         """The router has stopped reading the leg."""
         self.outlasted = False
-        """Of a prefill leg: its request goes on without it; only its hold is still to be released."""
+        """The request goes on without this prefill leg; only the leg's hold is still to be released."""
         self.sourcing: SimulatedSourcing | None = None
-        """Of a source leg: what it is for."""
+        """The purpose of a source leg; None: the leg is none."""
 
     def transfer(self, finished: ev.RequestFinished) -> TransferFields | None:
-        """What P's answer says of its hold (`cluster.wire.read_transfer` live)."""
+        """The hold in P's answer (live: `cluster.wire.read_transfer`); None: P holds nothing."""
         hold = finished.hold
         if hold is None:
             return None
@@ -115,7 +115,7 @@ class SimInstance:
     """State of one instance. It has many attributes: its machines, and what is on its way to and from it."""
 
     def __init__(self, member: SimulatedMember, index: int, *, peers: bool = False, early: bool = False) -> None:
-        """`peers`: whether it takes prompts' beginnings from others; `early`: whether it takes early legs."""
+        """`peers`: whether it shares prompts' beginnings with others; `early`: whether it takes early legs."""
         self.early: Final = early
         self.member: Final = member
         self.name: Final = member.name
@@ -133,9 +133,9 @@ class SimInstance:
         self.gone = False
         """The agent has left: the instance no longer exists."""
         self.rung_ns = -1
-        """The next wake-up of its agent or its supervisor; -1: none."""
+        """The next wake-up of its agent or its supervisor, in ns; -1: none."""
         self.armed_ns = -1
-        """The next wake-up of the twin; -1: none."""
+        """The next wake-up of the twin, in ns; -1: none."""
         self.clock: Slowness | None = None
         self.rates: Final[dict[str, tuple[int, int]]] = {}
         """Why its clock is slower or faster, and how much."""
@@ -158,6 +158,7 @@ class SimInstance:
         self.models: Final[tuple[dict[str, object], ...]] = ({"id": member.model},)
         self.reported = self._reported(0)
         self.load_said = self.agent.load
+        """The twin's last answer to `ReadLoad`; below, to `ReadBlocks` and `ReadSlot`."""
         self.contents_said: tuple[int, ...] | None = None
         self.slot_said: bytes | None = None
 

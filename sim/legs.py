@@ -52,12 +52,12 @@ class SimulatedLegs:
     # --- from routers to engines --------------------------------------------------------------------------------------
 
     def front_of_pull(self, at: SimInstance) -> int:
-        """An early leg is sent: when its engine's server has read it, in the kernel's nanoseconds."""
+        """When the engine's server has read an early leg that is sent now, in the kernel's nanoseconds."""
         return self._rough.front_ns(at, self._kernel.now_ns + self._hop_ns, self._pull_front_ns)
 
     def send(self, leg: SimulatedLeg, *, at_server_ns: int | None = None) -> None:
-        """The router sends a leg. `at_server_ns`: of an early leg, when its engine's server has read it. D then hears
-        of the hold when the router does: P's notice takes as long as P's answer.
+        """The router sends a leg. `at_server_ns`: of an early leg, when its engine's server has read it. D then
+        learns of the hold when the router does: P's notice takes as long as P's answer.
         """
         at, kernel = leg.at, self._kernel
         at.legs[leg.request.id] = leg

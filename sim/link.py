@@ -30,7 +30,7 @@ class Flow:
     source: Nic
     target: Nic
     left: float
-    """Bytes, as of `since_ns`."""
+    """Bytes that are left at `since_ns`."""
     limit_gb_s: float = math.inf
     """The most it can use."""
     payload: Any = None
@@ -38,11 +38,11 @@ class Flow:
     """Bytes per ns now; -1 before it begins."""
     since_ns: int = 0
     end_ns: int = -1
-    """When its last byte is there, if nothing changes; -1: it is not under way."""
+    """When its last byte arrives, if nothing changes; -1: it is not under way."""
 
 
 def join(flow: Flow, now_ns: int) -> list[Flow]:
-    """It begins. All flows whose end has changed, itself first."""
+    """Begin a flow. Returns all flows whose end has changed, this one first."""
     flow.since_ns = now_ns
     flow.end_ns = now_ns
     flow.source.sending[flow] = None
@@ -52,7 +52,7 @@ def join(flow: Flow, now_ns: int) -> list[Flow]:
 
 
 def leave(flow: Flow, now_ns: int) -> list[Flow]:
-    """It is over, or broken off. All flows whose end has changed."""
+    """End a flow, or break it off. Returns all other flows whose end has changed."""
     _progress(flow, now_ns)
     flow.end_ns = -1
     del flow.source.sending[flow]
@@ -61,7 +61,7 @@ def leave(flow: Flow, now_ns: int) -> list[Flow]:
 
 
 def slowed(nic: Nic, gb_s: float, now_ns: int) -> list[Flow]:
-    """The NIC runs at another speed from now on. All flows whose end has changed."""
+    """Give the NIC another speed from now on. Returns all flows whose end has changed."""
     nic.gb_s = gb_s
     return [flow for flow in dict.fromkeys((*nic.sending, *nic.receiving)) if _set(flow, now_ns)]
 
@@ -74,7 +74,7 @@ def _others(flow: Flow, now_ns: int) -> list[Flow]:
 
 
 def _set(flow: Flow, now_ns: int) -> bool:
-    """Give it its rate; whether that changes its end."""
+    """Give the flow its rate. Returns whether that changes its end."""
     source, target = flow.source, flow.target
     rate = min(flow.limit_gb_s, source.gb_s / len(source.sending), target.gb_s / len(target.receiving))
     if rate == flow.rate:

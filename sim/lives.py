@@ -54,7 +54,7 @@ class Lives:
         self._engine(at, supervise.Begin())
 
     def join(self, at: SimInstance) -> None:
-        """The same during the run: the instance announces itself from now on."""
+        """The same during the run: the instance sends heartbeats from now on."""
         self.start(at)
         self._world.rough.begin(at)
         self._beat(at)
@@ -113,7 +113,7 @@ class Lives:
         self._engine(at, supervise.Tick())
 
     def _spawn(self, at: SimInstance) -> None:
-        """A process begins."""
+        """Begin a process of the engine: after its start-up time it is ready, or fails."""
         delay_ns, fails = self._start_up(at)
         if fails:
             self._kernel.at(self._kernel.now_ns + delay_ns, self._fail, (at, at.epoch))
@@ -142,7 +142,7 @@ class Lives:
             self._engine(at, ChildExited(epoch, 1))
 
     def ready(self, at: SimInstance, _: ev.EngineReady) -> None:
-        """The engine has made a token."""
+        """The engine has started, and takes requests."""
         at.ready = True
         self._engine(at, Healthy(at.epoch))
 
@@ -190,7 +190,7 @@ class Lives:
         self._world.arm(at)
 
     def cut_off(self, at: SimInstance) -> None:
-        """No message gets in or out; both ends wait, and give up after a while."""
+        """No message gets in or out; both ends wait, and give up after `pull_timeout_s` or `stall_s`."""
         at.cut_off = True
         self._world.counts["cut_off"] += 1
         self._world.pulls.break_off(at, wait_ns=round(self._world.settings.pull_timeout_s * NS))
@@ -228,7 +228,7 @@ class Lives:
             self._kernel.at(self._kernel.now_ns + self._beat_ns, self._beat, at)
 
     def _tell(self, front: SimulatedRouter, event: d.FleetEvent) -> tuple[d.InstanceLost, ...]:
-        """Tell a router's view."""
+        """Send an event to a router's view of the fleet."""
         return front.fleet.handle(event, self._kernel.now_ns / NS)
 
     def _probe(self, at: SimInstance) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sim.world import World
 
 KEPT_S: Final = 600.0
-"""How long single requests are remembered."""
+"""Seconds for which single requests are remembered."""
 
 
 class EndedRequest(NamedTuple):
@@ -73,7 +73,7 @@ class Meters:
         self.ended: Final[deque[EndedRequest]] = deque()
         self.arrived: Final[deque[Arrival]] = deque()
         self._rows = 0
-        """The number of arrived requests, as rows."""
+        """The number of rows (arrived requests) at the last look."""
         self._open: list[int] = []
         """Those of them that were open at the last look."""
 
@@ -146,13 +146,13 @@ class Meters:
         )
 
     def since(self, at_s: float) -> list[EndedRequest]:
-        """Requests that have ended since."""
+        """Requests that have ended since `at_s`; remembered for `KEPT_S`."""
         self._pass(self._world.kernel.now_s)
         listed = [*self.ended]
         return listed[bisect_left(listed, at_s, key=lambda each: each.at_s) :]
 
     def arrived_since(self, at_s: float) -> list[Arrival]:
-        """Requests that have come since."""
+        """Requests that have come since `at_s`; remembered for `KEPT_S`."""
         self._pass(self._world.kernel.now_s)
         listed = [*self.arrived]
         return listed[bisect_left(listed, at_s, key=lambda each: each.at_s) :]

@@ -42,7 +42,7 @@ VERDICTS: Final = {
     for one in (True, False)
     for greedy in (True, False)
 }
-"""What `router.core.eligibility` says of an ordinary streamed completion: of one token or more, repeatable or not."""
+"""The verdicts of `router.core.eligibility` on an ordinary streamed completion: by (one token at most, repeatable)."""
 
 
 def prompt_of(arrival: Arrival, number: int) -> Prompt:
@@ -61,7 +61,7 @@ def prompt_of(arrival: Arrival, number: int) -> Prompt:
 
 
 def _wanted(front: SimulatedRouter, arrival: Arrival, model: str, verdict: Verdict, text_bytes: int) -> Wanted:
-    """What the router knows of it; `text_bytes`: the size of a prompt whose tokens it has to estimate."""
+    """What the router knows of a request; `text_bytes`: the size of a prompt whose tokens it must estimate, else 0."""
     hand_over = verdict.way is not Way.AGGREGATED
     tokens = front.world.rough.estimated(model, text_bytes) if text_bytes else arrival.input_tokens
     return Wanted(
@@ -79,7 +79,7 @@ def _wanted(front: SimulatedRouter, arrival: Arrival, model: str, verdict: Verdi
 
 
 class Passage(SchedulingContext):
-    """One request on its way through the fleet."""
+    """One request on its way through the fleet. It has many attributes, as it holds each part of the request."""
 
     __slots__ = (
         "_pending",
@@ -123,7 +123,7 @@ class Passage(SchedulingContext):
             stall_s=front.settings.stall_s,
         )
         self.watched_s = self.journey.deadline
-        """The wakeup that the front knows of: no later than the journey's, which may have moved on since."""
+        """The wake-up that is armed at the router, in seconds: no later than the journey's, which may have moved on."""
         self.row = rows.RequestRow(front.book.class_number(arrival.slo_class))
         self.legs = 0
         """The number of legs so far, source legs left out."""
@@ -132,14 +132,14 @@ class Passage(SchedulingContext):
         self._pending: deque[j.Effect] = deque()
 
     def begin(self, _: object = None) -> None:
-        """The router has read the request; if its client is still there."""
+        """The router has read the request: begin its journey, unless the client has left."""
         if self.journey.state is j.JourneyState.DONE:
             return
         self._pending.extend(self.journey.begin())
         self._drive()
 
     def feed(self, event: j.Event) -> None:
-        """Something happened to it."""
+        """Give the journey an event, and carry out what follows."""
         if self.journey.state is j.JourneyState.DONE:
             return
         self._pending.extend(self.journey.handle(event, self.front.kernel.now_s))
@@ -150,7 +150,7 @@ class Passage(SchedulingContext):
         self.feed(j.ClientLeft())
 
     def called(self, _: object = None) -> None:
-        """There may be a place now."""
+        """An instance may have a place now: choose again, if the request waits for one."""
         if self.journey.state is j.JourneyState.CHOOSING:
             self.feed(j.FleetChanged())
 
@@ -230,10 +230,10 @@ class Passage(SchedulingContext):
         front.call(tuple(called))
         return chosen
 
-    # --- what legs are answered with ----------------------------------------------------------------------------------
+    # --- answers to legs ----------------------------------------------------------------------------------------------
 
     def answered(self, leg: SimulatedLeg, finished: ev.RequestFinished) -> None:
-        """A leg has come to its end, and its last word is here."""
+        """The engine's last answer to a leg has arrived."""
         if leg.sourcing is not None:
             leg.sourcing.over(leg, finished, timed=True)
             return
@@ -249,7 +249,7 @@ class Passage(SchedulingContext):
             self.feed(event)
 
     def _counted(self) -> None:
-        """The engine has told how many tokens its prompt has."""
+        """The engine has reported how many tokens the prompt has."""
         if not self.text_bytes:
             return
         arrival, size = self.arrival, self.text_bytes
@@ -260,13 +260,13 @@ class Passage(SchedulingContext):
         )
 
     def opened(self, leg: SimulatedLeg) -> None:
-        """The first token of the answer is here."""
+        """The first token of a leg's answer has arrived."""
         if not leg.detached and leg is self.answering.leg:
             self.front.opened(leg)
             self.feed(j.Opened())
 
     def refused(self, leg: SimulatedLeg, status: int, because: str) -> None:
-        """The engine would not have it."""
+        """The engine has refused the leg with this HTTP status."""
         if leg.detached:
             return
         if leg.sourcing is not None:
@@ -280,7 +280,7 @@ class Passage(SchedulingContext):
         self.feed(j.Refused(status, by=leg.at.name if leg.prefill else None))
 
     def lost(self, leg: SimulatedLeg, because: str, *, untouched: bool = False) -> None:
-        """The leg can no longer end well."""
+        """The leg is lost. `untouched`: the engine has not had it."""
         if leg.sourcing is not None:
             if not leg.detached:
                 leg.sourcing.over(leg, None, timed=False)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sim.passage import Passage
 
 _FIRST_TOKEN: Final = 0
-"""P's token, as a value: a twin makes the same one on D, told or not."""
+"""Any number in place of P's first token: a twin makes the right one on D in any case."""
 
 
 class SimulatedPrefilling:
@@ -30,7 +30,7 @@ class SimulatedPrefilling:
         self.sent: tuple[SimulatedLeg, ...] = ()
 
     def send(self, passage: Passage, instance: InstanceId, source: j.PrefixSource | None) -> None:
-        """Send a leg there, once `source` has answered if there is one."""
+        """Send a leg to this instance; if there is a `source`, once that has answered."""
         front = passage.front
         front.fleet.handle(d.LegStarted(instance), front.kernel.now_s)
         at = front.world.by_name[instance]
@@ -49,7 +49,7 @@ class SimulatedPrefilling:
         sourcing.send(leg, source)
 
     def at(self, instance: InstanceId) -> SimulatedLeg:
-        """The last leg there."""
+        """The last leg that was sent to this instance."""
         return next(leg for leg in reversed(self.sent) if leg.at.name == instance)
 
     def close(self) -> None:

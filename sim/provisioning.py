@@ -1,12 +1,12 @@
 """A fleet that changes while it serves: instances are asked for, start, drain, flip and end, within a budget.
 
-Carries out `goodput.actions` on virtual time, as an actuator does on a real cluster. Everything an instance decides is
-decided by its agent's machine and its engine's supervisor; here is only what lies between: the way to the agent, GPUs
-that are free or not, and what everything together uses at each instant.
+Carries out `goodput.actions` on virtual time, as an actuator does on a real cluster. The agent's machine and the
+engine's supervisor make all decisions of an instance. This module has only what lies between: the way to the agent, the
+GPUs that are free, and what all instances together use at each instant.
 
 An instance counts against the budget from the action that asks for it until its process has ended. The *site* is what
 GPUs there are: an instance that is within the budget and finds no free GPU waits for one, as a pod that cannot be
-placed does, and starts when one comes free.
+placed does, and starts when a GPU becomes free.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What surrounds the fleet."""
+    """The pools, the budget and the GPUs of a fleet that may change."""
 
     pools: Mapping[str, SimulatedMember] = field(default_factory=dict)
-    """By pool, what one more instance is; its name is the action's."""
+    """By pool, the template of one more instance; the action gives its name."""
     budget: Budget = NO_BUDGET
     """What the fleet may use at most."""
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """By type of GPU, how many there are; a type that is not named: as many as are asked for."""
+    """By type of GPU, how many exist; of a type that is not named, any number."""
 
 
 class Timed(NamedTuple):
@@ -49,29 +49,31 @@ class Timed(NamedTuple):
 
 
 class Provisioning:
-    """Of one world."""
+    """The changes of one world's fleet. It has many attributes: for each instance and GPU, its state and its times."""
 
     def __init__(self, world: World, site: Site) -> None:
         self._world: Final = world
         self._site: Final = site
         self.usage: Final = Usage()
-        """Of everything that was asked for and is not gone."""
+        """What all instances use that were asked for and are not gone."""
         self.events: Final[list[FleetEvent]] = []
         self._pending: Final[dict[InstanceId, SimulatedMember]] = {}
-        """Wait for a GPU, oldest first."""
+        """Instances that wait for a GPU, oldest first."""
         self._placed: Final[dict[str, int]] = {}
-        """GPUs of each type that processes have."""
+        """By type of GPU, how many GPUs processes have."""
         self._names: Final[set[InstanceId]] = set()
         self._since_ns: Final[dict[InstanceId, int]] = {}
+        """When each instance got its GPUs, of those that have them."""
         self._there_ns: Final[dict[InstanceId, int]] = {}
-        """Of those that are gone, how long they had their GPUs."""
+        """How long each instance had its GPUs, of those that are gone."""
         self._gpu_ns: Final[dict[str, int]] = {}
+        """By type of GPU, GPU time of the instances that are gone."""
         self._planned = 0
         """Actions that are still to be given."""
         self._leaving: Final[set[InstanceId]] = set()
         self.peak_gpus = 0
 
-    # --- asked from outside -------------------------------------------------------------------------------------------
+    # --- calls from outside -------------------------------------------------------------------------------------------
 
     def schedule(self, timed: Iterable[Timed]) -> None:
         """Give these actions at their times."""
@@ -84,7 +86,7 @@ class Provisioning:
         self.carry_out(action)
 
     def carry_out(self, action: do.Action) -> str:
-        """One action, now: an empty text, or why it is not carried out. A refusal changes nothing."""
+        """Carry out an action now. Returns an empty text, or why it is refused; a refusal changes nothing."""
         refusal = _CARRY_OUT[type(action)](self, action)
         if refusal:
             self._world.counts["actions_refused"] += 1
@@ -95,7 +97,7 @@ class Provisioning:
 
     @property
     def busy(self) -> bool:
-        """Whether something is still to be done that needs heartbeats: actions to come, instances that are to leave."""
+        """Whether heartbeats are still needed: for actions to come, or for instances that are to leave."""
         return self._planned > 0 or bool(self._leaving)
 
     @property
@@ -104,11 +106,11 @@ class Provisioning:
         return tuple(self._pending)
 
     def member_of(self, pending: InstanceId) -> SimulatedMember:
-        """What an instance that waits for a GPU is to be."""
+        """The member that an instance which waits for a GPU will be."""
         return self._pending[pending]
 
     def gpu_seconds(self, end_ns: int) -> dict[str, float]:
-        """By type of GPU: seconds that processes had one, until now."""
+        """By type of GPU: the GPU seconds of all processes until `end_ns`."""
         found = dict(self._gpu_ns)
         for name, since_ns in self._since_ns.items():
             member = self._world.by_name[name].member
@@ -116,7 +118,7 @@ class Provisioning:
         return {gpu: spent / NS for gpu, spent in sorted(found.items())}
 
     def there_s(self, at: SimInstance, end_ns: int) -> float:
-        """Seconds that an instance has, or had, its GPUs."""
+        """The seconds for which an instance had its GPUs, until `end_ns`."""
         since_ns = self._since_ns.get(at.name)
         there_ns = self._there_ns.get(at.name, 0) if since_ns is None else end_ns - since_ns
         return max(0, there_ns) / NS
@@ -124,7 +126,7 @@ class Provisioning:
     # --- instances ----------------------------------------------------------------------------------------------------
 
     def already(self, at: SimInstance) -> None:
-        """An instance of the fleet as the run begins."""
+        """Count an instance of the first fleet. Raises ValueError if budget or GPUs are not enough for it."""
         self._names.add(at.name)
         lacks = self.usage.lacks(self._site.budget, at.member.footprint) or self._no_gpu(at.member.footprint)
         if lacks:
@@ -173,7 +175,7 @@ class Provisioning:
         self.peak_gpus = max(self.peak_gpus, sum(self._placed.values()))
 
     def left(self, at: SimInstance, code: int) -> None:
-        """Its agent has ended, and its GPUs are free."""
+        """The instance's agent has ended, and its GPUs are free."""
         member = at.member
         self._leaving.discard(at.name)
         self.usage.remove(at.name)
@@ -184,13 +186,13 @@ class Provisioning:
         self._place_pending()
 
     def noted(self, at: SimInstance, what: str, because: str) -> None:
-        """What its engine does now."""
+        """Record a change of the engine's state."""
         self._note(at.name, what, because)
 
     def _note(self, instance: InstanceId, what: str, because: str) -> None:
         self.events.append(FleetEvent(self._world.kernel.now_ns, instance, what, because))
 
-    # --- words to agents ----------------------------------------------------------------------------------------------
+    # --- actions for agents -------------------------------------------------------------------------------------------
 
     def _drain(self, action: do.Drain) -> str:
         if action.instance in self._pending:
@@ -217,7 +219,7 @@ class Provisioning:
         return self._ask(action, "stopping", agents.StopAsked(), leaves=True)
 
     def _ask(self, action: do.Action, what: str, event: agents.Event, *, leaves: bool = False) -> str:
-        """Send a word to an agent; it is there after a hop. What the agent makes of it is its own."""
+        """Send an event to an agent, where it arrives after a hop. The agent decides what follows."""
         at = self._world.by_name.get(action.instance)
         if at is None or at.gone:
             return f"there is no instance {action.instance}"

@@ -37,7 +37,7 @@ class SimulatedPull:
 
     @property
     def stands(self) -> bool:
-        """Whether the producer still has the life that offered the hold."""
+        """Whether the producer still has the life that made the hold."""
         producer = self.producer
         return producer.ready and producer.epoch == self.effect.source.transfer.producer_epoch
 
@@ -66,8 +66,7 @@ class SimulatedPulls:
         """D's scheduler has room for the pull."""
         pull = SimulatedPull(by, effect, self._world.by_name[effect.source.producer])
         now_ns = self._kernel.now_ns
-        if pull.producer.cut_off or by.cut_off:
-            self._kernel.at(now_ns + self._timeout_ns, self._fail, pull)
+        if self._unreachable(pull):
             return
         wait_ns = pull.producer.member.latency_ns + self._world.rough.pull_wait_ns()
         if self._handshake_ns:
@@ -77,8 +76,15 @@ class SimulatedPulls:
                 wait_ns += self._handshake_ns
         self._kernel.at(now_ns + wait_ns, self._begin, pull)
 
+    def _unreachable(self, pull: SimulatedPull) -> bool:
+        """Whether one end is cut off: then the pull fails after its timeout."""
+        if not (pull.producer.cut_off or pull.by.cut_off):
+            return False
+        self._kernel.at(self._kernel.now_ns + self._timeout_ns, self._fail, pull)
+        return True
+
     def _begin(self, pull: SimulatedPull) -> None:
-        if pull.by.epoch != pull.epoch:
+        if pull.by.epoch != pull.epoch or self._unreachable(pull):
             return
         if not pull.stands:
             self._fail(pull)

@@ -112,7 +112,7 @@ class _Again:
             self.differences.append(Difference(self.count - 1, logged, here))
 
     def _decide(self, name: str, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
-        """Ask the policy again: compare its choice with the log's, and take the log's."""
+        """Ask the policy again, compare its choice with the log's, and take the log's."""
         chosen = self._policies[name](fleet, wanted)
         here = d.Decided(name, nameless(wanted), chosen)
         logged = self._take() if isinstance(self._next, d.Decided) else None

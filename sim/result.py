@@ -1,4 +1,4 @@
-"""What became of every request: one packed row each, and what they add up to in `loadgen`'s own terms. Pure.
+"""The result of a run: one packed row for each request, and their sums in the terms of `loadgen`. Pure.
 
 A million requests take 90 MB. Percentiles, attainment and the report are those of `baton load`: all arrivals count, a
 refused or failed one has missed its targets. Times are nanoseconds from the start of the load, as the client sees them.
@@ -31,7 +31,7 @@ DTYPE: Final = np.dtype([(name, kind) for name, kind in _FIELDS])
 assert DTYPE.itemsize == _SIZE
 
 OUTCOMES: Final = ("open", "served", "refused", "failed", "expired", "client_left")
-"""`router.core.journey.OUTCOMES`, after the one of a request that has not ended."""
+"""`open` for a request that has not ended, then `router.core.journey.OUTCOMES`."""
 
 HANDED_OVER, BROKE_OFF, WRONG, PREEMPTED, SEEDED, RESUMED = 1, 2, 4, 8, 16, 32
 """Flags of a row: two legs; a stream that ended with an error; text that is not the model's; blocks lost to others; the
@@ -51,13 +51,13 @@ class Rows:
         self.ended = 0
 
     def add(self) -> int:
-        """Room for one more; its number."""
+        """Make room for one more row. Returns its number."""
         self._bytes.extend(_EMPTY)
         self.count += 1
         return self.count - 1
 
     def write(self, number: int, *values: int) -> None:
-        """All fields, in the order of `_FIELDS`."""
+        """Write a row: all fields, in the order of `_FIELDS`."""
         _PACK(self._bytes, number * _SIZE, *values)
         self.ended += 1
 
@@ -105,25 +105,25 @@ class Result:
     classes: tuple[str, ...]
     """SLO classes by the number in the rows; the first is that of requests that name none."""
     details: Mapping[int, str]
-    """What the router said of requests that failed."""
+    """By number of the request: what the router or the engine said of a failure."""
     events: int
     end_ns: int
-    """When the last event of the run was."""
+    """When the last request ended."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What happened in the world: pulls, preemptions, kills."""
     gpus: int = 0
-    """In use at one instant at most."""
+    """The most GPUs in use at one instant."""
     gpu_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By type of GPU: seconds that instances had one, from the start of each to its end or the run's."""
+    """By type of GPU: GPU seconds of all instances, from the start of each to its end or the run's."""
     energy_j: float = 0.0
-    """What all GPUs drew meanwhile, in joules; 0 where costs are not the cost model's."""
+    """The energy that all GPUs drew in that time, in joules; 0 where costs are not the cost model's."""
     busy_s: Mapping[InstanceId, float] = field(default_factory=dict)
     """By instance: seconds in which its engine computed; 0 where costs are not the cost model's."""
     fleet_events: tuple[FleetEvent, ...] = ()
     """What happened to the fleet, in order."""
 
     def report(self, targets: Targets | None = None, by_class: Mapping[str, Targets] | None = None) -> LoadReport:
-        """As `loadgen.report.report_of` would say it of the same records, in columns."""
+        """The report that `loadgen.report.report_of` makes of the same records, computed from the columns."""
         targets, by_class = targets or Targets(), by_class or {}
         rows = self.columns
         good = self.good()
@@ -169,7 +169,7 @@ class Result:
         return found
 
     def latency_s(self, name: str) -> NDArray[np.float64]:
-        """One latency of all rows: ttft, tt2t, tpot or e2e; NaN where a request has none."""
+        """One latency of all rows, in seconds: ttft, tt2t, e2e, else tpot; NaN where a request has none."""
         rows = self.columns
         first, second, last = (_times(rows[f"{each}_ns"]) for each in ("first", "second", "last"))
         if name == "ttft":
@@ -197,7 +197,9 @@ class Result:
         return found
 
     def _within(self, targets: Targets) -> NDArray[np.bool_]:
-        """A time that a request does not have is not missed, but for the first token."""
+        """Which rows keep these targets. A request without a first token has missed TTFT; it misses no other target for
+        lack of a time.
+        """
         found = np.ones(len(self.columns), dtype=np.bool_)
         for name in ("tt2t", "tpot", "e2e"):
             target = getattr(targets, f"{name}_ms")
@@ -228,7 +230,7 @@ class Result:
         return "shed" if row["status"] == 429 else f"http_{row['status']}"
 
     def records(self) -> Iterator[Record]:
-        """Every request as `baton load --out` writes it."""
+        """Every request, as `baton load --out` writes it."""
         good = self.good().tolist()
         for number, values in enumerate(self.columns.tolist()):
             row = dict(zip(self.columns.dtype.names or (), values, strict=True))

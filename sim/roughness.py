@@ -1,4 +1,4 @@
-"""A less obliging world: engines whose speed wavers and that stall, busy front ends, transfers that wait, prompts whose
+"""A rougher world: engines that stall and whose speed wavers, busy front ends, transfers that wait, prompts whose
 tokens the router has to estimate. Pure: all of it follows from the seed.
 
 Without it a simulated engine takes for each step exactly what the router's predictions say. That flatters a router that
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roughness:
-    """How far the world is from an obliging one. Each field's zero turns its part off."""
+    """How far the world is from the router's predictions. A field of 0 turns its part off."""
 
     speed_cv: float = 0.0
     """Standard deviation of an engine's speed, as a share of its mean: clocks, memory, other processes' work."""
@@ -36,7 +36,7 @@ class Roughness:
     front_cores: int = 0
     """Requests that an engine's front end reads and tokenises at once; others wait behind them. 0: any number."""
     pull_wait_ms: float = 0.0
-    """What a transfer waits before its first byte, beside its latency: mean, exponential."""
+    """The wait of a transfer before its first byte, beside its latency: mean, exponential."""
     ratio_cv: float = 0.0
     """How far prompts of one tenant scatter in their bytes per token. The router knows the bytes, and estimates tokens
     by what it has learned (`router.predict.prompt_tokens`), as it does live."""
@@ -55,9 +55,8 @@ SMOOTH: Final = Roughness()
 
 ROUGH: Final = Roughness(speed_cv=0.1, stall_every_s=20.0, front_cores=1, pull_wait_ms=2.0, ratio_cv=0.15)
 """What `--rough` means; chosen before its first run. Steps of one engine within 10 %: vLLM's own runs of one workload
-on one GPU scatter by 5 to 10 %. A stall of 0.2 s every 20 s: a hundredth of the
-time. One core reads prompts, as vLLM's one API server process does. Ratios of one tenant scatter by 10 to 20 %
-(`router.predict.prompt_tokens`)."""
+on one GPU scatter by 5 to 10 %. A stall of 0.2 s every 20 s: a hundredth of the time. One core reads prompts, as vLLM's
+one API server process does. Ratios of one tenant scatter by 10 to 20 % (`router.predict.prompt_tokens`)."""
 
 STALLED: Final = 1000
 """A stalled engine runs so many times slower: a stall of a second moves it by a millisecond."""
@@ -104,7 +103,7 @@ class Rough:
         self._after(float(rng.exponential(self._rough.speed_s)), self._waver, word)
 
     def _calm(self, word: tuple[SimInstance, np.random.Generator]) -> None:
-        """No stall for a while."""
+        """End a stall; the next one follows after a while."""
         at, rng = word
         self._world.lives.slow(at, (1, 1), "stall")
         if not at.gone and self._world.busy:
@@ -122,7 +121,7 @@ class Rough:
         kernel.at(kernel.now_ns + max(1, round(seconds * NS)), call, word)
 
     def front_ns(self, at: SimInstance, arrives_ns: int, alone_ns: int) -> int:
-        """When a request that arrives then has passed the engine's front end, which needs `alone_ns` for it."""
+        """When a request that arrives at `arrives_ns` has passed the engine's front end; alone it takes `alone_ns`."""
         cores = self._rough.front_cores
         if not cores:
             return arrives_ns + alone_ns
@@ -132,7 +131,7 @@ class Rough:
         return free[first]
 
     def pull_wait_ns(self) -> int:
-        """What the next transfer waits."""
+        """The wait of the next transfer, in nanoseconds."""
         mean_ms = self._rough.pull_wait_ms
         return round(float(self._pulls.exponential(mean_ms)) * 1e6) if mean_ms else 0
 
@@ -146,7 +145,7 @@ class Rough:
         return max(1, round(tokens * START_BYTES_PER_TOKEN[TextKind.TEXT] * scatter))
 
     def estimated(self, model: str, text_bytes: int) -> int:
-        """What the router takes its tokens for."""
+        """The router's estimate of the tokens of a prompt of this size."""
         return self._ratios.tokens("", model, TextKind.TEXT, text_bytes)
 
     def counted(self, model: str, text_bytes: int, tokens: int) -> None:

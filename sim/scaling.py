@@ -1,7 +1,7 @@
 """A scaler, ours or a rival, that resizes a simulated fleet on virtual time, through the actuators' protocol.
 
-Everything but the scaler is the same for all: load, routing policy, admission, start-up times, budget. What a scaler
-sees is what a live one could: a router's published counts, and heartbeats.
+Everything but the scaler is the same for all: load, routing policy, admission, start-up times, budget. A scaler sees
+only what a live one could: a router's published counts, and heartbeats.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SimActuator:
     """The actuators' protocol for a world: the same methods and meanings, answered at once, on virtual time."""
 
     def __init__(self, world: World, pools: Mapping[InstanceId, str]) -> None:
-        """For a world whose first instances are of these pools."""
+        """`pools`: the pools of the world's first instances."""
         self._world: Final = world
         self._pools: Final = dict(pools)
         self._asked_s: Final[dict[InstanceId, float]] = {}
@@ -84,7 +84,7 @@ class SimActuator:
         )
 
     def start(self, action: do.Start) -> str:
-        """One more instance; one of that name that exists already is the answer."""
+        """Start an instance; nothing if its name was used before. Returns why it is refused, or an empty text."""
         if action.instance in self._pools:
             return ""
         refusal = self._carry_out(action)
@@ -94,11 +94,11 @@ class SimActuator:
         return refusal
 
     def flip(self, action: do.Flip) -> str:
-        """Another role."""
+        """Give an instance another role. Returns why it is refused, or an empty text."""
         return self._carry_out(action)
 
     def drain(self, action: do.Drain) -> str:
-        """No new work, and the end after it; a second word about it changes nothing."""
+        """Drain an instance; nothing if it leaves already, or is gone."""
         at = self._world.by_name.get(action.instance)
         gone = at is None and action.instance not in self._world.provisioning.pending
         if gone or (at is not None and (at.gone or at.agent.leaving)):
@@ -106,7 +106,7 @@ class SimActuator:
         return self._carry_out(action)
 
     def stop(self, action: do.Stop) -> str:
-        """The end, now."""
+        """Stop an instance now; nothing if it is gone."""
         at = self._world.by_name.get(action.instance)
         return "" if at is not None and at.gone else self._carry_out(action)
 
@@ -117,7 +117,7 @@ class SimActuator:
         return refusal
 
     def give(self, action: do.Action) -> str:
-        """Any action."""
+        """Carry out any action."""
         match action:
             case do.Start():
                 return self.start(action)
@@ -132,7 +132,7 @@ class SimActuator:
 
 
 class Sight:
-    """What a scaler may look at."""
+    """What a scaler may read: time, the actuator, the router's figures."""
 
     def __init__(self, world: World, actuator: SimActuator, meters: Meters) -> None:
         self.actuator: Final = actuator
@@ -145,7 +145,7 @@ class Sight:
         return self._world.kernel.now_s
 
     def instances(self) -> tuple[InstanceSeen, ...]:
-        """The fleet; of an actuator that cannot say, nothing."""
+        """The fleet; empty if the actuator cannot observe it."""
         return self.actuator.observe() or ()
 
 
@@ -154,11 +154,11 @@ class SimulatedScaler(Protocol):
 
     @property
     def every_s(self) -> float:
-        """Between two looks."""
+        """Seconds between two looks."""
         ...
 
     def act(self, sight: Sight) -> None:
-        """One look; what is to be done is given to the actuator."""
+        """Look once, and give actions to the actuator."""
         ...
 
 
@@ -175,15 +175,15 @@ class Scaled:
         usual: str = "",
         until_s: float | None = None,
     ) -> None:
-        """Wire them.
+        """Wire a world, a scaler, meters and an actuator.
 
         Args:
             world: not run yet.
             scaler: resizes it.
             targets: by class, for what counts as met in published counts.
-            pools: of the instances that are there as it begins.
+            pools: the pools of the instances that exist at the start.
             usual: the class of requests that name none.
-            until_s: the scaler is asked no more from then on; None: to the end.
+            until_s: the time after which the scaler acts no more; None: it acts to the end.
         """
         self.world: Final = world
         self.meters: Final = Meters(world, targets, usual)
@@ -193,11 +193,11 @@ class Scaled:
         self._until_s: Final = until_s
 
     def replace(self, scaler: SimulatedScaler) -> None:
-        """Another one from the next look on: a controller that was killed and started again."""
+        """Use another scaler from the next look on, as after a controller was killed and started again."""
         self._scaler = scaler
 
     def run(self, arrivals: Iterable[Arrival]) -> Result:
-        """To the end."""
+        """Run the world to its end."""
         self.world.kernel.at(self.world.kernel.now_ns, self._look)
         return self.world.run(self.meters.through(arrivals))
 

@@ -1,4 +1,4 @@
-"""What surrounds engines and router in a simulated cluster: delays and limits, each with where its default is from."""
+"""The delays and limits around engines and router in a simulated cluster, each with the source of its default."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sim.roughness import SMOOTH, Roughness
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimSettings:
-    """All parameters of a run that are not the fleet's or the load's."""
+    """All parameters of a run that are not the fleet's or the load's: many attributes, each with its own source."""
 
     seed: int = 0
-    """Of everything random in the world itself: faults and roughness. Arrivals have their own."""
+    """The seed of everything random in the world: starts, faults and roughness. Arrivals have their own."""
     rough: Roughness = SMOOTH
     """How far engines, network and the router's estimates are from what predictions say."""
     client_us: float = 0.0
-    """Client to router, one way. 0: latencies count at the router's door, a user's network is not ours to guess."""
+    """Client to router, one way. 0: latencies are measured at the router, as a user's network is unknown."""
     router_us: float = 300.0
     """A request in the router before its first leg leaves. Order of the CPU time of routers per request: 207 to 325 us
     for vllm-router and sglang-router (measured with 2 KB prompts); ours has the same order as a target."""
@@ -29,8 +29,8 @@ class SimSettings:
     """A decode leg in its engine before its pull is ordered: HTTP, tokeniser, hand-over to the scheduler. Estimated
     (vLLM's own front end takes low single milliseconds); a prompt leg's is the cost model's `first_token_ms`."""
     handshake_ms: float = 0.0
-    """A pair's first pull waits this long. 0: pairs are taken as warmed; 100 to 300 ms were measured on loopback
-    (`router.scheduler.scheduler.HANDSHAKE_S`), which is what an unwarmed fleet of today pays once for each pair."""
+    """The wait of a pair's first pull. 0: pairs are taken as warmed. Unwarmed pairs pay it once: 100 to 300 ms were
+    measured on loopback (`router.scheduler.scheduler.HANDSHAKE_S`)."""
     first_token_s: float = 300.0
     """`router.api.config.RouterConfig.first_token_s`: the deadline where no class promises anything."""
     seeding: bool = True
@@ -40,30 +40,30 @@ class SimSettings:
     early: bool = False
     """Whether engines take early legs, and routers send them (`router.core.early_leg`). Then P's notice takes
     to D as long as its answer takes to the router, and D's server has read the leg by then (`pull_front_ms`). What a
-    leg costs D while it waits is not simulated. Off: published results are of before."""
+    leg costs D while it waits is not simulated. Off, as in results published before early legs existed."""
     greedy: bool = False
     """Whether requests are repeatable (temperature 0 or a seed), so that `router.core.eligibility` lets a dead stream
     be resumed. Clients' default is not."""
     stall_s: float = 120.0
     """`router.api.config.RouterConfig.stall_s`."""
     connect_s: float = 5.0
-    """`router.http.upstream.CONNECT_S`: until a leg to a host that does not answer is given up."""
+    """`router.http.upstream.CONNECT_S`: the time after which a leg to a host that does not answer is given up."""
     digests: bool = False
     """Whether D compares what it has pulled with what P held, and computes the prompt where it differs, as Baton's
     connector with ``transfer.digests``. The time it takes is not simulated."""
     peers: bool = False
-    """Whether instances share prompts' beginnings (``transfer.peers``). Off: published results and rivals' policies are
-    without."""
+    """Whether instances share prompts' beginnings (``transfer.peers``). Off, as in the published comparisons with
+    rivals, whose policies know no sharing."""
     pull_timeout_s: float = 10.0
-    """Until a pull from a host that does not answer fails. UCX' own order; a parameter."""
+    """The time after which a pull from a host that does not answer fails. UCX' own order; a parameter."""
     exit_s: float = 1.0
-    """From the word to stop until the process has ended and its GPUs are free: vLLM's own order, once it is drained.
-    A process that is killed by a fault is gone at once."""
+    """From a stop until the process has ended and its GPUs are free: vLLM's own order, once it is drained. A process
+    that a fault kills is gone at once."""
     beat_every_s: float = BEAT_EVERY_S
     read_every_s: float = 0.5
     """`router.fleet.discovery.READ_EVERY_S`."""
     registry_ms: float = 2.0
-    """From an agent's word to the router's reading, where the registry wakes it: two hops and Redis."""
+    """From an agent's report to the router's reading, where the registry wakes the router: two hops and Redis."""
     ttl_s: float = TTL_S
     notes_ms: float = 1000.0 * TELL_S
     """Time between two notes of one of several routers to its peers about its load in flight
@@ -76,7 +76,7 @@ class SimSettings:
     cold_start: bool = False
     """Whether engines start with the run instead of being ready before it."""
     checks: bool = True
-    """Look after every event whether everything that must hold does."""
+    """Whether `sim.checks` run after every event."""
 
     @property
     def hop_ns(self) -> int:

@@ -18,11 +18,11 @@ from sim.instance import SimulatedLeg
 from sim.kernel import NS
 
 _SOURCES: Final = 32
-"""Attempts of source legs are numbered from here: a hold's name is of one leg."""
+"""Attempts of source legs are numbered from here, so that each hold's name belongs to one leg."""
 
 
 def send(leg: SimulatedLeg, source: j.PrefixSource | None) -> None:
-    """Send a leg, once its source has answered if it has one."""
+    """Send a leg: at once, or if it has a source, once that has answered."""
     passage = leg.passage
     front = passage.front
     if source is None or not front.world.by_name[source.instance].ready:
@@ -46,7 +46,7 @@ def send(leg: SimulatedLeg, source: j.PrefixSource | None) -> None:
 
 
 def forgo(leg: SimulatedLeg) -> j.Lost | None:
-    """The client waits no more: a leg that still waits for its source is not sent."""
+    """The client waits no longer: a leg that still waits for its source is not sent. None: the leg was sent."""
     front = leg.passage.front
     if not any(each.sourcing is not None and each.sourcing.leg is leg for each in front.book.prefilling):
         return None
@@ -55,7 +55,7 @@ def forgo(leg: SimulatedLeg) -> j.Lost | None:
 
 
 class SimulatedSourcing:
-    """What a source leg is for."""
+    """The leg that waits for a source leg, and when the source leg's answer is expected."""
 
     __slots__ = ("expected_ms", "leg", "sent_ns")
 

@@ -1,4 +1,4 @@
-"""How long an engine takes to start, and whether it does: drawn for each start from a seed. Pure.
+"""How long an engine takes to start, and whether its start fails: drawn for each start from a seed. Pure.
 
     delay = median · exp(sigma · z),  z standard normal
 

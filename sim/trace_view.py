@@ -1,6 +1,6 @@
 """A window of a run as Chrome trace events, for chrome://tracing and https://ui.perfetto.dev. Pure.
 
-A row for each instance with its steps, pulls beside them, and every request of the window from its arrival to its end.
+Each instance has a row with its steps, and pulls beside them; each request is shown from its arrival to its end.
 Times are microseconds, as the format wants them.
 """
 
@@ -66,7 +66,7 @@ class TraceView:
         self._events.append(event)
 
     def document(self, result: Result) -> dict[str, Any]:
-        """The whole file."""
+        """The whole file, to be written as JSON."""
         names = [("router", _ROUTER), *((at.name, at.index + 1) for at in self._world.instances)]
         headings = [
             {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}} for name, pid in names

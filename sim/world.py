@@ -103,7 +103,7 @@ class World:
         self.on_effect: Callable[[SimInstance, ev.Effect], None] | None = None
         """Called with every effect of every twin."""
         self.on_progress: Callable[[World], None] | None = None
-        """Called at each of the router's readings of the registry, twice a second of the world's time."""
+        """Called at each of the router's readings of the registry, every `SimSettings.read_every_s`."""
         self.touched: Final[dict[SimInstance, None]] = {}
         """Instances with an event since the last check."""
         self._arrivals: Any = iter(())
@@ -167,7 +167,7 @@ class World:
     # --- one run ------------------------------------------------------------------------------------------------------
 
     def run(self, arrivals: Iterable[Arrival]) -> Result:
-        """Run to the end: until every request is over, and every hold."""
+        """Run until every request and every hold is over. With `SimSettings.checks` raises `sim.checks.LawBroken`."""
         self._arrivals = iter(arrivals)
         self._arrive(None)
         self.lives.begin()
@@ -205,7 +205,7 @@ class World:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are left to serve."""
+        """Whether requests are left to serve, or changes of the fleet are left to finish."""
         return self._arriving or bool(self.book.open) or self.provisioning.busy
 
     def _arrive(self, arrival: Arrival | None) -> None:

@@ -8,8 +8,6 @@ from typing import Final
 VALUE_CHARS_MAX: Final = 256
 """Limit for a header that is passed on, as an answer's type: vLLM's longest has 33."""
 
-LINE_ENDS: Final = frozenset("\r\n\0")
-
 
 class Headers(Mapping[str, str]):
     """The headers of a request, found by name in any case. Of several headers with one name the first counts."""

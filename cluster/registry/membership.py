@@ -339,8 +339,6 @@ class Snapshot:
 
     members: tuple[Member, ...] = ()
     """Sorted by name."""
-    deaf_since: float | None = None
-    """Since when the registry cannot be read, on the reader's clock; None while it can be read."""
     refused: tuple[str, ...] = ()
     """Why names are contested right now, one line each."""
 
@@ -372,7 +370,8 @@ class Membership:
         self.ttl_s = ttl_s
         self._members: dict[InstanceId, Member] = {}
         self._parted: dict[InstanceId, _Parted] = {}
-        self._deaf_since: float | None = None
+        self._deaf = False
+        """Whether the last reading of the registry failed."""
         self._heard_again_at = -math.inf
         self._said: dict[tuple[InstanceId, str], tuple[ChangeKind, tuple[int, int], str]] = {}
         self._skewed: set[tuple[InstanceId, str]] = set()
@@ -383,8 +382,8 @@ class Membership:
         The result does not depend on the order of `beats`. `wall` is the reader's own wall clock (Unix seconds), used
         only to report a clock that is off.
         """
-        if self._deaf_since is not None:
-            self._deaf_since, self._heard_again_at = None, now
+        if self._deaf:
+            self._deaf, self._heard_again_at = False, now
         newest = _newest(beats)
         owners = [beat for beat in newest if self._owns(beat)]
         others = [beat for beat in newest if not self._owns(beat)]
@@ -396,16 +395,15 @@ class Membership:
         self._skewed &= {(member.id, member.beat.agent) for member in self._members.values()}
         return tuple(changes)
 
-    def deaf(self, now: float) -> None:
+    def deaf(self) -> None:
         """Note that the registry could not be read. No member expires until the next `fold`."""
-        if self._deaf_since is None:
-            self._deaf_since = now
+        self._deaf = True
 
     def snapshot(self) -> Snapshot:
         """All members of the fleet, by name."""
         members = tuple(self._members[name] for name in sorted(self._members))
         refused = tuple(sorted(line for what, _, line in self._said.values() if what is ChangeKind.REFUSED))
-        return Snapshot(members, self._deaf_since, refused)
+        return Snapshot(members, refused)
 
     # --- one heartbeat -----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ meaning.
                           await registry.post(author, items)               items for other members; lost a ttl after the
                           last `keep`
              await registry.leave(name, agent)                last of all
-    router:  changes = membership.fold(await registry.read(), now, wall)      or, on RegistryDown, membership.deaf(now)
+    router:  changes = membership.fold(await registry.read(), now, wall)      or, on RegistryDown, membership.deaf()
              await registry.wait_changed(0.5)
              await registry.send_note(note)                   to the other routers; they take it with `next_note`
 

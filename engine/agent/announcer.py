@@ -138,7 +138,7 @@ class Announcer:
         try:
             beats = await self._registry.read(MemberKind.ROUTER)
         except RegistryDown:
-            self.routers.deaf(now)  # the heartbeat reports the outage
+            self.routers.deaf()  # the heartbeat reports the outage
             return
         self.routers.fold(beats, now)
         self._heard(list(self.routers.snapshot())[:ROUTERS_MAX])

@@ -207,7 +207,7 @@ def _story_wanted(rng: random.Random) -> Document:
 
 
 def _dialogue(rng: random.Random) -> Document:
-    """Several turns. Half of them walk through the handbook: there the user's words are learned as well."""
+    """Several turns. Half of the dialogues follow the handbook: in these the user's words are learned as well."""
     turns = rng.randint(2, 4)
     if rng.random() < 0.5:
         start = rng.randrange(len(SERVING) - turns)

@@ -20,7 +20,7 @@ PREFERENCE = 0.85
 
 
 class Hero(NamedTuple):
-    """Who a story is about; `friend` is another animal with a name."""
+    """The hero of a story; `friend` is another animal with a name."""
 
     name: str
     animal: str

@@ -26,6 +26,7 @@ END_ID = 256 + SPECIALS.index(END)
 BATCH_TOKENS = 2048
 MUON_RATE = 0.02
 ADAM_RATE = 3e-3
+"""The highest learning rates of the two optimizers."""
 WARMUP = 0.02
 """Share of the time in which the learning rate rises from zero."""
 

@@ -18,7 +18,7 @@ from engine.twin.request import Sequence, Status
 
 
 class Admission:
-    """The waiting requests of one life of an engine. Adds to `running`, which is its scheduler's."""
+    """The waiting requests of one life of an engine. It appends admitted ones to `running`, the scheduler's list."""
 
     def __init__(
         self, config: TwinConfig, pool: BlockPool, crew: Crew, running: list[Sequence], pulls: TwinPulls
@@ -34,13 +34,14 @@ class Admission:
         self._passed: list[Sequence] = []
         """Those of `holding` that this admission has passed over."""
         self._places = 0
+        """The number of admissions so far."""
 
     def add(self, sequence: Sequence) -> None:
-        """A new request, at the end of the queue, or of the requests of its priority."""
+        """Queue a new request: at the end, or under the priority policy behind the requests of its priority."""
         self._insert(self.waiting, sequence, first=False)
 
     def put_back(self, sequence: Sequence) -> None:
-        """A preempted request, at the head of the queue, or by its priority and arrival."""
+        """Queue a preempted request: at the head, or under the priority policy by its priority and arrival."""
         self._insert(self.waiting, sequence, first=True)
 
     def remove(self, sequence: Sequence) -> None:
@@ -157,7 +158,9 @@ class Admission:
             )
 
     def _room(self, sequence: Sequence, hits: list[int], tokens: int, *, pulls: bool) -> bool:
-        """Whether there are blocks for its first step; or for all of it, if those are reserved (kv_cache_manager)."""
+        """Whether enough blocks are free: for the first step, and for all of the prompt if `reserve_full_prompt` is set
+        (kv_cache_manager).
+        """
         blocks_for, free = self._config.blocks_for, self._pool.free_blocks
         here = len(sequence.blocks) + len(hits) - self._pool.unused(hits)
         spare = self._config.watermark_blocks if self._running else 0

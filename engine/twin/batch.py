@@ -19,18 +19,18 @@ class BatchEntry:
     life: int
     """The request's preemptions so far: the result of a step decided before a later preemption is stale."""
     place: int
-    """The entry's position."""
+    """The number of the request's admission (`Sequence.place`): requests of a step run in this order."""
     samples: bool = False
     """Whether the step makes a token for it: the step computes its last known token."""
 
     @property
     def stale(self) -> bool:
-        """Whether its request has lost its blocks since."""
+        """Whether its request has lost its blocks since the step was decided."""
         return self.life != self.sequence.preemptions
 
     @property
     def dead(self) -> bool:
-        """Whether its result is not needed any more."""
+        """Whether its request is over, so that its result is not needed any more."""
         return self.sequence.status is Status.OVER
 
 
@@ -47,7 +47,7 @@ class PullOrder:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One step."""
+    """One step. It has many attributes: the work of the step, its sums, and what its decision did besides."""
 
     number: int
     left: int
@@ -80,7 +80,7 @@ class Batch:
 
     @property
     def plain(self) -> bool:
-        """Whether it has only entries and members."""
+        """Whether its decision ordered no pull, gave no hold back and preempted no request."""
         return not (self.pulls or self.full_hits or self.preempted)
 
     @property
@@ -91,7 +91,7 @@ class Batch:
         return all(entry.samples and not entry.stale and not entry.dead for entry in self.entries.values())
 
     def decide(self, crew_size: int, crew_context: int, changes: int) -> None:
-        """The batch is complete: sum up its work."""
+        """The batch is complete: sum up the work of its entries and of the crew (its members, their context tokens)."""
         decodes, context, new, area = crew_size, crew_context, 0, 0
         for entry in self.entries.values():
             start, count = entry.start, entry.count

@@ -28,7 +28,10 @@ def _ids(num_blocks: int) -> tuple[int, ...]:
 
 
 class BlockPool:
-    """All blocks of one life of an engine. `life` makes the content of fresh memory different in each life."""
+    """All blocks of one life of an engine. `life` makes the content of fresh memory different in each life.
+
+    It has many attributes: free blocks, users, prefix cache and contents change together.
+    """
 
     def __init__(self, num_blocks: int, life: int) -> None:
         self.num_blocks: Final = num_blocks
@@ -54,6 +57,7 @@ class BlockPool:
         self._same: dict[int, list[int]] = {}
         """Other blocks of the same name, in the order in which they were cached."""
         self._written: dict[int, int] = {}
+        """The content of each block that was written to."""
 
     # --- contents ----------------------------------------------------------------------------------------------------
 
@@ -68,7 +72,7 @@ class BlockPool:
         return mix(self._life, block, 0xDEAD) if content is None else content
 
     def write(self, blocks: Iterable[int], contents: Iterable[int]) -> None:
-        """Write to these blocks."""
+        """Write these contents (digests) to these blocks, one to each."""
         self._written.update(zip(blocks, contents, strict=True))
 
     # --- users -------------------------------------------------------------------------------------------------------
@@ -140,7 +144,7 @@ class BlockPool:
     # --- the prefix cache --------------------------------------------------------------------------------------------
 
     def hits(self, text: Text, blocks_max: int) -> list[int]:
-        """The blocks with the beginning of a text, as far as they are cached without a gap."""
+        """The cached blocks of a text's beginning, up to the first missing one: `blocks_max` of them at most."""
         cached, step = self._cached, 1  # mostly nothing is found, which one digest shows
         found: list[int] = []
         while cached and len(found) < blocks_max:
@@ -176,7 +180,7 @@ class BlockPool:
                 self._same.setdefault(name, []).append(block)
 
     def cache_row(self, blocks: Sequence[int], names: Sequence[int]) -> None:
-        """The same for the blocks of one text."""
+        """The same for full blocks of one text, `names` being their digests."""
         known = self._names or self._begin()
         if self._cached.keys().isdisjoint(names) and not any(map(known.__getitem__, blocks)):
             self._cached.update(zip(names, blocks, strict=True))
@@ -187,7 +191,7 @@ class BlockPool:
                 self.cache(block, name)
 
     def _begin(self) -> array[int]:
-        """The first block is cached."""
+        """Make the tables of the prefix cache, when the first block is cached."""
         self._names = array("Q", bytes(8 * self.num_blocks))
         self._idle = bytearray(self.num_blocks)
         return self._names

@@ -51,7 +51,10 @@ VLLM_0_32 = Version()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinConfig:
-    """Settings, with vLLM's names where vLLM has them."""
+    """Settings, with vLLM's names where vLLM has them: many attributes, one for each setting that the twin models.
+
+    Raises ValueError if vLLM would not start with them.
+    """
 
     role: Role = Role.BOTH
     block_size: int = 16

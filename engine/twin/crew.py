@@ -48,9 +48,9 @@ class Crew:
         self._fills: Final[list[list[Sequence]]] = [[] for _ in range(config.block_size)]
         """The members whose tokens fill a block once a batch is over, likewise."""
         self._ends: Final[dict[int, list[Sequence]]] = {}
-        """The members whose answer ends with a batch."""
+        """The members whose answer ends with a batch, by its number."""
         self._brinks: Final[list[tuple[int, int, Sequence]]] = []
-        """The batch up to whose end nothing happens to a member; a heap that drops former members late."""
+        """A heap of (`Sequence.brink`, `Sequence.place`, member); former members are dropped late."""
 
     # --- members -----------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Crew:
         return self._context + self.size * number
 
     def settle(self) -> list[Sequence]:
-        """A batch is over: returns the members that have left because their answers end with it. In no order."""
+        """A batch is over: returns the members that have left because their answers end with it, in no order."""
         ending = self._ends.pop(self.over, None)
         if ending is None:
             return []

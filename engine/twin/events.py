@@ -49,7 +49,7 @@ class KvArrived(Struct, frozen=True):
     said: bytes | None
     """The content of the hold's slot *after* the last block had been read; None: it could not be read."""
     wrong: str = ""
-    """The result of differing digests, where digests are on."""
+    """Why the digests of the blocks do not match; empty: they match, or digests are off."""
 
 
 class KvFailed(Struct, frozen=True):

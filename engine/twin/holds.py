@@ -88,12 +88,12 @@ class TwinHolds:
         return self._ended("given up", now_ns)
 
     def heard(self, reader: str, note: ReadNote | Beat, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
-        """A consumer's notice has arrived."""
+        """A consumer's notice has arrived. Returns the holds that ended by it, and their freed blocks."""
         self._leases.heard(reader, note, now_ns)
         return self._ended("read", now_ns)
 
     def tick(self, now_ns: int) -> list[tuple[HoldEnded, tuple[int, ...]]]:
-        """A lease has ended."""
+        """A lease has ended. Returns the holds that ended with it, and their freed blocks."""
         self._leases.expire(now_ns)
         return self._ended(TIME_UP, now_ns)
 

@@ -61,6 +61,7 @@ class Twin:
         return self._due_ns
 
     def _look(self) -> int | None:
+        """Find the next wake-up anew."""
         due = None if self._starting is None else self._starting[0]
         if self._flight is not None and (due is None or self._flight.end_ns < due):
             due = self._flight.end_ns
@@ -93,7 +94,7 @@ class Twin:
     # --- the clock ---------------------------------------------------------------------------------------------------
 
     def _pass(self, now_ns: int) -> None:
-        """Do the work due at exactly this time: one thing, the end of a step first."""
+        """Do one piece of the work that is due now: the end of a step, else of a start-up, else of leases."""
         if self._flight is not None and self._flight.end_ns <= now_ns:
             self._land(now_ns)
         elif self._starting is not None and self._starting[0] <= now_ns:

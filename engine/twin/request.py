@@ -72,7 +72,7 @@ class Status(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request in the engine."""
+    """A request in the engine. It has many attributes: queue, blocks, pull and crew keep their state of it here."""
 
     request: TwinRequest
     order: int
@@ -99,12 +99,13 @@ class Sequence:
     unread: int = 0
     """The number of tokens whose KV came from elsewhere (cache, pull) and that no step has read yet."""
     taint: int = 0
-    """0 while everything that was read was right. Otherwise part of all that follows from it, for good."""
+    """0 while everything that was read was right. Otherwise a number that changes every later digest and token."""
     pulled: bool = False
     """The pull was ordered, or was not needed: it is not tried again."""
     landed: bool = False
     """The pulled KV has arrived, or will not."""
     lost_pull: bool = False
+    """The pull has ended, and what it wrote is not used."""
     pull_blocks: tuple[int, ...] = ()
     """The blocks that a pull under way writes to."""
     local_tokens: int = 0
@@ -124,6 +125,7 @@ class Sequence:
     ends_with: int = 0
     """The number of the batch with which its answer really ends."""
     brink: int = 0
+    """The number of the last batch before its answer ends, or before it has nothing left to compute."""
 
     def __post_init__(self) -> None:
         stop = self.request.stop_after
@@ -156,7 +158,7 @@ class Sequence:
         return mix(self.text.key, self.taint) if self.taint else self.text.key
 
     def digest(self, block: int, end: int) -> int:
-        """What a step writes into its block once it has computed up to `end`."""
+        """What a step writes into the request's block number `block` once it has computed up to `end`."""
         right = self.text.digest(block, end)
         return mix(right, self.taint) if self.taint else right
 

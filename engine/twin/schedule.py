@@ -1,4 +1,4 @@
-"""The content of the next step: vLLM's `TwinScheduler.schedule`, one rule after the other.
+"""The content of the next step: vLLM's `Scheduler.schedule`, one rule after the other.
 
 Running requests go first, in the order in which they came; where blocks run out, the newest (or the least important)
 request is preempted and computed again later. Then waiting requests are admitted (`admit.py`), unless a request was
@@ -75,7 +75,7 @@ class TwinScheduler:
             self.pool.give_back(blocks)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a request from wherever it stands; its blocks stay."""
+        """End a request that waits or runs; its blocks stay taken."""
         if sequence.status is Status.RUNNING:
             if sequence.together:
                 self.crew.leave(sequence)
@@ -132,7 +132,7 @@ class TwinScheduler:
         return True
 
     def _beside(self, batch: Batch, others: dict[Sequence, int]) -> None:
-        """The requests that compute part of a prompt, and the crew, in running order."""
+        """Give blocks to the crew, blocks and work to the requests that compute part of a prompt, in running order."""
         crew = self.crew
         due = frozenset(crew.due(batch.number))
         filled = frozenset(crew.filled() if self.config.prefix_caching else ())

@@ -211,8 +211,8 @@ class Scaler:
                 routers = await self.registry.read(MemberKind.ROUTER)
         except (RegistryDown, TimeoutError) as error:
             logger.warning("the registry is not heard: %s", error)
-            self._instances.deaf(now)
-            self._routers.deaf(now)
+            self._instances.deaf()
+            self._routers.deaf()
             return False
         self._instances.fold(beats, now)
         self._routers.fold(routers, now)

@@ -70,6 +70,7 @@ class Overview:
             "router": router,
             "pools": self._looks.told(self._scheduler.view.all()),
             "waiting": self._looks.history(now),
+            "in_line": self._looks.history_in_line(now),
             "instances": self._instances(now, reader),
             "basis": self._basis(reader),
             "pairs": self._told_pairs(reader),
@@ -201,13 +202,7 @@ def whole(own: Json, others: Mapping[str, Json | str], unproven: Mapping[str, st
         "classes": [_class(name, told, lately) for name, told in own["classes"].items()],
         "windows": {"now": _window(now), "five_minutes": _window(lately["five_minutes"])},
         "window_s": {"now": NOW_SLOTS * SLOT_S, "five_minutes": SLOTS * SLOT_S},
-        "history": {
-            "slot_s": SLOT_S,
-            "slots": [
-                {**_slot(each), "waiting": waiting}
-                for each, waiting in zip(lately["history"], own["waiting"], strict=True)
-            ],
-        },
+        "history": {"slot_s": SLOT_S, "slots": _slots(own, heard, lately)},
         "requests": _newest([each for told in (own, *heard) for each in told["requests"]]),
     }
 
@@ -266,7 +261,7 @@ def _pairs_added(told: Iterable[Json]) -> list[Json]:
             known[name] += each[name]
         known["last_failure"] = known["last_failure"] or each["last_failure"]
         known["apart"] = known["apart"] or each["apart"]
-        known["unseeded"] = known.get("unseeded") or each.get("unseeded", "")
+        known["unseeded"] = known["unseeded"] or each["unseeded"]
     order = sorted(
         found.values(), key=lambda pair: (not pair["apart"], -pair["failed"], pair["prefill"], pair["decode"])
     )
@@ -307,6 +302,16 @@ def _window(told: Json) -> Json:
         "times_ms": times,
         "ttft_parts_ms": dict(sorted(parts.items(), key=lambda each: -each[1])),
     }
+
+
+def _slots(own: Json, heard: Iterable[Json], lately: Json) -> list[Json]:
+    """This router's slots with the figures of all routers. A peer of another version may have more slots, or fewer."""
+    in_line = together({"in_line": each["in_line"]} for each in (own, *heard))["in_line"]
+    count = len(own["waiting"])
+    return [
+        {**_slot(each), "waiting": {name: round(number + queued.get(name, 0.0), 2) for name, number in engines.items()}}
+        for each, engines, queued in zip(lately["history"][-count:], own["waiting"], in_line[-count:], strict=True)
+    ]
 
 
 def _slot(told: Json) -> Json:

@@ -17,6 +17,7 @@ _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 _Number = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 _Bucket = Annotated[str, msgspec.Meta(pattern=r"^-?[0-9]{1,3}\Z")]
 _Counts = Annotated[dict[_Name, _Count], msgspec.Meta(max_length=1024)]
+_Slots = Annotated[list[dict[_Name, _Amount]], msgspec.Meta(max_length=1024)]
 _Buckets = Annotated[dict[_Bucket, _Count], msgspec.Meta(max_length=2048)]
 
 
@@ -33,7 +34,7 @@ class _Window(msgspec.Struct):
 class _Lately(msgspec.Struct):
     now: _Window
     five_minutes: _Window
-    history: Annotated[list[dict[_Name, _Amount]], msgspec.Meta(max_length=1024)]
+    history: _Slots
 
 
 class _Pool(msgspec.Struct):
@@ -53,6 +54,8 @@ class _Pair(msgspec.Struct):
     failed: _Count
     last_failure: _Text
     apart: bool
+    unseeded: _Text = ""
+    """Routers of earlier versions do not tell it."""
 
 
 class PeerLine(msgspec.Struct, omit_defaults=True):
@@ -87,6 +90,8 @@ class _OwnTotals(msgspec.Struct):
     served_whole: Annotated[list[_Name], msgspec.Meta(max_length=1024)]
     lately: _Lately
     requests: Annotated[list[PeerLine], msgspec.Meta(max_length=1024)]
+    in_line: _Slots = msgspec.field(default_factory=list)
+    """Routers of earlier versions do not tell it: their queues count as empty."""
 
 
 class _Requests(msgspec.Struct):

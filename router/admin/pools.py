@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
@@ -44,7 +44,8 @@ ASKED_MAX: Final = 16
 """The number of queued requests that are examined; the others are taken to lack the same places."""
 
 
-_WAITED_FOR: Final = (*(role.value for role in Role), "handoff")
+_ROLES: Final = tuple(role.value for role in Role)
+_WAITED_FOR: Final = (*_ROLES, "handoff")
 
 
 @dataclass(slots=True)
@@ -58,6 +59,20 @@ class _Sums:
     kv_usage: float = 0.0
     places: int = 0
     in_line: float = 0.0
+
+
+@dataclass(slots=True)
+class _WaitingSlot:
+    """Waiting requests in one slot of the history, summed over its looks."""
+
+    number: int
+    looks: int = 0
+    engines: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_WAITED_FOR, 0.0))
+    in_line: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_ROLES, 0.0))
+
+    def means(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """These sums over the looks."""
+        return {name: round(value / max(1, self.looks), 2) for name, value in sums.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +92,7 @@ class Looks:
         self._late: Final[deque[float]] = deque(maxlen=LOOKS)
         self._most: Final[dict[InstanceId, float]] = {}
         """The largest number of requests that an engine was seen to run at once."""
-        self._slots: Final[deque[tuple[int, dict[str, float]]]] = deque(maxlen=SLOTS)
+        self._slots: Final[deque[_WaitingSlot]] = deque(maxlen=SLOTS)
 
     def look(self, scheduler: Scheduler, now: float) -> None:
         """Look at the pools, once a second. The delay of the call shows how late this process gets to its work."""
@@ -123,22 +138,26 @@ class Looks:
 
     def _count_waiting(self, pools: Mapping[Role, _Sums], now: float) -> None:
         number = int(now // SLOT_S)
-        if not self._slots or self._slots[-1][0] < number:
-            self._slots.append((number, dict.fromkeys(("looks", *_WAITED_FOR), 0.0)))
-        at = self._slots[-1][1]
-        at["looks"] += 1
+        if not self._slots or self._slots[-1].number < number:
+            self._slots.append(_WaitingSlot(number))
+        at = self._slots[-1]
+        at.looks += 1
         for role, sums in pools.items():
-            at[role.value] += sums.waiting + sums.in_line
-        at["handoff"] += pools[Role.DECODE].pulling
+            at.engines[role.value] += sums.waiting
+            at.in_line[role.value] += sums.in_line
+        at.engines["handoff"] += pools[Role.DECODE].pulling
 
     def history(self, now: float) -> list[dict[str, float]]:
-        """The numbers of waiting requests over five minutes, means by slot, the oldest first."""
-        by_number, last = dict(self._slots), int(now // SLOT_S)
-        told = []
-        for number in range(last - SLOTS + 1, last + 1):
-            at = by_number.get(number, {})
-            told.append({name: round(at.get(name, 0.0) / max(1.0, at.get("looks", 0.0)), 2) for name in _WAITED_FOR})
-        return told
+        """The numbers of requests that wait in engines over five minutes, means by slot, the oldest first."""
+        return [slot.means(slot.engines) for slot in self._by_time(now)]
+
+    def history_in_line(self, now: float) -> list[dict[str, float]]:
+        """The numbers of this router's queued requests by the pool that they lack a place in, in the same slots."""
+        return [slot.means(slot.in_line) for slot in self._by_time(now)]
+
+    def _by_time(self, now: float) -> list[_WaitingSlot]:
+        by_number, last = {slot.number: slot for slot in self._slots}, int(now // SLOT_S)
+        return [by_number.get(number) or _WaitingSlot(number) for number in range(last - SLOTS + 1, last + 1)]
 
     def _count_tokens(self, seen: InstanceView, now: float) -> None:
         kept = self._tokens.setdefault(seen.id, deque(maxlen=LOOKS))

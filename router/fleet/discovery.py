@@ -145,8 +145,8 @@ class Discovery:
             elif not self._told_down:
                 logger.warning("%s; no instance is known before it answers", down)
             self.heard, self._told_down = False, True
-            self._instances.deaf(now)
-            self._routers.deaf(now)
+            self._instances.deaf()
+            self._routers.deaf()
             return
         if not self.heard:
             logger.info("the registry is heard")
@@ -170,7 +170,7 @@ class Discovery:
         try:
             self._controllers.fold(await self._registry.read(MemberKind.CONTROLLER), now)
         except RegistryDown:
-            self._controllers.deaf(now)
+            self._controllers.deaf()
         self.controller = next((member.beat for member in self._controllers.snapshot()), None)
 
     def _hear_quarantine(self, routers: Iterable[Heartbeat]) -> None:

@@ -184,7 +184,9 @@ def _history(slots: Iterable[_Slot], last: int) -> list[Json]:
 
 
 def together(told: Iterable[Json]) -> Json:
-    """Several routers' figures as one: numbers are summed by name, lists entry by entry."""
+    """Several routers' figures as one: numbers are summed by name, lists entry by entry from their ends, where the
+    newest slots are.
+    """
     found: Json = {}
     for each in told:
         found = _sum(found, each)
@@ -198,7 +200,9 @@ def _sum(one: Any, other: Any) -> Any:
             **{name: _sum(one[name], value) if name in one else value for name, value in other.items()},
         }
     if isinstance(one, list) and isinstance(other, list):
-        return [_sum(a, b) for a, b in zip(one, other, strict=False)] + one[len(other) :] + other[len(one) :]
+        older = one[: max(0, len(one) - len(other))] or other[: max(0, len(other) - len(one))]
+        newest = min(len(one), len(other))
+        return older + [_sum(a, b) for a, b in zip(one[len(one) - newest :], other[len(other) - newest :], strict=True)]
     if isinstance(one, int | float) and isinstance(other, int | float):
         return one + other
     return one

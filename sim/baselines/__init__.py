@@ -19,8 +19,9 @@ Wanted) -> Chosen`.
 | `splitwise` | shortest queue in tokens, with a mixed pool | Splitwise, ISCA 2024 |
 | `distserve` | shortest prefill queue, least loaded decode, pools as placed beforehand | DistServe, OSDI 2024 |
 
-Each module says its source, its constants, and in what it differs from the original. A fleet of instances of role both
-is aggregated serving under any of them (`pools`), which chunked prefill and `cache_aware` make the honest baseline.
+Each module says its source, its constants, and in what it differs from the original. Under any of these policies a
+fleet of instances of role both serves aggregated (`pools`); with chunked prefill and `cache_aware` that is the honest
+baseline.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ INDEX_TOKENS: Final = 400_000
 
 @dataclass(frozen=True, slots=True)
 class DynamoBooking:
-    """What one request costs where it is."""
+    """The blocks and tokens of one placed request, and the instances that they count at."""
 
     prefill: InstanceId
     prefill_tokens: int
@@ -70,7 +70,7 @@ class DynamoBooking:
 
 
 class Dynamo:
-    """The costs, and the least of them."""
+    """Dynamo's policy: counts the work that it has placed, and chooses the instances of least cost."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class Dynamo:
         return by_rule(fleet, wanted, "least cost (Dynamo)", prefill, decode, whole)
 
     def prefill_cost(self, name: InstanceId, wanted: Wanted) -> float:
-        """Blocks to prefill there, in front of this prompt and with it."""
+        """Blocks to prefill at this instance, those before this prompt included, over the instance's speed."""
         blocks = (self.prefill_tokens[name] + wanted.prompt_tokens) / BLOCK_TOKENS
         overlap = self.sent.matched(name, wanted) / BLOCK_TOKENS
         return self.prefill_load_scale * max(blocks - self.overlap_credit * overlap, 0.0) / self.speeds.get(name, 1.0)
 
     def decode_cost(self, name: InstanceId, wanted: Wanted) -> float:
-        """Blocks that would decode there."""
+        """Blocks that would decode at this instance, over its speed."""
         return (self.decode_blocks[name] + _blocks(wanted)) / self.speeds.get(name, 1.0)
 
     @staticmethod
@@ -118,7 +118,7 @@ class Dynamo:
         ranked = [(cost(fleet.at(row).id), int(of.sent[row]), int(of.order[row]), int(row)) for row in rows.tolist()]
         return min(ranked)[3]
 
-    # --- the book (sim.baselines.following) ---------------------------------------------------------------------------
+    # --- load in flight (sim.baselines.following) ---------------------------------------------------------------------
 
     def placed(self, request: int, wanted: Wanted, chosen: Chosen) -> None:
         self.ended(request)

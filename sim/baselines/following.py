@@ -1,4 +1,4 @@
-"""What a policy hears of requests after it has chosen: some rivals book work where they sent it, until it is done.
+"""What a policy is told of requests after its choice: some rivals book work where they sent it, until it is done.
 
 `follow` hands such a policy (`Following`) the simulator's news, through the hooks a world has; a policy without these
 methods needs none. Attach it last: hooks that were there before are called as well.
@@ -20,20 +20,22 @@ _FIRST = 0
 
 @runtime_checkable
 class Following(Protocol):
-    """A policy with a book. Requests are numbered as they came; news may come twice, or of strangers."""
+    """A policy that books load in flight. Requests have numbers in the order of arrival. Each method may be called
+    again for the same request, and for requests that the policy has not placed.
+    """
 
     def placed(self, request: int, wanted: Wanted, chosen: Chosen) -> None:
-        """It was sent where the policy said; again, where an earlier attempt failed."""
+        """The request was sent as the policy chose; called again if an earlier attempt failed."""
 
     def prefilled(self, request: int) -> None:
-        """Its prompt is computed."""
+        """The request's prompt is computed."""
 
     def ended(self, request: int) -> None:
-        """Nothing of it is left anywhere."""
+        """The request has left all instances."""
 
 
 def follow(world: World, policy: object, router: int = 0) -> None:
-    """Let this policy hear of the requests of one router of this world, if it wants to."""
+    """Tell this policy of the requests of one router, if it is `Following`."""
     if not isinstance(policy, Following):
         return
     front = world.fronts[router]
@@ -63,7 +65,7 @@ def follow(world: World, policy: object, router: int = 0) -> None:
 
 
 def _first_end_ns(at: SimInstance, run: ev.StepRun) -> int:
-    """When the first step of a run has ended, on the twin's own clock."""
+    """The end of a run's first step, in ns on the twin's own clock."""
     if run.steps == 1:
         return run.end_ns
     return run.at_ns + at.member.costs.decode_run_ns(run.batch, run.sum_context, 1)

@@ -40,7 +40,7 @@ NON_CACHED_TOKENS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Of the scorers in one profile."""
+    """Weights of the scorers in one profile."""
 
     prefix: float = 0.0
     queue: float = 0.0
@@ -52,7 +52,7 @@ WHOLE: Final = Weights(prefix=3, queue=1, kv=1)
 
 
 class Llmd:
-    """What was sent where, and the scores."""
+    """llm-d's policy: the prompts that were sent to each instance, and the scores."""
 
     def __init__(
         self, pair: Weights = PAIR, whole: Weights = WHOLE, non_cached_tokens: int = NON_CACHED_TOKENS
@@ -82,7 +82,9 @@ class Llmd:
         )
 
     def _has_it_already(self, fleet: FleetSnapshot, wanted: Wanted) -> int | None:
-        """The decode instance that would be chosen, where so little is missing that it does all of it."""
+        """The row of the best decode instance, if it has so much of the prompt that it serves the request alone; else
+        None.
+        """
         found = ready(fleet, wanted)
         decodes = with_place(fleet, np.concatenate([of_role(found, each) for each in (Role.DECODE, Role.BOTH)]), wanted)
         if not wanted.hand_over or not len(decodes) or not len(of_role(found, Role.PREFILL)):

@@ -45,7 +45,7 @@ _Latency = Callable[[InstanceId], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class LatencyBooking:
-    """One request where it is."""
+    """The tokens of one placed request, and the instances that they count at."""
 
     prompt_at: InstanceId
     prompt_tokens: int
@@ -54,12 +54,12 @@ class LatencyBooking:
 
 
 class LlmdLatency:
-    """The book, the predictions, the headroom."""
+    """llm-d's policy by predicted latency: load in flight, the predictions, the headroom."""
 
     def __init__(
         self, makes: Mapping[InstanceId, Make] | None = None, ttft_ms: float = 0.0, tpot_ms: float = 0.0
     ) -> None:
-        """`makes`: what is known of each instance's speed. Targets of all requests; 0: none."""
+        """`makes`: what is known of each instance's speed. `ttft_ms`, `tpot_ms`: targets of all requests; 0: none."""
         self.makes: Final = makes or {}
         self.ttft_ms: Final = ttft_ms
         self.tpot_ms: Final = tpot_ms
@@ -86,7 +86,7 @@ class LlmdLatency:
         )
 
     def predicted_ttft_ms(self, name: InstanceId, wanted: Wanted) -> float:
-        """The prompts ahead, this one, and the step of the answers beside each of its steps."""
+        """Milliseconds of the prompts ahead, of this one, and of the answers that share each of its steps."""
         make = self.makes.get(name, UNKNOWN)
         new = max(1, wanted.prompt_tokens - self.sent.matched(name, wanted))
         tokens = self.pending[name] + new
@@ -96,7 +96,7 @@ class LlmdLatency:
         return make.first_ms + own + ahead + beside * make.steps(tokens)
 
     def predicted_tpot_ms(self, name: InstanceId, wanted: Wanted) -> float:
-        """A step with one more answer."""
+        """Milliseconds of a step with one more answer."""
         cost = self.makes.get(name, UNKNOWN).decode
         context = self.contexts[name] + wanted.prompt_tokens
         return cost.requests_ms(self.answers[name] + 1) + cost.context_ms * context
@@ -122,7 +122,7 @@ class LlmdLatency:
         tpot = 1 - tpot_ms / self.tpot_ms if self.tpot_ms else -tpot_ms
         return min(ttft, tpot), TTFT_WEIGHT * ttft + TPOT_WEIGHT * tpot
 
-    # --- the book (sim.baselines.following) ---------------------------------------------------------------------------
+    # --- load in flight (sim.baselines.following) ---------------------------------------------------------------------
 
     def placed(self, request: int, wanted: Wanted, chosen: Chosen) -> None:
         self.ended(request)

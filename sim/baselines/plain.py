@@ -32,7 +32,7 @@ class RoundRobin:
 
 
 class _Turn:
-    """Whose turn it is among these rows, in the order of their names."""
+    """Chooses rows in turn, in the order of their names."""
 
     def __init__(self, policy: RoundRobin, fleet: FleetSnapshot, pool: str) -> None:
         self._policy, self._fleet, self._pool = policy, fleet, pool
@@ -64,7 +64,7 @@ class WeightedRequests:
     """The fewest requests for its speed: `least_requests` where instances are not equal.
 
     Source: "weighted least connections" of load balancers (Linux Virtual Server, Envoy's weighted least request).
-    `speeds` are the operator's, who knows which GPUs are how much faster.
+    The operator gives the `speeds`, as relative numbers.
     """
 
     def __init__(self, speeds: Mapping[InstanceId, float]) -> None:

@@ -1,11 +1,12 @@
 """The candidates for a leg: the same for every rival, so that rivals differ by their own rule only.
 
-Instances of role both serve whole requests, as aggregated workers do; prefill and decode instances serve pairs. Where
-there are some of role both beside others, they are candidates for either leg: a request whose prompt goes to one of
-them stays there, unless there are decode instances and the rule for answers finds one of those better. No rival's
-description knows such fleets; this is its own rule over the longer lists. A full instance is no candidate: the agents'
-credits hold for rivals as for Baton (the same admission), which gives a queue at the router to those that choose at
-once in their own products.
+Instances of role both serve whole requests, as aggregated workers do; prefill and decode instances serve pairs. In a
+fleet that has both kinds, instances of role both are candidates for either leg. A request whose prompt goes to one of
+them stays there, unless the rule for answers finds a decode instance better. No rival's description knows such fleets;
+this is its own rule over the longer lists.
+
+A full instance is no candidate: agents' credits hold for rivals as for Baton (the same admission). So rivals that
+choose at once in their own products get a queue at the router here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.scoring.filters import of_role, ready, with_place
 
 Pick = Callable[[Ints], int]
-"""One of these rows; there is at least one."""
+"""Chooses one of these rows, of which there is at least one."""
 
 _WHOLE = (Role.BOTH, Role.DECODE, Role.PREFILL)
 _ONE_TOKEN = (Role.PREFILL, Role.BOTH, Role.DECODE)

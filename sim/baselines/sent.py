@@ -38,11 +38,11 @@ class SentRequests:
         return tokens if tokens_max is None else min(tokens, tokens_max)
 
     def tokens(self, instance: InstanceId) -> int:
-        """How much is remembered of it."""
+        """The tokens that are remembered of this instance."""
         return self._tokens.get(instance, 0)
 
     def add(self, instance: InstanceId, wanted: Wanted) -> None:
-        """This prompt goes there."""
+        """This prompt is sent to the instance: remember it, and forget the oldest blocks beyond the capacity."""
         known = self._known.setdefault(instance, OrderedDict())
         total = self._tokens.get(instance, 0)
         left = wanted.prompt_tokens

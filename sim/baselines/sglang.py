@@ -32,7 +32,7 @@ CHARACTERS_PER_TOKEN: Final = 4
 
 
 class CacheAware:
-    """The trees, and the choice."""
+    """SGLang's cache-aware policy: a tree for each instance, and the choice."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class CacheAware:
         return by_rule(fleet, wanted, "cache-aware (SGLang)", cache_aware, least_load, cache_aware)
 
     def _by_tree(self, fleet: FleetSnapshot, rows: Ints, wanted: Wanted) -> int:
-        """The longest match if it is long enough, else where the least is remembered."""
+        """The row with the longest match if that is long enough, else the one with the smallest tree."""
         of = fleet.columns
 
         def rank(row: int) -> tuple[int, int, int]:

@@ -37,12 +37,12 @@ PROMPT_PENDING_MAX: Final = 8192
 ANSWER_TOKENS: Final = 211
 """Mean answer of Azure's conversation trace of 2023, which is theirs."""
 KV_FULL: Final = 0.95
-"""Of the reported KV usage, if the number of tokens that fit is unknown."""
+"""The reported KV usage from which a machine is full, if the number of tokens that fit is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitwiseBooking:
-    """Where one request is, and what it holds there."""
+    """The tokens of one placed request, and the machines that they count at."""
 
     prompt_at: InstanceId
     token_at: InstanceId
@@ -51,7 +51,7 @@ class SplitwiseBooking:
 
 
 class Splitwise:
-    """The pools, the book, and the choice."""
+    """Splitwise's policy: the pools, load in flight, and the choice."""
 
     def __init__(
         self,
@@ -72,16 +72,17 @@ class Splitwise:
         self.known: Final = known
         """Answers' tokens by the number of the request, if they are known."""
         self.mixed: Final[set[InstanceId]] = set()
-        """Away from home."""
+        """Instances that have left their home pool for the mixed pool."""
         self.pending: Final[Counter[InstanceId]] = Counter()
         """Prompt tokens not computed yet, and one for each answer under way."""
         self.memory: Final[Counter[InstanceId]] = Counter()
+        """Tokens of prompts and answers that are booked there."""
         self.requests: Final[Counter[InstanceId]] = Counter()
         self._active: Final[dict[int, SplitwiseBooking]] = {}
         self._prefilling: Final[set[int]] = set()
 
     def pool_of(self, view: InstanceView) -> Role:
-        """Where it stands now: both = mixed."""
+        """The pool in which this instance is now; `Role.BOTH` is the mixed pool."""
         if view.id in self.mixed:
             return Role.BOTH
         return self.homes.get(view.id, view.role)
@@ -124,7 +125,7 @@ class Splitwise:
     def _first(
         self, free: list[InstanceView], home: Role, by: Counter[InstanceId], fits: Callable[[InstanceView], bool]
     ) -> InstanceView | None:
-        """The least of the home pool, if it fits, else the least of the mixed pool, if that fits."""
+        """The least loaded of the home pool if that fits, else the least loaded of the mixed pool if that fits."""
         for pool in (home, Role.BOTH):
             among = [view for view in free if self.pool_of(view) is pool]
             if among and fits(best := min(among, key=lambda view: self._rank(view, by))):
@@ -132,7 +133,7 @@ class Splitwise:
         return None
 
     def _borrow(self, free: list[InstanceView], pool: Role, by: Counter[InstanceId]) -> InstanceView | None:
-        """The least loaded of the opposite pool, into the mixed pool; its engine must be able to."""
+        """Move the least loaded machine of the opposite pool to the mixed pool, if its engine can do both."""
         among = [view for view in free if self.pool_of(view) is pool and view.role is Role.BOTH]
         if not among:
             return None
@@ -153,7 +154,7 @@ class Splitwise:
     def _say(self, view: InstanceView) -> str:
         return f"{view.id} ({self.pending[view.id]} tokens pending)"
 
-    # --- the book (sim.baselines.following) ---------------------------------------------------------------------------
+    # --- load in flight (sim.baselines.following) ---------------------------------------------------------------------
 
     def placed(self, request: int, wanted: Wanted, chosen: Chosen) -> None:
         self.ended(request)

@@ -12,7 +12,12 @@
 | `estimate` | where a search begins: rates from costs alone |
 | `scenarios` | aggregated against disaggregated: ten published scenarios, and traces |
 | `distserve`, `splitwise` | the comparisons of these papers on their own profiles |
-| `splitwise_gap` | why ours of the latter differ: its simulator's assumptions, taken over one after the other |
+| `splitwise_gap` | why our figures for Splitwise differ: its simulator's assumptions, taken over one after the other |
+| `rivals` | every rival's routing policy on the same load and GPUs |
+| `curves` | attainment over rate, and goodput from a fitted curve |
+| `ceiling` | a bound on attainment that no policy can beat |
+| `overload` | how many requests keep their targets where classes refuse |
+| `scaling`, `scaling_loads`, `scaling_ours` | scalers on loads that change; the loads; the product's controller |
 
-Model sizes and profiles come as a `Shelf`: `bench/compare.py` reads the shipped ones, tests make their own.
+A `Shelf` has the model sizes and profiles: `bench/compare.py` reads the shipped ones, tests make their own.
 """

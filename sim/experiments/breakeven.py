@@ -30,14 +30,14 @@ _PAIRS, _SINGLES = -0.999999, 1e9
 order."""
 
 STRETCHES: Final = 10
-"""Of a run, as samples for an interval: much longer than a queue lives."""
+"""The number of parts of a run that are samples for an interval: each is much longer than a queue lasts."""
 
 PATIENCE_S: Final = 300.0
 """No request expires: a latency is wanted of every request."""
 
 
 def always(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
-    """The best pair; where a single instance is all there is room for now, wait. What cannot be handed over is not."""
+    """The best pair; wait if only single instances have room. `workload` chooses for what cannot be handed over."""
     if not wanted.hand_over or wanted.prefill_only:
         return workload(fleet, wanted)
     chosen = weighed(fleet, wanted, _PAIRS, _PAIRS)
@@ -47,7 +47,7 @@ def always(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
 
 
 def locally(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
-    """The best single instance of those the policy itself may take: no prefill instance."""
+    """The best single instance of those that `workload` may choose, which excludes prefill instances."""
     chosen = weighed(fleet, wanted, _SINGLES, _SINGLES)
     if chosen.prefill is not None:
         return Chosen(None, None, "no single instance has room", wait=True)
@@ -55,7 +55,7 @@ def locally(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
 
 
 def never(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
-    """The best single instance, prefill instances too: in a fleet that never hands off they would decode."""
+    """The best single instance, prefill instances included: in a fleet that never hands off they would decode."""
     return workload(fleet, structs.replace(wanted, hand_over=False))
 
 
@@ -63,25 +63,25 @@ MODES: Final[Mapping[str, Policy]] = {"always": always, "never": never, "auto": 
 
 
 def in_mode(system: System, policy: Policy) -> System:
-    """The same fleet under one of them. All have the admission, which keeps the book that they read."""
+    """The same fleet under this policy, with admission, which keeps the load in flight that the policy reads."""
     return replace(system, make_policy=lambda _members: policy, admission=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What came of a run."""
+    """The result of a run."""
 
     attainment: float
     stretches: list[float]
-    """The same of `STRETCHES` parts of it, one after the other."""
+    """The attainment of each of `STRETCHES` parts of the run, in order."""
     latency_ms: float
-    """Mean of requests' whole latencies per token of their answers."""
+    """Mean over requests of the whole latency per token of the answer."""
     handed_over: float
-    """Share of the requests."""
+    """Share of the requests that were handed over."""
 
 
 def outcome(result: Result, targets: Targets) -> RunOutcome:
-    """Of a whole run; attainment as everywhere, of its middle."""
+    """The outcome of a run. Attainment is that of its middle (`goodput.steady`), latency that of the whole run."""
     latency = normalised_ms(result)
     met = result.met(targets)[steady(result)]
     return RunOutcome(
@@ -93,7 +93,7 @@ def outcome(result: Result, targets: Targets) -> RunOutcome:
 
 
 def normalised_ms(result: Result) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Latency per token of the answer, by request; NaN of those that failed."""
+    """Milliseconds per token of the answer, by request; NaN for those that failed."""
     found = result.latency_s("e2e") * 1000 / np.maximum(1, result.columns["made_tokens"])
     return np.where(result.good(), found, np.nan)
 
@@ -108,11 +108,11 @@ class Forced:
     arrived: float
     pair: bool
     free: bool | None = None
-    """Whether it would have been handed over; None: it was asked for when the policy would have waited."""
+    """Whether `workload` would have handed it over; None: it would have waited at the first choice."""
     asked: bool = False
 
     def __call__(self, fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
-        """One of the modes for that request."""
+        """`always` or `locally` for that request, `workload` for all others."""
         if wanted.arrived != self.arrived:
             return workload(fleet, wanted)
         unforced = workload(fleet, wanted)
@@ -124,27 +124,28 @@ class Forced:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """One decision: what its own and all following requests came to with either choice."""
+    """One decision: the results of its own and all later requests with either choice."""
 
     auto: bool
-    """Handed over by the policy's own choice."""
+    """Whether the policy's own choice hands over."""
     latency_ms: tuple[float, float]
-    """Sum of normalised latencies: not handed over, handed over."""
+    """Sums of normalised latencies: not handed over, handed over."""
     missed: tuple[int, int]
+    """Requests that missed a target: not handed over, handed over."""
 
     @property
     def relative(self) -> float:
-        """What the chosen way cost more than the better one, over the latter; 0 where it was the better one."""
+        """The extra latency of the chosen way, as a share of the better way's; 0 if it is the better way."""
         return self.latency_ms[self.auto] / min(self.latency_ms) - 1
 
     @property
     def gain(self) -> float:
-        """What the other way would have cost more; negative where it would have been better."""
+        """The extra latency of the other way, as a share of the chosen way's; negative if the other way is better."""
         return self.latency_ms[not self.auto] / self.latency_ms[self.auto] - 1
 
     @property
     def more_missed(self) -> int:
-        """Targets missed with the chosen way, less with the other."""
+        """Requests that missed a target with the chosen way, less those with the other."""
         return self.missed[self.auto] - self.missed[not self.auto]
 
 
@@ -154,7 +155,7 @@ Run = Callable[[Policy], Result]
 def regret(
     system: System, model: str, shelf: Shelf, arrivals: Sequence[Arrival], number: int, targets: Targets
 ) -> Regret | None:
-    """Replay these arrivals with number `number` forced each way. None where it cannot be handed over, or not be."""
+    """Replay these arrivals with request `number` forced each way. None if one of the ways is not possible for it."""
 
     def run(policy: Policy) -> Result:
         return simulate(in_mode(system, policy), model, shelf, arrivals, PATIENCE_S, targets)

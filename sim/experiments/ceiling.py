@@ -10,15 +10,15 @@ prompt tokens beside B answers takes at least `C + max(W, g·N)`, plus the atten
 and their contexts cost, W a step of few requests, and g the least time per prompt token at any number of tokens.
 
 - Prompt: `g·new` and its attention. Tokens that other requests share are paid for by all who share them in equal parts;
-  those that came before the window are free.
+  those that arrived before the window are free.
 - Answer of n tokens after the first, at C_i each: its steps may last the target on average. Weighted by C, that is
   `Σ C·(W + C) ≤ tpot·Σ C` over the steps of an instance, so by Jensen there are at least `Σ C/(tpot − W)` steps, which
   read the weights as often: the answer costs `C_i·n·(1 + W/(tpot − W))`. Or: KV cache and `max_num_seqs` bound C by
   C_max, so that there are at least `Σ C/C_max` steps.
-- A prompt's matrix products hide behind the reading of weights, or it behind them, so of the two only the larger
-  counts, which is at least any mean of both (`HIDDEN`).
+- A prompt's matrix products and the reading of weights overlap, so only the larger of the two counts, which is at least
+  any mean of both (`HIDDEN`).
 
-**When** (`served`). The prompt's part has to be done within the TTFT target, less the front end's time; all of it
+**When** (`served`). The prompt's part must be done within the TTFT target, less the front end's time; all of it
 within `arrival + TTFT + n·tpot`. In any interval no more can be done of what has to begin and end in it than the GPUs'
 time. Work vectors that keep this for all intervals form a polymatroid (intersecting submodular), so filling it
 greedily, the requests with the least work first, serves as many as can be (fractions counted). Intervals begin and end
@@ -61,13 +61,13 @@ NAME: Final = "clairvoyant fluid"
 HIDDEN: Final = (0.0, 0.5, 1.0)
 """λ: the share of the prompts' matrix products that counts; 1 − λ of the weights' reading does."""
 GRID: Final = 96
-"""Begins, and ends, of intervals."""
+"""The most begins, and the most ends, of intervals."""
 EXCHANGES: Final = 3
 """Rates tried between two GPU types."""
 SLACK: Final = 1 - 1e-6
 """Engines count in whole nanoseconds, rounded down."""
 STEP: Final = 1.03
-"""Of rates, when goodput is looked for from above."""
+"""The smallest factor between two rates, when goodput is looked for from above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Shape:
 
     @classmethod
     def of(cls, costs: Costs, config: TwinConfig, pool: EqualInstances) -> Shape:
-        """From its costs; the kinds of steps have coefficients of their own, the least of each counts."""
+        """The least of each coefficient over the kinds of steps that may do the work."""
         prompts, answers = (costs.now.prefill, costs.now.mixed), (costs.now.decode, costs.now.mixed)
         context, request = (min(getattr(each, name) for each in answers) for name in ("context_ms", "request_ms"))
         crowd = max(each.request_ms for each in answers) * config.max_num_seqs
@@ -125,7 +125,7 @@ class Needs:
     """The window's requests, one row each: what they bring, whatever serves them."""
 
     at_s: Floats
-    """Arrival at a mean rate of 1."""
+    """Arrival in seconds, at a mean rate of 1 a second."""
     prompt: Floats
     """Tokens of the whole prompt: the context of its answer."""
     new: Floats
@@ -133,13 +133,13 @@ class Needs:
     area: Floats
     """Σ(L² − p²) of these."""
     alone: Floats
-    """Of `new`: those that nobody shares."""
+    """Those of `new` that no other request shares."""
     more: Floats
     """Answer tokens after the first."""
 
     @classmethod
     def of(cls, arrivals: Sequence[Arrival], window: tuple[float, float], *, caches: bool) -> Needs:
-        """Of this part of a run of these arrivals; `caches`: engines keep prefixes."""
+        """The needs of the requests in this part of a run. `caches`: engines keep prefixes."""
         count = len(arrivals)
         low, high = math.floor(window[0] * count), math.ceil(window[1] * count)
         shared = _shared(arrivals, low)[low:high] if caches else None
@@ -152,7 +152,7 @@ class Needs:
 
 
 def _shared(arrivals: Sequence[Arrival], low: int) -> list[tuple[float, float, float]]:
-    """By request: new tokens, area, tokens that it alone has. Blocks of earlier requests than `low` are cached."""
+    """By request: new tokens, area, tokens that no other request has. Blocks of requests before `low` are cached."""
     users: dict[int, float] = {}
     nodes: dict[tuple[int, int], int] = {}
     chains = []
@@ -190,9 +190,9 @@ class Ceiling:
     counts: tuple[tuple[str, int], ...]
     """GPUs by type."""
     needs: Needs
-    """Of the window's requests."""
+    """The needs of the window's requests."""
     every: Needs
-    """Of all."""
+    """The needs of all requests."""
     targets: Targets
 
     @classmethod
@@ -210,7 +210,7 @@ class Ceiling:
         return cls(tuple(dict.fromkeys(shapes)), tuple(counts.items()), needs, every, case.targets)
 
     def attainment(self, rate: float, enough: float = 0.0) -> float:
-        """No policy attains more at this rate, in requests a second. Below `enough` any bound will do."""
+        """No policy attains more at this rate, in requests a second. A bound below `enough` need not be the least."""
         able = self._able()
         whole = len(self.needs.at_s)
         found = float(able.sum())
@@ -223,7 +223,7 @@ class Ceiling:
         return found / whole
 
     def overall(self, rate: float, enough: float = 0.0) -> float:
-        """No policy attains more of all arrivals of a run."""
+        """The same bound for all arrivals of a run."""
         return replace(self, needs=self.every).attainment(rate, enough)
 
     def least(self, rate: float, enough: float = 0.0) -> float:
@@ -266,7 +266,7 @@ class Ceiling:
         return self.targets.tpot_ms or math.inf
 
     def _exchanges(self) -> Iterator[dict[str, float]]:
-        """What a second of each GPU type is worth in seconds of the first one."""
+        """By GPU type, the worth of one second in seconds of the first type."""
         first, *others = [gpu for gpu, _ in self.counts]
         if not others:
             yield {first: 1.0}
@@ -315,8 +315,8 @@ class Ceiling:
 
 
 def served(begun_s: Floats, ends_s: Floats, work_ms: Floats, capacity_ms: float) -> float:
-    """How many requests at most can be done, parts counted: each has its work to be done between its begin and its end,
-    by all GPUs together, which do `capacity_ms` of work a second.
+    """The most requests that can be done, fractions counted. Each request's work lies between its begin and its end.
+    All GPUs together do `capacity_ms` of work a second.
     """
     if not len(begun_s):
         return 0.0

@@ -1,8 +1,8 @@
 """Classes of systems against each other: the best of each class, found with as few runs as that takes.
 
 Arrangements of one policy form families along an axis (token budgets, splits). A family is climbed *at the class's best
-rate so far*: of two members that fail there the one is nearer whose run was hopeless later, and one that does not fail
-raises the rate. So most variants cost a part of one run, and common random numbers make that a comparison.
+rate so far*: of two members that fail there, the one whose run was hopeless later is nearer; a member that does not
+fail raises the rate. So most variants cost a part of one run, and common random numbers make that a comparison.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from router.scheduler.scoring.policies import Policy
 from sim.baselines.dynamo import Dynamo, DynamoConditional
 from sim.baselines.llmd_latency import LlmdLatency
 from sim.baselines.plain import WeightedRequests
-from sim.baselines.splitwise import ANSWER_TOKENS, Splitwise
+from sim.baselines.splitwise import ANSWER_TOKENS
 from sim.experiments.estimate import decode_rate, prefill_rate, tpot_of, whole_rate
-from sim.experiments.systems import EqualInstances, Shelf, System
+from sim.experiments.homes import splitwise_of
+from sim.experiments.systems import EqualInstances, Shelf, System, pool_of
 from sim.experiments.tuning import CEILING, Best, Case, guess
 from sim.fleet import SimulatedMember, make_of_member
 
@@ -29,7 +30,7 @@ STEP: Final = 1.08
 once, it is within a tolerance of 4 %."""
 STEP_MAX: Final = 3.0
 LOWEST: Final = 1 / 100
-"""Of the start: below it nothing holds."""
+"""The share of the start below which no rate is tried."""
 HOLDS: Final = 2.0
 """Nearness of a system that does not fail at all; of others it is at most 1."""
 FAR: Final = 0.95
@@ -37,7 +38,7 @@ FAR: Final = 0.95
 load has come: nine in ten within their targets were out of reach by far, and its neighbours differ by a whole instance.
 """
 POOR: Final = 1 / 30
-"""Of what its costs suggest: there a system is tried where the class has served nothing yet."""
+"""The share of the rate its costs suggest at which a system is tried, while its class has served nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,11 @@ class Family:
     name: str
     systems: tuple[System, ...]
     start: int
+    """The index of the system with which to begin."""
 
 
 def around(holds: Callable[[float], bool], start: float, tolerance: float, ceiling: float) -> float:
-    """The highest rate that holds, to `tolerance`, where it is probably near `start`; 0: none."""
+    """The highest rate that holds, to `tolerance` (0.03 = 3 %), if it is probably near `start`; 0: none."""
     low, high, rate, step = 0.0, 0.0, start, STEP
     while not low or not high:
         if rate < ceiling and holds(rate):
@@ -85,7 +87,7 @@ def served(
 
 
 def challenge(best: Best, case: Case, shelf: Shelf, system: System, start: float = 0.0) -> float:
-    """One more system of a class; how near it came to holding at a little more than the best rate so far.
+    """Try one more system of a class. Returns how near it came to holding at a little more than the best rate.
 
     `start`: requests a second and GPU from which the first of a class is searched; 0: what its costs suggest.
     """
@@ -111,9 +113,9 @@ def challenge(best: Best, case: Case, shelf: Shelf, system: System, start: float
 
 
 def climb(best: Best, case: Case, shelf: Shelf, family: Family, at: int, start: float = 0.0, far: float = 0.0) -> int:
-    """Try a family from its member `at` on, as long as neighbours come nearer. Which of it came nearest.
+    """Try a family from its member `at` on, as long as neighbours come nearer. Returns the index of the nearest one.
 
-    Where that member's run was hopeless before `far` of its load, its neighbours are not tried.
+    If that member's run was hopeless before `far` of its load, its neighbours are not tried.
     """
     nearest, near = at, challenge(best, case, shelf, family.systems[at], start)
     for step in (1, -1) if near >= far else ():
@@ -134,10 +136,10 @@ class Champion:
 
     best: Best = field(default_factory=Best)
     starts: dict[str, int] = field(default_factory=dict)
-    """By name of the family: where the next policy's begins."""
+    """By name of the family: the index with which the next policy's family begins."""
 
     def meet(self, case: Case, shelf: Shelf, families: Iterable[Family], start: float = 0.0) -> None:
-        """These families join the contest."""
+        """Let these families join. The first of a name begins at `Family.start`, later ones at the best index."""
         for family in families:
             known = self.starts.get(family.name)
             at, far = (family.start, 0.0) if known is None else (known, FAR)
@@ -185,7 +187,10 @@ def whole_by_gpu(
 
 
 def crossed(pools: Sequence[EqualInstances], policy: str, *, admission: bool) -> Family:
-    """The first half of the GPUs computes prompts, the other answers, one of the two sides with twice the TP."""
+    """The first half of the GPUs computes prompts, the other answers, one of the two sides with twice the TP.
+
+    Pools must have TP 1: half of the GPUs are counted as so many instances.
+    """
     half = sum(pool.gpus for pool in pools) // 2
     first, second = _cut(pools, half)
     systems = [
@@ -273,16 +278,8 @@ def _balance(case: Case, shelf: Shelf, pools: Sequence[EqualInstances], at: int)
 def _splitwise(
     homes: tuple[Role, ...], answer_tokens: int, speeds: Sequence[float] | None, members: Sequence[SimulatedMember]
 ) -> Policy:
-    """Its instances are at home in one of two pools, or in the mixed one, and can do both."""
-    found = {role: [each.name for each in members if homes and homes[_pool_of(each)] is role] for role in Role}
-    capacity = min(each.config.num_blocks * each.config.block_size for each in members)
-    return Splitwise(
-        found[Role.PREFILL],
-        found[Role.DECODE],
-        capacity_tokens=capacity,
-        answer_tokens=answer_tokens,
-        speeds=_by_name(speeds, members),
-    )
+    """Splitwise's policy. Its instances have their homes in one of two pools or in the mixed one, and can do both."""
+    return splitwise_of(homes, members, answer_tokens=answer_tokens, speeds=_by_name(speeds, members))
 
 
 # --- what rivals are told ---------------------------------------------------------------------------------------------
@@ -299,8 +296,8 @@ def homes_of(system: System) -> tuple[Role, ...]:
 
 
 def equipped(case: Case, shelf: Shelf, system: System) -> System:
-    """The same with what its operator would tell its policy: targets, token budgets, the mean answer that was seen, and
-    for the weighted ones the speeds of unequal GPUs at what their role does.
+    """The same system, with a policy that has what its operator would tell it: targets, token budgets, the mean
+    answer. Weighted policies also get the speeds of unequal GPUs in their roles.
     """
     homes = homes_of(system)
     speeds = tuple(_speed(case, shelf, pool, role) for pool, role in zip(system.pools, homes, strict=True))
@@ -325,16 +322,11 @@ def _speed(case: Case, shelf: Shelf, pool: EqualInstances, role: Role) -> float:
     return rate(costs, inputs, outputs, tpot_of(case.targets, costs))
 
 
-def _pool_of(member: SimulatedMember) -> int:
-    """Names tell the pool (`Shelf.members`)."""
-    return int(member.name.split("-")[1])
-
-
 def _by_name(speeds: Sequence[float] | None, members: Sequence[SimulatedMember]) -> dict[InstanceId, float] | None:
-    """Speeds of pools, as the members'; the fastest has 1."""
+    """The speed of each member's pool, by name; the fastest has 1."""
     if speeds is None:
         return None
-    return {each.name: speeds[_pool_of(each)] / max(speeds) for each in members}
+    return {each.name: speeds[pool_of(each)] / max(speeds) for each in members}
 
 
 def _llmd_latency(ttft_ms: float, tpot_ms: float, members: Sequence[SimulatedMember]) -> Policy:

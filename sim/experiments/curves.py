@@ -1,8 +1,8 @@
 """Attainment over rate, and the rate at which it is what was promised.
 
-One bisection keeps whatever it meets: where attainment goes up and down around nine in ten, a spike decides. Here
-several rates on both sides are run whole, the falling curve that fits them best (isotonic regression) is drawn through,
-and goodput is where that crosses the share. All systems use rates of one lattice on the same requests, so that
+A bisection keeps whatever it meets: if attainment goes up and down around nine in ten, a spike decides. Here several
+rates on both sides are run whole. The falling curve that fits them best (isotonic regression) is drawn through them,
+and goodput is where it crosses the share. All systems use rates of one lattice on the same requests, so that
 differences between them are theirs (common random numbers).
 """
 
@@ -19,16 +19,16 @@ from sim.experiments.goodput import steady
 from sim.result import Result
 
 RATIO: Final = 1.06
-"""Between neighbours of the lattice."""
+"""The factor between two neighbouring rates of the lattice."""
 BESIDE: Final = 2
-"""So many rates in a row have to hold, and to fail, before the curve is taken to have crossed."""
+"""The number of rates in a row that must hold, and must fail, before the curve counts as crossed."""
 STRIDES: Final = (1, 1, 1, 2, 2, 3, 4, 4, 6, 6)
 """Lattice steps from one rate to the next, away from the start; no more rates than these on either side."""
 DECILES: Final = 10
 
 
 def traced(attained: Callable[[int], float], start: int, shares: Sequence[float]) -> dict[int, float]:
-    """Attainment by lattice step, on both sides of the highest share and down to the other ones, as far as strides go.
+    """Attainment by lattice step, on both sides of the highest share and down to the other ones, within `STRIDES`.
 
     `shares`: from the lowest to the highest, which lies at the lowest rate.
     """
@@ -62,8 +62,8 @@ def falling(values: Sequence[float]) -> list[float]:
 
 
 def rate_at(curve: Mapping[float, float], share: float) -> float:
-    """The highest rate at which the fitted curve has this share, straight between rates. 0: it is below it everywhere;
-    the highest rate tried if it is above it everywhere.
+    """The highest rate at which the fitted curve has this share, on straight lines between rates (in their
+    logarithms). 0: the curve is below the share everywhere; the highest rate tried: it is above the share everywhere.
     """
     rates = sorted(curve)
     fitted = falling([curve[rate] for rate in rates])
@@ -79,7 +79,7 @@ def rate_at(curve: Mapping[float, float], share: float) -> float:
 
 
 def details(result: Result, targets: Targets) -> dict[str, Any]:
-    """What one run was like in its window: attainment by decile of the prompt's length, first tokens, the dropped."""
+    """Figures of one run's window: attainment, also by decile of prompt length, TTFT in ms, the share dropped."""
     window = steady(result)
     met, good = result.met(targets)[window], result.good()[window]
     prompts = result.columns["input_tokens"][window]

@@ -54,7 +54,7 @@ floor, which their form lacks, is DistServe's times the ratio of decodes."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """One row of its table 1."""
+    """One row of the paper's table 1."""
 
     name: str
     model: str
@@ -71,12 +71,12 @@ class Application:
     """What the paper reports: rate over vLLM, and how much tighter the targets may be."""
 
     def load(self, count: int) -> UnitLoad:
-        """Its requests."""
+        """The application's requests."""
         inputs, outputs = (_lognormal(*each) for each in (self.inputs, self.outputs))
         return made_up(self.name, inputs, outputs, SEED, count, LENGTH_MAX)
 
     def targets(self, scale: float) -> Targets:
-        """Both, tighter below 1."""
+        """Both targets times `scale`, so tighter below 1."""
         return Targets(self.ttft_ms * scale, None, self.tpot_ms * scale, None)
 
 
@@ -165,17 +165,17 @@ class DistServeRow:
 
     @property
     def over_same(self) -> float | None:
-        """The same over that scheduling on an equal engine."""
+        """Goodput per GPU over the same scheduling on an equal engine."""
         return self.apart.per_gpu / self.same.per_gpu if self.same.per_gpu else None
 
     @property
     def over_chunked(self) -> float | None:
-        """The same over today's."""
+        """Goodput per GPU over chunked prefill, tuned."""
         return self.apart.per_gpu / self.chunked.per_gpu if self.chunked.per_gpu else None
 
 
 def pool(application: Application, role: Role, tp: int) -> EqualInstances:
-    """One instance of 2023."""
+    """A pool of one instance of 2023."""
     return EqualInstances(
         role=role,
         count=1,
@@ -205,7 +205,7 @@ def compare(
     tolerance: float,
     scales: Sequence[float] = SCALES,
 ) -> list[DistServeRow]:
-    """All four at each tightness; each at its best split and token budget there."""
+    """All four systems at each tightness, each at its best split and token budget."""
     one = pool(application, Role.BOTH, application.colocated_tp)
     count = application.gpus // application.colocated_tp
     whole = replace(one, count=count, serial=True)

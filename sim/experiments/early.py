@@ -18,7 +18,7 @@ from sim.result import Result
 from sim.world import World
 
 LOOKS: Final = 100
-"""How often a run is looked at, about: a look costs some 0.2 ms."""
+"""About the number of looks at a run: a look costs some 0.2 ms."""
 
 
 class AttainmentCertain(Exception):
@@ -35,7 +35,7 @@ class Watch:
     """`World.on_progress` of one run: raises `AttainmentCertain` out of `World.run`."""
 
     def __init__(self, targets: Targets, share: float, count: int, span_s: float) -> None:
-        """Of `count` requests that come within `span_s`, `share` of the window's have to meet `targets`."""
+        """`count` requests come within `span_s`; `share` of those in the window must meet `targets`."""
         self.targets: Final = targets
         self.count: Final = count
         self.low: Final = math.floor(WINDOW[0] * count)

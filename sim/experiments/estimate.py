@@ -23,11 +23,11 @@ def decode_rate(costs: Costs, input_tokens: float, output_tokens: float, tpot_ms
 
 
 def whole_rate(costs: Costs, input_tokens: float, output_tokens: float, tpot_ms: float) -> float:
-    """Requests a second of one instance that does both in turn."""
+    """Requests a second of one instance that computes prompts and answers in turn."""
     decode = decode_rate(costs, input_tokens, output_tokens, tpot_ms)
     return 1 / (1 / prefill_rate(costs, input_tokens) + 1 / decode)
 
 
 def tpot_of(targets: Targets, costs: Costs) -> float:
-    """The target, or three times the step of a single request."""
+    """The TPOT target in ms; without one, three times the step of a single request."""
     return targets.tpot_ms if targets.tpot_ms is not None else 3 * costs.decode_step_ms(1, 1000)

@@ -21,12 +21,12 @@ from sim.result import Result
 STEP: Final = 1.6
 """Factor between tries until one holds and one does not."""
 GIVE_UP: Final = 1 / 300
-"""Of the first guess: below it nothing holds."""
+"""The share of the first guess below which no rate is tried."""
 RUNS_MAX: Final = 40
 
 
 def steady(result: Result) -> NDArray[np.bool_]:
-    """Rows in the window; they are in the order of arrival."""
+    """Which rows are in the window; rows are in the order of arrival."""
     count = len(result.columns)
     found = np.zeros(count, dtype=np.bool_)
     found[math.floor(WINDOW[0] * count) : math.ceil(WINDOW[1] * count)] = True
@@ -43,7 +43,7 @@ class GoodputFound:
     """Where a search ended."""
 
     rate: float
-    """The highest rate that held, per second; 0: none did."""
+    """The highest rate that held, in requests a second; 0: none did."""
     runs: int
 
 

@@ -26,15 +26,15 @@ class UnitLoad:
     arrivals: Sequence[Arrival]
 
     def mean_input(self) -> float:
-        """Prompt tokens."""
+        """Mean tokens of a prompt."""
         return float(np.mean([each.input_tokens for each in self.arrivals]))
 
     def mean_output(self) -> float:
-        """Answer tokens."""
+        """Mean tokens of an answer."""
         return float(np.mean([each.output_tokens for each in self.arrivals]))
 
     def at_rate(self, rate: float, count: int) -> list[Arrival]:
-        """The first `count` of them, so many a second; all, where there are fewer."""
+        """The first `count` requests, `rate` of them a second on average; all requests, if there are fewer."""
         first_s = self.arrivals[0].at_s
         return [msgspec.structs.replace(each, at_s=(each.at_s - first_s) / rate) for each in self.arrivals[:count]]
 
@@ -46,10 +46,10 @@ class Size:
     fewest: int
     most: int
     lives: float
-    """Arrivals go on for so many lives of a request that just meets its targets, where these bounds allow."""
+    """Arrivals last so many times as long as a request that just meets its targets, within the two bounds."""
 
     def count(self, rate: float, life_s: float) -> int:
-        """Requests at this rate."""
+        """The number of requests for a run at this rate."""
         return max(self.fewest, min(self.most, round(rate * life_s * self.lives)))
 
 

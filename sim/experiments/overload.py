@@ -1,9 +1,10 @@
 """Overloads in which classes refuse: how many requests keep their targets, of the admitted and of all. Simulated.
 
 Two classes come in equal numbers, more than the fleet can serve. In one scenario engines are as the router knows them
-by URL: of unknown speed, and none can be told its answer's first token. In one answers become three times as long in
-the middle of the run, longer than any that the router has learned from; in one an instance that decodes takes twice as
-long for everything from the middle on: requests in flight then, and those of `SETTLES_S` after it, are told apart.
+by URL: of unknown speed, and none can be told its answer's first token. In another, answers become three times as long
+in the middle of the run, longer than any that the router has learned from. In another, an instance that decodes takes
+twice as long for everything from the middle on: requests in flight at that time, and those of `SETTLES_S` after it, are
+reported apart.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
 }
 
 SETTLES_S: Final = 5.0
-"""After an instance has slowed down: so long nothing is asked of the router's predictions."""
+"""Seconds after an instance has slowed down in which the router's predictions need not hold."""
 LONGER: Final = 3
 SLOWER: Final = 2
 LENGTHS: Final = (300, 12_000)
@@ -50,7 +51,7 @@ class Overload:
     name: str
     fleet: tuple[tuple[Role, int], ...] = ((Role.PREFILL, 1), (Role.DECODE, 1), (Role.BOTH, 1))
     per_s: float = 25.0
-    """Of each class."""
+    """Arrivals a second, of each class."""
     seconds: float = 30.0
     prompts: tuple[int, int] = (3000, 3000)
     """The least and the most tokens; drawn evenly in their logarithm."""
@@ -65,11 +66,11 @@ class Overload:
     """D's engine can be told P's first token; else D's own is the client's first, after the hand-over's pause, as of
     engines given by URL."""
     slow: str = ""
-    """The instance that is `SLOWER` from the middle on."""
+    """The instance that is `SLOWER` times slower from the middle on; empty: none."""
 
     @property
     def middle_s(self) -> float:
-        """When something changes."""
+        """The middle of the run, in seconds: when something changes."""
         return self.seconds / 2
 
     def arrivals(self, seed: int) -> list[Arrival]:
@@ -108,7 +109,7 @@ SCENARIOS: Final = (
 
 
 def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True) -> Result:
-    """One run. `learns`: margins follow what was missed; without, they stay the widest, as they were before."""
+    """One run. `learns`: margins follow what was missed; else they stay the widest."""
     pools = [EqualInstances(role=role, count=count, tp=1, gpu=GPU) for role, count in scenario.fleet]
     settings = SimSettings(checks=False, seeding=scenario.seeded)
     view = None if scenario.told else FleetView(lambda _: None)
@@ -139,7 +140,7 @@ class Kept:
     met: int
 
     def __add__(self, other: Kept) -> Kept:
-        """Both together."""
+        """The counts of both together."""
         return Kept(self.arrived + other.arrived, self.admitted + other.admitted, self.met + other.met)
 
     @property
@@ -162,7 +163,7 @@ def kept(result: Result, among: NDArray[np.bool_] | None = None) -> Kept:
 
 
 def of_class(result: Result, name: str) -> NDArray[np.bool_]:
-    """Its requests."""
+    """Which rows are of this class."""
     found: NDArray[np.bool_] = result.columns["slo_class"] == result.classes.index(name)
     return found
 

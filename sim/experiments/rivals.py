@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from cluster.instance import Role
-from router.scheduler.scoring.policies import Policy
 from sim.baselines import BASELINES
-from sim.baselines.splitwise import Splitwise
+from sim.experiments.homes import splitwise_of
 from sim.experiments.scenarios import Compared, pair
 from sim.experiments.systems import EqualInstances, Shelf, System
 from sim.experiments.tuning import Best, best_of, best_split
-from sim.fleet import SimulatedMember
 
 POLICIES: Final = tuple(BASELINES)
 
@@ -48,17 +47,11 @@ def as_it_is(system: System) -> System:
 
 
 def mixing(system: System) -> System:
-    """Splitwise's: all instances can do both, and are at home in one of two pools."""
+    """Splitwise's arrangement: all instances can do both, and have their homes in one of two pools."""
     prompts, tokens = system.pools
-    return replace(system, pools=(_able(prompts), _able(tokens)), make_policy=_splitwise)
+    homes = (Role.PREFILL, Role.DECODE)
+    return replace(system, pools=(_able(prompts), _able(tokens)), make_policy=partial(splitwise_of, homes))
 
 
 def _able(pool: EqualInstances) -> EqualInstances:
     return replace(pool, role=Role.BOTH)
-
-
-def _splitwise(members: Sequence[SimulatedMember]) -> Policy:
-    """Members are named by role, pool and number (`Shelf.members`)."""
-    prompts, tokens = ([each.name for each in members if each.name.split("-")[1] == pool] for pool in ("0", "1"))
-    capacity = min(each.config.num_blocks * each.config.block_size for each in members)
-    return Splitwise(prompts, tokens, capacity_tokens=capacity)

@@ -39,7 +39,7 @@ TP: Final = 2
 TARGETS: Final = Targets(6000.0, None, 60.0, None)
 ATTAINMENT: Final = 0.95
 MOST: Final = 16
-"""Instances of a pool."""
+"""The most instances of a pool."""
 P95: Final = 1.3
 """The 95th percentile of a start over its median."""
 LAWS: Final[Mapping[str, Callable[[Law], SimulatedScaler]]] = {
@@ -52,7 +52,7 @@ LAWS: Final[Mapping[str, Callable[[Law], SimulatedScaler]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSetting:
-    """What all systems of a cell share."""
+    """What all systems of one cell of the table share. `startup_s`: the median start in seconds."""
 
     shelf: Shelf
     arrivals: Sequence[Arrival]
@@ -61,7 +61,7 @@ class CellSetting:
     caching: bool = False
 
     def members(self) -> dict[Role, SimulatedMember]:
-        """One of each pool."""
+        """One instance of each pool, by role."""
         return {role: self._member(role) for role in (Role.PREFILL, Role.DECODE)}
 
     def _member(self, role: Role) -> SimulatedMember:
@@ -70,7 +70,7 @@ class CellSetting:
         return replace(self.shelf.member(MODEL, pool), flips=True, startup=startup)
 
     def pools(self) -> dict[Role, ScalingPool]:
-        """The same for scalers."""
+        """The same pools, as scalers know them."""
         return {
             role: ScalingPool(
                 name=role.value,
@@ -87,17 +87,17 @@ class CellSetting:
         }
 
     def law(self) -> Law:
-        """What rivals are told."""
+        """What every rival is given."""
         return Law(pools=self.pools(), targets=TARGETS)
 
     def first(self) -> dict[Role, int]:
-        """The fleet as the run begins: what the first windows need."""
+        """The instances of each role at the start: what the first eight windows need."""
         needed = needs(self.law(), self.arrivals, 1.0, ATTAINMENT)
         return {role: max(each[:8]) for role, each in needed.items()}
 
 
 def engine_of_member(member: SimulatedMember) -> EngineBounds:
-    """What bounds need to know of it."""
+    """What bounds need to know of this member."""
     config = member.config
     return EngineBounds(
         costs=member.costs,  # type: ignore[arg-type]  # of a shelf's members these are the cost model's
@@ -108,12 +108,12 @@ def engine_of_member(member: SimulatedMember) -> EngineBounds:
 
 
 class Static:
-    """Never changes anything."""
+    """A scaler that never changes anything."""
 
     every_s = 60.0
 
     def act(self, sight: Sight) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def scaled(
@@ -141,13 +141,13 @@ def scaled(
 
 
 def figures(setting: CellSetting, run: Scaled, result: Result) -> dict[str, Any]:
-    """What is compared."""
-    met, late = result.met(TARGETS), result.met(Targets(TARGETS.ttft_ms, None, None, None))
+    """The figures of a run that are compared."""
+    met, first = result.met(TARGETS), result.met(Targets(TARGETS.ttft_ms, None, None, None))
     hours = setting.arrivals[-1].at_s / 3600
     actions = run.actuator.actions
     return {
         "attainment": round(float(met.mean()), 5),
-        "ttft_attainment": round(float(late.mean()), 5),
+        "ttft_attainment": round(float(first.mean()), 5),
         "requests": len(met),
         "gpu_hours": round(sum(result.gpu_seconds.values()) / 3600, 3),
         "actions_hour": round(len(actions) / hours, 2),
@@ -158,18 +158,20 @@ def figures(setting: CellSetting, run: Scaled, result: Result) -> dict[str, Any]
 
 
 def measure(setting: CellSetting, scaler: SimulatedScaler, first: Mapping[Role, int]) -> dict[str, Any]:
-    """One run."""
+    """The figures of one run with this scaler."""
     run = scaled(setting, scaler, first)
     return figures(setting, run, run.run(setting.arrivals))
 
 
 def attains(row: Mapping[str, Any]) -> bool:
-    """Whether a run kept its promise."""
+    """Whether a run attained `ATTAINMENT`."""
     return bool(row["attainment"] >= ATTAINMENT)
 
 
 def best_static(setting: CellSetting, scaler: Callable[[], SimulatedScaler] = Static) -> dict[str, Any]:
-    """The smallest fixed fleet that attains, in hindsight: from what the fullest minutes need, downwards."""
+    """The smallest fixed fleet that attains, in hindsight, of several shares of what the fullest minutes need; else
+    1.25 times that need, whatever it attains.
+    """
     needed = needs(setting.law(), setting.arrivals, 1.0, ATTAINMENT)
     peak = {role: sorted(each)[int(0.97 * (len(each) - 1))] for role, each in needed.items()}
     low, high, best = 0.4, 1.25, None
@@ -191,7 +193,7 @@ EASES: Final = (1.0, 1.12, 0.9)
 
 
 def clairvoyant(setting: CellSetting) -> dict[str, Any]:
-    """The bound: the cheapest schedule that attains."""
+    """The bound: the cheapest schedule that attains, of those with `EASES`."""
     found: list[dict[str, Any]] = []
     for ease in EASES:
         if ease < 1.0 and any(map(attains, found)):
@@ -209,7 +211,7 @@ def narwhal(setting: CellSetting) -> dict[str, Any]:
 
 
 def run(setting: CellSetting, system: str) -> dict[str, Any]:
-    """A rival or a bound by its name."""
+    """The figures of a rival or a bound, by its name in `RIVALS`."""
     if system == "static":
         return best_static(setting)
     if system == "clairvoyant":

@@ -1,6 +1,6 @@
 """Loads that change: rates as functions of time, made into arrivals by thinning. Pure but for the traces given in.
 
-arrivals of a rate λ(t) ≤ λ_max: a Poisson stream of λ_max of which each is kept with probability λ(t) / λ_max
+Arrivals of a rate λ(t) ≤ λ_max: a Poisson stream of rate λ_max, of which each is kept with probability λ(t) / λ_max.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ PROMPT: Final = 8000
 ANSWER: Final = 1000
 
 Rate = Callable[[float], float]
+"""Requests a second, by time in seconds."""
 
 
 def poisson(
     rate: Rate, most: float, span_s: float, seed: int, sizes: Callable[[float], tuple[int, int]]
 ) -> list[Arrival]:
-    """Arrivals of a changing rate, sizes by time."""
+    """Arrivals of a changing rate up to `most`; `sizes`: tokens of prompt and answer by time in seconds."""
     rng = np.random.default_rng(seed)
     found, at_s = list[Arrival](), 0.0
     while True:
@@ -42,22 +43,22 @@ def fixed(_at_s: float) -> tuple[int, int]:
 
 
 def steady(rate: float) -> Rate:
-    """Always the same."""
+    """Always the same rate."""
     return lambda _at_s: rate
 
 
 def step(low: float, high: float, at: float) -> Rate:
-    """From one rate to another."""
+    """One rate before `at` seconds, another from then on."""
     return lambda at_s: low if at_s < at else high
 
 
 def on_off(low: float, high: float, period_s: float) -> Rate:
-    """Half of each period the one, half the other."""
+    """The high rate in the first half of each period, the low one in the second."""
     return lambda at_s: high if at_s % period_s < period_s / 2 else low
 
 
 def sinusoid(low: float, high: float, period_s: float) -> Rate:
-    """From the lowest to the highest and back."""
+    """From the lowest rate to the highest and back in each period."""
     return lambda at_s: (low + high) / 2 - (high - low) / 2 * math.cos(2 * math.pi * at_s / period_s)
 
 
@@ -80,7 +81,7 @@ class Drift:
     seed: int
 
     def sizes(self) -> Callable[[float], tuple[int, int]]:
-        """By time."""
+        """The function that draws tokens of prompt and answer by time in seconds."""
         rng = np.random.default_rng(self.seed + 1000)
 
         def drawn(at_s: float) -> tuple[int, int]:
@@ -95,7 +96,7 @@ class Drift:
 
 
 def stretched(arrivals: Sequence[Arrival], span_s: float, rate: float, seed: int, length_max: int) -> list[Arrival]:
-    """A recorded load over another span, thinned to a mean rate; what is too long is cut."""
+    """A recorded load over another span, thinned to a mean rate; longer requests are cut to `length_max` tokens."""
     begin_s, end_s = arrivals[0].at_s, arrivals[-1].at_s
     keep = rate * span_s / len(arrivals)
     rng = np.random.default_rng(seed)

@@ -25,5 +25,5 @@ def ours(setting: CellSetting, rules: ControlRules | None = None) -> Ours:
 
 
 def run(setting: CellSetting) -> dict[str, Any]:
-    """As the other systems are run."""
+    """The figures of the controller's run, as of the other systems."""
     return measure(setting, ours(setting), setting.first())

@@ -23,7 +23,7 @@ BUDGETS: Final = (512, 1024, 2048, 256, 8192)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One comparison, and what others published of it."""
+    """One comparison: many attributes, as it holds targets, shapes, load, policy and what others published of it."""
 
     name: str
     model: str
@@ -36,7 +36,7 @@ class Scenario:
     decode_tp: int
     gpus: int
     lengths: tuple[int, int] | None = None
-    """Tokens in and out; None: a trace's."""
+    """Tokens of prompt and answer; None: those of a trace."""
     published: tuple[float, float] | None = None
     """Output tokens a second and GPU, aggregated and disaggregated."""
     policy: str = "least_requests"
@@ -44,11 +44,11 @@ class Scenario:
 
     @property
     def targets(self) -> Targets:
-        """Both have to be met."""
+        """The targets, both of which must be met."""
         return Targets(self.ttft_ms, None, self.tpot_ms, None)
 
     def load(self, count: int) -> UnitLoad:
-        """Its requests, where they are made up."""
+        """Its made-up requests; only where it has `lengths`."""
         assert self.lengths is not None
         return made_up(self.name, FixedLength(self.lengths[0]), FixedLength(self.lengths[1]), SEED, count)
 
@@ -125,7 +125,7 @@ one that is tight for it."""
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Both at their best."""
+    """Both systems at their best."""
 
     scenario: Scenario
     case: Case
@@ -148,7 +148,7 @@ def compare(scenario: Scenario, load: UnitLoad, shelf: Shelf, size: Size, tolera
 
 
 def case_of(scenario: Scenario, load: UnitLoad, size: Size, tolerance: float) -> Case:
-    """What both are given."""
+    """What both systems are given."""
     return Case(
         name=scenario.name,
         model=scenario.model,
@@ -160,7 +160,7 @@ def case_of(scenario: Scenario, load: UnitLoad, size: Size, tolerance: float) ->
 
 
 def pair(scenario: Scenario) -> tuple[EqualInstances, EqualInstances]:
-    """One prefill and one decode instance of it."""
+    """One prefill and one decode instance of the scenario."""
     caching = scenario.prefix_caching
     return (
         EqualInstances(role=Role.PREFILL, count=1, tp=scenario.prefill_tp, gpu=scenario.gpu, prefix_caching=caching),

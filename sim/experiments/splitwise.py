@@ -10,8 +10,8 @@ Its nine targets, as slowdowns against a lone request on a DGX-A100: TTFT p50/p9
 Baselines batch prompts and decodes together on every machine, whole prompts as in 2023, shortest queue in tokens; a
 request stays on one machine.
 
-Different here: KV goes over the machine's network after the prompt, not layer by layer during it; the trace's own
-arrivals and pairs of lengths. What else differs, and how much hangs on it: `splitwise_gap`.
+Different here: KV goes over the machine's network after the prompt, not layer by layer during it. Arrivals and pairs of
+lengths are the trace's own. `splitwise_gap` measures the other differences.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from loadgen.report import Targets
 from router.scheduler.scoring.policies import Policy
 from sim.baselines.splitwise import Splitwise
 from sim.experiments.goodput import steady
+from sim.experiments.homes import splitwise_of
 from sim.experiments.loads import Size, UnitLoad
 from sim.experiments.systems import EqualInstances, Shelf, System
 from sim.experiments.tuning import Best, Case, consider
@@ -39,17 +40,18 @@ from sim.result import Result
 
 LENGTH_MAX: Final = 8192
 SIZE: Final = Size(fewest=1500, most=3500, lives=4.0)
-"""A p99 wants more requests than the 500 at least of other comparisons."""
+"""A p99 needs more requests than the 500 at least of other comparisons."""
 BATCHED: Final = 2048
 """Prompt tokens of one batch at most (section IV-B: throughput falls beyond it)."""
 POWER: Final = {"H": 44.0, "A": 24.8, "Hcap": 44.0 * 0.7}
-"""Of a machine, in splitwise-sim's unit; the cap is 70 %."""
+"""The power of a machine, in splitwise-sim's unit; the cap is 70 %."""
 COST: Final = {"H": 4.76, "A": 2.21, "Hcap": 4.76}
-"""Of a machine, relative."""
+"""The relative cost of a machine."""
 TTFT, TBT, E2E = (2.0, 3.0, 6.0), (1.25, 1.5, 5.0), (1.25, 1.5, 5.0)
+"""The most slowdown at each of `QUANTILES`."""
 QUANTILES: Final = (50, 90, 99)
 FOR_SIZE: Final = Targets(2500, None, 60, None)
-"""About what the nine targets come to: only how long a run is follows from it, and when a request is given up."""
+"""About what the nine targets come to, in ms. It decides only how long a run is, and when a request is given up."""
 
 _GPU: Final = {"H": "H100-SXM", "Hcap": "H100-SXM", "A": "A100-80G-SXM"}
 
@@ -63,23 +65,23 @@ class Design:
     token: tuple[str, int] | None = None
 
     def times(self, factor: int) -> Design:
-        """So many times as large."""
+        """The design with `factor` times as many machines."""
         token = None if self.token is None else (self.token[0], self.token[1] * factor)
         return Design(name=self.name, prompt=(self.prompt[0], self.prompt[1] * factor), token=token)
 
     @property
     def machines(self) -> list[tuple[str, int]]:
-        """Types and counts."""
+        """Types and counts of its machines."""
         return [self.prompt] if self.token is None else [self.prompt, self.token]
 
     @property
     def power(self) -> float:
-        """Of all machines."""
+        """The power of all machines, in splitwise-sim's unit."""
         return sum(POWER[kind] * count for kind, count in self.machines)
 
     @property
     def cost(self) -> float:
-        """Of all machines."""
+        """The relative cost of all machines."""
         return sum(COST[kind] * count for kind, count in self.machines)
 
     def splits(self, weight: Mapping[str, float], budget: float) -> list[Design]:
@@ -134,32 +136,29 @@ def _pool(model: str, kind: str, count: int, chunked: int | None) -> EqualInstan
 
 
 def _policy(design: Design, members: Sequence[SimulatedMember]) -> Policy:
-    """Its scheduler; all machines can do both, as its mixed pool needs."""
+    """Splitwise's scheduler; all machines can do both, as its mixed pool needs."""
     return scheduler(design, members)
 
 
 def scheduler(design: Design, members: Sequence[SimulatedMember], known: Sequence[int] = ()) -> Splitwise:
-    """Its scheduler, with the design's homes for its machines; `known` are answers' lengths by request."""
-    names = [each.name for each in members]
-    capacity = min(each.config.num_blocks * each.config.block_size for each in members)
-    prompts = design.prompt[1] if design.token is not None else 0
-    tokens = names[prompts:] if prompts else []
-    return Splitwise(names[:prompts], tokens, capacity_tokens=capacity, known=known)
+    """Splitwise's scheduler, with the design's homes for its machines; `known`: answers' lengths by request."""
+    homes = () if design.token is None else (Role.PREFILL, Role.DECODE)
+    return splitwise_of(homes, members, known=known)
 
 
 def reference(model: str, shelf: Shelf) -> Costs:
-    """The machine that slowdowns are against."""
+    """The costs of the machine that slowdowns are measured against."""
     return shelf.costs(model, _pool(model, "A", 1, None))
 
 
 class Lone(Protocol):
-    """What a lone request is asked of."""
+    """The step times of a lone request."""
 
     def prefill_ms(self, new_tokens: int) -> float:
-        """Its prompt."""
+        """Milliseconds of its prompt."""
 
     def decode_step_ms(self, batch: int, sum_context: int) -> float:
-        """A step of its answer."""
+        """Milliseconds of a step of its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +167,12 @@ class Alone:
 
     costs: Lone
     half: bool = True
-    """Its steps have half of its answer as context beside the prompt, which is the mean; else the prompt alone."""
+    """Whether a step's context is the prompt and half of the answer, which is the mean; else the prompt alone."""
     whole_run: bool = False
-    """All requests count, start and end of the run too, and time per token is over all of them, the first included."""
+    """Whether all requests of the run count, and time per token includes the first; else the window's requests."""
 
     def slowdowns(self, result: Result) -> dict[str, NDArray[Any]]:
-        """TTFT, TBT and E2E of the window's requests, as multiples; infinite for what failed."""
+        """TTFT, TBT (`tpot`) and E2E as multiples of a lone request's; infinite for requests that failed."""
         counted = np.ones(len(result.columns), dtype=np.bool_) if self.whole_run else steady(result)
         rows, good = result.columns[counted], result.good()[counted]
         made, prompts = rows["made_tokens"], rows["input_tokens"]
@@ -188,7 +187,7 @@ class Alone:
 
 
 def within(alone: Alone, result: Result) -> bool:
-    """All nine targets hold."""
+    """Whether all nine targets hold."""
     slow = alone.slowdowns(result)
     for name, limits in (("ttft", TTFT), ("tpot", TBT), ("e2e", E2E)):
         values = slow[name][~np.isnan(slow[name])]

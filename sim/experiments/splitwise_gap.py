@@ -3,7 +3,7 @@
 The assumptions are those of Mutinifni/splitwise-sim at 3780880, read in its source: ``performance_model.py`` (step
 times), ``instance.py`` (batches), ``request.py`` and ``task.py`` (memory), ``mixed_pool.yml`` (links),
 ``generate_trace.py`` (load), ``notebooks/plots.ipynb`` (how it counts) and ``scripts/run_throughput_iso*.sh`` (fleets).
-They live here, as wrappers around our simulator's parts: nothing of it works differently by them.
+They are wrappers in this module around parts of our simulator, which they do not change.
 
 Only what decides about three ratios is taken over. Not taken over: at most 2,048 prompt tokens in a batch of prompts
 (ours: 8,192; at these loads two prompts seldom meet), how often a decode stalls behind prompts (the last step
@@ -62,11 +62,11 @@ class Lookup:
     each request that decodes: below the first point, so that neither batch nor context make a step longer."""
 
     def prompt_ms(self, tokens: int) -> float:
-        """A step with prompts."""
+        """Milliseconds of a step with prompts."""
         return self._at(self.prompt, tokens)
 
     def token_ms(self, tokens: int) -> float:
-        """A step without."""
+        """Milliseconds of a step without prompts."""
         return self._at(self.token, tokens)
 
     def _at(self, values: Sequence[float], tokens: int) -> float:
@@ -99,16 +99,16 @@ def lookups(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], Lookup]:
 
 @dataclass(frozen=True, slots=True)
 class ByTokens:
-    """Step costs from a lookup."""
+    """Step costs from a lookup, as a twin needs them (`engine.twin.config.StepCosts`)."""
 
     lookup: Lookup
     prompts_first: bool = False
     """Decodes that find no place among `BATCHED` tokens beside prompts wait for the next step: both steps in one."""
     stalled: bool = False
-    """None finds a place."""
+    """No decode finds a place beside prompts."""
 
     def step_ns(self, work: StepWork) -> int:
-        """Of any step."""
+        """Nanoseconds of any step."""
         if not work.new_tokens:
             return self._decode_ns(work.batch)
         if not work.batch:
@@ -118,19 +118,19 @@ class ByTokens:
         return _ns(MIXED * self.lookup.prompt_ms(work.new_tokens + work.batch))
 
     def decode_run_ns(self, batch: int, sum_context: int, steps: int) -> int:
-        """So many equal steps."""
+        """Nanoseconds of `steps` equal decode steps."""
         return self._decode_ns(batch) * steps
 
     def decode_steps_for(self, batch: int, sum_context: int, duration_ns: int) -> int:
-        """The fewest that take at least so long."""
+        """The fewest decode steps that take at least `duration_ns`."""
         return max(0, -(-duration_ns // self._decode_ns(batch)))
 
     def prefill_ms(self, tokens: int) -> float:
-        """Of a lone request."""
+        """Milliseconds of a lone request's prompt."""
         return self.lookup.prompt_ms(tokens)
 
     def decode_step_ms(self, batch: int, sum_context: int) -> float:
-        """Of a lone request, as they count: looked up with its prompt's tokens, which here come as the context."""
+        """Milliseconds of a lone request's step, as they count: by its prompt's tokens, which are the context here."""
         return self.lookup.token_ms(sum_context)
 
     def _decode_ns(self, batch: int) -> int:
@@ -143,7 +143,7 @@ def _ns(ms: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What of theirs a run takes over; as it stands, nothing."""
+    """Which of their assumptions a run takes over; by default none."""
 
     own_split: bool = False
     """Machines as in their scripts, instead of the best split."""
@@ -157,8 +157,9 @@ class Assumed:
     """Prompts and answers drawn apart from each other, Poisson arrivals; and `Alone.whole_run`."""
     full_size: bool = False
     stalled: bool = False
-    """No decode advances in a step with prompts. In theirs those do that fit in, and the others may stall behind
-    several batches of prompts in turn (``max_preemptions`` 4): a cost of steps cannot say that; this stands for it."""
+    """No decode advances in a step with prompts. In theirs, decodes that fit in advance, and the others may stall
+    behind several batches of prompts in turn (``max_preemptions`` 4). A cost of steps cannot say that; this
+    stands for it."""
 
 
 _SAID: Final = (
@@ -204,7 +205,7 @@ class Ground:
 
     model: str
     load: UnitLoad
-    """With `Assumed.drawn` already drawn."""
+    """The load; already `drawn` for runs with `Assumed.drawn`."""
     shelf: Shelf
     lookups: dict[tuple[str, str], Lookup]
     requests: int
@@ -238,7 +239,7 @@ class Ground:
         return member
 
     def holds(self, design: Design, assumed: Assumed, rate: float) -> bool:
-        """Whether all nine targets do at this rate."""
+        """Whether all nine targets hold at this rate."""
         arrivals = self.load.at_rate(rate, self.requests)
         members = self.members(design, assumed)
         settings = SimSettings(checks=False, first_token_s=PEAK_S)
@@ -251,7 +252,7 @@ class Ground:
 
 
 def _their_kv_bytes(sizes: ModelShape) -> int:
-    """Of one token: ``estimate_kv_cache_size`` knows no grouped heads."""
+    """The KV bytes of one token: ``estimate_kv_cache_size`` knows no grouped heads."""
     return 2 * sizes.hidden * sizes.layers * 2
 
 
@@ -286,7 +287,7 @@ RATIOS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The best of a design's splits."""
+    """The best of a design's splits, and its rate in requests a second."""
 
     design: Design
     rate: float

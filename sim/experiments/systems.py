@@ -1,4 +1,4 @@
-"""A system under comparison: pools of equal instances, and the policy in front. From that to a simulated fleet."""
+"""A system under comparison: pools of equal instances, and the policy in front; and the fleet to simulate it with."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from sim.world import World
 SEQS_2023: Final = 256
 """vLLM's ``max_num_seqs`` of 2023."""
 LOAD_AGE_S: Final = {"llm_d": 0.05}
-"""Rivals that route by what engines report hear it as often as in their own product: llm-d scrapes each 50 ms."""
+"""Seconds between engines' reports, for rivals that route by these, as in their own product: llm-d scrapes each 50 ms.
+"""
 MEMORY_2023: Final = 0.9
-"""Its ``gpu_memory_utilization``."""
+"""vLLM's ``gpu_memory_utilization`` of 2023."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualInstances:
-    """So many equal instances."""
+    """A pool of `count` equal instances."""
 
     role: Role
     count: int
@@ -77,7 +78,7 @@ class Serial:
     costs: Costs
 
     def step_ns(self, work: StepWork) -> int:
-        """A prompt step, and a decode step after it."""
+        """Nanoseconds of a prompt step, and of a decode step after it."""
         if not (work.batch and work.new_tokens):
             return self.costs.step_ns(work)
         return self.costs.step_ns(StepWork(new_tokens=work.new_tokens, area=work.area)) + self.costs.decode_step_ns(
@@ -85,17 +86,17 @@ class Serial:
         )
 
     def decode_run_ns(self, batch: int, sum_context: int, steps: int) -> int:
-        """As they are."""
+        """As of `costs`."""
         return self.costs.decode_run_ns(batch, sum_context, steps)
 
     def decode_steps_for(self, batch: int, sum_context: int, duration_ns: int) -> int:
-        """As they are."""
+        """As of `costs`."""
         return self.costs.decode_steps_for(batch, sum_context, duration_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """What is compared."""
+    """A system that is compared with others."""
 
     name: str
     pools: tuple[EqualInstances, ...]
@@ -103,11 +104,11 @@ class System:
     make_policy: Callable[[Sequence[SimulatedMember]], Policy] | None = None
     """A policy that has to know the fleet, instead of the one of that name."""
     admission: bool = False
-    """Baton's own, in front of the policy."""
+    """Whether Baton's own admission is in front of the policy."""
     costs_off: float = 1.0
     """The router takes every step to last so many times what its engines' costs say."""
     rough: Roughness = SMOOTH
-    """How far the world is from what predictions say."""
+    """How far engines, network and estimates are from what predictions say."""
     routers: int = 1
     """Routers in front, to which requests are dealt in turns."""
 
@@ -130,6 +131,11 @@ def _budget(pool: EqualInstances) -> str:
     return f" {pool.batched_tokens} tokens" if pool.batched_tokens else ""
 
 
+def pool_of(member: SimulatedMember) -> int:
+    """The index of the member's pool, which its name contains (`Shelf.members`)."""
+    return int(member.name.split("-")[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Shelf:
     """Sizes and profiles to build fleets from; members once made are kept."""
@@ -146,13 +152,13 @@ class Shelf:
         return self.made[key]
 
     def costs(self, model: str, pool: EqualInstances) -> Costs:
-        """What its steps cost."""
+        """The cost model of a pool's instances."""
         costs = self.member(model, pool).costs
         assert isinstance(costs, Costs)
         return costs
 
     def members(self, model: str, pools: Sequence[EqualInstances]) -> list[SimulatedMember]:
-        """All instances, named by role and number."""
+        """All instances, named by role, index of the pool, and number."""
         found: list[SimulatedMember] = []
         for at, pool in enumerate(pools):
             one = self.member(model, pool)
@@ -203,7 +209,7 @@ class Shelf:
 
 
 def policy_of(system: System, members: Sequence[SimulatedMember]) -> Policy:
-    """A rival's, or one of ours."""
+    """The system's policy: one that `make_policy` makes, a rival's, or one of the router's own."""
     if system.make_policy is not None:
         return system.make_policy(members)
     return BASELINES[system.policy]() if system.policy in BASELINES else POLICIES[system.policy]
@@ -216,7 +222,7 @@ def misled(members: Sequence[SimulatedMember], off: float) -> FleetView:
 
 
 def believed(make: Make | None, off: float) -> Make | None:
-    """What such a router takes an engine for."""
+    """The speed that such a router believes an engine to have."""
     if make is None:
         return None
 

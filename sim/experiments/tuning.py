@@ -21,7 +21,7 @@ from sim.result import Result
 
 ATTAINMENT: Final = 0.9
 EXPIRES: Final = 4.0
-"""A request expires at so many times its target for the first token: it has missed, and overload ends."""
+"""A request expires at so many times its target for the first token: it has missed, and an overload ends."""
 EXPIRES_S_MIN: Final = 2.0
 CEILING: Final = 12.0
 """No system serves so many times what its costs suggest; prefix caches may make it several times."""
@@ -51,23 +51,23 @@ class Case:
     criterion: Criterion | None = None
     """None: attainment of `targets` by nine in ten."""
     loosest: Targets | None = None
-    """Where targets are varied: those that say how long runs are, so that all are equally long."""
+    """If targets are varied, those that decide how long runs are, so that all runs are equally long."""
 
     @property
     def ttft_ms(self) -> float:
-        """The target, or a bound for where there is none."""
+        """The TTFT target; without one, a bound for it."""
         return self.targets.ttft_ms or 10_000.0
 
     @property
     def life_s(self) -> float:
-        """How long a request lasts that just meets its targets."""
+        """The seconds that a request lasts which just meets its targets."""
         targets = self.loosest or self.targets
         ttft_ms, tpot_ms = targets.ttft_ms or self.ttft_ms, targets.tpot_ms or 100.0
         return (ttft_ms + tpot_ms * self.load.mean_output()) / 1000
 
     @property
     def expires_s(self) -> float:
-        """How long a request waits for its first token before it is given up."""
+        """The seconds that a request waits for its first token before it is given up."""
         return max(EXPIRES_S_MIN, EXPIRES * self.ttft_ms / 1000)
 
     def holds(self, system: System, shelf: Shelf, rate: float) -> bool:
@@ -75,7 +75,7 @@ class Case:
         return self.trial(system, shelf, rate).holds
 
     def trial(self, system: System, shelf: Shelf, rate: float) -> RateTrial:
-        """One run at this rate. Where attainment is the criterion it ends as soon as that is certain."""
+        """One run at this rate. If attainment is the criterion, it ends as soon as the verdict is certain."""
         arrivals = self.load.at_rate(rate, self.size.count(rate, self.life_s))
         watch = None
         if self.criterion is None:
@@ -105,7 +105,7 @@ class Best:
 
 
 def guess(case: Case, shelf: Shelf, system: System) -> float:
-    """What the costs alone suggest."""
+    """The rate that costs alone suggest, in requests a second: where a search begins."""
     inputs, outputs = case.load.mean_input(), case.load.mean_output()
     rates = {Role.PREFILL: 0.0, Role.DECODE: 0.0, Role.BOTH: 0.0}
     for pool in system.pools:
@@ -121,7 +121,7 @@ def guess(case: Case, shelf: Shelf, system: System) -> float:
 
 
 def consider(best: Best, case: Case, shelf: Shelf, system: System) -> bool:
-    """Try one more variant; whether it is the best now. Rates are compared per GPU."""
+    """Try one more variant. Returns whether it is the best now; rates are compared per GPU."""
     best.tried.append(str(system))
     start = guess(case, shelf, system)
     if best.system is not None and best.rate:
@@ -139,7 +139,7 @@ def consider(best: Best, case: Case, shelf: Shelf, system: System) -> bool:
 
 
 def best_of(case: Case, shelf: Shelf, systems: Iterable[System]) -> Best:
-    """The best of a list."""
+    """The best of these systems."""
     best = Best()
     for system in systems:
         consider(best, case, shelf, system)
@@ -162,7 +162,7 @@ def aggregated(
 
 
 def split(prefill: EqualInstances, decode: EqualInstances, gpus: int, decodes: int) -> System | None:
-    """So many decode instances, and prefill instances on the GPUs that are left."""
+    """`decodes` decode instances, and prefill instances on the GPUs that are left; None: one side would have none."""
     prefills = (gpus - decodes * decode.tp) // prefill.tp
     if decodes < 1 or prefills < 1:
         return None
@@ -182,7 +182,7 @@ def best_split(
 ) -> Best:
     """Climb from the split that balances the two pools on average, or `start` decode instances, while neighbours win.
 
-    `adapt` makes what a policy wants of such a pair of pools.
+    `adapt` makes of the pair of pools the system that a policy needs.
     """
     best = Best()
     decodes = balanced(case, shelf, *pair, gpus) if start is None else start

@@ -31,13 +31,13 @@ from sim.validate.workloads import PlannedRequest
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What a twin made of its requests."""
+    """The results of a driven twin."""
 
     times: RequestTimes
     """In the order of the requests."""
     preemptions: int
     loads: tuple[Load, ...]
-    """At the times asked for."""
+    """The twin's load at each of `samples_ns`."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,11 @@ END: Final = 1 << 62
 def drive(
     config: TwinConfig, costs: StepCosts, planned: Sequence[PlannedRequest], samples_ns: Sequence[int] = ()
 ) -> Driven:
-    """Let one twin serve these requests, which come in order of time, and read its load at the times `samples_ns`."""
+    """Let one twin serve these requests, in order of time, and read its load at the times `samples_ns`.
+
+    Raises:
+        UsageError: the engine would refuse a request.
+    """
     twin, notes = Twin(config, costs), _Notes(costs)
     notes.take(twin.handle(StartEngine(1), 0))
     submits: list[tuple[int, int, Event]] = [

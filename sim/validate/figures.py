@@ -1,4 +1,4 @@
-"""Predicted beside measured, and the error: what a comparison is made of."""
+"""Predicted beside measured, and the error: the figures of a comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from sim.validate.times import Array, RequestTimes
 
 AIMS: Final = {"TTFT mean": 0.25, "TPOT mean": 0.10, "E2E mean": 0.10}
-"""Median absolute error over all runs that we want to stay within."""
+"""The largest median error over all runs that we aim at, as a share of what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,17 @@ class Figure:
     measured: float
     predicted: float
     spread: float = 0.0
-    """Half of what lies between the lowest and the highest prediction, over several seeds."""
+    """Half the distance between the lowest and the highest prediction, over several seeds."""
 
     @property
     def error(self) -> float | None:
-        """As a part of what was measured; None where that is 0."""
+        """The error as a share of what was measured; None if that is 0."""
         return self.predicted / self.measured - 1 if self.measured else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """One run: what was replayed, on what costs, and what came of it."""
+    """One run: what was replayed, with which costs, and the figures."""
 
     name: str
     model: str
@@ -48,7 +48,7 @@ class RunComparison:
     requests: int
     preemptions: int
     one_by_one: Mapping[str, float] = field(default_factory=dict)
-    """Median error of each request by itself, by quantity; stamped runs only."""
+    """By quantity, the median over requests of each request's own error; stamped runs only."""
     series: tuple[SeriesRow, ...] = ()
 
     def figure(self, name: str) -> Figure | None:
@@ -58,7 +58,7 @@ class RunComparison:
 
 @dataclass(frozen=True, slots=True)
 class SeriesRow:
-    """The engine at one time, measured and predicted. Not-recorded KV usage is None."""
+    """The engine's load at one time, measured and predicted; None: KV usage was not recorded."""
 
     at_s: float
     running: int
@@ -84,7 +84,7 @@ def statistics_of(name: str, unit: str, measured: Array, predicted: Array) -> It
 
 
 def times_figures(measured: RequestTimes, predicted: RequestTimes) -> Iterator[Figure]:
-    """Everything that stamps of both sides tell."""
+    """All figures that follow from the stamps of both sides."""
     yield from statistics_of("TTFT", "ms", measured.ttft, predicted.ttft)
     yield from statistics_of("TPOT", "ms", measured.tpot, predicted.tpot)
     yield from statistics_of("E2E", "ms", measured.e2e, predicted.e2e)
@@ -122,6 +122,7 @@ class Total:
 
     @property
     def met(self) -> bool | None:
+        """Whether the median is within the aim; None: there is no aim."""
         return None if self.aim is None else self.median <= self.aim
 
 
@@ -159,10 +160,11 @@ def without_its_own_run(steady: Sequence[RunComparison], busy_steps: float) -> T
 
 
 LEFT_OUT_MIN: Final = 3
+"""The fewest runs of which one can be left out."""
 
 
 def told(found: Sequence[Total]) -> list[Total]:
-    """Those that at least half of the runs have: the median of two is none."""
+    """The totals of figures that at least half as many runs have as the most frequent one: few runs say too little."""
     most = max((each.runs for each in found), default=0)
     return [each for each in found if 2 * each.runs >= most]
 

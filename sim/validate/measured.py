@@ -1,5 +1,5 @@
-"""What was measured: the files of a run, read from their text. A wrong row is left out and told by file and line; what
-is wrong with a whole file is a UsageError.
+"""The files of a measured run, read from their text. A wrong row is left out and reported by file and line; a file that
+is wrong as a whole raises a UsageError.
 
 A *stamped* run is a folder of LLMServingSim's ``bench/examples``: ``requests.jsonl`` (one request a line, with the
 engine's own stamps), ``meta.json`` (vLLM's settings) and ``timeseries.csv``. A *steady* run is one row of a table of
@@ -23,14 +23,14 @@ _Read = TypeVar("_Read")
 
 
 class BadMeasurement(UsageError):
-    """A row that says what it cannot: where it stands, which field, its value, and what is wrong with it."""
+    """A row with a value that is not possible: its file and line, the field, the value, and what is wrong with it."""
 
     def __init__(self, where: str, field: str, value: object, why: str) -> None:
         super().__init__(f"{where}: {field} is {value}; {why}" if field else f"{where}: {why}")
         self.where, self.field, self.value, self.why = where, field, value, why
 
     def as_json(self) -> dict[str, str]:
-        """For programs."""
+        """The same as a JSON object."""
         return {"where": self.where, "field": self.field, "value": str(self.value), "reason": self.why}
 
 
@@ -41,7 +41,7 @@ class Stamps:
     input_tokens: int
     output_tokens: int
     arrived_s: float
-    """When it came to the process: the wall clock's stamp, moved to the engine's clock (`read_requests`)."""
+    """When it reached the process: the wall clock's stamp, moved to the engine's clock (`read_requests`)."""
     queued_s: float
     scheduled_s: float
     first_token_s: float
@@ -54,14 +54,14 @@ class Requests:
 
     rows: tuple[Stamps, ...]
     began_unix_s: float
-    """The first arrival, on the wall clock."""
+    """The first arrival, in Unix seconds of the wall clock."""
     left_out: tuple[BadMeasurement, ...] = ()
-    """Rows of the file that are none."""
+    """Rows of the file that are no valid requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSettings:
-    """What the engine of a stamped run was set to, as its ``meta.json`` says."""
+    """The engine's settings in a stamped run, from its ``meta.json``: many attributes, each of which the twin needs."""
 
     model: str
     vllm: str
@@ -75,7 +75,7 @@ class MeasuredSettings:
     max_model_len: int | None
     memory_share: float
     num_blocks: int | None
-    """Of 16 tokens, with the one that is never given out; None where the file does not say."""
+    """Blocks of `block_size` tokens, with the one that is never given out; None where the file does not say."""
     block_size: int
     prefix_caching: bool
     async_scheduling: bool
@@ -87,7 +87,7 @@ class Sample:
     """One line of a stamped run's time series."""
 
     at_s: float
-    """Since the benchmark's start, a little before the first arrival."""
+    """Seconds since the benchmark's start, which is a little before the first arrival."""
     running: int
     waiting: int
     kv_percent: float
@@ -95,7 +95,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steady:
-    """One row of the table of steady runs. Times in ms."""
+    """One row of the table of steady runs, with many attributes, as the table has many columns. Times in ms."""
 
     number: str
     model: str
@@ -122,17 +122,17 @@ MEMORY_SHARE_THEN = 0.9
 
 
 RESOLUTION_S = 1e-6
-"""What is left of a wall clock's stamp in a double."""
+"""The resolution in seconds of a wall clock's stamp in a double."""
 
 
 def read_requests(text: str, file: str) -> Requests:
-    """The requests in order of arrival, without those rows that say no request.
+    """The requests in order of arrival, without the rows that are no valid requests.
 
     Arrivals are stamped by the wall clock, everything else by a monotonic one. The offset between the two is taken from
     the request that reached the engine fastest, which counts as having taken no time.
 
     Raises:
-        UsageError: there is no request in it.
+        UsageError: the file has no valid request.
     """
     left_out: list[BadMeasurement] = []
     rows = list(_good(_json_lines(text, file), _stamped, left_out))
@@ -150,7 +150,7 @@ _STAMPS = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_
 
 
 def _stamped(row: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[float, ...]]:
-    """Its tokens and stamps. Those of the engine's clock follow one another; the first is another clock's."""
+    """A row's tokens and stamps. The engine's stamps must follow one another; the first is the wall clock's."""
     stamps = tuple(_number(row, name, where) for name in _STAMPS)
     if any(later < earlier - RESOLUTION_S for earlier, later in itertools.pairwise(stamps[1:])):
         why = f"{', '.join(_STAMPS)} must follow one another"
@@ -159,7 +159,11 @@ def _stamped(row: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple
 
 
 def read_settings(text: str, file: str) -> MeasuredSettings:
-    """What ``meta.json`` says; vLLM's defaults where it does not."""
+    """The settings in ``meta.json``; vLLM's defaults where it has none.
+
+    Raises:
+        UsageError: it is no JSON, or a field is missing or wrong.
+    """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -195,7 +199,11 @@ def read_settings(text: str, file: str) -> MeasuredSettings:
 
 
 def read_gpu(text: str, file: str) -> str:
-    """The device's name in LLMServingSim's ``config.json``, for runs whose meta.json does not tell it."""
+    """The device's name in LLMServingSim's ``config.json``, for runs whose meta.json does not have it.
+
+    Raises:
+        UsageError: there is no such field.
+    """
     try:
         return str(json.loads(text)["nodes"][0]["instances"][0]["hardware"])
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -203,7 +211,11 @@ def read_gpu(text: str, file: str) -> str:
 
 
 def read_series(text: str, file: str) -> tuple[list[Sample], list[BadMeasurement]]:
-    """``timeseries.csv``, a line a second; and the rows that are left out."""
+    """The rows of ``timeseries.csv``, one a second; and those that are left out.
+
+    Raises:
+        UsageError: a column is missing.
+    """
     left_out: list[BadMeasurement] = []
     rows = _table(text, file, ("t", "running", "waiting", "kv_cache_pct"))
     return list(_good(rows, _sample, left_out)), left_out
@@ -222,7 +234,7 @@ def read_steady(text: str, file: str) -> tuple[list[Steady], list[BadMeasurement
     """The rows of the table of steady runs, and those that are left out.
 
     Raises:
-        UsageError: there is no row in it, or a column is missing.
+        UsageError: the table has no row, or a column is missing.
     """
     left_out: list[BadMeasurement] = []
     found = list(_good(_table(text, file, (*SETTINGS, *TIMES)), _steady, left_out))
@@ -257,7 +269,7 @@ def _good(
     read: Callable[[_Raw, str], _Read],
     left_out: list[BadMeasurement],
 ) -> Iterator[_Read]:
-    """Rows as they are read; one bad row never stops the others."""
+    """The rows that can be read; bad ones go to `left_out` and never stop the others."""
     for where, row in rows:
         try:
             if isinstance(row, BadMeasurement):
@@ -293,7 +305,7 @@ def _number(row: Mapping[str, Any], name: str, where: str) -> float:
 
 
 def _mapping(document: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
-    """A section of ``meta.json``; empty where it does not stand there."""
+    """A section of ``meta.json``; empty if it is missing."""
     value = document.get(name) or {}
     if not isinstance(value, dict):
         raise BadMeasurement(where, name, shown(value), "write a mapping")

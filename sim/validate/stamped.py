@@ -1,4 +1,4 @@
-"""A stamped run in, a comparison out: its own requests at the times they came, beside its own stamps.
+"""From a stamped run to a comparison: its own requests at their own times, beside its own stamps.
 
 Settings are those that the run recorded; costs are the cost model's.
 """
@@ -35,19 +35,19 @@ class Stamped:
     samples: Sequence[Sample]
     gpu: str
     offset_s: float = 0.0
-    """From the series' time 0 to the first arrival."""
+    """Seconds from the series' time 0 to the first arrival."""
 
 
 def replay_stamped(
     run: Stamped, model: ModelShape, profiles: Sequence[Profile], *, must_fit: bool = False
 ) -> RunComparison:
-    """The run's own requests at the times they came, beside its own stamps.
+    """The run's own requests at their own times, beside its own stamps.
 
     Args:
         run: the run.
         model: the sizes of its model.
         profiles: fits to look for costs in.
-        must_fit: whether it is an error that none of them is of this model and GPU.
+        must_fit: whether it is a UsageError that none of them is of this model and GPU.
     """
     settings = run.settings
     costs = costs_of(

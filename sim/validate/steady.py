@@ -1,4 +1,4 @@
-"""A steady run in, a comparison out: its load made anew from several seeds, beside its published figures.
+"""From a steady run to a comparison: its load made anew from several seeds, beside its published figures.
 
 Settings are those of the table and the published ones of that campaign (`workloads`), else vLLM 0.15's defaults; costs
 are the cost model's.
@@ -32,9 +32,10 @@ STEADY_SEQS: Final = 128
 STEADY_MODEL_LEN: Final = 4096
 """``--max-model-len`` of the steady runs (same source)."""
 SHARE: Final = 0.1
-"""Of each stage's 10 or 20 minutes: a steady load says in one what it says in ten (docs/validation.md)."""
+"""The part of each stage's 10 or 20 minutes that is replayed: one minute of a steady load shows what ten show
+(docs/validation.md)."""
 SHARE_MIN: Final = 0.02
-"""Shorter ones consist of little else than their start."""
+"""The smallest such part: shorter ones consist of little else than their start."""
 SEEDS: Final = 5
 BUSY_STEPS: Final = 1.0
 """Steps by which a busy server and client delay all of an answer, its first token above all. **Fitted** to the nine
@@ -50,9 +51,9 @@ class SteadyLoad:
     seeds: int = SEEDS
     share: float = SHARE
     repeated: bool = True
-    """`workloads.steady`."""
+    """`repeated` of `workloads.steady`."""
     first_token_ms: float | None = None
-    """Instead of the cost model's, for seeing what hangs on it."""
+    """In place of the cost model's figure, to see how much depends on it; None: the cost model's."""
     busy_steps: float = BUSY_STEPS
 
     def __post_init__(self) -> None:
@@ -65,7 +66,11 @@ USUAL: Final = SteadyLoad()
 def replay_steady(
     row: Steady, model: ModelShape, profiles: Sequence[Profile], load: SteadyLoad = USUAL, *, must_fit: bool = False
 ) -> RunComparison:
-    """The run's load, made anew from several seeds, beside its published means and percentiles."""
+    """The run's load, made anew from several seeds, beside its published means and percentiles.
+
+    Raises:
+        UsageError: the model does not fit, the workload is unknown, or `must_fit` and no profile does.
+    """
     workload, gpu, shape = workload_named(row.workload), gpu_named(row.gpu), Spans(tp=row.tp)
     refused = does_not_fit(model, gpu, shape, memory_share=MEMORY_SHARE_THEN)
     if refused:

@@ -1,4 +1,4 @@
-"""Comparisons as Markdown: what stands in docs/validation.md."""
+"""Comparisons as Markdown, for docs/validation.md."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ STEADY_COLUMNS: Final = ("TTFT mean", "TTFT p90", "TTFT p99", "TPOT mean", "ITL 
 
 
 def number(value: float) -> str:
-    """With three or four digits that count."""
+    """A number for a table: no decimals from 1,000 on, one from 10 on, else two."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def percent(value: float | None, *, sign: bool = True) -> str:
-    """A part of one, in percent."""
+    """A share in percent; a dash for None."""
     if value is None:
         return "–"
     return f"{value:+.1%}" if sign else f"{value:.1%}"
@@ -103,7 +103,7 @@ def _stamped(run: RunComparison) -> Iterator[str]:
 
 
 ROWS_MAX: Final = 16
-"""Lines of a time series that a page shows."""
+"""The most rows of a time series in a page."""
 
 
 def _series(series: Sequence[SeriesRow]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What happened to many requests, measured or predicted: columns of times, and what follows from them."""
+"""The times of many requests, measured or predicted: columns of times, and the latencies that follow from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RequestTimes:
 
     @property
     def tpot(self) -> Array:
-        """Per token after the first, ms; only of answers longer than one token."""
+        """Time per token after the first, ms; only of answers longer than one token, so it may have fewer rows."""
         long = self.outputs > 1
         return (self.last - self.first)[long] / (self.outputs - 1)[long]
 

@@ -1,4 +1,4 @@
-"""What the steady loads sent, request by request. Pure: chance is the given generator.
+"""The requests of the steady loads. Pure: chance comes from the given generator.
 
 The runs of vLLM 0.15.1 were loaded by inference-perf (kubernetes-sigs/inference-perf), data type `shared_prefix`, load
 type `constant`. What that does is taken from its source, and its settings from those published with the runs
@@ -27,7 +27,7 @@ from engine.twin.tokens import Prompt, Segment
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request: when it comes, what it says, how long its answer is."""
+    """One request: when it comes, its prompt, and the tokens of its answer."""
 
     at_ns: int
     prompt: Prompt
@@ -57,7 +57,7 @@ WORKLOADS: Final = {
 GROUPS: Final = 10
 """System prompts."""
 QUESTIONS: Final = 10
-"""To each of them."""
+"""Questions to each system prompt."""
 TEXTS: Final = GROUPS * QUESTIONS
 """Different prompts."""
 
@@ -66,7 +66,7 @@ def workload_named(name: str) -> Workload:
     """The load of this name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no load has this name.
     """
     if name not in WORKLOADS:
         raise UsageError(f"workload {name!r} is not known; there are {', '.join(WORKLOADS)}")
@@ -74,7 +74,7 @@ def workload_named(name: str) -> Workload:
 
 
 def warm_up(share: float) -> int:
-    """Requests before a shortened load that its figures leave out.
+    """The number of requests before a shortened load, which its figures leave out.
 
     The first sight of each text, which no cache knows, would otherwise be a larger part of it than of the whole load.
     """
@@ -87,11 +87,11 @@ def steady(
     """The requests of a steady load, after those of its warm-up, which come at the first stage's rate.
 
     Args:
-        workload: which.
-        rng: the chance in it.
+        workload: the load.
+        rng: decides order and times.
         share: each stage lasts this part of its time; rates stay.
         repeated: questions are sent again and again, as the load generator does. Otherwise each is new, and only the
-            system prompts are found in the prefix cache: to see how much hangs on it.
+            system prompts are found in the prefix cache: to see how much depends on it.
     """
     first, warm = workload.stages[0][0], warm_up(share)
     stages = [

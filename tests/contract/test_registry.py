@@ -373,7 +373,7 @@ async def test_killed_and_back(world) -> None:
         with pytest.raises(RegistryDown):
             await call
     assert not await reader.wait_changed(0.01)
-    membership.deaf(100.0)
+    membership.deaf()
     assert len(membership.snapshot()) == 2
     world.up_again()
     assert membership.fold(await reader.read(), 200.0) == ()

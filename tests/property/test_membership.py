@@ -47,7 +47,7 @@ class Reader:
     def read(self, after_s: float, heard: list[Heartbeat] | None) -> None:
         self.now += after_s
         if heard is None:
-            self.membership.deaf(self.now)
+            self.membership.deaf()
             assert {member.id for member in self.membership.snapshot()} == set(self.there), "somebody left unheard"
             self.deaf = True
             return
@@ -100,8 +100,8 @@ def test_the_order_within_a_reading_does_not_matter(script: list[Any], chance: A
     for after_s, heard in script:
         now += after_s
         if heard is None:
-            one.deaf(now)
-            other.deaf(now)
+            one.deaf()
+            other.deaf()
             continue
         said = list({(beat.id, beat.agent, beat.order): beat for beat in heard}.values())  # never two with one number
         shuffled = [*said, *said[:2]]

@@ -26,6 +26,7 @@ from sim.experiments.contest import (
 from sim.experiments.early import AttainmentCertain, Watch
 from sim.experiments.goodput import attainment
 from sim.experiments.loads import Size, UnitLoad, made_up
+from sim.experiments.rivals import mixing
 from sim.experiments.systems import EqualInstances, Shelf, System, believed, simulate
 from sim.experiments.tuning import ATTAINMENT, Best, Case, RateTrial
 from sim.fleet import make_of_member
@@ -215,6 +216,16 @@ def test_splitwise_knows_its_homes(shelf: Shelf, load: UnitLoad) -> None:
     assert system.make_policy is not None
     homes = system.make_policy(members).homes  # type: ignore[attr-defined]
     assert [homes[each.name] for each in members] == [Role.PREFILL] * 3 + [Role.DECODE]
+    assert {each.role for each in members} == {Role.BOTH}
+
+
+def test_splitwise_has_its_homes_among_rivals_too(shelf: Shelf) -> None:
+    apart = System(name="apart", pools=(replace(pool(2), role=Role.PREFILL), replace(pool(1), role=Role.DECODE)))
+    system = mixing(apart)
+    members = shelf.members(MODEL, system.pools)
+    assert system.make_policy is not None
+    homes = system.make_policy(members).homes  # type: ignore[attr-defined]
+    assert [homes[each.name] for each in members] == [Role.PREFILL] * 2 + [Role.DECODE]
     assert {each.role for each in members} == {Role.BOTH}
 
 

@@ -22,6 +22,7 @@ import sim.prefilling
 import sim.sourcing
 import sim.world
 from cluster.instance import Role
+from engine.twin import events as ev
 from loadgen.arrival import Arrival
 from loadgen.arrivals import poisson
 from loadgen.record import line_of
@@ -181,6 +182,25 @@ def test_a_partition_is_waited_out_by_those_that_can() -> None:
     _, result = simulate(fleet, every(0.02, 30, answer=50), faults=away)
     assert (result.columns["outcome"] == 1).all(), "a second of silence breaks no stream"
     assert result.columns["end_ns"].max() > 1_050_000_000
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_a_pull_whose_end_is_cut_off_before_its_first_byte_reads_nothing(end: int) -> None:
+    """It was ordered while both could be reached; its handshake ends while one cannot be."""
+    fleet, ordered_ns = members(P, D), []
+    slow = {"handshake_ms": 100.0, "pull_timeout_s": 1.0}
+    world = World(fleet, SimSettings(**slow), policy=HANDS_OVER)
+    world.on_effect = lambda _, effect: (
+        ordered_ns.append(world.kernel.now_ns) if isinstance(effect, ev.PullBlocks) else None
+    )
+    world.run(every(1.0, 1))
+    assert (world.pulls.ended, len(ordered_ns)) == (1, 1)
+    away = [Fault(at_s=ordered_ns[0] / 1e9 + 0.001, kind="partition", instance=fleet[end].name, duration_s=0.5)]
+    world, result = simulate(fleet, every(1.0, 1), faults=away, **slow)
+    assert (world.pulls.ended, world.pulls.failed, world.pulls.bytes_moved) == (0, 1, 0)
+    (row,) = result.columns
+    assert row["outcome"] == 1
+    assert row["end_ns"] > ordered_ns[0] + 1_100_000_000, "the reader waits for the pull's timeout"
 
 
 def test_a_slow_instance_is_slow_and_recovers() -> None:

@@ -88,7 +88,7 @@ class Agent:
         world = self.world
         world.after(1.0, self.beat)
         if world.down:
-            self.routers.deaf(world.now)
+            self.routers.deaf()
         elif not world.equal:
             self.routers.fold(world.read(MemberKind.ROUTER), world.now)
             said = (concerning(each.beat, self.name, self.role, ["m"]) for each in self.routers.snapshot())
@@ -143,8 +143,8 @@ class Front:
             return None
         self.world.after(0.5, self.read)
         if self.world.down:
-            self.instances.deaf(self.world.now)
-            return self.others.deaf(self.world.now)
+            self.instances.deaf()
+            return self.others.deaf()
         self.instances.fold(self.world.read(MemberKind.INSTANCE), self.world.now)
         self.others.fold(self.world.read(MemberKind.ROUTER), self.world.now)
         self.view.routers = max(1, len(self.others.snapshot()))

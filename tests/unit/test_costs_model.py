@@ -150,11 +150,32 @@ def test_a_multimodal_file_is_read_by_its_text_model() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"num_attention_heads": True}, "num_attention_heads is True"),
+        ({"hidden_size": None, "n_embd": -1}, "n_embd is -1, which is no positive whole number"),
+        ({"num_local_experts": -1}, "num_local_experts is -1, which is no whole number from 0"),
     ],
 )
 def test_what_cannot_be_read_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read_config({**document("llama-3.1-8b.json")["config"], **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_local_experts": 0},
+        {"num_experts": 1, "shared_expert_intermediate_size": 0},
+        {"kv_lora_rank": 0, "q_lora_rank": 0},
+        {"sliding_window": 0},
+    ],
+)
+def test_a_part_of_size_0_is_one_that_the_model_lacks(change: dict[str, int]) -> None:
+    config = document("llama-3.1-8b.json")["config"]
+    assert read_config({**config, **change}) == read_config(config)
+
+
+def test_a_mixture_whose_file_says_0_has_no_shared_experts() -> None:
+    config = document("qwen3-30b-a3b.json")["config"]
+    assert read_config({**config, "shared_expert_intermediate_size": 0}) == read_config(config)
 
 
 def test_names_are_found_without_owner_and_in_any_case() -> None:

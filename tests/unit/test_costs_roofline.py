@@ -166,6 +166,23 @@ def test_a_short_prompt_still_waits_for_the_weights() -> None:
     assert least_step_ms(LLAMA, H100, Spans(), StepWork()) == 0
 
 
+@pytest.mark.parametrize("shape", [Spans(tp=8), Spans(tp=8, dp=4), Spans(tp=8, dp=4, ep=32)])
+def test_a_bound_holds_whatever_experts_tokens_choose(shape: Spans) -> None:
+    """One token visits 8 of 256 experts. Those of other data-parallel ranks may choose the same ones, or be none."""
+    experts = DEEPSEEK.expert_params * DEEPSEEK.expert_bytes / (shape.tp * shape.dp)
+    rest = DEEPSEEK.linear_params_per_rank(8) * DEEPSEEK.linear_bytes + DEEPSEEK.head_params / 8 * DEEPSEEK.rest_bytes
+    read = rest + DEEPSEEK.small_params * DEEPSEEK.rest_bytes + experts * 8 / 256
+    for work in (decoding(1, 0), decoding(4, 0), prompt(1)):
+        assert least_step_ms(DEEPSEEK, H200, shape, work) == pytest.approx(read / 4.8e12 * 1e3, rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [Spans(tp=8), Spans(tp=8, dp=4), Spans(tp=8, dp=4, ep=32)])
+def test_all_ranks_may_compute_the_experts_of_one_ranks_prompt(shape: Spans) -> None:
+    arithmetic = DEEPSEEK.linear_params_per_rank(8) + DEEPSEEK.active_expert_params / (shape.tp * shape.dp)
+    area = least_step_ms(DEEPSEEK, H200, shape, prompt(8000)) - 2 * arithmetic * 8000 / 1978e12 * 1e3
+    assert area == pytest.approx(128 * (128 + 64 + 128) * 61 / 8 * 8000**2 / 989e12 * 1e3, rel=1e-3)
+
+
 def test_what_does_not_fit_says_why() -> None:
     large = shipped.model_named("meta-llama/Llama-3.1-70B")
     said = does_not_fit(large, H100, Spans())

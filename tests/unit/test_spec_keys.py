@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli import main
-from cluster.keys import NotAKeyFile, digest, is_known, key_line, make_key, read_digests, whose
+from cluster.keys import NotAKeyFile, digest, key_line, make_key, read_digests, whose
 
 KEY = make_key(bytes(range(32)))
 
@@ -36,19 +36,17 @@ def test_a_line_that_is_no_digest_is_refused_and_not_repeated(line: str) -> None
 
 
 def test_keys_are_recognised() -> None:
-    digests = (digest("one"), digest(KEY))
-    assert is_known(KEY, digests)
-    assert not is_known(KEY + "x", digests)
-    assert not is_known("", digests)
-    assert not is_known(KEY, ())
-    assert not is_known("\ud800é", digests)
+    digests = {"acme": (digest("one"), digest(KEY))}
+    assert whose(KEY, digests) == "acme"
+    for other in (KEY + "x", "", "\ud800é"):
+        assert whose(other, digests) is None
+    assert whose(KEY, {"acme": ()}) is None
 
 
 def test_a_key_longer_than_any_is_nobodys() -> None:
     long = "x" * 257
-    assert not is_known(long, (digest(long[:256]),))
-    assert not is_known(long, (digest(long),))
-    assert is_known(long[:256], (digest(long[:256]),))
+    assert whose(long, {"acme": (digest(long[:256]), digest(long))}) is None
+    assert whose(long[:256], {"acme": (digest(long[:256]),)}) == "acme"
 
 
 def test_every_line_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +87,7 @@ def test_a_new_key(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = here / "keys" / "acme"
     assert captured.out == f"{key}\n"
     assert captured.err == "keys/acme has 1 key of acme. This one is shown only now: keep it.\n"
-    assert is_known(key, read_digests(file.read_text()))
+    assert whose(key, {"acme": read_digests(file.read_text())}) == "acme"
     assert key not in file.read_text()
     assert (mode(file), mode(file.parent)) == (0o600, 0o700)
 
@@ -103,7 +101,7 @@ def test_another_key_leaves_the_first_one_valid(here: Path, capsys: pytest.Captu
         file.write_text(file.read_text().rstrip("\n"))  # an editor may have left no line end
     digests = read_digests(file.read_text())
     assert len(set(keys)) == len(digests) == 3
-    assert all(is_known(key, digests) for key in keys)
+    assert all(whose(key, {"acme": digests}) == "acme" for key in keys)
     assert mode(here / "a") == mode(here / "a" / "b") == 0o700
 
 

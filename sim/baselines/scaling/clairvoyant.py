@@ -2,9 +2,10 @@
 
 For each window the sizes that the requests of it and its neighbours need are known. An instance is paid from when it is
 asked for, so a gap in which it is not needed is worth a stop only if it lasts longer than stopping and starting again
-takes. That is a dynamic program over fleets (how many exist, window by window, with a lead of one start); with prices
-that add up it falls apart into one for each level: level k is needed in the windows that need k instances at least, and
-each gap of it is kept or not by itself. Roles change at once where they may, so levels count both roles together.
+takes. That is a dynamic program over fleets (how many exist, window by window, with a lead of one start). As prices add
+up, it splits into one program for each level. Level k is needed in the windows that need k instances at least, and for
+each gap of a level the choice to keep it is independent. Roles change at once where they may, so levels count both
+roles together.
 
 `ease` is how much more than the sizes say an instance is taken to serve. The bound is the cheapest schedule that still
 attains, of several.
@@ -31,13 +32,13 @@ from sim.scaling import Sight
 
 WINDOW_S: Final = 15.0
 AROUND: Final = 3
-"""Windows whose mean is taken: what queues smooth."""
+"""Windows over which the load is averaged: queues smooth it as much."""
 STOP_S: Final = 30.0
-"""Draining and ending."""
+"""Seconds that draining and ending take."""
 
 
 def needs(law: Law, arrivals: Sequence[Arrival], ease: float, attainment: float) -> dict[Role, list[int]]:
-    """By role, instances that each window needs."""
+    """By role, the instances that each window needs, if each serves `ease` times what its size says."""
     end_s = arrivals[-1].at_s
     count = math.ceil(end_s / WINDOW_S) + 1
     at = np.array([each.at_s for each in arrivals])
@@ -53,7 +54,8 @@ def needs(law: Law, arrivals: Sequence[Arrival], ease: float, attainment: float)
             prompts=sketch_of(each.input_tokens for each in around),
             answers=sketch_of(max(1, each.output_tokens) for each in around),
         )
-        seconds = max(WINDOW_S, min(high, end_s) - max(0.0, low))  # less is left of the last one: no load is that dense
+        # A window at the end of the run may be shorter: a rate over so short a time would be too high.
+        seconds = max(WINDOW_S, min(high, end_s) - max(0.0, low))
         rate = len(here) / seconds / ease
         load = LoadToServe(rate=rate, lengths={"": lengths}, promises={"": promise})
         for role, sizer in sizers.items():
@@ -62,7 +64,7 @@ def needs(law: Law, arrivals: Sequence[Arrival], ease: float, attainment: float)
 
 
 def schedule(needed: Sequence[int], lead_s: float) -> list[int]:
-    """How many must exist in each window: each level's gaps are kept where a new start would cost more."""
+    """The instances that must exist in each window: a level's gaps are kept where a new start would cost more."""
     exist = [0] * len(needed)
     lead = math.ceil(lead_s / WINDOW_S)
     keep = math.ceil((lead_s + STOP_S) / WINDOW_S)
@@ -95,11 +97,11 @@ class Clairvoyant:
         self._names = 0
 
     def start(self) -> dict[Role, int]:
-        """The fleet that is there as it begins."""
+        """The instances of each role at the start of the run."""
         return {role: needed[0] for role, needed in self._needs.items()}
 
     def act(self, sight: Sight) -> None:
-        """One window."""
+        """Change the fleet to what the schedule has for this window."""
         at = min(len(self._exist) - 1, round(sight.now_s / WINDOW_S))
         there = [each for each in sight.instances() if not each.leaving and each.phase is not Phase.FAILED]
         self._shift(sight, [each for each in there if each.phase is Phase.READY], at)
@@ -134,7 +136,7 @@ class Clairvoyant:
         )
 
     def _spare(self, there: list[InstanceSeen], at: int) -> InstanceSeen | None:
-        """One that its role can do without."""
+        """An instance that its role can do without; None: there is none."""
         for role in sorted(self._needs, key=lambda role: -self._over(there, role, at)):
             mine = [each for each in there if each.role is role]
             ready = [each for each in mine if each.phase is Phase.READY]

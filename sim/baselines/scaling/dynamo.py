@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's planner (ai-dynamo 1.6.1) as it is, told what our fleet does. Pure: the planner is an argument.
+"""NVIDIA Dynamo's planner (ai-dynamo 1.6.1), unchanged, on observations of our fleet. Pure: the planner is an argument.
 
 The planner runs in a process of its own (`bench.dynamo_planner`); `Ask` sends it one look and brings its answer. Before
 the first look it gets points of our engines' costs, as its profiler would have measured them. Its forward-pass metrics
@@ -17,6 +17,7 @@ from sim.baselines.scaling.pods import Pods
 from sim.scaling import Sight
 
 Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Sends the planner one observation, and returns its answer."""
 
 PROMPTS: Final = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 24_000)
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
@@ -28,7 +29,7 @@ PAIR: Final = (Role.PREFILL, Role.DECODE)
 
 
 def opening(law: Law, gpus: int, most: int) -> dict[str, Any]:
-    """What the planner is started with: its defaults (the load loop is off), our targets, points of our costs."""
+    """The planner's settings: its defaults (the load loop is off), our targets, points of our costs."""
     able = {role: _able(law, role, gpus) for role in PAIR}
     return {
         "config": {
@@ -99,16 +100,16 @@ def _answers(law: Law) -> list[dict[str, Any]]:
 
 
 class DynamoPlanner:
-    """Asks when the planner wants to be asked, and sets the replicas that it answers."""
+    """A scaler that asks the planner at the times it wants, and sets the replicas that it answers."""
 
     every_s = 5.0
 
     def __init__(self, law: Law, ask: Ask, first: Mapping[str, Any]) -> None:
-        """Drive it.
+        """Drive the planner.
 
         Args:
             law: as for all rivals.
-            ask: one look, and the planner's answer.
+            ask: sends one observation to the planner.
             first: its answer to `opening`.
         """
         self._law: Final = law
@@ -118,11 +119,11 @@ class DynamoPlanner:
         self._ticks = 0
         self._told_s = 0.0
         self._tokens = (0, 0)
-        """Of prompts so far: out of prefix caches, and computed."""
+        """Prompt tokens so far: found in prefix caches, and computed."""
         self.stopped = False
 
     def act(self, sight: Sight) -> None:
-        """A tick, if one is due."""
+        """Ask the planner, if a tick is due."""
         if self.stopped or sight.now_s + 1e-6 < self._due_s:
             return
         answer = self._ask(self._look(sight))
@@ -186,7 +187,7 @@ class DynamoPlanner:
         )
 
     def _traffic(self, sight: Sight) -> dict[str, Any]:
-        """Since the last tick: requests that came, the lengths of those that ended, and what prefix caches saved."""
+        """Since the last tick: requests that came, the lengths of those that ended, and prefix caches' hit rate."""
         arrived, ended = sight.meters.arrived_since(self._told_s), sight.meters.since(self._told_s)
         served = [each for each in ended if each.served]
         count = len(served)

@@ -25,7 +25,7 @@ from sim.scaling import Sight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """What a rival is told."""
+    """What every rival is given: its pools, the targets, the budget, and how long an instance may drain."""
 
     pools: dict[Role, ScalingPool]
     targets: Targets
@@ -48,9 +48,10 @@ class Behavior:
     _changes: deque[tuple[float, int]] = field(default_factory=deque)
 
     def allowed(self, now_s: float, have: int, wanted: int) -> int:
-        """Of a recommendation, what may be done now: up to the least of the up window, down to the most of the down
-        window, and no more in a period than the policies allow. The size that is there at first counts as the first
-        recommendation (the HPA controller's `recordInitialRecommendation`), so nothing ends within the first window.
+        """The replicas that a recommendation allows now. Growth goes up to the least recommendation of the up window,
+        shrinking down to the most of the down window; neither changes more in a period than the policies allow. The
+        first size counts as the first recommendation (the HPA controller's `recordInitialRecommendation`), so nothing
+        ends within the first window.
         """
         if not self._wanted:
             self._wanted.append((now_s, have))
@@ -74,7 +75,7 @@ class Behavior:
 
 
 class _OnPods(ABC):
-    """One law for prefill and one for decode, each blind to the other."""
+    """A law for each role's pods, independent of the other roles."""
 
     every_s = 15.0
 
@@ -84,7 +85,7 @@ class _OnPods(ABC):
         self.behavior: Final = {role: self._behavior() for role in law.pools}
 
     def _behavior(self) -> Behavior:
-        """HPA's defaults: at once up, by four pods or to the double in 15 s; down after five minutes."""
+        """HPA's defaults: up at once, by four pods or to twice the size in 15 s; down after five minutes."""
         return Behavior(
             up_window_s=0.0,
             down_window_s=300.0,
@@ -96,7 +97,7 @@ class _OnPods(ABC):
         )
 
     def act(self, sight: Sight) -> None:
-        """One sync."""
+        """Sync once: set each role's replicas as its law and its `Behavior` allow."""
         for role in self.law.pools:
             there = self.pods.of(sight, role)
             ready = [each for each in there if each.phase is Phase.READY]
@@ -106,7 +107,7 @@ class _OnPods(ABC):
 
     @abstractmethod
     def wanted(self, sight: Sight, role: Role, ready: list[InstanceSeen], have: int) -> int | None:
-        """Replicas by the law; None: it does not say."""
+        """The number of replicas by the law; None: the law gives none now."""
 
 
 def _ratio(ready: list[InstanceSeen], have: int, value: float, target: float) -> int:
@@ -144,7 +145,7 @@ class KedaOnQueues(_OnPods):
     """KEDA's two triggers for each pool: 1 request that waits, 16 that run; the larger answer counts."""
 
     def wanted(self, sight: Sight, role: Role, ready: list[InstanceSeen], have: int) -> int | None:
-        """The larger of both."""
+        """The larger answer of the two triggers."""
         waiting = float(sum(each.waiting or 0 for each in ready))
         if role is Role.PREFILL:
             waiting = max(waiting, float((sight.meters.counts().waiting or 0) - len(ready)))
@@ -177,7 +178,7 @@ class LlmdSlo(_OnPods):
         )
 
     def wanted(self, sight: Sight, role: Role, ready: list[InstanceSeen], have: int) -> int | None:
-        """Five lines, as they are."""
+        """Grow in proportion to the signal above `UP`, shrink below `DOWN`, else stay; None: no request has ended."""
         ended = sight.meters.since(sight.now_s - 60.0)
         targets = self.law.targets
         values = [each.ttft_ms for each in ended] if role is Role.PREFILL else [each.tpot_ms for each in ended]

@@ -1,8 +1,8 @@
 """Narwhal's rule for roles in a fixed fleet, written from its documentation (narwhal-inference 0.7.0). Pure.
 
 Once a second every split next to the present one is scored by its worst projected ratio to a target: TTFT from prompt
-work in flight, TPOT from what decodes. A better one by 5 % for three looks on end is taken, ten seconds apart at least.
-It never starts or ends an instance: its fleet is the one it is given.
+work in flight, TPOT from what decodes. A split that is 5 % better in three looks in a row is taken, at most once in
+ten seconds. It never starts or ends an instance: its fleet is the one it is given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST: Final = 0.8
 
 
 class Narwhal:
-    """Flips, nothing else."""
+    """A scaler that only flips roles."""
 
     every_s = 1.0
 
@@ -39,7 +39,7 @@ class Narwhal:
         self._way = 0
 
     def act(self, sight: Sight) -> None:
-        """One look."""
+        """Look once: flip an instance if a split next to the present one was better for long enough."""
         if Role.PREFILL not in self._law.pools or Role.DECODE not in self._law.pools:
             return
         ready = [each for each in sight.instances() if each.phase is Phase.READY and not each.leaving]

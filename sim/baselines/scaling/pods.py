@@ -18,7 +18,7 @@ from sim.scaling import Sight
 
 
 class Pods:
-    """Sets numbers of replicas."""
+    """Sets the number of replicas of each role."""
 
     def __init__(self, pools: dict[Role, ScalingPool], budget: Budget, drain_s: float) -> None:
         self._pools: Final = pools
@@ -28,11 +28,11 @@ class Pods:
 
     @staticmethod
     def of(sight: Sight, role: Role) -> list[InstanceSeen]:
-        """Pods of a role that are not on their way out."""
+        """Pods of a role that are not draining, leaving or failed."""
         return [each for each in sight.instances() if each.role is role and not each.leaving and _lives(each)]
 
     def set(self, sight: Sight, role: Role, wanted: int, because: str) -> None:
-        """As many as are wanted, within the pool and the budget."""
+        """Start or drain pods until there are as many as wanted, within the pool's bounds and the budget."""
         pool = self._pools[role]
         wanted = max(1, pool.min, min(pool.max, wanted))
         there = self.of(sight, role)
