@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from cluster.ids import InstanceId, rank_of
 
 Tier = Literal["host", "disk"]
-"""What is below an engine's KV cache: host memory, and files."""
+"""The tiers below an engine's KV cache: host memory, and files."""
 
 TENANTS_MAX: Final = 64
 """Most tenants that one instance may be reserved for."""
@@ -104,7 +104,7 @@ class Instance:
     url: str
     """Base URL of the engine's HTTP server, no trailing slash."""
     epoch: int = 0
-    """How often this instance's engine has been started; 0 when unknown (an engine we did not start)."""
+    """Which start of this instance's engine this is; 0: unknown, because another program started the engine."""
     pins: bool = False
     """Whether the engine can be told its answer's first token (`engine.vllm.pin`)."""
     early: bool = False
