@@ -34,7 +34,7 @@ TENANTS_MAX: Final = 32
 """A router announces this many tenants of a pool by name, those with most demand; it sums the others up."""
 
 POOLS_MAX: Final = 8
-"""A router announces the demand of this many pools, those with most."""
+"""A router announces the demand of this many pools, those with most demand."""
 
 NAME_BYTES_MAX: Final = 64
 """Longest tenant name in an announcement. A tenant with a longer name counts among the others."""

@@ -81,7 +81,7 @@ class Load:
 
 
 def total_load(loads: Sequence[Load]) -> Load:
-    """The load of an engine, from those of its data parallel ranks, at least one: sums; of `kv_usage` the mean."""
+    """The load of an engine: the sums over its data parallel ranks, and the mean `kv_usage`. `loads` is not empty."""
     return Load(
         running=sum(load.running for load in loads),
         waiting=sum(load.waiting for load in loads),

@@ -153,7 +153,7 @@ class Tracing:
         return self._tracer.start_span(name, context=context, kind=self._kinds.CLIENT, attributes=dict(attributes))
 
     def injected(self, within: Span, headers: Mapping[str, str]) -> dict[str, str]:
-        """These headers, with this trace in place of the client's."""
+        """These headers, with the trace of `within` in place of the client's."""
         kept = {name: value for name, value in headers.items() if name.lower() not in _TRACE_HEADERS}
         self._propagator.inject(kept, context=self._within(within))
         return kept

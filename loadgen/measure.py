@@ -212,7 +212,7 @@ def _failure(records: Sequence[Record]) -> str | None:
 
 
 def kv_tokens(metrics: str) -> int | None:
-    """KV capacity in tokens, from the text of an engine's ``/metrics``; None if it is not there."""
+    """KV capacity in tokens, from the text of an engine's ``/metrics``; None: the text lacks it."""
     found = _CACHE.search(metrics)
     if found is None:
         return None
@@ -228,7 +228,7 @@ class PrefillSeconds(NamedTuple):
 
 
 def prefill_seconds(metrics: str) -> PrefillSeconds | None:
-    """The same from the text of an engine's ``/metrics``, summed over its ranks; None if it is not there."""
+    """`PrefillSeconds` from the text of an engine's ``/metrics``, summed over its ranks; None: the text lacks it."""
     found = _PREFILL.findall(metrics)
     if not found:
         return None

@@ -62,7 +62,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Whether the server closed the idle connection that it was sent on first, so that it was sent again on a new
     one."""
     closed_loop: bool = False
-    """Whether it waited for the answer before it (`--sessions`): a slow server then gets less work."""
+    """Whether it waited for its conversation's previous answer (`--sessions`): a slow server then gets less work."""
     timing: dict[str, Any] | None = None
     """The router's own breakdown of the time, in milliseconds (docs/timing.md)."""
     token_s: tuple[float, ...] = ()

@@ -338,7 +338,7 @@ class Search:
 
 
 def held_at(tries: list[Try]) -> float | None:
-    """The highest rate that attained and has no slower trial that did not; None: there is none."""
+    """The highest rate that attained and is below all rates that did not; None: there is no such rate."""
     told = [each for each in tries if not each.sender_late]
     failed = min((each.rate for each in told if not each.holds), default=math.inf)
     return max((each.rate for each in told if each.holds and each.rate < failed), default=None)

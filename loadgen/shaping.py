@@ -12,7 +12,7 @@ import numpy as np
 from loadgen.arrival import Arrival
 
 COPY_ID = 1 << 48
-"""Added to a copy's block ids, so that copies share prefixes among themselves as the originals do, not with them."""
+"""Added to a copy's block ids: copies share prefixes among themselves as the originals do, but not with originals."""
 
 
 def faster(arrivals: Iterable[Arrival], speed: float) -> Iterator[Arrival]:

@@ -58,7 +58,7 @@ class AnswerReader:
         self.reset()
 
     def reset(self) -> None:
-        """A request is sent: what comes next is its answer."""
+        """Begin the answer to the next request. Call it before the request is sent."""
         self.content_type, self.cache_control, self.encoding = "application/json", "", ""
         self.head = self.complete = False
         """Whether the whole head (`head`) and the whole answer (`complete`) have come."""

@@ -84,7 +84,7 @@ class MemberState(StrEnum):
     """The only state in which new work may be sent."""
     RESTARTING = "restarting"
     DRAINING = "draining"
-    """Alive, finishes what it has."""
+    """Alive; it finishes its open legs and takes no new ones."""
     STOPPING = "stopping"
     FAILED = "failed"
     """The engine does not come up; the agent stays to report it."""

@@ -101,7 +101,7 @@ class Hearing:
         return self._unproven[kind]
 
     def hear(self, kind: MemberKind, name: str, agent: str, payload: bytes) -> Heartbeat | None:
-        """The heartbeat under this name and agent; None if it is not to be believed."""
+        """The heartbeat under this name and agent; None if it cannot be read, or its proof is not accepted."""
         known = self._former[kind].get((name, agent))
         if known is None or known[0] != payload:
             beat = self._judged(kind, name, agent, payload)

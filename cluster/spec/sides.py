@@ -197,7 +197,7 @@ def _disagreement(producer: Side, consumer: Side, flag: str) -> FieldPath | None
 
 
 def _meant(flag: str, value: Any) -> Any:
-    """A flag's value as vLLM takes it: its default written out is the default."""
+    """A flag's value as vLLM takes it; None: no flag, false, or vLLM's default written out."""
     return None if value is False or value == flags.LEFT_OUT.get(flag) else value
 
 
