@@ -1,8 +1,8 @@
 """The loads of `bench.plan`, fixed before its first result: four traces, their targets, and their averages.
 
 Targets (5 × the unloaded latency on H100, nine in ten arrivals) and windows are `bench.policy_grid`'s, of each window
-the first half: a plan simulates a load dozens of times. The rate of each is a round one that several GPUs are needed
-for.
+the first half: a plan simulates a load dozens of times. Each trace's rate is a round number for which several GPUs are
+needed.
 """
 
 from __future__ import annotations

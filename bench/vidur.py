@@ -10,8 +10,9 @@ Vidur calls Sarathi. Vidur's operator tables are made from our cost model (bench
 and the means beside each other show no more than that both did the same work.
 
 Measured is the CPU time of the simulation alone, without imports, tables and reading the trace, per request; each run
-is a process of its own. Target: Vidur takes at least 10 times ours. *Vidur* is as fast as it gets: its predictor in
-C++, nothing kept. *Vidur as it comes* has its Python predictor, its metrics and Chrome trace, but draws no plots.
+is a process of its own. Target: Vidur takes at least 10 times the CPU time of Baton's simulator. *Vidur* is its fastest
+setting: the predictor in C++, no metrics kept. *Vidur as it comes* has its Python predictor, its metrics and Chrome
+trace, but draws no plots.
 """
 
 from __future__ import annotations
