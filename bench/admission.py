@@ -102,8 +102,8 @@ def simulated(scenario: Overload, shelf: Shelf, seeds: Sequence[int]) -> dict[st
     for rule in (WIDEST, LEARNED):
         results = tuple(overload.run(scenario, shelf, seed, learns=rule == LEARNED) for seed in seeds)
         found[rule] = Ran(results)
-        urgent, everybody = found[rule].kept(URGENT), found[rule].kept()
-        say(f"  {scenario.name}, {rule}: kept {urgent.kept:.3f}, attained {everybody.attained:.3f}")
+        urgent, overall = found[rule].kept(URGENT), found[rule].kept()
+        say(f"  {scenario.name}, {rule}: kept {urgent.kept:.3f}, attained {overall.attained:.3f}")
     return found
 
 
@@ -111,14 +111,14 @@ def figures_of(ran: dict[str, Ran], scenario: Overload) -> dict[str, Any]:
     """The figures of one scenario for the published file, by rule."""
     found: dict[str, Any] = {}
     for rule, each in ran.items():
-        urgent, everybody = each.kept(URGENT), each.kept()
+        urgent, overall = each.kept(URGENT), each.kept()
         found[rule] = {
-            "arrived": everybody.arrived,
+            "arrived": overall.arrived,
             "interactive": {"arrived": urgent.arrived, "admitted": urgent.admitted, "met": urgent.met},
             "kept": round(urgent.kept, 4),
-            "kept_of_all": round(everybody.kept, 4),
+            "kept_of_all": round(overall.kept, 4),
             "attained_interactive": round(urgent.attained, 4),
-            "attained": round(everybody.attained, 4),
+            "attained": round(overall.attained, 4),
         }
         if scenario.slow:
             found[rule]["around"] = {part: round(each.kept(URGENT, part, scenario).kept, 4) for part in PARTS_OF_SLOW}

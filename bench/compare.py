@@ -54,7 +54,7 @@ SLOWER_BESIDE = 2.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How thoroughly."""
+    """How thorough a run is: its sizes and searches."""
 
     size: Size
     tolerance: float

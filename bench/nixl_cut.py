@@ -43,7 +43,7 @@ WAYS = {
 
 
 class Site:
-    """An agent of NIXL's own, as bare as can be, and its memory."""
+    """A bare NIXL agent, and its memory."""
 
     def __init__(self, name: str) -> None:
         config = _bindings.nixlAgentConfig()

@@ -40,14 +40,14 @@ CLASS: Final = f"x{ADMITTED}"
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """Two engines."""
+    """One contestant: two engines, their arrangement and settings."""
 
     told: str
     pools: Mapping[Role, int]
-    """Empty: not started from a cluster file."""
+    """Instances of each role; empty: the contestant is not started from a cluster file."""
     connector: str = "nixl"
     budget: int | None = None
-    """Tokens of a step; None: vLLM's default."""
+    """Tokens of a step (`max_num_batched_tokens`); None: vLLM's default."""
     policy: str = "least_load"
 
 

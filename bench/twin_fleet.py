@@ -57,7 +57,7 @@ class Fleet:
         self._order = 0
 
     def play(self) -> None:
-        """Until every request is over."""
+        """Run until every request is over."""
         for instance in range(len(self.twins)):
             self._tell(instance, ev.StartEngine(1), 0)
         self._arrive(0)

@@ -60,10 +60,10 @@ class Cell:
 
     replicas: int
     rate: float
-    """Requests a second and replica. 8, as in bench/sim.py; these lengths overload a replica at 20."""
+    """Requests a second and replica: 8, as in bench/sim.py; these lengths overload a replica at 20."""
     requests: int
     longer: int = 1
-    """Answers are so many times as long as Azure's."""
+    """Factor on the lengths of Azure's answers."""
 
     def __str__(self) -> str:
         more = f", answers × {self.longer}" if self.longer > 1 else ""

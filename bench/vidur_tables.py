@@ -90,7 +90,7 @@ def _decode(costs: Costs, bounds: Bounds) -> Iterator[Row]:
 
 
 def up(number: int, step: int) -> int:
-    """Rounded up to a multiple."""
+    """`number` rounded up to a multiple of `step`."""
     return -(-number // step) * step
 
 
