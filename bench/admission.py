@@ -1,15 +1,15 @@
-"""Whether admission keeps its word: of what is let in, how much is kept; of all that came, how much was attained.
+"""Whether admission keeps its promises: the share of admitted requests, and of all arrivals, that meet their targets.
 
     make bench-admission                      simulated (minutes), then mocks with a router on the wall clock (minutes)
     make bench-admission ARGS="--only simulated"
     make bench-admission ARGS=--publish       writes docs/benchmarks
 
-On mocks the row is void if the sender sent late or the mocks' clocks woke late: then the machine missed targets.
+A run on mocks is void if the sender sent late or the mocks' clocks woke late: then the machine missed targets.
 
 Two classes that refuse (`when_missed: shed`) come faster than the fleet can serve: one prefill instance, one decode
 instance and one of role both, Llama-3.1-8B on H100s. Each scenario of `sim.experiments.overload` runs twice with the
 same arrivals: with margins that are learned (`router.predict.margins`), and with the widest margin throughout, which
-was the rule before. Attainment is of all arrivals, refused ones have missed. The gains of the margins were
+was the rule before. Attainment is of all arrivals: refused ones count as missed. The gains of the margins were
 chosen on other draws of the first scenarios.
 """
 
@@ -43,16 +43,16 @@ from sim.result import Result
 SEEDS: Final = (3, 4, 5)
 KEPT: Final = 0.97
 NO_LOWER: Final = 0.0
-"""Attainment of all arrivals, less that with the widest margin."""
+"""Least difference of attainment (of all arrivals) between learned margins and the widest margin."""
 APART: Final = 0.10
 LEARNED, WIDEST = "learned", "widest"
 PARTS: Final = ("simulated", "mocks")
 PARTS_OF_SLOW: Final = ("before", "in flight, and 5 s after", "later")
 
 SENDER_LATE_MS: Final = 20.0
-"""A run on mocks is void if one request in a hundred was sent later than this, a hundredth of the TTFT target,"""
+"""A run on mocks is void if one request in a hundred was sent later than this: a hundredth of the TTFT target."""
 ENGINES_LATE_MS: Final = 1.0
-"""or if a mock's clock woke so late on average: 2.5 % of the TPOT target, added to each step."""
+"""A run on mocks is void if a mock's clock woke later on average: 2.5 % of the TPOT target, added to each step."""
 
 MOCKS: Final = ("prefill=1", "decode=1", "both=1")
 CLUSTER: Final = """\
@@ -74,7 +74,9 @@ class Ran:
     results: tuple[Result, ...]
 
     def kept(self, name: str = "", part: str = "", scenario: Overload | None = None) -> Kept:
-        """Of a class, and of those before, around or after the middle; empty: of all."""
+        """Counts of a class's requests, in one of `PARTS_OF_SLOW`; empty `name`: of all classes, empty `part`: of the
+        whole run.
+        """
         parts = []
         for each in self.results:
             among = np.ones(len(each.columns), dtype=np.bool_)
@@ -100,23 +102,23 @@ def simulated(scenario: Overload, shelf: Shelf, seeds: Sequence[int]) -> dict[st
     for rule in (WIDEST, LEARNED):
         results = tuple(overload.run(scenario, shelf, seed, learns=rule == LEARNED) for seed in seeds)
         found[rule] = Ran(results)
-        urgent, everybody = found[rule].kept(URGENT), found[rule].kept()
-        say(f"  {scenario.name}, {rule}: kept {urgent.kept:.3f}, attained {everybody.attained:.3f}")
+        urgent, overall = found[rule].kept(URGENT), found[rule].kept()
+        say(f"  {scenario.name}, {rule}: kept {urgent.kept:.3f}, attained {overall.attained:.3f}")
     return found
 
 
 def figures_of(ran: dict[str, Ran], scenario: Overload) -> dict[str, Any]:
-    """For the published file."""
+    """The figures of one scenario for the published file, by rule."""
     found: dict[str, Any] = {}
     for rule, each in ran.items():
-        urgent, everybody = each.kept(URGENT), each.kept()
+        urgent, overall = each.kept(URGENT), each.kept()
         found[rule] = {
-            "arrived": everybody.arrived,
+            "arrived": overall.arrived,
             "interactive": {"arrived": urgent.arrived, "admitted": urgent.admitted, "met": urgent.met},
             "kept": round(urgent.kept, 4),
-            "kept_of_all": round(everybody.kept, 4),
+            "kept_of_all": round(overall.kept, 4),
             "attained_interactive": round(urgent.attained, 4),
-            "attained": round(everybody.attained, 4),
+            "attained": round(overall.attained, 4),
         }
         if scenario.slow:
             found[rule]["around"] = {part: round(each.kept(URGENT, part, scenario).kept, 4) for part in PARTS_OF_SLOW}
@@ -126,7 +128,7 @@ def figures_of(ran: dict[str, Ran], scenario: Overload) -> dict[str, Any]:
 
 
 def targets_of(name: str, figures: dict[str, Any], scenario: Overload) -> dict[str, Any]:
-    """Of one scenario."""
+    """The targets of one scenario, with their values."""
     learned, widest = figures[LEARNED], figures[WIDEST]
     kept = learned["around"]["later"] if scenario.slow else learned["kept"]
     where = ", 5 s after the middle and later" if scenario.slow else ""
@@ -153,16 +155,16 @@ class OnMocks:
 
     kept: Kept
     late_first: int
-    """Requests let in that missed their TTFT target,"""
+    """Admitted requests that missed their TTFT target."""
     late_next: int
-    """and their TPOT target."""
+    """Admitted requests that missed their TPOT target."""
     sender_late_ms: float
-    """p99."""
+    """How late requests were sent: the 99th percentile."""
     engines_late_ms: float
-    """The mean lateness of one mock's clock, of the latest mock."""
+    """The mean lateness of a mock's clock: the largest of all mocks."""
 
     def void(self) -> str:
-        """Why it says nothing of admission; empty where it does."""
+        """Why the run says nothing of admission; empty: it is valid."""
         if self.sender_late_ms > SENDER_LATE_MS:
             return f"the sender was late by {self.sender_late_ms:.1f} ms (p99)"
         if self.engines_late_ms > ENGINES_LATE_MS:
@@ -219,7 +221,7 @@ def _sent(endpoint: str, scenario: Overload, folder: Path, seed: int) -> list[Re
 
 
 def seen_of(records: Sequence[Record], engines_late_ms: float) -> OnMocks:
-    """Of the urgent class; the sender's lateness is of all."""
+    """What the records show: counts of the urgent class; the sender's lateness of all requests."""
     goal, mine = overload.PROMISES[URGENT], [each for each in records if each.slo_class == URGENT]
     admitted = [each for each in mine if each.status != 429]
     met = late_first = late_next = 0
@@ -244,7 +246,7 @@ def seen_of(records: Sequence[Record], engines_late_ms: float) -> OnMocks:
 
 
 def row(name: str, rule: str, told: dict[str, Any]) -> list[str]:
-    """Of the table."""
+    """A row of the table: one scenario with one rule."""
     mine = told["interactive"]
     return [
         name,
@@ -258,14 +260,14 @@ def row(name: str, rule: str, told: dict[str, Any]) -> list[str]:
 
 
 def row_on_mocks(found: OnMocks) -> list[str]:
-    """Of the table."""
+    """The table's row of the run on mocks."""
     kept, void = found.kept, " (void)" if found.void() else ""
     counts = [str(kept.arrived), str(kept.admitted), f"{kept.kept:.3f}{void}", f"{kept.attained:.3f}", ""]
     return ["two classes, mocks", LEARNED, *counts]
 
 
 def target_on_mocks(found: OnMocks) -> dict[str, Any]:
-    """A void run has no value, and is not met."""
+    """The target of the run on mocks. A void run has no value, and does not meet it."""
     void = found.void()
     told = target(None if void else found.kept.kept, KEPT, at_most=False)
     return {"mocks: kept of what was let in": told | ({"void": void} if void else {})}

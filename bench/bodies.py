@@ -1,7 +1,7 @@
-"""Checks whether one allowed body can hold a router up: sends each of the worst known, while `/health` is asked beside.
+"""Checks whether one allowed body can hold a router up: sends each of the worst known, and asks `/health` meanwhile.
 
     make bench-bodies                           all of them, about three minutes
-    make bench-bodies ARGS="--only deep"        those whose name has this in it
+    make bench-bodies ARGS="--only deep"        those whose name contains this
 
 Mock engines stand behind a `baton router` that predicts (so that prompts are measured and named), with a fresh router
 for each body: memory that an earlier body left behind would count for the next one. For each body it reports the
@@ -34,7 +34,7 @@ from bench.published import Table, machine, note_of, publish, result, say, show,
 HOLD_MS_MAX = 50.0
 GROWTH_MAX = 3.0
 GROWS_FROM = 4_000_000
-"""Bytes of a body whose memory is judged: beside a smaller one a router's usual breathing counts."""
+"""Bytes from which on a body's memory is judged: with a smaller one a router's usual variation would be measured."""
 
 ASK_EVERY_S = 0.002
 ANSWER_S = 120.0
@@ -168,7 +168,7 @@ def served(words: list[str], where: Cores) -> Iterator[tuple[Running, str]]:
 def main() -> int:
     """Run the benchmark and report."""
     parser = argparse.ArgumentParser(prog="make bench-bodies", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="bodies whose name has this in it")
+    parser.add_argument("--only", default="", help="bodies whose name contains this")
     parser.add_argument(
         "--publish", action="store_true", help="write docs/benchmarks.md and docs/benchmarks/bodies.json"
     )

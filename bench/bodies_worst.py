@@ -66,7 +66,7 @@ _IMAGE = _CHAT + b'[{"type":"image_url","image_url":{"url":"data:image/png;base6
 
 
 def bodies() -> Iterator[Worst]:
-    """All of them."""
+    """All worst bodies, and the large ones that must pass."""
     yield from _structure()
     yield from _texts()
     yield from _numbers()
@@ -138,7 +138,7 @@ def _forms() -> Iterator[Worst]:
 
 
 def _smaller() -> Iterator[Worst]:
-    """Bodies just below the size that is read in steps, and in between."""
+    """Bodies just below the size that is read in slices, and between that size and `LARGE`."""
     for size in (64_000, 1_000_000):
         yield _repeated(f"empty lists, {size // 1000} kB", b"[],", _XARGS, b"1]}", size=size)
         yield _repeated(f"objects, {size // 1000} kB", b'{"a":[]},', _XARGS, b"1]}", size=size)
@@ -151,7 +151,7 @@ def _smaller() -> Iterator[Worst]:
 
 
 def _ordinary() -> Iterator[Worst]:
-    """Large, and right."""
+    """Large bodies that are valid."""
     yield _repeated("an image of 20 MB", b"A", _IMAGE, b'"}}]}]}', size=20_000_000, path=CHAT, passes=True)
     yield Worst("a million token ids", lambda: _ids(1_000_000), passes=True)
     yield _repeated("prose of 8 MB", b"Call me Ishmael, said \\n", _PROMPT, b'"}', size=8_000_000, passes=True)

@@ -1,4 +1,4 @@
-"""Compares always, never and Baton's own choice of handing over on the same traces, and single choices both ways.
+"""Compares always, never and Baton's own choice of handing over on the same traces; replays single choices both ways.
 
     BATON_DATA=/path/to/data make bench-breakeven             a quarter of an hour on two cores
     make bench-breakeven ARGS="--only mixed"                  traces, regret or mixed
@@ -229,8 +229,8 @@ def one(job: Job, data: Path) -> list[dict[str, Any]]:
 
 
 def worse_by(modes: dict[str, Any]) -> tuple[float, float, float]:
-    """How much worse auto is than the better of the others: attainment lost as a share of it and half of its interval,
-    latency added.
+    """How much worse Baton's own choice (auto) is than the better of the two others: the attainment lost as a share of
+    theirs, half the width of that share's interval, and the latency added as a share of theirs.
     """
     auto, others = modes["auto"], [modes["always"], modes["never"]]
     better = max(others, key=lambda each: float(each["attainment"]))

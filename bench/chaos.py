@@ -49,7 +49,7 @@ Words = Callable[[list[str], list[str]], tuple[list[str], str]]
 
 
 def baton(prefill: list[str], decode: list[str]) -> tuple[list[str], str]:
-    """As `baton up` would, but for the limits."""
+    """The command of Baton's router: as `baton up` starts it, but with this benchmark's limits."""
     words = [*ROUTER, "--log-level", "ERROR"]
     for flag in ("--first-token-s", "--stall-s", "--whole-s"):
         words += [flag, str(LIMIT_S)]
@@ -58,7 +58,7 @@ def baton(prefill: list[str], decode: list[str]) -> tuple[list[str], str]:
 
 
 def rival(program: Path) -> Words:
-    """The rival as its documentation starts it; retries and circuit breakers are on by default."""
+    """The command of the rival, as its documentation starts it; retries and circuit breakers are on by default."""
 
     def words(prefill: list[str], decode: list[str]) -> tuple[list[str], str]:
         port = free_port()
@@ -184,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed")
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks/chaos.json and the table")
-    parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose name holds this")
+    parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose name contains this")
     args = parser.parse_args()
     listed = [each for each in (*SCENARIOS, *UNSEEN) if args.only in each.name and each.drive != "registry"]
     if not listed:

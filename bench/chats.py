@@ -24,7 +24,7 @@ ANSWER_S = 10.0
 """An answer that is not whole by then has failed."""
 
 BYTES_PER_TOKEN = 4
-"""A mock's."""
+"""Bytes of text that a mock counts as one token."""
 
 
 @dataclass(frozen=True, slots=True)

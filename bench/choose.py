@@ -3,13 +3,13 @@
     make bench-choose                     two minutes
     make bench-choose ARGS=--publish      writes docs/
 
-A fleet of Llama-3.1-8B on H100 at work, as it is after a minute: each instance computes or answers eight requests, of
-which the next one's takes the first one's place; engines' loads are known; prompts of 100 to 3,000 tokens whose first
-five chunks an instance may have cached. Timed are the predictions for a request, the choice, its records of load and
-those when it is computed, begins to be answered, and ends. A machine has slow moments: each choice is timed three times
-(by equal requests, as one is priced only once) and the quickest counts; of twenty rounds of all cells, each the mean of
-its two hundred requests, the fifth quickest. It is the time of a thread, so that others add caches' misses and nothing
-else.
+A fleet of Llama-3.1-8B on H100 at work, as it is after a minute: each instance computes or answers eight requests, and
+each new request takes the place of the oldest; engines' loads are known; prompts have 100 to 3,000 tokens, whose first
+five chunks an instance may have cached. Timed are the predictions for a request, the choice, and the bookkeeping when
+the request is placed, computed, begins to be answered, and ends. A machine has slow moments: each choice is timed three
+times (by equal requests, as one request is priced only once) and the quickest counts. A round is the mean of its two
+hundred requests; of twenty rounds of all cells the fifth quickest counts. The clock is the thread's CPU time: other
+programs cause cache misses, and nothing else.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from router.scheduler.scoring.policies import FORESEEING, POLICIES
 
 SIZES: Final = (16, 1000)
 TARGETS_US: Final = {16: 60.0, 1000: 200.0}
-"""Of `workload`, the choice alone (design 12)."""
+"""Targets of the policy `workload`, the choice alone: microseconds by number of instances."""
 ROUNDS, REQUESTS, TIMES = 20, 200, 3
 UNDER_WAY: Final = 8
-"""Requests an instance."""
+"""Requests in flight at each instance."""
 TAKES_S: Final = 4.0
-"""Each of them."""
+"""How long each of them takes, in seconds of virtual time."""
 PAUSE_S: Final = 0.03
 """The pause of a hand-over."""
 ANSWER: Final = 250
-"""Tokens."""
+"""Tokens of an answer."""
 PROMISE: Final = Promise(ttft_ms=500.0, tpot_ms=30.0)
 ASK: Final = Choose(frozenset(), hand_over=True)
 FLEETS: Final = {"prefill and decode": (Role.PREFILL, Role.DECODE), "both": (Role.BOTH,)}
@@ -146,7 +146,7 @@ def measured(here: Schedulers) -> tuple[float, float]:
 
 
 def _quick(rounds: list[float]) -> float:
-    """The quickest round but a fourth of them."""
+    """Microseconds of the slowest round of the quickest fourth: of twenty rounds, the fifth quickest."""
     return round(sorted(rounds)[len(rounds) // 4 - 1], 1)
 
 

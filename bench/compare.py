@@ -3,9 +3,9 @@
     BATON_DATA=/path/to/data make bench-compare
     BATON_DATA=/path/to/data make bench-compare ARGS="--quick --only scenarios"
 
-What is compared and what is modelled: docs/benchmarks.md, and the modules of sim/experiments. Nothing here is random
-but by the seeds that stand in the output; the same command gives the same figures on every machine. Without BATON_DATA
-the parts that need traces are left out. `--publish` writes docs/benchmarks/compare.json, the tables in
+What is compared and what is modelled: docs/benchmarks.md, and the modules of sim/experiments. All random draws come
+from the seeds in the output; the same command gives the same figures on every machine. Without BATON_DATA the parts
+that need traces are left out. `--publish` writes docs/benchmarks/compare.json, the tables in
 docs/benchmarks.md and, with matplotlib, docs/figures/compare-*.svg; with `--only` it replaces just that part.
 """
 
@@ -36,7 +36,7 @@ from sim.experiments.tuning import Best
 
 SEED = 1
 COUNT = 3500
-"""Requests of a load; a run takes its first ones."""
+"""Requests of a load; a shorter run takes the first ones of them."""
 LENGTH_MAX = 131_072
 FILES = {
     "Azure code": ("azure2023/AzureLLMInferenceTrace_code.csv", azure.read),
@@ -46,7 +46,7 @@ FILES = {
 SPLITWISE_MODELS = ("bigscience/bloom", "meta-llama/Llama-2-70b-hf")
 PERF_MODEL = "profiles/splitwise/perf_model.csv"
 GAP_REQUESTS = (1200, 4000)
-"""Of a run with our number of machines, and with the paper's."""
+"""Requests of a run with our number of machines, and of one with the paper's."""
 GAP_TOLERANCE = 0.06
 SLOWER_BESIDE = 2.0
 """Attention of decodes beside prompts, times as slow as alone: as was measured on two boards (docs/costs.md)."""
@@ -54,7 +54,7 @@ SLOWER_BESIDE = 2.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How thoroughly."""
+    """How thorough a run is: its sizes and searches."""
 
     size: Size
     tolerance: float

@@ -42,7 +42,7 @@ from engine.vllm.hardware import find_hardware
 
 ON_CPU: Final = "tiny,fat"
 TURNS: Final = 8
-"""Of five hand-overs each: forty for each figure that is measured one by one."""
+"""Turns of five hand-overs each: forty for each figure that is measured one by one."""
 RESTS_S: Final = 1.3
 """After each step vLLM's workers spin for a second: no connector is measured beside that."""
 WAYS: Final = ("alone", "busy", "eight", "loop")
@@ -98,7 +98,7 @@ def groups(only: Sequence[str], *, one_by_one: bool) -> list[dict[str, Contestan
 
 
 def engines(contestant: Contestant, model: Model, folder: Path, gpus: Sequence[str] = ()) -> Engines:
-    """Its two engines, not started."""
+    """The contestant's two engines, not started."""
     more: dict[str, object] = {"kv_lease_s": LEASE_S, "dtype": model.dtype}
     if not gpus:
         more["extra_env"] = {"VLLM_CPU_KVCACHE_SPACE": f"{model.kv_gib}"}

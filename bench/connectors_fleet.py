@@ -69,7 +69,7 @@ class Fleet:
             return name, [self._chance.randrange(97, 123) for _ in range(tokens)]
 
     def body(self, prompt: list[int]) -> dict[str, Any]:
-        """A client's."""
+        """A client's request body."""
         return {"model": "tiny", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
 
     def prefill(self, name: TransferId, prompt: list[int]) -> wire.TransferFields:

@@ -28,7 +28,7 @@ class Model:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """vLLM's."""
+        """vLLM's flags for this model."""
         return () if self.shape is None else ("--load-format", "dummy")
 
     def path(self, folder: Path) -> str:

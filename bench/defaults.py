@@ -70,7 +70,7 @@ class Started:
 
 
 def started(stack: ExitStack, contestant: str, fleet: Fleet) -> Started:
-    """Start them; the stack ends them."""
+    """Start the fleet's engines and the contestant; the stack ends them."""
     everywhere, running = frozenset(os.sched_getaffinity(0)), list[Running]()
     stack.enter_context(stopping(running))
     mocks = Running("mock", [*BATON_COMMAND, "mock", *fleet.flags(), "--port", "0", "--model", MODEL], everywhere)
@@ -121,7 +121,7 @@ def measured(here: Started, phase: Phase, salt: str, shared: str, seed: int) -> 
 
 
 def sample_of(seen: Seen, *, computed: float, engines_late_ms: float, cpu_ms: float, waited_ms: float) -> Sample:
-    """Of a phase in which engines computed so many tokens."""
+    """The sample of a phase, from what clients saw; `computed`: prompt tokens that engines computed in it."""
     ttft_ms, late_ms = seen.ttft_ms or [math.inf], seen.late_ms or [0.0]
     return Sample(
         ttft_ms=statistics.fmean(ttft_ms),
@@ -144,7 +144,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def digest() -> str:
-    """Of the sources."""
+    """The digest of the sources: kept rounds of other sources are not used."""
     found = hashlib.sha256()
     for name in SOURCES:
         folder = ROOT / name
@@ -182,7 +182,7 @@ def one_round(fleet: Fleet, contestants: Sequence[str], number: int) -> dict[str
 
 
 def contest(fleets: Sequence[Fleet], contestants: Sequence[str], rounds: int, sources: str) -> Rows:
-    """Run what is missing, and give all."""
+    """Run the rounds that are missing; the samples of all."""
     done = {(fleet, number): samples for fleet, number, samples in kept(sources)}
     found: dict[tuple[str, str], dict[str, Rounds]] = {}
     for fleet in fleets:

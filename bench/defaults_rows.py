@@ -27,11 +27,11 @@ GAIN, GAIN_P99, NO_WORSE = 0.6, 0.8, 1.02
 mean elsewhere."""
 
 SENDER_LATE: Final = 0.1
-"""A sample is void if one turn in a hundred was sent later than this part of the mean TTFT,"""
+"""A sample is void if one turn in a hundred was sent later than this part of the mean TTFT."""
 ENGINES_LATE_MS: Final = 2.0
-"""or if the mocks' clocks woke so late on average: a fifth of the shortest step,"""
+"""A sample is void if the mocks' clocks woke later than this on average: a fifth of the shortest step."""
 CPU_WAIT: Final = 0.1
-"""or if for each request the router's threads waited for a core for longer than this part of the mean TTFT: then
+"""A sample is void if the router's threads waited for a core longer than this part of the mean TTFT, per request: then
 the machine was measured, not the router. Waits while an answer streams are counted, too."""
 
 
@@ -60,7 +60,7 @@ class Fleet:
     timing: str = "gpu"
 
     def flags(self) -> list[str]:
-        """Of `baton mock`."""
+        """The flags of `baton mock` for these engines."""
         counts = ",".join(f"{role}={count}" for role, count in self.roles)
         costs = ["--step-ms", f"{self.step_ms:g}", "--prefill-ms-per-1k", f"{self.per_1k_ms:g}"]
         return ["--instances", counts, *costs, "--timing", self.timing]
@@ -85,7 +85,7 @@ CPU_ALONE: Final = replace(ALONE, sessions=36, per_s=2.5, system_tokens=200, use
 
 
 def _of_size(size: int) -> Fleet:
-    """So many prefill and decode instances; the load grows with them."""
+    """A fleet of `size` prefill and `size` decode instances; the load grows with them."""
     more = size // 4
     sessions = replace(SESSIONS, sessions=SESSIONS.sessions * more, per_s=SESSIONS.per_s * more)
     alone = replace(ALONE, sessions=ALONE.sessions * more, per_s=ALONE.per_s * more)
@@ -112,7 +112,7 @@ FLEETS: Final = (
         timing="cpu",
     ),
 )
-"""The router has sent nothing before the first phase of each: it begins to learn then."""
+"""The fleets. The router has sent nothing before a fleet's first phase: it begins to learn then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +124,17 @@ class Sample:
     computed: float
     """Part of all prompt tokens that an engine computed."""
     late_ms: float
-    """p99 of how late turns were sent."""
+    """How late turns were sent: the 99th percentile."""
     engines_late_ms: float
-    """How late mocks' clocks woke, mean."""
+    """How late mocks' clocks woke: the mean."""
     cpu_ms: float
-    """CPU time of the router for each request."""
+    """CPU time of the router, for each request."""
     waited_ms: float
-    """How long the router's threads waited for a core, for each request."""
+    """Time for which the router's threads waited for a core, for each request."""
     failed: int
 
     def void(self) -> str:
-        """Why it says nothing of the router; empty where it does."""
+        """Why the sample says nothing of the router; empty: it is valid."""
         if math.isinf(self.ttft_ms):
             return "no answer came"
         if self.late_ms > SENDER_LATE * self.ttft_ms:
@@ -154,11 +154,11 @@ class Rounds:
 
     @property
     def valid(self) -> dict[int, Sample]:
-        """Those that are not void."""
+        """The samples that are not void."""
         return {number: each for number, each in self.samples.items() if not each.void()}
 
     def as_json(self) -> dict[str, Any]:
-        """For the published figures; times are of valid samples, `None` without any."""
+        """The published figures; times are of valid samples, `None` without any."""
         all_, valid = list(self.samples.values()), list(self.valid.values())
         return {
             "ttft_mean_ms": _mean([each.ttft_ms for each in valid]),

@@ -26,7 +26,7 @@ Rows = Mapping[tuple[str, str], Row]
 
 
 def figures_of(rows: Rows) -> dict[str, Any]:
-    """For the published file."""
+    """The figures of the published file."""
     return {
         name: {contestant: rounds.as_json() for contestant, rounds in row.items()} | _ratios(phase, row)
         for name, phase, row in in_order(rows)
@@ -55,7 +55,7 @@ def _mean(phase: Phase, row: Row) -> Compared | None:
 
 
 def targets_of(rows: Rows) -> dict[str, Any]:
-    """Of the measured rows. A void row has no value, is not met, and says `void`."""
+    """The targets of the measured rows. A void row has no value, is not met, and says `void`."""
     found = {}
     for name, phase, row in in_order(rows):
         if not any(contestant in row for contestant in RIVALS):

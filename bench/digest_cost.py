@@ -2,8 +2,9 @@
 
     python -m bench.digest_cost [--json]
 
-As in engines: BLAKE3, one digest a block over its bytes in all tensors. CPU time of this process, the least of five;
-both sides pay it, P within a step and D on the thread that follows reads. Needs no quiet machine, and a few seconds.
+As in engines: BLAKE3, one digest a block over its bytes in all tensors. The figure is the CPU time of this process, the
+least of five runs. Both sides pay it: P within a step, D on the thread that follows reads. Takes a few seconds, on any
+machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TOTAL = 128 << 20
 RUNS = 5
 SHAPES = {"32 tensors of 512 KiB": (32, 512 << 10), "32 tensors of 64 KiB": (32, 64 << 10),
           "32 tensors of 8 KiB": (32, 8 << 10)}  # fmt: skip
-"""The shape of a block: of 128 tokens and of 16 with 4 KiB of KV a token and layer (8B, 16 bits), and of less."""
+"""Shapes of a block: 128 tokens and 16 tokens with 4 KiB of KV a token and layer (8B, 16 bits), and smaller ones."""
 
 
 def cost_ms(tensors: int, length: int) -> float:
@@ -41,9 +42,9 @@ def cost_ms(tensors: int, length: int) -> float:
 
 
 def main() -> None:
-    """See the module."""
+    """Measure all shapes, and print milliseconds of each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="one line of JSON on stdout, no table")
     args = parser.parse_args()
     told = {name: round(cost_ms(*shape), 1) for name, shape in SHAPES.items()}
     if args.json:

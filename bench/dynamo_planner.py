@@ -2,10 +2,10 @@
 
     .bench/scaling/bin/python bench/dynamo_planner.py
 
-The first line in is what `sim.baselines.scaling.dynamo.opening` makes, answered with {"next_tick_ms": …}; every further
-line is what `on_tick` takes, answered with what it gives and with what the planner says it has read and predicted
-(`bench.dynamo_check` compares that with what was sent). The modules that want a Rust core or Kubernetes are replaced
-by empty ones: the planner's decisions use none of them.
+The first line in is what `sim.baselines.scaling.dynamo.opening` makes; the answer is {"next_tick_ms": …}. Every further
+line is the argument of `on_tick`; the answer has its result, and the values that the planner reports as read and
+predicted (`bench.dynamo_check` compares these with the values sent). The modules that want a Rust core or Kubernetes
+are replaced by empty ones: the planner's decisions use none of them.
 """
 
 from __future__ import annotations

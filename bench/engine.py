@@ -7,7 +7,7 @@ write, `pace_ms` apart (0: all in one write). One process plays as many engines 
 It reads a body by two searches, without parsing: no measurement may wait for it.
 
 `POST /bench {"pace_ms": 10}` sets the pace, `GET /bench` gives counts: first legs, second legs with a transfer,
-requests served whole, streams whose reader went away.
+requests served whole, streams whose client left.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     mine = parser.add_argument_group("connectors")
     mine.add_argument("--only", type=_names, metavar="A,B", help=f"of {', '.join(connectors.CONTESTANTS)}")
     mine.add_argument("--models", type=_names, metavar="A,B", help=f"of {', '.join(MODELS)} (default tiny,fat)")
-    mine.add_argument("--into", type=Path, metavar="FILE", help="keep figures there, and go on with what it has")
+    mine.add_argument("--into", type=Path, metavar="FILE", help="keep figures in FILE, and go on with what it has")
     mine.add_argument("--gpu", action="store_true", help="engines on GPUs, 8B layers of random weights")
     args = parser.parse_args(words)
     for given, known in ((args.only, connectors.CONTESTANTS), (args.models, MODELS)):

@@ -6,16 +6,16 @@
 Every request of a trace, in order of time, is predicted when it arrives and learned from when it would have ended (its
 tokens times 30 ms later), as a router would. Compared at p50, p90 and p99:
 
-    Baton           `router.predict.answer_lengths`, with what the trace says: prompt tokens, and the client where it
-    names one uncalibrated    the same without the online calibration
+    Baton           `router.predict.answer_lengths`, with the trace's prompt tokens, and its client where it names one
+    uncalibrated    the same without the online calibration
     all alike       the same quantile of the last 3,000 answers, of all clients
     by client       the same quantile of this client's last 3,000 answers
     mean            a client's mean answer so far, for every quantile: what planners that use averages do
     max_tokens      the limit; no trace has one, so the longest answer of the trace stands for it
 
-Pinball loss (tokens; lower is better) says how good a quantile is, coverage whether it is what it says. None of the
-traces has text, `max_tokens` or classes: what those are worth is not measured here. What a cue that means nothing would
-cost is: a made-up one of 16 values is given to every request.
+Pinball loss (tokens; lower is better) says how good a quantile is; coverage is the share of answers at or below it,
+which should be the quantile's own. None of the traces has text, `max_tokens` or classes, so the value of these is not
+measured. The cost of a cue that means nothing is: every request is given a made-up one of 16 values.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m bench.nixl_cut [--json]
 
-Over TCP, a read of 512 MiB; its holder is stopped (SIGSTOP) in the middle, as by a machine that stalls. Then one way of
-giving the read up, our memory is painted over, the holder goes on (SIGCONT), and two seconds later we look whether the
-paint is still there. A way that NIXL answers with success, and after which it is not, must free no block.
-docs/handoff.md says what the connector makes of it. Needs no quiet machine, and about half a minute.
+Over TCP a read of 512 MiB begins; in its middle the process that holds the memory is stopped (SIGSTOP), as by a machine
+that stalls. The read is given up in one of the ways, our memory is overwritten with a pattern, the holder goes on
+(SIGCONT), and two seconds later the pattern is checked. If NIXL reports success but the pattern has changed, no block
+may be freed in this way. docs/handoff.md says what the connector does. Takes about half a minute, on any machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WAYS = {
 
 
 class Site:
-    """An agent of NIXL's own, as bare as can be, and its memory."""
+    """A bare NIXL agent, and its memory."""
 
     def __init__(self, name: str) -> None:
         config = _bindings.nixlAgentConfig()

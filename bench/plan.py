@@ -125,7 +125,7 @@ def _seen(task: Task, chosen: Plan) -> dict[str, Any]:
 
 
 def table_of_traces(found: dict[str, dict[str, Any]]) -> Table:
-    """For people."""
+    """The table of the part `traces`."""
     rows = [
         [
             name,
@@ -198,7 +198,7 @@ def of_search(data: Path) -> dict[str, Any]:
 
 
 def table_of_search(row: dict[str, Any]) -> Table:
-    """For people."""
+    """The table of the part `search`."""
     columns = ["GPUs", "plan", "$/h", "whole nodes of one type", "$/h", "arrangements", "ruled out by bounds"]
     columns += ["fleets simulated", "requests", "seconds", "CPU s"]
     there = ", ".join(f"{count} {name}" for name, count in SEARCH_GPUS)

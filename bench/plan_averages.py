@@ -1,9 +1,9 @@
 """How much more averages promise than a trace lets a fleet serve, and which property of the trace makes the difference.
 
 A fleet's goodput on a trace is compared with its goodput on what averages leave of it, both by our simulator with the
-same costs: so nothing differs but the load. Of the trace's properties some are kept and the others averaged, to see
-which one it is. A plan takes whole instances, and what is left over hides an error: therefore not one rate is asked,
-but all of them, as the share of rates at which the fleet that averages choose breaks its promise.
+same costs: so nothing differs but the load. Some of the trace's properties are kept and the others averaged, to see
+which one matters. A plan takes whole instances, and their spare capacity hides an error at some rates: therefore the
+figure is the share of all rates at which the fleet that averages choose breaks its promise.
 """
 
 from __future__ import annotations
@@ -87,19 +87,19 @@ def figures_of(found: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def fails_at(told: Sequence[float], served: Sequence[float]) -> float:
-    """Share of the rates up to what the largest fleet serves by its averages, at which the smallest fleet that averages
-    find enough is not.
+    """Share of the rates at which the smallest fleet that is enough by averages breaks its promise; of all rates up to
+    the one that the largest fleet serves by averages.
 
     Args:
-        told: by number of instances from 1 on, the rate that averages say is served.
-        served: the rate that is.
+        told: by number of instances from 1 on, the rate that is served by averages, requests a second.
+        served: the rate that is served on the trace, likewise.
     """
     failing = sum(max(0.0, high - max(low, real)) for low, high, real in zip((0.0, *told), told, served, strict=False))
     return failing / told[-1] if told[-1] else 0.0
 
 
 def table_of_averages(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """For people."""
+    """The table of all traces."""
     shown = [
         [
             row["trace"],

@@ -1,8 +1,8 @@
 """The loads of `bench.plan`, fixed before its first result: four traces, their targets, and their averages.
 
 Targets (5 × the unloaded latency on H100, nine in ten arrivals) and windows are `bench.policy_grid`'s, of each window
-the first half: a plan simulates a load dozens of times. The rate of each is a round one that several GPUs are needed
-for.
+the first half: a plan simulates a load dozens of times. Each trace's rate is a round number for which several GPUs are
+needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ATTAINMENT: Final = 0.9
 RATES: Final[Mapping[str, float]] = MappingProxyType(
     {"Azure code": 40.0, "Azure conversation": 100.0, "Mooncake conversation": 8.0, "ServeGen R1": 30.0}
 )
-"""Requests a second."""
+"""Rate of each trace's load, requests a second."""
 GPUS: Final = (("H100-SXM", 32),)
 EFFORT: Final = planning.EFFORT
 """Requests that a plan may simulate: the user's default. (It was a third of that until plans ran compiled.)"""
@@ -52,7 +52,7 @@ class Averages:
     input_tokens: int
     output_tokens: int
     cached_tokens: int
-    """Of each prompt, found in a cache without end."""
+    """Tokens of each prompt that an unlimited prefix cache would have."""
 
 
 def task_of(trace: Trace, data: Path, window: int = MADE_ON) -> Task:

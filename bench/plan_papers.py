@@ -101,7 +101,7 @@ def _best(task: Task) -> FleetResults | None:
 
 
 def table_of_melange(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """For people."""
+    """The table of the part `melange`."""
     columns = ["TPOT, req/s", *MELANGE_TYPES, "best mix", "$/h", "below the best type", "below the dearest", "theirs"]
     shown = [
         [
@@ -230,7 +230,7 @@ def best_of(task: Task, only: Sequence[Arrangement]) -> FleetResults | None:
 
 
 def table_of_splitwise(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """For people."""
+    """The table of the part `splitwise`."""
     columns = ["claim: cost of one load", "setting", "theirs", "ours", "split", "aggregated"]
     shown = [
         [
@@ -280,7 +280,7 @@ def _drawn(best: FleetResults | None) -> dict[str, Any]:
 
 
 def table_of_power(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """For people."""
+    """The table of the part `power`."""
     columns = ["trace, made small", "plan", "W provisioned", "W on average", "J an output token", "$/h", "attained"]
     shown = []
     for row in rows:

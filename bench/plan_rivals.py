@@ -42,17 +42,17 @@ MODEL: Final = "meta-llama/Meta-Llama-3.1-8B"
 SYSTEM: Final = "h100_sxm"
 GPU: Final = gpu_named("H100-SXM")
 TRIALS: Final = 12
-"""Of AISimulate's search, which begins at random."""
+"""Trials of AISimulate's search, which begins at random."""
 GPUS_MAX: Final = 16
 """Most GPUs that AISimulate may look at: twice as many as any plan here takes, and half of Baton's limit. This is in
 its favour: of 12 fleets of up to 32 GPUs that it tried at first, none had fewer than eight."""
 RUN_S: Final = 10.0
 RUN_ANSWERS: Final = 3
-"""A run of AISimulate's arrivals lasts so long, and so many answers."""
+"""The arrivals of a run of AISimulate's last for at least `RUN_S` seconds, and for this many mean answers."""
 REQUESTS_MIN: Final = 300
 KEPT: Final = rivals.ROOT / ".bench" / "plan-answers"
 LIMIT_S: Final = 3600
-"""Time limit. They end in minutes; on a machine that other programs use, much later."""
+"""Time limit of a rival's planner, seconds. A planner ends in minutes; on a busy machine, much later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """Of all instances."""
+        """GPUs of all instances."""
         return sum(count * kind.gpus for count, kind in zip(self.counts, self.arrangement, strict=True))
 
 

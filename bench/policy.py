@@ -43,7 +43,7 @@ LONGEST: Final = ("ServeGen R1", "Mooncake conversation", "Azure code", "Azure c
 
 
 def digest() -> str:
-    """Of the sources, the figures' own tables apart."""
+    """The digest of the sources, without the modules that make tables and figures."""
     found = hashlib.sha256()
     for name in SOURCES:
         folder = ROOT / name

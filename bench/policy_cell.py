@@ -36,7 +36,7 @@ LIKE_RIVAL: Final = "ours_like_rival"
 """Baton in the arrangement of the best admitted rival: what the policy alone brings."""
 
 HARDER: Final[dict[str, dict[str, Any]]] = {"rough": {"rough": ROUGH}, "three routers": {"routers": 3}}
-"""Less obliging worlds: see docs/simulator.md."""
+"""Worlds that are harder to predict: see docs/simulator.md."""
 
 Say = Callable[[str], None]
 
@@ -260,7 +260,7 @@ def _costs_off(ours: Contender) -> dict[str, float]:
 
 
 def _harder(found: dict[str, Contender], **changes: Any) -> dict[str, float]:
-    """Goodput of both classes with admission in a less obliging world."""
+    """Goodput of both classes with admission in the worlds of `HARDER`."""
     rates: dict[str, float] = {}
     for name in grid.WITH_ADMISSION:
         if name in found and (reached := found[name].goodput(grid.SHARES[0])):

@@ -96,15 +96,15 @@ SENSITIVITY_CELL: Final = (5, "A")
 """Factor and fleet; one cell a trace."""
 
 GOAL_CLOSED: Final = 0.5
-"""Of the gap between the best admitted rival and the bound."""
+"""Share of the gap between the best admitted rival and the bound that Baton is to close."""
 GOAL_SHARE: Final = 0.5
-"""Of the cells."""
+"""Share of the cells in which `GOAL_CLOSED` is to be reached."""
 GATE_RATIO: Final = 0.98
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much of it a run does."""
+    """How much of the grid a run measures."""
 
     name: str
     rivals: tuple[str, ...]
@@ -132,7 +132,7 @@ QUICK: Final = Plan(
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """GPUs, one instance of one GPU each."""
+    """A fleet: its GPUs by type, one instance on each."""
 
     name: str
     gpus: tuple[tuple[str, int], ...]
@@ -140,7 +140,7 @@ class Fleet:
 
     @property
     def count(self) -> int:
-        """Of all types."""
+        """GPUs of all types."""
         return sum(count for _, count in self.gpus)
 
 
@@ -158,16 +158,16 @@ class Trace:
     file: str
     """Path below traces/ of the data folder; for ServeGen's it is a folder."""
     requests: int
-    """Of a window, and of a run, unless `more` says otherwise."""
+    """Requests of a window, and of a run, unless `more` says otherwise."""
     unloaded_ms: tuple[tuple[str, float, float], ...]
-    """(GPU, first token, token after it)."""
+    """(GPU, time to the first token, time per token after it) of one idle instance, milliseconds."""
     prefix_caching: bool = False
     block_tokens: int | None = None
     answer_max: int | None = None
     from_s: float = 0.0
     """ServeGen: when in its clients' day a window begins."""
     more: tuple[tuple[int, int], ...] = ()
-    """(factor, requests) where it takes more for four mean answers."""
+    """(factor, requests of a run) for which a run of four mean answers needs more requests."""
     rows: int = 0
     """Answered requests in the file; 0: as many as wanted."""
 
@@ -228,30 +228,30 @@ class Cell:
 
     @property
     def requests(self) -> int:
-        """Of a run."""
+        """Requests of a run."""
         return dict(self.trace.more).get(self.factor, self.trace.requests)
 
     def windows(self, plan: Plan) -> tuple[int, ...]:
-        """Those that are reported: as many as the trace has."""
+        """The windows that are reported: as many as the trace has."""
         most = self.trace.rows // self.requests - 1 if self.trace.rows else len(WINDOWS)
         return WINDOWS[: min(most, plan.windows_max)]
 
     @property
     def targets(self) -> Targets:
-        """Both have to be met."""
+        """Targets of TTFT and TPOT, milliseconds; a request has to meet both."""
         ttft_ms, tpot_ms = self.trace.unloaded(self.fleet.slower)
         return Targets(round(self.factor * ttft_ms, 1), None, round(self.factor * tpot_ms, 2), None)
 
 
 def differs(policy: str, cell: Cell) -> bool:
-    """Whether this rival is another one than those that run anyway, in this cell."""
+    """Whether this rival differs from the rivals that run anyway, in this cell."""
     if policy in WEIGHTED:
         return len(cell.fleet.gpus) > 1
     return policy != "dynamo_conditional" or cell.trace.prefix_caching
 
 
 def cells() -> Iterator[Cell]:
-    """All of them."""
+    """All cells: each trace, factor and fleet."""
     for trace in TRACES:
         for factor in FACTORS:
             for fleet in FLEETS:

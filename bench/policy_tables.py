@@ -149,7 +149,7 @@ def said(told: dict[str, Any]) -> str:
 
 
 def how(told: dict[str, Any]) -> str:
-    """For the note above the tables."""
+    """Seeds, sizes and sources, for the note above the tables."""
     lives = told["lives_least"]
     return (
         f"{told['plan']}: {told['counted']} cells, tuned on one window of each trace, reported on others; runs last "

@@ -44,7 +44,7 @@ from router.predict.prefix_cache import PrefixCacheIndex
 TRACE = "traces/mooncake/conversation_trace.jsonl"
 BLOCK = mooncake.BLOCK_TOKENS
 BYTES_PER_TOKEN = CHUNK_BYTES / BLOCK
-"""So that a block of the trace is a chunk of the index."""
+"""Chosen so that a block of the trace is a chunk of the index."""
 
 INSTANCES = 8
 PREFILL_TOKENS_S, DECODE_TOKEN_S = 10_000.0, 0.025
@@ -86,9 +86,9 @@ class Case:
     told: float = 1.0
     """Capacity that the index is given, as a share of the real one."""
     reports: bool = True
-    """`cached_tokens` come back."""
+    """Whether engines report `cached_tokens`."""
     every: int = 1
-    """The index sees one of this many requests; another router sends the others, to the least load."""
+    """The index sees one of this many requests; another router sends the others, by least load."""
     forgets: bool = True
     """Whether the index forgets. Without, it keeps everything, as a routing tree without feedback does."""
 
@@ -120,7 +120,7 @@ class Fleet:
         self._order = self._arrived = 0
 
     def run(self, arrivals: list[Arrival]) -> Seen:
-        """All of them, to the last event."""
+        """Play all arrivals, to the last event; the counts."""
         for arrival in arrivals:
             self._until(arrival.at_s)
             self._arrive(arrival)

@@ -53,23 +53,23 @@ from loadgen.report import Targets, met
 FACTORS: Final = (2, 5, 10)
 """Targets over unloaded latency."""
 LATE_PART: Final = 0.05
-"""Of the strictest target of the first token: a sender that was later than this at p99 voids the run."""
+"""Part of the strictest TTFT target: a sender that was later than this at p99 voids the run."""
 WARM: Final = 60
 """Requests to each contestant before those that count: the router uses predicted times after twenty timed prompts."""
 WARM_PART: Final = 0.4
-"""Of the saturated rate."""
+"""The rate of those requests, as a part of the saturated rate."""
 TIMEOUT_S: Final = 120
 """A request that takes longer is given up, and counts as missed."""
 ALONE: Final = 12
-"""Requests of the unloaded latency."""
+"""Requests from which the unloaded latency is measured, one at a time."""
 SATURATES: Final = 200
-"""Requests that come all at once."""
+"""Requests that are sent all at once, for the saturated rate."""
 LETTERS: Final = "97-123"
 """Token ids of prompts: lower-case letters to the model that ships, which reads bytes."""
 PRIORITY: Final = -10
 """The sender's niceness, where the machine permits: the engines have all cores."""
 TRIES: Final = 2
-"""Of a run in which the sender was late."""
+"""Tries of a run in which the sender was late."""
 MODELS: Final = {model.name: model for model in (TINY, FAT)}
 
 
@@ -80,12 +80,12 @@ class Scale:
     contestants: tuple[str, ...]
     repeats: int
     seconds: float
-    """Of sending, in one run."""
+    """Seconds of sending in one run."""
     parts: tuple[float, ...]
     """Rates, as parts of the rate at which the two that serve whole saturate."""
 
     def rates(self, capacity: float) -> list[float]:
-        """Requests a second."""
+        """The rates of the runs, requests a second; `capacity`: the saturated rate."""
         return [round(part * capacity, 3) for part in self.parts]
 
     def requests(self, rates: Sequence[float]) -> int:
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def key(self) -> tuple[int, float, str]:
-        """What tells it from others."""
+        """Identifies the run."""
         return self.repeat, self.rate, self.contestant
 
 

@@ -2,7 +2,7 @@
 
     baton         two of role both, Baton's connector and policy: Baton chooses for each request
     whole-N       two that serve whole requests, N tokens a step (`max_num_batched_tokens`), behind Baton's router with
-                  Baton's admission: the rival with everything of ours that it could have, too
+                  Baton's admission: a rival with every part of Baton that it can use
     plain         two of `vllm serve` as it starts behind vllm-router's round robin, without admission
     apart-vllm    one prefill + one decode, vLLM's connector as Baton's launcher tunes it; every request is handed over
     apart-baton   the same with Baton's connector
@@ -34,20 +34,20 @@ LEASE_S: Final = 30
 SERVED: Final = "bench"
 """The model's name to clients."""
 ADMITTED: Final = 5
-"""Of `FACTORS`: admission keeps requests within so many times the unloaded latency."""
+"""One of `FACTORS`: admission keeps requests within so many times the unloaded latency."""
 CLASS: Final = f"x{ADMITTED}"
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """Two engines."""
+    """One contestant: two engines, their arrangement and settings."""
 
     told: str
     pools: Mapping[Role, int]
-    """Empty: not started from a cluster file."""
+    """Instances of each role; empty: the contestant is not started from a cluster file."""
     connector: str = "nixl"
     budget: int | None = None
-    """Tokens of a step; None: vLLM's default."""
+    """Tokens of a step (`max_num_batched_tokens`); None: vLLM's default."""
     policy: str = "least_load"
 
 
@@ -77,7 +77,7 @@ class Serving:
 
     endpoint: str
     admin: str | None = None
-    """Of Baton's router."""
+    """Address of the admin side of Baton's router; None: another router."""
     slo_class: str | None = None
     """The class that requests ask for."""
 

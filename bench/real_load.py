@@ -33,19 +33,19 @@ CONTEXT: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The load, and what it is like."""
+    """The requests of a load, and its figures."""
 
     arrivals: tuple[Arrival, ...]
     cuts: tuple[bool, ...]
-    """Which of them were longer than the context even so."""
+    """Which requests were longer than the context even after shortening, and were cut."""
 
     @property
     def cut(self) -> int:
-        """How many of them."""
+        """How many requests were cut."""
         return sum(self.cuts)
 
     def part(self, begin: int, count: int) -> Shape:
-        """Only so many of them, from this one on; the first is due at once.
+        """`count` of the requests, from number `begin` on; the first is due at once.
 
         Raises:
             ValueError: there are fewer.
@@ -63,17 +63,17 @@ class Shape:
 
     @property
     def summary(self) -> Summary:
-        """In a few numbers."""
+        """The load in a few numbers."""
         return summary_of(self.arrivals)
 
     @property
     def long_prompt(self) -> int:
-        """The 90th percentile of prompts: the target of the first token is made from it."""
+        """The 90th percentile of prompts, tokens: the TTFT target is made from it."""
         return round(float(np.percentile([each.input_tokens for each in self.arrivals], 90)))
 
     @property
     def answer(self) -> int:
-        """The mean answer."""
+        """The mean answer, tokens."""
         return round(float(np.mean([each.output_tokens for each in self.arrivals])))
 
     def speed(self, rate: float) -> float:

@@ -147,7 +147,7 @@ def _both(cells: Sequence[Cell], what: str, form: str) -> str:
 def targets(figures_of: dict[str, Any]) -> dict[str, Any]:
     """Requests in time of Baton's choice over each other contestant's, within the targets that admission keeps to.
 
-    Handing over is a choice (design 11): Baton's choice is to be no worse than the best that serves whole.
+    Handing over is a choice: Baton's choice is to be no worse than the best contestant that serves whole.
     """
     told: dict[str, Any] = {}
     for model, found in figures_of.items():

@@ -4,13 +4,15 @@
     make bench-router ARGS=--quick     the two cells of the targets and one of latency, about two minutes
 
 CPU time is the router process's own (user and system, all threads), so that figures hold on a noisy machine; the ratio
-to the rival of the same round is what counts. Cells:
+to the rival of the same round is what counts.
 
-Of Baton there are four. Three choose by `--policy least_load`, since rivals hand every request over: with nothing more;
-with its policies on (keys, a class with promises, so that prefixes, lengths and admission work for every request;
+Baton runs in four settings. Three choose by `--policy least_load`, since rivals hand every request over: with nothing
+more; with its policies on (keys, a class with promises, so that prefixes, lengths and admission work for every request;
 traces of one in 100); and with engines that can be told their first token, so that clients have it from P. The fourth
 is Baton as it starts, with its default policy: it hands over where that costs least, which with engines that compute in
 no time is seldom; the table says how often.
+
+Cells:
 
 requests   closed loop, an answer's 16 tokens in one write: CPU per disaggregated request (both legs)
 chunks     64 streams, every token a write of its own: CPU beyond that of the requests, per token

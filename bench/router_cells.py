@@ -66,9 +66,9 @@ class Measured:
     handed_over: int = 0
     """Answers that decode engines gave with blocks of prefill engines; of twins, prompt tokens."""
     grown_mb: float | None = None
-    """By so much its memory was larger at its largest than before; of `streams`, all of which are open at once."""
+    """MB by which the router's memory grew at its peak; only of `streams`, all of which are open at once."""
     ttft_ms: dict[str, float | None] = field(default_factory=dict)
-    """Open loop alone, as what follows."""
+    """Times to the first token by percentile; like the times below, of open loops only."""
     tt2t_ms: float | None = None
     tpot_ms: float | None = None
     late_ms_p99: float | None = None
@@ -76,5 +76,5 @@ class Measured:
 
     @property
     def cpu_us(self) -> float | None:
-        """Per request."""
+        """CPU per request in µs; None: no request was done."""
         return self.cpu_s * 1e6 / self.done if self.done else None

@@ -11,11 +11,11 @@ from bench.published import Table, target
 from bench.router_cells import Cell, Measured
 
 LIMITS = {BATON: 0.7, DEFAULT: 1.0, POLICIES: 1.0}
-"""Of the rival's CPU per request, at most."""
+"""Targets: CPU per request over the rival's, at most."""
 CHUNK = 0.8
-"""The same per chunk, of each."""
+"""Target of every setting: CPU per chunk over the rival's, at most."""
 LATER_MS = 0.5
-"""So much more than the rival may be added to the 99th percentile of first tokens, at `BUSY` requests a second."""
+"""Target, ms: the delay added to p99 of first tokens, less the rival's added delay, at `BUSY` requests a second."""
 BUSY = 1000.0
 
 Results = dict[tuple[Cell, str], list[Measured]]

@@ -42,7 +42,7 @@ OURS: Final = "Baton"
 DYNAMO: Final = "Dynamo"
 SYSTEMS: Final = (OURS, *scaling.RIVALS, DYNAMO)
 SOURCES: Final = ("goodput", "router", "sim", "costs", "engine/twin", "loadgen", "bench/scaling_grid.py")
-"""Sources that results depend on, with three exceptions:"""
+"""Sources that results depend on, but for `CONTROLLER` (Baton's rows alone), `LIVE` (no rows) and `PLANNER`."""
 CONTROLLER: Final = (
     *(
         f"goodput/{name}.py"
@@ -56,7 +56,7 @@ CONTROLLER: Final = (
     "sim/controlled.py",
     "sim/experiments/scaling_ours.py",
 )  # fmt: skip
-"""Rivals import none of these (`tests/unit/test_bench_scaling.py`): their rows outlive a change of the controller …"""
+"""Rivals import none of these (`tests/unit/test_bench_scaling.py`): their rows outlive a change of the controller."""
 LIVE: Final = (
     "goodput/actuate/", "router/admin/", "router/api/", "router/fleet/discovery.py", "router/fleet/pair_proofs.py",
     "router/fleet/probes.py", "router/fleet/prover.py", "router/http/", "router/request/", "router/telemetry/",
@@ -64,15 +64,15 @@ LIVE: Final = (
 )  # fmt: skip
 """No simulation imports these."""
 PLANNER: Final = ("sim/baselines/scaling/dynamo.py", "bench/dynamo_planner.py", "requirements/bench-scaling.txt")
-"""… and on these Dynamo's rows alone depend."""
+"""Only Dynamo's rows depend on these."""
 COST: Final = 1.15
-"""GPU-hours over the clairvoyant's, at most."""
+"""Target: GPU-hours over the clairvoyant's, at most."""
 RIVAL: Final = 0.9
-"""GPU-hours over those of the best rival that attains, at most."""
+"""Target: GPU-hours over those of the best rival that attains, at most."""
 
 
 def digest(system: str) -> str:
-    """Of the sources that a system's results depend on."""
+    """The digest of the sources that a system's results depend on."""
     found = hashlib.sha256()
     own = {OURS: CONTROLLER, DYNAMO: PLANNER}
     left = {name for other, names in own.items() if other != system for name in names}
@@ -89,13 +89,13 @@ def digest(system: str) -> str:
 
 @cache
 def _text(path: Path) -> str:
-    """Read once: a process that runs for long runs what it has read at first."""
+    """The text that counts for the digest, read once: a long run executes the code that it has read at first."""
     text = path.read_text()
     return code(text) if path.suffix == ".py" else text
 
 
 def code(source: str) -> str:
-    """What a module does: its text without comments, layout and docstrings, so that rows outlive a mended sentence."""
+    """A module's code without comments, layout and docstrings, so that rows outlive a mended sentence."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -162,7 +162,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Of its row."""
+        """The key of its row."""
         return f"{self.cell} | {self.system}"
 
 

@@ -61,7 +61,7 @@ def _made(name: str, rate: loads.Rate, most: float, span_s: float) -> Scenario:
 
 
 def made_up(hours: float) -> list[Scenario]:
-    """Those that need no trace."""
+    """The scenarios that need no trace."""
     span_s = hours * HOUR
     drift = lambda _, seed: loads.poisson(  # noqa: E731 - one line of a table
         loads.steady(1.5), 1.5, span_s, seed, loads.Drift((12_000, 300), (2500, 1800), span_s, seed).sizes()
@@ -76,7 +76,7 @@ def made_up(hours: float) -> list[Scenario]:
 
 
 def traced(day_s: float) -> list[Scenario]:
-    """Those that are made from traces."""
+    """The scenarios that are made from traces."""
     return [
         Scenario(name="Azure's curve", make=lambda data, seed: _azure(data, seed, day_s), needs_data=True),
         Scenario(name="ServeGen's day", make=lambda data, seed: _servegen(data, seed, day_s), needs_data=True),

@@ -32,7 +32,7 @@ class Sent:
 
     done: int = 0
     rewritten: int = 0
-    """Right in tokens, not in bytes."""
+    """Answers whose tokens are right but whose bytes differ."""
     failed: int = 0
     examples: list[str] = field(default_factory=list)
     elapsed_s: float = 0.0

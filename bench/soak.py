@@ -46,13 +46,13 @@ PREFILLS, DECODES, ROUTERS = 2, 4, 2
 STEP_MS, SEATS, OUTPUT_TOKENS, INPUT_TOKENS = 12.0, 6, 40, 200
 SHARE = 0.7
 CAPACITY = DECODES * SEATS / (OUTPUT_TOKENS * STEP_MS / 1000)
-"""Requests a second that decode can serve with all instances. With one of four away, 70 % of it are 93 %."""
+"""Requests a second that decode can serve with all instances. 70 % of this is 93 % of what three of the four serve."""
 
 TURN_S = 20.0
 READ_S = 5.0
 BLOCK_S = 30.0
 WARM_UP_S = 330.0
-"""Until `/ui` has its five minutes and, at this load, `/explain` its thousand requests; half of the run at most."""
+"""Seconds until `/ui` has five minutes and, at this load, `/explain` a thousand requests; half of the run at most."""
 
 JUDGED_MIN = 2 * WARM_UP_S / 60
 """Minutes of a run whose memory is judged."""

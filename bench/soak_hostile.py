@@ -6,7 +6,7 @@ They come in phases of `PHASE_S`, with and without them in turns, the first with
 - uploads of which a part comes, and then nothing or the connection's end;
 - bodies and heads that are no HTTP, or too much of it: trailers, crumbs, extensions, headers, other framings;
 - streams that are read a few bytes at a time, and left;
-- connections that say nothing, or half of a head;
+- connections that send nothing, or half of a head;
 - pipelines of requests whose answers are never read.
 
 Streams ask for chat completions: honest clients ask for completions, so that the routers' counters tell them apart.

@@ -102,7 +102,7 @@ class Driver:
         self._count = self._left = len(self._queue)
 
     def play(self) -> None:
-        """Until every request is over; holds may be left."""
+        """Run until every request is over; holds may be left."""
         twin, queue, tick = self.twin, self._queue, ev.Tick()
         self._take(twin.handle(ev.StartEngine(1), 0), 0)
         while self._left:
@@ -161,7 +161,7 @@ def prefill(base: TwinConfig, legs: int, chance: random.Random) -> Load:
 
 
 def decode(base: TwinConfig, legs: int, chance: random.Random) -> Load:
-    """As many a second as make about 40 run at once."""
+    """Decode legs at a rate at which about 40 run at once."""
     requests = []
     for number in range(legs):
         tokens = PROMPTS.draw(chance)

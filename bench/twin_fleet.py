@@ -2,11 +2,11 @@
 
     python -m bench.twin_fleet [--instances 1000] [--requests 60000] [--seed 1] [--json]
 
-Half of the instances prefill, the others decode; each request goes to the next of either, its blocks arrive 5 ms after
-they were ordered, and the hold is given back then. 12 requests a second for each prefill instance, as in `bench.twin`,
-which also has the lengths and the settings. The kernel is one heap of times, so that the figure is about what a
-simulator cannot go below: its router and its statistics come on top. Requests are made as they come; exit code 1 when a
-target is missed.
+Half of the instances prefill, the others decode. Each request goes to the next instance of each half in turn, its
+blocks arrive 5 ms after they were ordered, and then the hold is given back. Each prefill instance gets 12 requests a
+second, as in `bench.twin`, which also has the lengths and the settings. The kernel is one heap of times, so the figure
+is about the least that a simulator can take: its router and its statistics come on top. Requests are made as they come;
+exit code 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Fleet:
         self._order = 0
 
     def play(self) -> None:
-        """Until every request is over."""
+        """Run until every request is over."""
         for instance in range(len(self.twins)):
             self._tell(instance, ev.StartEngine(1), 0)
         self._arrive(0)

@@ -10,8 +10,9 @@ Vidur calls Sarathi. Vidur's operator tables are made from our cost model (bench
 and the means beside each other show no more than that both did the same work.
 
 Measured is the CPU time of the simulation alone, without imports, tables and reading the trace, per request; each run
-is a process of its own. Target: Vidur takes at least 10 times ours. *Vidur* is as fast as it gets: its predictor in
-C++, nothing kept. *Vidur as it comes* has its Python predictor, its metrics and Chrome trace, but draws no plots.
+is a process of its own. Target: Vidur takes at least 10 times the CPU time of Baton's simulator. *Vidur* is its fastest
+setting: the predictor in C++, no metrics kept. *Vidur as it comes* has its Python predictor, its metrics and Chrome
+trace, but draws no plots.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ class Cell:
 
     replicas: int
     rate: float
-    """Requests a second and replica. 8, as in bench/sim.py; these lengths overload a replica at 20."""
+    """Requests a second and replica: 8, as in bench/sim.py; these lengths overload a replica at 20."""
     requests: int
     longer: int = 1
-    """Answers are so many times as long as Azure's."""
+    """Factor on the lengths of Azure's answers."""
 
     def __str__(self) -> str:
         more = f", answers × {self.longer}" if self.longer > 1 else ""

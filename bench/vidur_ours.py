@@ -1,9 +1,9 @@
 """One run of our simulator on the job that Vidur gets: `python -m bench.vidur_ours JOB.json FOUND.json`.
 
-A fleet of instances that do both phases, each with the settings of Vidur's replicas. What Vidur has no word for takes
-no time here: HTTP, the router, the engine's front end, asynchronous scheduling. Everything else is as always: journeys,
-credits, heartbeats, the router's view, a row for every request. Contents, checks and prefix caches are off, as in
-bench/sim.py.
+A fleet of instances that do both phases, each with the settings of Vidur's replicas. What Vidur does not model takes no
+time here: HTTP, the router, the engine's front end, asynchronous scheduling. Everything else is simulated as always:
+journeys, credits, heartbeats, the router's view, a row for every request. Contents, checks and prefix caches are off,
+as in bench/sim.py.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ c; a prompt's chunk of n tokens (up to a multiple of 32) ends at k tokens. c and
     attn_prefill(k, n) = area (k² - (k - n)²)
     attn_decode(b, c) = context b c + D(b) - G(b): a step that only decodes costs D, not G
 
-Steps that only decode come out as ours but for the rounding. A mixed step lacks G(b) + request b - D(b), 3 % of one
-with a prompt of 1,000 tokens and 32 requests (Llama-3.1-8B on H100); one that decodes nothing is as dear as one that
-does, 7 %.
+Steps that only decode come out as ours but for the rounding. A mixed step lacks G(b) + request b - D(b): 3 % of a step
+with a prompt of 1,000 tokens and 32 requests (Llama-3.1-8B on H100). A step that decodes nothing costs as much as one
+that does: 7 % too much.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _decode(costs: Costs, bounds: Bounds) -> Iterator[Row]:
 
 
 def up(number: int, step: int) -> int:
-    """Rounded up to a multiple."""
+    """`number` rounded up to a multiple of `step`."""
     return -(-number // step) * step
 
 

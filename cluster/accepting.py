@@ -11,9 +11,9 @@ _TURNS = 2
 def close_server(server: asyncio.Server) -> None:
     """Stop accepting connections, and close the port one turn of the loop later.
 
-    `Server.close` alone forgets the connections that it accepted in the turn before: they are neither served nor
-    closed, and their clients wait until the garbage collector finds the sockets (CPython 3.11: `Server._attach` asserts
-    that the server is open, and `_accept_connection2` then drops the transport).
+    `Server.close` alone forgets the connections that it accepted in the turn before. They are neither served nor
+    closed, and their clients wait until the garbage collector finds the sockets. In CPython 3.11, `Server._attach`
+    asserts that the server is open, and `_accept_connection2` then drops the transport.
     """
     loop = asyncio.get_running_loop()
     for listening in server.sockets:
@@ -22,7 +22,7 @@ def close_server(server: asyncio.Server) -> None:
 
 
 async def closed_server(server: asyncio.Server) -> None:
-    """Do the same, and return when each accepted connection has reached its protocol."""
+    """Close as `close_server` does, and return when each accepted connection has reached its protocol."""
     close_server(server)
     for _ in range(_TURNS):
         await asyncio.sleep(0)

@@ -17,7 +17,7 @@ PLAIN: Final[Mapping[str, str]] = {"Accept-Encoding": "identity"}
 """Request header that asks for an answer without compression."""
 
 WORD_BYTES_MAX: Final = 8 << 20
-"""Limit for a peer's answer about itself (models, metrics, state). vLLM's largest, ``/metrics``, has some 300 KB."""
+"""Limit for a peer's answer about itself (models, metrics, state): 8 MiB. vLLM's largest, ``/metrics``, has 300 KB."""
 
 
 class Unfit(Exception):

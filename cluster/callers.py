@@ -47,10 +47,14 @@ def names_this_machine(host: str, bound: str = "") -> bool:
 
 
 def from_another_site(headers: Mapping[str, str], host: str, *, changes: bool) -> bool:
-    """Whether the browser's headers say that another site's page sent this request. `host`: the request's `Host`.
+    """Whether the browser's headers say that another site's page sent this request.
 
-    A user who follows a link on another site to look at a page sends no such request. `changes`: whether the request is
-    to change something; a link never does.
+    False for a link on another site that the user follows: it only shows a page.
+
+    Args:
+        headers: the request's.
+        host: the request's `Host`.
+        changes: whether the request is to change something, which a link never does.
     """
     origin = headers.get("Origin")
     if origin is not None and _netloc(origin) != host:

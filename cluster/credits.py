@@ -6,9 +6,9 @@ leaves goes to the others. Each tenant's part then goes to the routers where its
 are divided equally, so that a burst finds room at any router. Every router keeps a small part, so that its first
 request needs no round trip.
 
-`engine.agent.grants` applies this rule instance by instance. An instance sees the whole pool's demand. It scales that
-demand by its own part of the pool's credits, so the grants of all instances add up to the pool's fair division although
-the instances do not know of each other.
+`engine.agent.grants` applies this rule instance by instance. An instance sees the whole pool's demand, and scales
+that demand by its own part of the pool's credits. So the grants of all instances add up to the pool's fair division,
+although the instances do not know of each other.
 
 A router divides its grants among its tenants by `local_shares`. With the tenants' plain weights, a tenant that comes in
 through two routers would be served twice.
@@ -34,7 +34,7 @@ TENANTS_MAX: Final = 32
 """A router announces this many tenants of a pool by name, those with most demand; it sums the others up."""
 
 POOLS_MAX: Final = 8
-"""A router announces the demand of this many pools, those with most."""
+"""A router announces the demand of this many pools, those with most demand."""
 
 NAME_BYTES_MAX: Final = 64
 """Longest tenant name in an announcement. A tenant with a longer name counts among the others."""
@@ -85,7 +85,7 @@ def fair(total: float, wants: Amounts, weights: Amounts) -> dict[str, float]:
 def whole(total: int, parts: Amounts, order: Iterable[str]) -> dict[str, int]:
     """Round `parts` to whole numbers that add up to `total`: round down, then give the rest by the largest remainder.
 
-    `parts` must add up to `total`, or to less than one below it for each part. `order` breaks ties.
+    `parts` must add up to `total`, or to less: below `total` by less than the number of parts. `order` breaks ties.
     """
     given = {name: int(part + _ROUND) for name, part in parts.items()}
     rank = {name: at for at, name in enumerate(order)}
@@ -103,9 +103,9 @@ def share_out(
 ) -> dict[str, int]:
     """An instance's credits by router. `wants` is by router and tenant, in legs; `shares` are the tenants' weights.
 
-    The sum is always `total` if there is a router. With fewer credits than routers, the routers that want credits have
-    them. With fewer credits than those, the routers take turns: `turn` counts on, and `salt` (the instance's name)
-    makes instances begin with different routers.
+    The sum is always `total` if there is a router. With fewer credits than routers, only routers with demand get
+    credits. With fewer credits than those, the routers take turns: the caller counts `turn` up, and `salt` (the
+    instance's name) makes instances begin with different routers.
     """
     total = max(0, total)
     order = _ring(wants, turn, salt)
@@ -120,13 +120,13 @@ def share_out(
     return dict.fromkeys(wants, 0) | whole(total, _lifted(parts, small), order)
 
 
-def local_shares(mine: Amounts, everybody: Iterable[Amounts], shares: Amounts) -> dict[str, float]:
+def local_shares(mine: Amounts, all_routers: Iterable[Amounts], shares: Amounts) -> dict[str, float]:
     """A router's weights for its own tenants: each tenant's weight times this router's part of the tenant's demand.
 
-    `mine` is the router's demand by tenant; `everybody` has the demand of all routers, this one included.
+    `mine` is the router's demand by tenant, in legs; `all_routers` has the demand of each router, this one included.
     """
     total: dict[str, float] = {}
-    for wants in everybody:
+    for wants in all_routers:
         for tenant, legs in wants.items():
             total[tenant] = total.get(tenant, 0.0) + legs
     return {
@@ -136,8 +136,9 @@ def local_shares(mine: Amounts, everybody: Iterable[Amounts], shares: Amounts) -
 
 
 def largest(tenants: Mapping[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:
-    """The demand of a pool as announced: the largest tenants by name, the rest as one tenant with the sum of the
-    weights.
+    """The demand of a pool as announced: the largest tenants by name, the rest as one tenant.
+
+    Values are legs and weight; the rest has the sums of both.
     """
     ranked = sorted(
         (name for name, (legs, _) in tenants.items() if legs > 0), key=lambda name: (-tenants[name][0], name)
@@ -162,7 +163,7 @@ def _by_demand(total: int, wants: Mapping[str, Amounts], shares: Amounts) -> dic
 
 
 def _lifted(parts: Amounts, least: int) -> dict[str, float]:
-    """Raise every part to `least`, at the cost of the parts above it. The sum stays, and must suffice."""
+    """Raise every part to `least`, at the cost of the parts above it. The sum stays; it must allow `least` for each."""
     missing = sum(max(0.0, least - part) for part in parts.values())
     above = sum(max(0.0, part - least) for part in parts.values())
     kept = max(0.0, 1.0 - missing / above) if above > 0 else 0.0

@@ -20,12 +20,13 @@ class BatonError(Exception):
 
 
 class UsageError(BatonError):
-    """The user gave something we cannot use. The message names the field, the value and the fix."""
+    """The user gave something that Baton cannot use. The message names the field, the value and the fix."""
 
 
 def cannot_listen(host: str, port: int, error: OSError, flag: str) -> UsageError:
-    """A server cannot listen on this address. `flag` names the port (`--admin-port`); the host's flag is named
-    alike.
+    """A server cannot listen on this address.
+
+    `flag` is the port's flag, such as ``--admin-port``; the host's flag has `host` in its place.
     """
     because = (error.strerror or str(error)).rpartition("): ")[2]  # asyncio's message begins with the address
     at_port = error.errno in {errno.EADDRINUSE, errno.EACCES}

@@ -2,7 +2,7 @@
 
 Counters only grow, so that a reader may miss any number of announcements: the reader takes the difference of two that
 it has read. A router that starts anew announces itself under another agent's id, and its counters begin at 0
-(`goodput.routers`).
+(`goodput.counters`).
 
 Lengths are counted in the buckets of `goodput.sketch`; the sums beside them are exact.
 """
@@ -19,6 +19,7 @@ SERIES_MAX: Final = 12
 stay, so that no counter ever shrinks."""
 
 OTHERS: Final = "*"
+"""The model of the pairs that are counted together."""
 
 NAME_CHARS_MAX: Final = 128
 """Longest announced name of a model or class; requests with a longer one count among the others."""
@@ -34,7 +35,10 @@ Buckets = Annotated[dict[_Bucket, Total], msgspec.Meta(max_length=BUCKETS_MAX)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowCounts:
-    """Counters of one model's requests of one class, since the router started."""
+    """Counters of one model's requests of one class, since the router started.
+
+    It has many fields because it is one JSON object of a heartbeat.
+    """
 
     model: Name
     slo_class: Name = ""
@@ -46,15 +50,19 @@ class FlowCounts:
     prompts: Buckets = field(default_factory=dict)
     """Arrivals by length of the prompt."""
     cached_tokens: Total = 0
-    """Prompt tokens that came out of an engine's prefix cache, of prompts whose engine reports it, and..."""
+    """Prompt tokens that engines found in their prefix caches. Only prompts whose engine reports it count, here and in
+    `computed_tokens`."""
     computed_tokens: Total = 0
-    """... those that the engine computed."""
+    """Prompt tokens that engines computed."""
     ended: Total = 0
     """Arrivals that have ended, in whatever way; the others wait or are being answered."""
     answer_tokens: Total = 0
+    """Tokens of all answers whose engine counted them."""
     answers: Buckets = field(default_factory=dict)
     """Answered requests, by tokens of the answer."""
     met: Total = 0
+    """Ended requests that met every target of their class. `missed` and `shed` count the others; best effort counts in
+    none of the three."""
     missed: Total = 0
     shed: Total = 0
     late_first: Total = 0

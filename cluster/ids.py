@@ -40,7 +40,7 @@ def engine_of(instance: InstanceId) -> InstanceId:
 
 
 def rank_of(instance: InstanceId) -> int | None:
-    """The number of the data parallel rank that an instance is; None: it is a whole engine."""
+    """The number of the data parallel rank that an instance is; None: a whole engine, or a malformed name."""
     if RANK_MARK not in instance:
         return None
     match = _RANKED.fullmatch(instance)
@@ -62,7 +62,9 @@ class TransferId(NamedTuple):
 
 
 def client_id_in(header: str | None) -> str:
-    """The client's own name for its request if it is a fit one (1 to 128 of ``A-Za-z0-9_.:-``), else empty.
+    """The client's own name for its request if it has a valid form, else empty.
+
+    Valid are 1 to 128 of ``A-Za-z0-9_.:-``, the first a letter or digit.
 
     vLLM makes this name the request's id. Baton repeats it in the answer, logs it, and finds it in ``/explain`` for the
     client's tenant. It is no `RequestId`: two clients may choose the same name, or a name that they have seen

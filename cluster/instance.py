@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from cluster.ids import InstanceId, rank_of
 
 Tier = Literal["host", "disk"]
-"""What is below an engine's KV cache: host memory, and files."""
+"""The tiers below an engine's KV cache: host memory, and files."""
 
 TENANTS_MAX: Final = 64
 """Most tenants that one instance may be reserved for."""
@@ -81,7 +81,7 @@ class Load:
 
 
 def total_load(loads: Sequence[Load]) -> Load:
-    """The load of an engine, from those of its data parallel ranks, at least one: sums; of `kv_usage` the mean."""
+    """The load of an engine: the sums over its data parallel ranks, and the mean `kv_usage`. `loads` is not empty."""
     return Load(
         running=sum(load.running for load in loads),
         waiting=sum(load.waiting for load in loads),
@@ -104,7 +104,7 @@ class Instance:
     url: str
     """Base URL of the engine's HTTP server, no trailing slash."""
     epoch: int = 0
-    """How often this instance's engine has been started; 0 when unknown (an engine we did not start)."""
+    """Which start of this instance's engine this is; 0: unknown, because another program started the engine."""
     pins: bool = False
     """Whether the engine can be told its answer's first token (`engine.vllm.pin`)."""
     early: bool = False

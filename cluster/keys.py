@@ -1,7 +1,7 @@
 """Makes clients' keys, writes them down as SHA-256, recognises them. Pure: random bytes and files' text are arguments.
 
 A key is 256 random bits, so one round of SHA-256 protects it: unlike passwords, keys are too many to try. A comparison
-must not leak which digest a guess came near to, hence every line is compared, each in constant time.
+must not leak which digest a guess came near to. So a key is compared with every line, each time in constant time.
 
 A key file holds one digest a line, as ``sha256sum`` would write it; text after ``#`` is a remark. Several lines are
 several keys of one tenant, so a key can be replaced while the old one still works.

@@ -1,5 +1,4 @@
-"""Reads JSON from others with one kind of failure, vLLM's flags, and the small JSON objects that HTTP endpoints take.
-Pure.
+"""Reads foreign JSON with one kind of error, flags as vLLM reads them, and small JSON objects in HTTP bodies. Pure.
 
 A parser gives up on deep nesting with RecursionError, and on bytes that are no UTF-8 with UnicodeDecodeError. A caller
 that catches only the parser's own error lets the others through; `json_in` turns all of them into one.
@@ -15,14 +14,15 @@ import msgspec
 from cluster.errors import ApiError, bad_request
 
 SMALL_BYTES_MAX = 64 << 10
-"""Largest body that an operator or a router peer sends; the largest real one, a quarantine's word, is below 10 KB."""
+"""Largest body that an operator or a router peer may send. The largest real one, a router's list of quarantined
+instances for its peers, is below 10 KB."""
 
 
 def json_in(raw: bytes) -> Any:
     """The value of these bytes.
 
     Raises:
-        msgspec.DecodeError: the bytes are no JSON, or nest too deep to be read.
+        msgspec.DecodeError: the bytes are no JSON, are no UTF-8, or nest too deep to be read.
     """
     try:
         return msgspec.json.decode(raw)
@@ -80,7 +80,7 @@ def too_large_here(bytes_max: int) -> ApiError:
 
 
 DEADLINE_S_MAX = 86_400.0
-"""Longest deadline of a drain: a longer drain than a day needs no deadline, and can be resumed."""
+"""Longest deadline of a drain, one day: a drain that may take longer needs no deadline, and can be resumed."""
 
 
 def deadline_in(said: dict[str, Any], usual_s: float) -> float:

@@ -27,7 +27,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     raw: bytes = b""
     """The body as sent on: the client's own bytes, if nothing had to be removed from them."""
     arrived: float
-    """Monotonic seconds."""
+    """When the request arrived, on the monotonic clock, seconds."""
 
     @property
     def told_id(self) -> str:

@@ -1,8 +1,8 @@
 """Surveys a JSON text without building it: how deep it nests, how many values it has, which keys it names.
 
 A parser makes objects of a text, and a small text can make many: one megabyte of `[{"a":[]},…]` takes 300 ms and 30 MB.
-This module reads a text of any size slice by slice with the interpreter's own byte searches, keeps nothing of it, and
-stops at the first limit that the text breaks. Callers let other tasks run between two slices.
+This module reads a text of any size slice by slice with the interpreter's own byte searches, and keeps nothing of it.
+It stops at the first limit that the text breaks. Callers let other tasks run between two slices.
 
 The text is taken to be JSON. For a text that is not, the results hold up to its first mistake, which the caller's
 parser finds. Standard library only: the guard runs this module inside vLLM's own process.
@@ -38,7 +38,9 @@ _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = tuple((byte == ord("[")) - (byte == ord("]")) for byte in range(256))
 _SPACES: Final = re.compile(rb"[ \t\r\n]*")
 _RUN_BYTES: Final = 64
+"""Bytes that are searched first for a run of backslashes: real runs are short."""
 _QUOTES_FEW: Final = 256
+"""With fewer quotes than this in a slice, the search for keys tries each quote."""
 
 Found = TypeVar("Found")
 Steps = Generator[None, None, Found]
@@ -118,7 +120,7 @@ class Survey:
     values: int
     """Objects, arrays and texts, counted together."""
     commas: int
-    """Commas outside of texts: a bound of the numbers, but for one number in each array and object."""
+    """Commas outside of texts. The text holds at most as many numbers as it has commas, objects and arrays together."""
     keys: tuple[FoundKey, ...]
     """The first `KEYS_MAX` of the keys that were looked for."""
     plain: tuple[Plain, ...]

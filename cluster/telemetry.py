@@ -112,8 +112,7 @@ class Tracing:
         self._bound: Final = _bound_of(provider)
 
     def dropped(self, headers: Mapping[str, str]) -> bytes:
-        """The header line that tells engines of a trace that begins here and is not sampled; empty: call `request`
-        instead.
+        """The ``traceparent`` line for engines of a trace that begins here and is not sampled; empty: call `request`.
 
         It covers requests that are in no trace yet, and samplers that decide by the trace's id alone. The library makes
         some thirty calls to come to the same decision, which most requests of a busy router need not pay.
@@ -127,7 +126,9 @@ class Tracing:
         return b"traceparent: 00-%032x-%016x-02\r\n" % (trace, self._ids.generate_span_id())
 
     def request(self, name: str, headers: Mapping[str, str]) -> RequestSpan:
-        """The span of a request, as part of its client's trace. `headers` find their values by any case."""
+        """The span of a request, as part of its client's trace. `headers`: a mapping that ignores upper and lower
+        case.
+        """
         given = {key: headers[key] for key in _TRACE_HEADERS if key in headers}
         context = self._propagator.extract(given)
         return RequestSpan(self, self._tracer.start_span(name, context=context, kind=self._kinds.SERVER))
@@ -138,7 +139,7 @@ class Tracing:
 
     @contextmanager
     def asking(self, name: str, attributes: Mapping[str, Any]) -> Iterator[RequestSpan]:
-        """Open such a span for a block: `trace_headers` names it there. End it inside the block."""
+        """Open a span as `asked` does, for a `with` block: `trace_headers` names it there. End it inside the block."""
         span = self.asked(name, attributes)
         token = _PASSED_ON.set(span.passed_on({}))
         try:
@@ -152,7 +153,7 @@ class Tracing:
         return self._tracer.start_span(name, context=context, kind=self._kinds.CLIENT, attributes=dict(attributes))
 
     def injected(self, within: Span, headers: Mapping[str, str]) -> dict[str, str]:
-        """These headers, with this trace in place of the client's."""
+        """These headers, with the trace of `within` in place of the client's."""
         kept = {name: value for name, value in headers.items() if name.lower() not in _TRACE_HEADERS}
         self._propagator.inject(kept, context=self._within(within))
         return kept
@@ -200,7 +201,7 @@ class RequestSpan:
         self._span.set_attributes(attributes)
 
     def leg(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> dict[str, str]:
-        """Begin a leg's span; the headers to send the leg with, so that the engine's own spans become its children."""
+        """Begin a leg's span. Returns the headers to send the leg with: the engine's own spans become its children."""
         self.leg_over(name)
         leg = self._legs[name] = self._tracing.child(self._span, name, attributes)
         return self._tracing.injected(leg, headers)

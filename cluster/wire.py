@@ -6,8 +6,8 @@ engine:
 1. *prefill leg*: the client's body with ``max_tokens=1``, not streamed, which asks P to keep the prompt's blocks;
 2. *decode leg*: the client's body unchanged, plus the fields that P answered with, so that D pulls the blocks.
 
-These fields in a client's own body never reach an engine: ``remote_host`` there is a request forgery (vLLM issue
-47843), and a stale block id reads another prompt's answer (vLLM issue 52234).
+These fields in a client's own body never reach an engine. With a ``remote_host`` a client could make the engine connect
+to any machine (vLLM issue 47843); a stale block id reads another prompt's answer (vLLM issue 52234).
 
 This module runs inside the router and, with the guard, inside vLLM's own process: standard library only.
 """
@@ -39,12 +39,13 @@ FREE_FORM_KEYS: frozenset[str] = frozenset({"vllm_xargs", "extra_args"})
 """Objects that vLLM also accepts as JSON text in a form; a text in these fields is searched, too."""
 
 MEDIA_NAME = "uuid"
-"""Key of a part of a message's content. vLLM keeps its processed image, sound or film under this name, which the client
-chooses, and gives it to any request that has the name without the image. So names of two tenants are kept apart."""
+"""Key of a part of a message's content. Its value is a name that the client chooses. vLLM keeps the processed image,
+sound or film under this name, and gives it to any request with the name alone. So names of two tenants must differ."""
 FREE_TEXT_BYTES_MAX = 1 << 16
 """Characters of JSON as text in free-form fields that are searched; a body with more is refused."""
 
 _SPACES_MAX = 1 << 10
+"""Spaces that a free-form text may begin with and still be told from JSON by its first character."""
 
 DEPTH_MAX = 64
 """Deepest nesting of a body that is searched. Real bodies stay under 20; deeper ones are refused, not passed unread."""
@@ -67,19 +68,19 @@ in P."""
 
 EARLY = "baton_early"
 """Baton's own key among the transfer fields of a decode leg that is sent before P has answered: the instance that
-computes the prompt. P's connector tells D's when the hold of the leg's name (`TRANSFER`) is there, and which token P
-has chosen; the leg waits for that without any blocks."""
+computes the prompt. The leg names the hold-to-be (`TRANSFER`). P's connector tells D's connector when that hold is
+there, and which token P has chosen; until then the leg has no blocks."""
 
 PINS = "baton_pins"
 """Beside `EARLY`, true: D's answer begins with P's token, if that is the answer's first (as with `FIRST_TOKEN`)."""
 
 CACHED_ONLY = "baton_cached_only"
-"""Baton's own key among the transfer fields, true on a *source leg*: the engine holds as much of the prompt as its KV
-cache has, and computes none of the rest."""
+"""Baton's own key among the transfer fields, true on a *source leg*. The engine then holds as much of the prompt as its
+KV cache has, and computes none of the rest."""
 
 FROM_CACHE = "baton_from_cache"
-"""Baton's own key among the transfer fields, true in a source leg's hold: it is a prompt's beginning that was cached,
-and not computed for the request that pulls it."""
+"""Baton's own key among the transfer fields, true in a source leg's hold. Such a hold is a prompt's beginning that was
+cached, not computed for the request that pulls it."""
 
 REASON_CHARS_MAX = 40
 """Longest ``finish_reason``: logs and errors repeat it."""
@@ -159,7 +160,7 @@ class TransferFields:
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens whose KV is held."""
+        """Prompt tokens whose KV is held; 0: P does not say."""
         count = self.fields.get("remote_num_tokens")
         return count if type(count) is int and 0 <= count < COUNT_MAX else 0
 
@@ -194,7 +195,7 @@ class TransferFields:
 
     @property
     def is_from_cache(self) -> bool:
-        """Whether it is a source leg's hold (`FROM_CACHE`)."""
+        """Whether this is a source leg's hold (`FROM_CACHE`)."""
         return self.fields.get(FROM_CACHE) is True
 
     @property
@@ -259,7 +260,7 @@ def prefill_fields(
     transfer: TransferId | None = None,
     source: TransferFields | None = None,
 ) -> dict[str, Any]:
-    """The fields of a prefill leg that differ from the client's body; a field of value None is emptied.
+    """The fields of a prefill leg that differ from the client's body. A value None: left out, or sent as null.
 
     The leg asks for one token, not streamed. ``min_tokens`` above 1 would be a 400 there. A request with ``min_tokens``
     may not end at its first token, so 1 is kept to make P forbid EOS just as D will.
@@ -428,9 +429,10 @@ def _strip_value(key: str, value: Any, depth: int, namespace: str, left: list[in
 
 
 def _strip_text(key: str, text: str, depth: int, namespace: str, left: list[int]) -> Any:
-    """Strip JSON inside a text of a free-form field if it is an object; leave any other text alone.
+    """Strip JSON inside a text of a free-form field if it is an object or a list; leave any other text alone.
 
-    `left`: how many characters of the body may still be searched. To build them takes 500 times their reading.
+    `left`: one number, how many characters of the body may still be searched. To build a text's values takes 500 times
+    as long as to read its bytes.
     """
     start = text[:_SPACES_MAX].lstrip()
     if not start.startswith(("{", "[")) and (start or len(text) <= _SPACES_MAX):
@@ -498,9 +500,7 @@ def _only(said: bytes, raw: bytes, begin: int, end: int) -> bool:
 
 
 def _edges(raw: bytes, edge: bytes) -> Steps[list[int]]:
-    """Where a form's boundaries stand, each with the line end before it; the first one may lack it (it is at -2
-    then).
-    """
+    """The positions of a form's boundaries, each from the line end before it. A first boundary without one is at -2."""
     found = [-2] if raw.startswith(edge[2:]) else []
     at = len(edge) - 2 if found else 0
     since = at

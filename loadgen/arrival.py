@@ -13,7 +13,7 @@ class Arrival(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     input_tokens: int
     """Prompt length in tokens, 0 or more (a sender sends at least one)."""
     output_tokens: int
-    """Tokens that were, or are to be, generated; 0 if the original request failed."""
+    """Tokens to generate, as the original request did; 0 if the original request failed."""
     prefix: tuple[int, ...] = ()
     """Ids of the prompt's blocks from its beginning; two prompts share text as long as their ids agree."""
     block_tokens: int = 0

@@ -1,8 +1,9 @@
 """Arrival times: renewal processes, which are streams of independent gaps. Pure: the caller gives the generator.
 
 Every process is endless and gives the times of arrivals in seconds, ascending; the first one comes after one gap. With
-mean rate r (requests per second) the mean gap is 1/r and the expected number in t seconds is r·t, for processes
-burstier than Poisson plus about (CV² − 1)/2 because the start counts as an arrival.
+mean rate r (requests per second) the mean gap is 1/r, and r·t arrivals are expected in t seconds. Processes burstier
+than Poisson give about (CV² − 1)/2 more, because the start counts as an arrival. CV is a gap's standard deviation over
+its mean.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ BATCH = 256
 
 CV_MIN = 1e-3
 CV_MAX: Mapping[str, float] = MappingProxyType({"gamma": 1000.0, "weibull": 30.0})
-"""Beyond 30 a Weibull's shape lies below 0.14 and a single gap can be longer than any run; beyond 1,000 nearly all of a
-gamma's gaps are 0."""
+"""Largest CV of each process. Beyond 30 a Weibull's shape lies below 0.14, and a single gap can be longer than any run.
+Beyond 1,000 nearly all of a gamma's gaps are 0."""
 
 
 def cv_fault(process: str, cv: float) -> str:
@@ -51,7 +52,10 @@ def poisson(rate: float, rng: np.random.Generator) -> Iterator[float]:
 
 
 def gamma(rate: float, cv: float, rng: np.random.Generator) -> Iterator[float]:
-    """Gamma gaps of shape k = 1/CV² and scale CV²/rate: mean k·scale = 1/rate, standard deviation CV/rate."""
+    """Gamma gaps of shape k = 1/CV² and scale CV²/rate: mean k·scale = 1/rate, standard deviation CV/rate.
+
+    With CV 0 the gaps are constant.
+    """
     if cv == 0:
         yield from constant(rate)
     shape = 1 / cv**2
@@ -63,7 +67,10 @@ def gamma(rate: float, cv: float, rng: np.random.Generator) -> Iterator[float]:
 
 
 def weibull(rate: float, cv: float, rng: np.random.Generator) -> Iterator[float]:
-    """Weibull gaps of the shape k that has this CV and the scale 1/(rate·Γ(1 + 1/k)): mean 1/rate."""
+    """Weibull gaps of the shape k that has this CV and the scale 1/(rate·Γ(1 + 1/k)): mean 1/rate.
+
+    With CV 0 the gaps are constant.
+    """
     if cv == 0:
         yield from constant(rate)
     shape = weibull_shape(cv)

@@ -16,11 +16,16 @@ ASK_S = 60.0
 """Time limit of a probe, which may wait in a busy server's queue."""
 
 PROBE_CHARS = (200, 1200)
-"""Long enough to tell the ratio from the template, short enough for a context of 2,048 byte tokens."""
+"""Lengths of the two probes in characters: long enough to tell the ratio from the chat template's tokens, short enough
+for a context of 2,048 tokens of one byte each."""
 
 
 async def model_of(url: str, headers: Mapping[str, str]) -> str:
-    """The name of the first model the endpoint lists."""
+    """The name of the first model that the endpoint lists.
+
+    Raises:
+        UsageError: the endpoint does not answer, or lists no model.
+    """
     try:
         async with (
             asyncio.timeout(ASK_S),

@@ -26,14 +26,15 @@ from loadgen.report import Targets, met
 _Floats = NDArray[np.float64]
 
 DRAWS: Final = 2000
+"""Resamples of each bootstrap."""
 CONFIDENCE: Final = 0.95
 """Confidence of all rows together."""
 
 LEAST: Final = 20
-"""Least requests on each side: with fewer, no interval is given."""
+"""Fewest requests on each side: with fewer, no interval is given."""
 
 LATER_S: Final = 0.001
-"""Two results are of one load if their moments differ by less: records are rounded to the microsecond."""
+"""Two results are of one load if their requests' moments differ by less, in seconds: records round their times."""
 
 CELLS: Final = 1_000_000
 """Numbers in memory at a time: larger results are drawn in parts."""
@@ -74,7 +75,7 @@ class LoadComparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: bool
     """Whether both results are of the same requests at the same moments."""
     unlike: tuple[str, ...]
-    """Why the two cannot be compared: the differences are then of the loads as much as of the servers."""
+    """Why the two cannot be compared: the loads differ, and so may cause any difference."""
     differences: tuple[QuantityDifference, ...]
     confidence: float = CONFIDENCE
 
@@ -190,7 +191,7 @@ def _draws(found: Sequence[_Floats], statistic: Statistic, rng: np.random.Genera
 
 
 def _block_draws(draws: int, count: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Positions of resamples, one a row: blocks of neighbours, the last one's neighbour being the first."""
+    """Positions of resamples, one a row: blocks of neighbours. The last position's next neighbour is the first."""
     length = min(count, math.ceil(2 * count ** (1 / 3)))
     starts = rng.integers(count, size=(draws, math.ceil(count / length)))
     blocks = (starts[:, :, None] + np.arange(length)[None, None, :]).reshape(draws, -1)

@@ -2,7 +2,7 @@
 
 One action a line, seconds since the start of the load first:
 
-        30s kill prefill-0                          the instance's agent and engine, at once (of a `baton up` here)
+    30s kill prefill-0                          the instance's agent and engine, at once (of a `baton up` here)
     30s drain decode-1 deadline_s=20            its agent: no new work
     60s resume decode-1
     45s role prefill-1 decode                   its agent: another role
@@ -31,7 +31,7 @@ FAULTS_MAX: Final = 10_000
 _TIME: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>ms|s|m|h)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _OWN: Final = {"kill": (), "drain": ("deadline_s",), "resume": (), "clear": ()}
-"""Actions that are no mock's faults, and the settings that they take."""
+"""Actions that are not faults of a mock, and the settings that they take; `role` is read apart."""
 
 
 class Asks(StrEnum):
@@ -70,7 +70,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """One action that was done, or that failed."""
 
     at_s: float
-    """When the action was due."""
+    """When the action was due, seconds since the start of the load."""
     done_s: float
     """When it was done or given up, seconds since the start of the load."""
     what: str
@@ -103,7 +103,11 @@ def read_lines(lines: Iterable[str]) -> list[Action]:
 
 
 def read(text: str) -> Action:
-    """One action. Raises BadAction."""
+    """One action from its line.
+
+    Raises:
+        BadAction: the line cannot be read.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:

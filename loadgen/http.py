@@ -1,6 +1,6 @@
 """HTTP/1.1 to one endpoint, for the sender only: keep-alive connections that deliver answers piece by piece. A shell.
 
-It uses a callback per piece instead of a reader per request: no task wakes up for a token, and the time stamp is taken
+It uses a callback per piece instead of a reader per request. No task wakes up for a token, and the time stamp is taken
 where the bytes arrive. So one core handles 50,000 chunks per second (docs/load.md has the measurement).
 """
 
@@ -17,7 +17,7 @@ from cluster.http import pool
 from cluster.http.answers import AnswerReader
 
 CONNECT_S = 10.0
-"""Time limit for a connection to be accepted; after it the connection counts as refused."""
+"""Seconds for a connection to be accepted; after that it counts as refused."""
 
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 
@@ -58,7 +58,7 @@ class LoadConnection(asyncio.Protocol):
         self.idle_since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by descent
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
         self._pool.opened.add(self)
 
     def send(self, request: bytes, listener: AnswerListener) -> None:
@@ -133,6 +133,7 @@ class LoadConnections:
     """Connections to one endpoint, opened as needed."""
 
     def __init__(self, url: str) -> None:
+        """`url`: the endpoint's; UsageError says what is wrong with it."""
         try:
             parts = urlsplit(url)
             if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -145,7 +146,7 @@ class LoadConnections:
         self.url = f"{parts.scheme}://{self.netloc}{self.base}"
 
     def idle(self) -> LoadConnection | None:
-        """A free connection."""
+        """A free connection; None: there is none."""
         return self._kept.idle(time.perf_counter())
 
     async def connect(self) -> LoadConnection:

@@ -22,7 +22,6 @@ def made(
 ) -> Iterator[Arrival]:
     """One arrival for each of the `times` (seconds, ascending). Lengths are independent of each other and of time.
 
-    With `prefix_tokens`, each prompt begins with the text of one of `prefix_groups` groups, picked evenly; `inputs`
     With `prefix_tokens`, each prompt begins with the text of one of `prefix_groups` groups, picked evenly. `inputs`
     includes that prefix, and a prompt is always at least one token longer than it.
     """

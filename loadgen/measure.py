@@ -1,9 +1,8 @@
 """Chooses requests that show what an engine's steps cost, and turns their times into rows for a fit. Pure.
 
 There are two kinds of points. A *prompt* is sent alone, a few times: its time to the first token is a prefill step plus
-the way there and back. *Streams* are sent together: from the moment when the last of them has its first token to the
-moment when the first of them ends, every step of the engine decodes one token for each, and the time between two tokens
-is that step.
+the way there and back. *Streams* are sent together. After the last of them has its first token, and until the first of
+them ends, every step of the engine decodes one token for each. The time between two tokens is then that step.
 
 This method does not see inside a step. A prompt longer than the engine's token budget per step (vLLM's
 ``max_num_batched_tokens``) is several steps; `EngineLimits.prompt_tokens` has to stay within it. Prompts are new to the
@@ -39,20 +38,23 @@ PROMPT_TIMES = 5
 fastest counts: other programs can only add to a time, and the single fastest one might be luck."""
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Streams at once, after prompts of `SHORT_CONTEXT` tokens."""
+
 SHORT_CONTEXT, LONG_BATCHES = 128, (1, 8, 32)
+"""Tokens of a short prompt; streams at once after prompts of half and of all of `EngineLimits.prompt_tokens`."""
 
 STEPS = 32
 """Decode steps of a stream point, after all its prompts are done."""
 
 SPANS = 3
-"""A step is the median over spans of a third of the steps, not over single steps: timers and networks round single gaps
+"""A step is the median over spans of a third of the steps, not over single steps. Timers and networks round single gaps
 to a millisecond, and a stall lies in less than half of the spans."""
 
 CHUNK_TOKENS = 2048
 """vLLM's smallest usual token budget per step: while a batch's prompts come in, its first streams already run."""
 
 STEPS_LEAST = 8
-"""Least steps in common; with fewer the point is rejected."""
+"""Fewest steps that all streams have in common; with fewer the point is rejected."""
 
 KV_SHARE = 0.8
 """Largest part of an engine's KV cache that a point uses: with more, the engine may preempt."""
@@ -63,7 +65,7 @@ _CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """The limits of the engine."""
+    """What one engine can take; every point stays within it."""
 
     prompt_tokens: int
     """Longest prompt to try, within one step's token budget and the model's context."""
@@ -72,7 +74,7 @@ class EngineLimits:
     batch: int
     """Most streams at once."""
     kv_tokens: int | None = None
-    """The engine's KV capacity; None if unknown."""
+    """Tokens that the engine's KV cache holds; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """This many answers at once, each after a prompt of this length."""
+    """`batch` answers at once, each of `steps` decode steps after a prompt of `context` tokens."""
 
     batch: int
     context: int
@@ -142,7 +144,7 @@ def _streams(limits: EngineLimits) -> Iterator[Streams]:
 
 
 def arrivals(point: Point) -> list[Arrival]:
-    """All at once: the sender lets prompts go one at a time."""
+    """The arrivals of one point, all at second 0. The sender sends a `Prompt`'s one after the other."""
     if isinstance(point, Prompt):
         return [Arrival(0.0, point.tokens, 1)] * point.times
     return [Arrival(0.0, point.context, point.steps + 1, prefix=(number,), block_tokens=point.context)
@@ -162,14 +164,14 @@ def prefill_row(records: Sequence[Record]) -> PrefillRow | Rejected:
 
 
 def less(row: PrefillRow, way_ms: float) -> PrefillRow | Rejected:
-    """The row without the way there and back: the step alone."""
+    """The row without the way there and back (`way_ms`, milliseconds): the step alone."""
     if row.ms <= way_ms:
         return Rejected(f"its first token came within the {way_ms:.2f} ms that others take beside their step")
     return row._replace(ms=row.ms - way_ms)
 
 
 def way_ms(records: Sequence[Record], before: PrefillSeconds | None, after: PrefillSeconds | None) -> float | None:
-    """Time of a first token besides its step, by the engine's own clock; None if the engine does not report it.
+    """Milliseconds of a first token besides its step, by the engine's own clock; None if the engine does not report it.
 
     The engine sums up, over requests, the time from scheduling to the first token. The rest of the time that the sender
     measures is the server's other work (tokenising, answering) and the network.
@@ -210,7 +212,7 @@ def _failure(records: Sequence[Record]) -> str | None:
 
 
 def kv_tokens(metrics: str) -> int | None:
-    """KV capacity in tokens, from the text of an engine's ``/metrics``; None if it is not there."""
+    """KV capacity in tokens, from the text of an engine's ``/metrics``; None: the text lacks it."""
     found = _CACHE.search(metrics)
     if found is None:
         return None
@@ -226,7 +228,7 @@ class PrefillSeconds(NamedTuple):
 
 
 def prefill_seconds(metrics: str) -> PrefillSeconds | None:
-    """The same from the text of an engine's ``/metrics``, summed over its ranks; None if it is not there."""
+    """`PrefillSeconds` from the text of an engine's ``/metrics``, summed over its ranks; None: the text lacks it."""
     found = _PREFILL.findall(metrics)
     if not found:
         return None
@@ -235,7 +237,7 @@ def prefill_seconds(metrics: str) -> PrefillSeconds | None:
 
 
 def expected_s(point: Point, prefills: Sequence[PrefillRow], decodes: Sequence[DecodeRow]) -> float:
-    """Rough time of a point, from the rows so far: it keeps a run within its time budget."""
+    """Rough seconds that a point takes, from the rows so far: it keeps a run within its time budget."""
     per_token = max((row.ms / row.new_tokens for row in prefills if row.new_tokens >= KNEE_TOKENS), default=0.0)
     if isinstance(point, Prompt):
         return point.times * point.tokens * per_token / 1000

@@ -1,7 +1,7 @@
 """Prompts of a wanted length that share the wanted prefixes. Pure: the same id gives the same text, everywhere.
 
 Texts are common English words, about one token each for a trained tokenizer and one token per byte for a byte-level
-one. The caller measures the characters per token once, from `usage`, and then keeps the number: if it changed during a
+one. The caller measures the characters per token once, from `usage`, and then keeps the number. If it changed during a
 load, equal ids would no longer give equal texts. For exact token counts, token ids are sent instead.
 """
 
@@ -14,7 +14,7 @@ from functools import lru_cache
 from loadgen.arrival import Arrival
 
 CHARS_PER_TOKEN = 5.0
-"""Assumed before a measurement: the words below with their spaces, one token each."""
+"""Characters per token, assumed before a measurement. The words below have 5.6 on average, each with its space."""
 
 WORDS = (
     "able about above across after again against ago air all almost alone along also always among and animal another "
@@ -35,10 +35,13 @@ WORDS = (
 
 
 def text_of(seed: bytes, chars: int) -> str:
-    """`chars` characters of words that this seed decides, beginning with a space; a shorter one begins a longer one."""
+    """`chars` characters of words that `seed` decides, beginning with a space.
+
+    A shorter text of a seed is the beginning of its longer ones.
+    """
     text = _words(seed, chars // 5 + 8)  # a word and its space are 5.6 characters on average
     if len(text) < chars:
-        text = _words(seed, chars // 3 + 1)  # and three at least
+        text = _words(seed, chars // 3 + 1)  # each is at least three characters
     return text[:chars]
 
 
@@ -66,7 +69,10 @@ class Fit:
 
 
 def fit(small: tuple[int, int], large: tuple[int, int]) -> Fit:
-    """The line through two probes, each (characters, prompt tokens the server counted)."""
+    """The line through two probes, each (characters, prompt tokens as the server counted them).
+
+    Two probes that give no rising line give the default `Fit`.
+    """
     (chars_a, tokens_a), (chars_b, tokens_b) = small, large
     if tokens_b <= tokens_a or chars_b <= chars_a:
         return Fit()
@@ -77,7 +83,7 @@ def fit(small: tuple[int, int], large: tuple[int, int]) -> Fit:
 def prompt_text(arrival: Arrival, fitted: Fit, salt: str) -> str:
     """The prompt of one arrival: a text for each shared block, then one that no other prompt has.
 
-    `salt` makes the text no block covers unique; give another one for each request and each run.
+    `salt` makes the text behind the blocks unique: give another one for each request and each run.
     """
     total = fitted.chars(arrival.input_tokens)
     if not arrival.prefix:
@@ -96,7 +102,10 @@ def _id_block(seed: bytes, tokens: int, low: int, high: int) -> tuple[int, ...]:
 
 
 def prompt_ids(arrival: Arrival, vocabulary: tuple[int, int], salt: str) -> list[int]:
-    """The same as exactly `input_tokens` token ids, from `vocabulary[0]` up to, not including, `vocabulary[1]`."""
+    """The prompt of one arrival as `input_tokens` token ids, at least one.
+
+    Ids are from `vocabulary[0]` up to, not including, `vocabulary[1]`; `salt` is as in `prompt_text`.
+    """
     low, high = vocabulary
     total = max(1, arrival.input_tokens)
     found: list[int] = []

@@ -17,15 +17,18 @@ INTERRUPTED = "interrupted"
 
 
 class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One request, sent or cut. Fields up to `slo_class` are the arrival's own."""
+    """One request, sent or cut. Fields up to `slo_class` are the arrival's own.
+
+    It has many fields because it is one line of a file, which later programs read without the load.
+    """
 
     request: int
     """Its number in this load, from 0, in order of intended time."""
     at_s: float
-    """When it was meant to be sent."""
+    """The intended moment: when it was due to be sent."""
     input_tokens: int
     output_tokens: int
-    """Tokens that were asked for."""
+    """Tokens that were asked for. The server's own counts are `prompt_tokens` and `completion_tokens`."""
     prefix: tuple[int, ...] = ()
     block_tokens: int = 0
     session: str | None = None
@@ -50,7 +53,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     detail: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    """Both as the server's `usage` counts them."""
+    """Tokens of prompt and answer as the server's `usage` counts them; None: the server sent none."""
     chunks: int = 0
     """Events that carried a token."""
     held_back: bool = False
@@ -59,7 +62,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Whether the server closed the idle connection that it was sent on first, so that it was sent again on a new
     one."""
     closed_loop: bool = False
-    """Whether it waited for the answer before it (`--sessions`): a slow server then gets less work."""
+    """Whether it waited for its conversation's previous answer (`--sessions`): a slow server then gets less work."""
     timing: dict[str, Any] | None = None
     """The router's own breakdown of the time, in milliseconds (docs/timing.md)."""
     token_s: tuple[float, ...] = ()
@@ -67,24 +70,24 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def ttft_s(self) -> float | None:
-        """Intended time to first token: waiting caused by a slow server is inside."""
+        """Seconds from the intended moment to the first token: includes any wait that a slow server causes."""
         return None if self.first_token_s is None else self.first_token_s - self.at_s
 
     @property
     def ttft_sent_s(self) -> float | None:
-        """Time to first token since the real sending, as tools that hide their own lateness count it."""
+        """Seconds from the real sending to the first token, as tools that hide their own lateness count it."""
         return None if self.first_token_s is None else self.first_token_s - self.sent_s
 
     @property
     def tt2t_s(self) -> float | None:
-        """From the first token to the second: the hand-over lies in between."""
+        """Seconds from the first token to the second: the hand-over lies in between."""
         if self.first_token_s is None or self.second_token_s is None:
             return None
         return self.second_token_s - self.first_token_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token after the first; None for an answer of one token."""
+        """Mean seconds per output token after the first; None for an answer of one token."""
         tokens = self.tokens
         if self.first_token_s is None or self.last_token_s is None or tokens < 2:
             return None
@@ -92,7 +95,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def e2e_s(self) -> float:
-        """Intended time to the end of the answer."""
+        """Seconds from the intended moment to the end of the answer."""
         return self.end_s - self.at_s
 
     @property
@@ -134,5 +137,5 @@ def line_of(record: Record) -> bytes:
 
 
 def _rounded(seconds: float) -> float:
-    """To the microsecond: what a clock read in Python can mean."""
+    """Rounded to the microsecond, the accuracy of a clock that Python reads."""
     return round(seconds, 6)

@@ -1,9 +1,10 @@
 """The open-loop sender: sends each request at its moment, whatever the server does with the earlier ones.
 
 It never waits for an answer before it sends the next request (unless `concurrency_max` is set; then it counts the
-requests that it held back). It records apart when a request was meant to be sent, when it was sent, and when bytes
-came. It ends by itself: after the last arrival it waits for open answers, each until its own deadline. `stop()` ends
-sending, `cut()` ends everything; measurements are kept in both cases.
+requests that it held back). It records separately when a request was due, when it was sent, and when bytes came.
+
+It ends by itself: after the last arrival it waits for open answers, each until its own deadline. `stop()` ends sending,
+`cut()` ends everything; measurements are kept in both cases.
 """
 
 from __future__ import annotations
@@ -35,19 +36,20 @@ if TYPE_CHECKING:
     from cluster.telemetry import RequestSpan
 
 EARLY_S = 0.001
-"""Timers fire up to a millisecond late (epoll counts in them), so the sender wakes that much earlier and then
-yields."""
+"""Timers fire up to a millisecond late, because epoll counts whole milliseconds. So the sender wakes that much earlier
+and then yields until the moment."""
 
 SLICE_S = 0.2
-"""Longest single sleep, so that a stop takes no longer."""
+"""Longest single sleep in seconds, so that a stop takes no longer."""
 
 TICK_S = 0.1
-"""How often deadlines are checked and progress is reported."""
+"""Seconds between two checks of deadlines and reports of progress."""
 
 BURST = 8
-"""When late, yield after so many sends: answers must be read meanwhile."""
+"""A late sender yields at request numbers that this divides: answers must be read meanwhile."""
 
 ERROR_BYTES = 4096
+"""An error answer's body is kept until it has this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,9 @@ class Sending:
     asking: Asking
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
-    """From sending to the end of the answer; then it is an error of kind `timeout`."""
+    """Seconds from sending to the end of the answer; later it is an error of kind `timeout`."""
     drain_s: float = 10.0
-    """After `stop()`, open answers may take this long before they are cut as `interrupted`."""
+    """Seconds that open answers may take after `stop()` before they are cut as `interrupted`."""
     concurrency_max: int | None = None
     """Most requests open at once; None = no limit, which is what open-loop means."""
     token_times: bool = False
@@ -92,7 +94,7 @@ class RunningLoad:
     stopped: bool = False
     records: list[Record] = field(default_factory=list)
     gaps_s: array[float] = field(default_factory=lambda: array("f"))
-    """Time between the chunks of an answer, over all whole answers."""
+    """Seconds between two chunks of an answer, over all whole answers."""
 
     @property
     def open(self) -> int:
@@ -207,7 +209,9 @@ class Replay:
         self._sent_all = True
 
     async def _until(self, due: float, before: int) -> bool:
-        """Wait for the moment; False if a stop comes first. `before`: how many arrivals this sender had before."""
+        """Wait for the moment `due`, on `time.perf_counter()`; False if a stop comes first. `before`: how many arrivals
+        this sender had before.
+        """
         left = due - time.perf_counter()
         if left <= 0:
             if before % BURST == 0:
@@ -281,7 +285,7 @@ class Replay:
                 self._on_tick(self.load)
 
     def _expire(self, now: float) -> None:
-        """All requests have the same timeout, so the one sent first is due first (held back ones, too)."""
+        """End the requests that have timed out. All have the same timeout, so the first one sent is due first."""
         while self._open:
             oldest = next(iter(self._open.values()))
             if now - oldest.sent < self.sending.timeout_s:
@@ -320,7 +324,10 @@ class Replay:
 
 
 class _Exchange:
-    """One request and its answer: receives from the connection, ends in one record."""
+    """One request and its answer: receives from the connection, ends in one record.
+
+    It has many attributes: the request, where it stands, and what its record is made of.
+    """
 
     __slots__ = (
         "_arrival", "_error_body", "_first_byte", "_held_back", "_replay", "_resent", "_span", "_status", "_tally",

@@ -2,7 +2,7 @@
 
 Times are in milliseconds. Percentiles interpolate linearly (numpy's default, as in `vllm bench serve`). Latencies are
 those of whole answers. Attainment is the share of **all** arrivals that met every target, so errors and shed requests
-are misses. Requests that the sender cut itself count in neither, and are counted apart.
+are misses. Requests that the sender cut itself count in neither; they have a count of their own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from loadgen.record import INTERRUPTED, Record
 from loadgen.stages import Stages, stages_of
 
 LATE_MS = 10.0
-"""A load sent later than this at p99 was not the one asked for: ten times what timers cost an idle sender."""
+"""A load sent later than this at p99, in ms, was not the one asked for: ten times what timers cost an idle sender."""
 
 CPU_SHARE = 0.9
-"""Above this share of one core the sender itself may delay what it measures."""
+"""A sender that used more of one core than this may itself delay what it measures."""
 
 STARVED_SHARE = 0.5
-"""A late sender that used less than this was delayed by something else than its own work."""
+"""A late sender that used less of one core than this was delayed by something else than its own work."""
 
 ERRORS_SHOWN = 20
 
@@ -50,7 +50,7 @@ class Targets(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """A quantity over many requests. None without values."""
+    """A quantity over many requests, in milliseconds. None without values."""
 
     count: int = 0
     mean: float | None = None
@@ -69,7 +69,7 @@ class ErrorKind(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole summary, as `--json` prints it."""
+    """The whole summary, as `--json` prints it. It has many fields, one for each figure."""
 
     planned: int | None
     """Requests in the load; None if the load ran for a time."""
@@ -83,11 +83,12 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     offered_rate: float | None
     """Requests per second as they were meant to be sent."""
     completed_rate: float | None
-    """Whole answers per second of the time from the first intended send to the last end."""
+    """Whole answers per second, from the first intended send to the last end."""
     input_tokens: int
     output_tokens: int
     """Tokens of whole answers, by `usage` if the server sends it."""
     output_tokens_s: float | None
+    """Tokens per second in the same time as `completed_rate`; the next one counts prompts, too."""
     total_tokens_s: float | None
     ttft_ms: Spread
     """Counted from the intended moment."""
@@ -99,7 +100,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Gaps between chunks, of all answers together."""
     e2e_ms: Spread
     late_ms: Spread
-    """Real minus intended moment of sending: the sender's own lateness."""
+    """Real minus intended moment of sending: how late the sender itself was."""
     attained: int | None
     attainment: float | None
     """None without targets or arrivals."""
@@ -117,7 +118,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Applied, ...] = ()
     """Actions on the fleet during the load (`--fault`)."""
     senders: int = 1
-    """Processes that sent; `cpu_share` is that of the busiest one."""
+    """Processes that sent; `cpu_share` is the busiest one's."""
 
 
 class LoadRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +137,7 @@ class LoadRun(msgspec.Struct, frozen=True, kw_only=True):
 def report_of(
     records: Sequence[Record], run: LoadRun, targets: Targets | None = None, gaps_s: Iterable[float] = ()
 ) -> LoadReport:
-    """Summarise a load."""
+    """Summarise a load. `gaps_s`: seconds between chunks, of all whole answers."""
     targets = targets or Targets()
     ours = [r for r in records if r.error != INTERRUPTED]
     good = [r for r in ours if r.error is None]
@@ -187,7 +188,9 @@ _LATENCIES: dict[str, Callable[[Record], float | None]] = {
 
 
 def met(record: Record, targets: Targets, *, from_sent: bool = False) -> bool:
-    """Whether this request was answered whole and within every target; `from_sent` forgives the sender's lateness.
+    """Whether this request was answered whole and within every target.
+
+    With `from_sent`, times count from the real sending: the sender's lateness is no miss.
 
     A time that the request lacks (the second token of an answer of one) is not a miss. A whole answer without a token
     misses its first.

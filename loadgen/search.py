@@ -1,12 +1,14 @@
 """The search for goodput: the next rate to try, and when to end. Pure; a machine of events and effects.
 
 Goodput is the highest open-loop rate at which attainment holds. For one *load* (arrivals drawn from one seed) bisection
-finds it: the same requests in the same order, sent faster or slower, to a server that has finished the trial before.
-Only several loads, each drawn anew, show how certain the result is: their goodputs are independent draws of one
-distribution, whatever the server's queue does inside a load. The distribution's median lies between the lowest and the
-highest of six with a probability of 1 − 2/2⁶ = 96.9 %; with more loads, order statistics further inside will do. That
-holds for every distribution (W. R. Thompson, *On confidence ranges for the median*, Ann. Math. Stat. 7, 1936). The
-number of loads is fixed before the first, so that a look at the result meanwhile gains nothing.
+finds it. Each trial sends the same requests in the same order, faster or slower, to a server that has finished the
+trial before. Only several loads, each drawn anew, show how certain the result is. Their goodputs are independent draws
+of one distribution, whatever the server's queue does inside a load.
+
+The distribution's median lies between the lowest and the highest of six with a probability of 1 − 2/2⁶ = 96.9 %. With
+more loads, order statistics further inside are enough. That holds for every distribution (W. R. Thompson, *On
+confidence ranges for the median*, Ann. Math. Stat. 7, 1936). The number of loads is fixed before the first, so that a
+look at the result meanwhile gains nothing.
 
     pilot     few seconds: twice the rate while it attains, half of it while it does not
     repeats   for each load: from the median so far, steps until one rate attains and one does not, then bisection
@@ -29,11 +31,13 @@ WINDOW: Final = (0.2, 0.8)
 empty, and both flatter. The load goes on until these arrivals are answered."""
 
 PILOT_STEP: Final = 2.0
+"""Factor between two rates of the pilot, and the largest factor between two rates of a repeat."""
 STEP: Final = 1.15
 """A repeat's first step from the median so far; each further step is the square of the one before, up to the
 pilot's."""
 
 PILOT_PRECISION: Final = 0.25
+"""`Aim.precision` of the pilot."""
 
 LOWEST: Final = 1 / 1024
 """Lowest rate, as a part of the first one: if that does not attain, no rate does."""
@@ -71,18 +75,19 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
     top_rate: float = math.inf
     """Highest rate to try."""
     precision: float = 0.04
-    """Bisection ends when a rate that does not attain is this much above one that does."""
+    """Bisection ends when a rate that does not attain is at most this share above one that does."""
     repeats: int = 6
     """Loads drawn; fewer than six have no interval."""
     pilot_requests: int = 50
-    """Least requests of a pilot's trial."""
+    """Fewest requests of a pilot's trial."""
     pilot_s: float = 3.0
-    """Least length of a pilot's trial: a server with room for `pilot_requests` at once takes so few at every rate."""
+    """Shortest trial of a pilot, in seconds: a server with room for `pilot_requests` takes so few at any rate."""
     trial_s: float = 30.0
-    """A trial's length at the pilot's rate."""
+    """A trial's length at the pilot's rate, in seconds."""
     requests_least: int = 100
-    """Least requests of a trial: with fewer, attainment is a coarse number."""
+    """Fewest requests of a trial: with fewer, attainment is a coarse number."""
     seconds_max: float = math.inf
+    """Time limit of the whole search, in seconds."""
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +125,7 @@ class SearchFinished(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None
     """Goodput, requests per second: the median over the loads. None if `limit` says that it was not found."""
     low: float | None
+    """Low end of the interval; `high` is the other end."""
     high: float | None
     confidence: float | None
     """Probability that the interval holds the median of all such loads. None, without interval, for fewer than six
@@ -187,7 +193,7 @@ class Bisection:
         return self._rate
 
     def take(self, rate: float, *, holds: bool) -> None:
-        """A trial at this rate has ended. A later trial that contradicts an earlier one is believed."""
+        """A trial at this rate has ended. If it contradicts an earlier trial, the earlier one no longer counts."""
         if holds:
             self.held = rate
             self.failed = self.failed if self.failed > rate else math.inf
@@ -201,7 +207,7 @@ class Bisection:
         self._step = min(self._step**2, PILOT_STEP)
 
     def below(self, ceiling: float) -> None:
-        """Stay below `ceiling`, since no rate from there on can be tried."""
+        """Stay below `ceiling`: neither it nor any higher rate can be tried."""
         self._top = min(self._top, ceiling)
         self._rate = math.sqrt(self.held * ceiling) if self.held else ceiling / PILOT_STEP
 
@@ -230,7 +236,7 @@ class Search:
         return self._run(self._bisection.next_rate())
 
     def next_wakeup(self) -> float | None:
-        """When time runs out; None without a time limit, or after the end."""
+        """The moment when time runs out, on the clock of `now`; None without a time limit, or after the end."""
         return None if self._ended or math.isinf(self.aim.seconds_max) else self._began + self.aim.seconds_max
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
@@ -332,17 +338,17 @@ class Search:
 
 
 def held_at(tries: list[Try]) -> float | None:
-    """The highest rate that attained and has no slower trial that did not; None: there is none."""
+    """The highest rate that attained and is below all rates that did not; None: there is no such rate."""
     told = [each for each in tries if not each.sender_late]
     failed = min((each.rate for each in told if not each.holds), default=math.inf)
     return max((each.rate for each in told if each.holds and each.rate < failed), default=None)
 
 
 def interval(loads: tuple[tuple[float, float], ...]) -> tuple[float | None, float | None, float | None]:
-    """Low end, high end and confidence of the median of all such loads, by order statistics; Nones with too few.
+    """Low end, high end and confidence of the median of all such loads, by order statistics; three Nones with too few.
 
     The probability that the median lies outside the j-th smallest and the j-th largest of k is twice that of fewer than
-    j heads in k throws. Each load counts from its lower end at the bottom and from its upper end at the top.
+    j heads in k throws of a coin. The low end is of the loads' lower ends, the high end of their upper ends.
     """
     count = len(loads)
     inside: tuple[float | None, float | None, float | None] = (None, None, None)

@@ -1,5 +1,4 @@
-"""Reads ServeGen's folders (alibaba/ServeGen), which give each client's rates and distributions; makes arrivals of
-them.
+"""Reads ServeGen's folders (alibaba/ServeGen): each client's rates and distributions. Makes arrivals from them. Pure.
 
 `NAME-trace.csv`, no header: window start s, rate req/s, CV, `Gamma` | `Weibull` | nothing, shape, scale.
 `NAME-dataset.json`: window start s -> field -> a text `{tokens: probability, ...}`.
@@ -51,7 +50,7 @@ class ServeGenPool:
 
 
 def read(files: Mapping[str, Iterable[str]]) -> ServeGenPool:
-    """The clients in these files (name -> lines). A client with a rate and no lengths is bad, not left out."""
+    """The clients in these files (name -> lines). A client with a rate and no lengths is reported in `bad`."""
     clients, bad, silent = [], [], []
     for file in sorted(files):
         if not file.endswith(TRACE_END):
@@ -81,7 +80,7 @@ def arrivals(pool: ServeGenPool, rng: np.random.Generator, from_s: float = 0.0) 
     """The pool's arrivals from second `from_s` of its day on, counted from there, in order of time.
 
     Each client has a generator of its own, spawned from `rng`, so that a missing client does not change the others'
-    gaps. A client starts one window early, so that a bursty one is not caught at its first arrival.
+    gaps. Each client's process starts one window before `from_s`, so that `from_s` is no special moment of its bursts.
     """
     draws = rng.spawn(len(pool.clients))
     streams = [

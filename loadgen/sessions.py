@@ -1,8 +1,8 @@
 """Conversations in a closed loop: each turn follows the answer before it, and repeats all earlier messages. Pure.
 
 A fixed number of users talk at a time. A user whose conversation is over, or whose turn failed, begins another one, so
-that the number stays. A closed loop asks less of a server that slows down: it never has more requests open than users,
-so its backlog says nothing of capacity. An open loop (`loadgen.replay`) finds that.
+that the number stays. A closed loop asks less of a server that slows down. It never has more requests open than users,
+so its backlog says nothing of capacity. An open loop (`loadgen.replay`) finds the capacity.
 
 Each conversation draws from a generator of its own, seeded by its number. So a seed gives the same messages in the same
 order, whatever the server's answers are and however long they take.
@@ -28,7 +28,7 @@ Think = Callable[[np.random.Generator], float]
 THINK_MAX_S: Final = 86_400.0
 
 FAILED_WAIT_S: Final = 1.0
-"""After a failed turn, its user waits this much longer, so that a server that refuses is not asked without end."""
+"""Seconds that a user waits longer after a failed turn, so that a server that refuses is not asked without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class SessionPlan:
     requests: int | None = None
     """Turns in all; None: as many as `until_s` allows."""
     until_s: float = math.inf
-    """No turn begins after this time."""
+    """No turn begins from this second of the load on."""
     seed: int = 0
     salt: str = ""
     """Makes this run's texts unlike another run's."""
@@ -62,7 +62,7 @@ class Turn:
     talk: Talk
     arrival: Arrival
     said: tuple[str, ...]
-    """All messages, the user's and the answers in turn; the new one last."""
+    """All messages so far: the user's and the answers alternate, the new message is last."""
     output_tokens: int
 
 
@@ -84,7 +84,7 @@ class TurnAnswered:
 
 
 class Talk:
-    """One conversation so far."""
+    """One conversation so far: its messages, its tokens by the server's count, its turns, its random generator."""
 
     __slots__ = ("number", "rng", "said", "tokens", "turns")
 

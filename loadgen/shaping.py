@@ -12,7 +12,7 @@ import numpy as np
 from loadgen.arrival import Arrival
 
 COPY_ID = 1 << 48
-"""Added to a copy's block ids, so that copies share prefixes among themselves as the originals do, not with them."""
+"""Added to a copy's block ids: copies share prefixes among themselves as the originals do, but not with originals."""
 
 
 def faster(arrivals: Iterable[Arrival], speed: float) -> Iterator[Arrival]:
@@ -25,10 +25,10 @@ def faster(arrivals: Iterable[Arrival], speed: float) -> Iterator[Arrival]:
 def denser(
     arrivals: Iterable[Arrival], factor: float, rng: np.random.Generator, spread_s: float = 1.0
 ) -> Iterator[Arrival]:
-    """The mean rate times `factor` over the same time: copies of arrivals above 1, a random share of them below.
+    """The mean rate times `factor` over the same time: above 1 with copies of arrivals, below 1 with a part of them.
 
-    A copy comes uniformly up to `spread_s` seconds after its original and has prefixes and a session of its own, so the
-    load looks like more users of the same kind. On average each arrival becomes `factor` arrivals.
+    A copy comes uniformly up to `spread_s` seconds after its original, and has prefixes and a session of its own. So
+    the load looks like more users of the same kind. On average each arrival becomes `factor` arrivals.
     """
     assert factor >= 0
     whole = math.floor(factor)

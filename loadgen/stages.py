@@ -19,7 +19,7 @@ from loadgen.record import Record
 SUMS: Final = ("ttft", "tt2t")
 RESIDUAL: Final = "residual"
 PARTS_MAX: Final = 32
-"""Most parts of one sum: whatever a server answers, a table stays a table."""
+"""Most entries of one sum, its total included; a sum with more is not read."""
 
 
 class StagePart(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class StagePart(msgspec.Struct, frozen=True):
 
     name: str
     mean: float
-    """Over all requests of the sum; those add up to its total."""
+    """Mean over all requests of the sum. The parts' means add up to the total's."""
     count: int
     """Requests that have it."""
     p50: float | None = None
@@ -39,7 +39,7 @@ class Stages(msgspec.Struct, frozen=True, kw_only=True):
     """One sum, over requests that were served in one way."""
 
     way: str
-    """seeded, plain or aggregated."""
+    """How the requests were served: seeded, plain (handed over without a seed) or aggregated."""
     sum: str
     """`ttft`, from the request's arrival at the router to its first token; `tt2t`, from there to the second."""
     count: int
@@ -67,7 +67,7 @@ def _by_size(item: tuple[tuple[str, str], list[Any]]) -> tuple[int, str, int]:
 
 
 def _parts(found: object) -> Mapping[str, float | None] | None:
-    """One sum as the router wrote it; None if it is not whole."""
+    """One sum as the router wrote it; None if it has no total, or too many entries."""
     if not isinstance(found, dict) or not isinstance(found.get("total"), int | float):
         return None
     right = {str(name): value for name, value in found.items() if value is None or isinstance(value, int | float)}

@@ -1,7 +1,7 @@
 """Counts and times the tokens of one streamed answer without parsing its middle. Pure: time comes as `now`.
 
 Each piece of the body costs one search for event marks and one clock value per event. The first and the last pieces are
-kept and parsed once, at the end: they hold the role chunk (no token), the finish reason, `usage`, errors and `[DONE]`.
+kept and parsed once, at the end. They hold the role chunk (no token), the finish reason, `usage`, errors and `[DONE]`.
 An event is counted where its `data:` begins. Several events in one piece get one time, because they came together.
 """
 
@@ -26,9 +26,10 @@ TIMING_HEADER = "x-baton-timing"
 TIMING = b"\n: " + TIMING_HEADER.encode() + b" "
 
 TAIL_EVENTS = 4
-"""Parsed at the end: the last token, a finish chunk without text, usage and [DONE]; or an error and [DONE]."""
+"""Events parsed at the end: the last token, a finish chunk without text, usage and [DONE]; or an error and [DONE]."""
 
 DETAIL_CHARS = 200
+"""Longest error message that a record keeps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from loadgen.arrival import Arrival
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A load in a few numbers. None if there are too few arrivals."""
+    """A load in a few numbers. Lengths are in tokens. A number is None if there are too few arrivals for it."""
 
     requests: int
     span_s: float
-    """From the first arrival to the last."""
+    """Seconds from the first arrival to the last."""
     rate: float | None
     """Requests per second."""
     gap_cv: float | None
@@ -60,7 +60,7 @@ def _percentiles(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[
 
 
 def _shared(arrivals: Sequence[Arrival]) -> float | None:
-    """The shared part. Only full blocks count, and only after blocks that were all seen before."""
+    """`Summary.shared`. Only full blocks count, and only those behind blocks that were all seen before."""
     if not any(each.prefix for each in arrivals):
         return None
     seen: set[tuple[int, int]] = set()

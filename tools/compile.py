@@ -1,7 +1,7 @@
 """Compile the modules that decide to machine code, beside their sources: what `make compile` does.
 
-mypyc makes C of them, as strictly typed as they are, and the C compiler makes build/compiled/ of that, which `baton`
-and benchmarks take (`baton.compiled`). Does nothing where all that is there is of these sources: docs/compiled.md.
+mypyc turns these strictly typed modules into C, and the C compiler turns the C into build/compiled/, which `baton` and
+benchmarks load (`baton.compiled`). Does nothing if build/compiled/ was made from these sources: docs/compiled.md.
 Object files are kept by what they were made from (build/objects/), so that an edit compiles only the C that it changed.
 With ``--beside`` it runs behind another program at the lowest priority, and ends with it: `make serve` does that.
 """
@@ -48,7 +48,7 @@ LOG = compiled.ROOT / "build" / "compile.log"
 """What a run behind another program prints."""
 
 DRAFT = "compiling-"
-"""How folders begin that are not done."""
+"""Prefix of the names of folders that are not complete."""
 
 PR_SET_PDEATHSIG = 1
 """`prctl(2)`: the signal that a process gets when the one that started it ends."""
@@ -95,7 +95,7 @@ def _go_behind() -> None:
 
 @contextmanager
 def _alone(*, waits: bool) -> Iterator[bool]:
-    """One run at a time; whether this is the one."""
+    """Only one run may compile at a time; yields whether this is the one."""
     with (compiled.FOLDER.parent / "compile.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
@@ -106,7 +106,7 @@ def _alone(*, waits: bool) -> Iterator[bool]:
 
 
 def compile_to(compiler: list[str]) -> None:
-    """Compile all, and put it where it is taken from."""
+    """Compile all modules, and put the result where it is loaded from."""
     began = time.monotonic()
     print(f"compile: {len(MODULES)} modules, about two minutes the first time", flush=True)
     for old in compiled.FOLDER.parent.glob(f"{DRAFT}*"):  # of a run that was killed
@@ -120,7 +120,7 @@ def compile_to(compiler: list[str]) -> None:
 
 
 def up_to_date() -> bool:
-    """Whether all that would be compiled is."""
+    """Whether all modules are compiled from the present sources."""
     try:
         manifest = msgspec.json.decode((compiled.FOLDER / compiled.MANIFEST).read_bytes(), type=compiled.Manifest)
     except (OSError, msgspec.DecodeError):
@@ -134,7 +134,7 @@ def sources() -> dict[str, str]:
 
 
 def build(folder: Path, temporary: Path, compiler: list[str]) -> None:
-    """All of them, and what they were made from, into `folder`."""
+    """Compile all modules into `folder`, with the manifest of the sources that they were made from."""
     made_from = sources()
     paths = [str(compiled.source_of(name).relative_to(compiled.ROOT)) for name in MODULES]
     extensions: list[Any] = mypycify(
@@ -151,7 +151,7 @@ def build(folder: Path, temporary: Path, compiler: list[str]) -> None:
 
 
 def compile_all(extensions: list[Any], folder: Path, temporary: Path, compiler: list[str]) -> None:
-    """As many files at once as there are processors, the long ones first; what is kept of an earlier run is taken."""
+    """Compile as many files at once as there are processors, the long ones first; kept object files are used again."""
     includes = {sysconfig.get_path("include"), *(path for each in extensions for path in each.include_dirs)}
     words = [*compiler, *FLAGS, *(f"-I{path}" for path in sorted(includes))]
     files = sorted({source for each in extensions for source in each.sources}, key=_size, reverse=True)

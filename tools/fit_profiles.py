@@ -389,7 +389,7 @@ def efficiencies(profiles: Sequence[Profile]) -> dict[str, Efficiency]:
 
 
 def efficiency(gpu: Gpu, profiles: Sequence[Profile]) -> Efficiency:
-    """Of one GPU, over its profiles: those of dense models, and those of mixtures for what is theirs alone."""
+    """Efficiencies of one GPU over its profiles of dense models; the terms that only mixtures have, over theirs."""
     mixtures = [each for each in profiles if shipped.model_named(each.model).experts is not None]
     wide = [each for each in profiles if gpu.link_gb_s <= PCIE_GB_S and each.tp > 2]
     dense = dense_efficiency(gpu, [each for each in profiles if each not in mixtures and each not in wide])

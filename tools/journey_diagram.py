@@ -1,7 +1,7 @@
 """Draw docs/journey.md's diagram and table by playing the machine: `.venv/bin/python tools/journey_diagram.py`.
 
-Every event is fed to a journey in every state that can be reached; what it does is written down. Everything between the
-two marks is made here; the words around it are written by hand. A test compares.
+Every event is fed to a journey in every state that can be reached, and the effects are written down. Everything between
+the two marks is made here; the words around it are written by hand. `tests/unit/test_router_pages.py` compares.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def diagram(found: dict[tuple[str, str], dict[tuple[str, str], None]]) -> str:
 
 
 def table(found: dict[tuple[str, str], dict[tuple[str, str], None]]) -> str:
-    """Every move there is, and what is done."""
+    """A Markdown table: a row for every state, event and next state, with the effects."""
     lines = ["| state | event | next | done on the way |", "| --- | --- | --- | --- |"]
     for (state, event), outcomes in sorted(found.items()):
         for target, effects in sorted(outcomes):

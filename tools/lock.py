@@ -133,7 +133,7 @@ def merge(sets: dict[Target, dict[str, tuple[str, str]]]) -> list[str]:
 
 
 def hashes_of(pins: Iterable[str]) -> dict[str, list[str]]:
-    """Of every file that the index has of these pins: ``{name: [sha256:…]}``."""
+    """The hashes of every file that the index has of these pins: ``{name: [sha256:…]}``."""
     given, found = BUILD / "pins.in", BUILD / "hashed.txt"
     given.write_text("\n".join(pins) + "\n")
     found.unlink(missing_ok=True)

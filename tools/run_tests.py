@@ -1,4 +1,4 @@
-"""`make test`: tests that disturb no other test on all cores, then everything that keeps time, alone.
+"""`make test`: tests of values and on mocks on all cores, then tests that measure time, one after the other.
 
 Tests of values (tests/unit, property, playbook, sim) need the processor and no clock; tests on mocks (tests/contract)
 mostly wait: five runs of pytest share them, and what the others say is printed when the first has ended. What measures
@@ -19,20 +19,20 @@ CONTRACT = tuple(str(path) for path in sorted(Path("tests/contract").glob("test_
 TOGETHER: tuple[tuple[str, ...], ...] = (
     ("tests/unit", "tests/playbook"), ("tests/property", "tests/fuzz"), ("tests/sim",), CONTRACT[::2], CONTRACT[1::2],
 )  # fmt: skip
-"""Three that take 70 to 80 s of CPU each, and two that wait longer than they compute."""
+"""Folders of the five runs: three take 70 to 80 s of CPU each, and two wait longer than they compute."""
 ALONE = ("tests/contract", "tests/live", "tests/chaos")
 BESIDE_OTHERS = "not long and not timed and not live"
 BY_ITSELF = "not long and (timed or live)"
 
 
 def pytest_of(folders: Sequence[str], *, alone: bool) -> list[str]:
-    """The command; runs at the same time do not share pytest's cache."""
+    """The command of one run; runs at the same time do not share pytest's cache."""
     marks = BY_ITSELF if alone else BESIDE_OTHERS
     return [sys.executable, "-m", "pytest", "-m", marks, *folders, *(() if alone else ("-p", "no:cacheprovider"))]
 
 
 def together() -> bool:
-    """Whether all that can run beside each other passed."""
+    """Run `TOGETHER`; whether all tests passed."""
     beside: list[tuple[Sequence[str], subprocess.Popen[bytes], IO[bytes]]] = []
     try:
         for others in TOGETHER[1:]:

@@ -2,9 +2,9 @@
 
 setuptools makes the plain wheel of pyproject.toml; the compiled modules (`tools.compile`) go into it as
 ``baton/machine/``, with the manifest by which `baton.compiled` takes them, and its tags say for which Python and
-platform they are. Beside it stand the plain wheel, and two parts of the lock, with hashes: ``requirements.txt`` is what
-a router and the operator import, ``requirements-engine.txt`` what of it vLLM does not bring. Does nothing where dist/
-has what would be made.
+platform they are. Beside it stand the plain wheel, and two parts of the lock, with hashes: ``requirements.txt`` has
+what a router and the operator import, ``requirements-engine.txt`` the part of it that vLLM does not bring. Does nothing
+if dist/ is up to date.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def up_to_date(inputs: str) -> Path | None:
 
 
 def plain_wheel(folder: Path) -> Path:
-    """What setuptools makes, with all that it writes on the way in `folder`: build/lib would keep deleted modules."""
+    """The wheel that setuptools makes. Its intermediate files go to `folder`: build/lib would keep deleted modules."""
     config = folder / "setup.cfg"
     config.write_text(f"[build]\nbuild_base = {folder / 'build'}\n[egg_info]\negg_base = {folder}\n")
     code = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
@@ -180,13 +180,15 @@ def asked_of(extension: bytes) -> set[str]:
 
 
 def router_needs() -> list[Requirement]:
-    """What the project asks for with the extra `k8s`: that is what a router and the operator import."""
+    """The project's requirements, with the extra `k8s`: a router and the operator import these."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["k8s"])]
 
 
 def beside_vllm() -> set[str]:
-    """What of it an engine's image lacks. Packages of vLLM's that are not installed here need nothing more of ours."""
+    """The part of these packages that an engine's image lacks. Packages of vLLM's that are not installed here count as
+    bringing no others.
+    """
     needed = needed_by(router_needs())
     if lacking := sorted(name for name in needed if not _is_installed(name)):
         sys.exit(f"wheel: {', '.join(lacking)} not installed: run make setup")
@@ -194,7 +196,7 @@ def beside_vllm() -> set[str]:
 
 
 def needed_by(todo: list[Requirement]) -> set[str]:
-    """Names of packages, and of all that they need in turn, by what is installed here."""
+    """Names of these packages and of all packages that they need, as far as they are installed here."""
     todo, needed = list(todo), set[str]()
     while todo:
         asked = todo.pop()

@@ -13,8 +13,8 @@ import httptools
 from cluster.http.headers import encoding, printable
 
 HEAD_BYTES_MAX: Final = 1 << 16
-"""An answer's head is shorter, or it is no answer. So is its framing (trailers, extensions of chunks) between two bytes
-of its body."""
+"""Limit for an answer's head, and for its framing (trailers, extensions of chunks) between two bytes of its body. An
+answer with more is refused."""
 
 _NO_ANSWER: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 """What the parser raises. The second, for a status 101, does not inherit from the first."""
@@ -26,7 +26,10 @@ _READ: Final = frozenset(
 
 
 class AnswerReader:
-    """Reads answers: `reset` before each request is sent, `feed` what comes, `close` once the connection is gone."""
+    """Reads answers: `reset` before each request is sent, `feed` what comes, `close` once the connection is gone.
+
+    It has many attributes because the parser's callbacks store each finding in one, and no object is made per answer.
+    """
 
     __deletable__ = ("_parser",)  # compiled (mypyc) no other attribute can be
     __slots__ = (
@@ -48,19 +51,19 @@ class AnswerReader:
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
-        """Pieces of the body that came with the last `feed`. Whoever fed takes them out before the next one."""
+        """Pieces of the body that came with the last `feed`. The caller takes them out before it calls `feed` again."""
         self.on_body = self.bodies.append
         """The parser's callback."""
         self._parser = httptools.HttpResponseParser(self)
         self.reset()
 
     def reset(self) -> None:
-        """A request is sent: what comes next is its answer."""
+        """Begin the answer to the next request. Call it before the request is sent."""
         self.content_type, self.cache_control, self.encoding = "application/json", "", ""
         self.head = self.complete = False
-        """All of its head, all of the answer has come."""
+        """Whether the whole head (`head`) and the whole answer (`complete`) have come."""
         self.keep = False
-        """The connection may take another request: known with `complete`."""
+        """Whether the connection may take another request; known once `complete` is true."""
         self.status = 0
         self._length_known = False
         self._head_bytes = self._framing_bytes = 0
@@ -68,16 +71,16 @@ class AnswerReader:
 
     @property
     def heard(self) -> bool:
-        """Any byte has come since `reset`."""
+        """Whether any byte has come since `reset`."""
         return self._head_bytes > 0
 
     @property
     def ends_with_connection(self) -> bool:
-        """An answer is under way that does not tell its length: it is complete when the peer closes the connection."""
+        """Whether an answer without a length is under way: it is complete when the peer closes the connection."""
         return self.head and not self._length_known and not self.complete
 
     def feed(self, data: bytes) -> str:
-        """Read what came. Returns why this is no answer of HTTP; empty: it may be read on."""
+        """Read the next bytes. Returns why this is no HTTP answer; empty: none is wrong so far."""
         if not self.head:
             self._head_bytes += len(data)
         try:
@@ -97,7 +100,7 @@ class AnswerReader:
         return ""
 
     def close(self) -> None:
-        """Nothing is read any more. Reader and parser refer to each other until then."""
+        """End reading. It breaks the cycle of reader and parser, which refer to each other."""
         del self._parser
 
     # -- httptools' callbacks --
@@ -108,7 +111,7 @@ class AnswerReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name not in _READ or self.head:  # trailers say nothing
+        if name not in _READ or self.head:  # a trailer: not read
             return
         said = value.decode("latin-1")
         if name == b"content-type":

@@ -60,7 +60,7 @@ class Chunks:
 
     @property
     def done(self) -> bool:
-        """The body's end has come."""
+        """Whether the body's end has come."""
         return self._state == _DONE
 
     def feed(self, data: bytes) -> int:

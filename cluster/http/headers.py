@@ -6,7 +6,7 @@ from collections.abc import ItemsView, Iterator, Mapping
 from typing import Final
 
 VALUE_CHARS_MAX: Final = 256
-"""Limit for a header that is passed on, as an answer's type: vLLM's longest has 33."""
+"""Limit for the value of a header that is passed on, such as an answer's type: vLLM's longest has 33 characters."""
 
 
 class Headers(Mapping[str, str]):
@@ -17,8 +17,8 @@ class Headers(Mapping[str, str]):
     def __init__(self) -> None:
         self._found: Final[dict[str, str]] = {}
         self.onward: tuple[dict[str, str], bytes] | None = None
-        """Those that go on to engines, and the same as lines of a head; None: not computed yet. The client's next
-        requests with the same head use them again."""
+        """The headers that go on to engines, and the same as lines of a head; None: not computed yet. The client's next
+        requests with the same head use both again."""
 
     def add(self, name: bytes, value: bytes) -> None:
         """Add one header."""

@@ -1,7 +1,7 @@
 """Heads of requests: read once, within bounds, by httptools. Pure.
 
-One call reads one whole head. The parser is dropped at the end of that call: parser and callbacks refer to each other,
-and such a cycle would keep its objects alive until the garbage collector runs.
+One call reads one whole head, and drops its parser at the end. Parser and callbacks refer to each other; such a cycle
+would keep its objects alive until the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class RequestHead:
         self.chunks: Final = chunks
 
     def length(self) -> int:
-        """Length of the body in bytes, for a body that is not in chunks. Raises ApiError."""
+        """Length of the body in bytes, for a body that is not in chunks; 0: no body.
+
+        Raises:
+            ApiError: 400: Content-Length is not a number.
+        """
         said = self.headers.get("content-length")
         if said is None:
             return 0
@@ -56,7 +60,11 @@ class RequestHead:
         return int(said)
 
     def comes_in_chunks(self) -> bool:
-        """Whether the body is in chunks. Raises ApiError where two readers could find different ends of the body."""
+        """Whether the body is in chunks.
+
+        Raises:
+            ApiError: 400: two readers could find different ends of the body.
+        """
         said = self.headers.get("transfer-encoding")
         if said is None:
             return False

@@ -9,18 +9,18 @@ from typing import Final, Generic, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 KEEPALIVE_S: Final = 4.0
-"""Idle connections are dropped before uvicorn drops them (5 s in vLLM): a reused one is then rarely closed already."""
+"""Idle connections are closed here before uvicorn closes them (5 s in vLLM), so a reused one is rarely dead."""
 
 
 class Kept(Protocol):
     """A connection as its pool sees it."""
 
     idle_since: float
-    """When it was given back, on the clock of its owner."""
+    """When it was given back, in seconds on its owner's clock."""
 
     @property
     def usable(self) -> bool:
-        """It can take a request."""
+        """Whether it can take a request."""
 
     def cut(self) -> None:
         """Close it at once."""
@@ -30,13 +30,13 @@ C = TypeVar("C", bound=Kept)
 
 
 class Pool(Generic[C]):
-    """The connections to one endpoint. The one used last is taken first: older ones may then end."""
+    """The connections to one endpoint. The one used last is taken first, so that the others become idle and close."""
 
     def __init__(self, url: str, make: Callable[[Pool[C]], C]) -> None:
         """A pool without connections.
 
         Args:
-            url: the endpoint's; its path goes before the path of each request.
+            url: the endpoint's URL; its path goes before the path of each request.
             make: makes one connection's protocol.
         """
         parts = urlsplit(url)
@@ -49,6 +49,7 @@ class Pool(Generic[C]):
         self._idle: dict[C, None] = {}
         """In the order in which they were given back."""
         self.opened: set[C] = set()
+        """All open connections. Each one adds itself once it is made."""
 
     def idle(self, now: float) -> C | None:
         """A free connection; None: there is none. `now`: on the clock of `Kept.idle_since`."""
@@ -69,16 +70,16 @@ class Pool(Generic[C]):
         return cast("asyncio.Protocol", self._make(self))
 
     def give_back(self, connection: C) -> None:
-        """It is free."""
+        """Take back a connection that is free again."""
         self._idle[connection] = None
 
     def forget(self, connection: C) -> None:
-        """It is closed."""
+        """Drop a connection that has closed."""
         self.opened.discard(connection)
         self._idle.pop(connection, None)  # a connection refers to its pool: a cycle, once the pool is swept away
 
     def sweep(self, now: float) -> None:
-        """Close what has been idle for too long."""
+        """Close the connections that have been idle for `KEEPALIVE_S`. `now`: as in `idle`."""
         while self._idle and now - (oldest := next(iter(self._idle))).idle_since >= KEEPALIVE_S:
             del self._idle[oldest]
             oldest.cut()

@@ -24,7 +24,7 @@ class Request:
     headers: Headers
     body: bytes
     keep_alive: bool
-    """The client takes a further answer on its connection."""
+    """Whether the connection stays open after the answer."""
 
 
 class RequestReader:
@@ -33,21 +33,22 @@ class RequestReader:
     def __init__(self, body_bytes_max: int) -> None:
         self._bytes_max: Final = body_bytes_max
         self._rest = b""
-        """The beginning of a head whose end has not come."""
+        """The beginning of a head whose end has not come yet."""
         self._head: RequestHead | None = None
-        """Of the request whose body is coming."""
+        """The head of the request whose body is coming."""
         self._chunks: Chunks | None = None
         self._pieces: list[bytes] = []
-        """Of a body that does not come in chunks."""
+        """The pieces so far of a body that does not come in chunks."""
         self._left = 0
-        """Bytes of it that are still to come."""
+        """Bytes of such a body that are still to come."""
         self._asks = False
+        """Whether the client waits for ``100 Continue``."""
 
     def feed(self, data: bytes) -> list[Request]:
         """Take what came. Returns the requests that are complete with it.
 
         Raises:
-            ApiError: 400, 413, 417 or 431, for what is no request or is too large.
+            ApiError: 400: no request; 413, 431: too large; 417: an expectation that is not met.
         """
         if self._rest:
             data, self._rest = self._rest + data, b""
@@ -87,7 +88,7 @@ class RequestReader:
             raise too_large(self._bytes_max)
 
     def _take(self, data: bytes) -> tuple[bytes, Request | None]:
-        """Read on in a body. Returns what comes after it, and the request if it is complete."""
+        """Read on in a body. Returns the bytes after it, and the request if it is complete."""
         head, chunks = self._head, self._chunks
         assert head is not None
         if chunks is not None:

@@ -1,3 +1,1 @@
-"""Membership of the fleet: heartbeats, the rules that fold them, and the registry that keeps them (Redis, or
-memory).
-"""
+"""Membership of the fleet: heartbeats, the rules that fold them, and their registry in Redis or in memory."""

@@ -27,7 +27,7 @@ protected-mode yes
 requirepass {password}
 daemonize no
 dir "{directory}"
-# What is kept is heartbeats: everyone writes theirs again within a second.
+# Only heartbeats are kept here: every agent writes its own again within a second.
 save ""
 appendonly no
 # Thousands of members fit; a fault must not eat the machine.
@@ -43,7 +43,7 @@ class RegistryCommand:
     argv: tuple[str, ...]
     """The command line; holds no password."""
     ready_line: str
-    """Part of the line on the server's stdout that says that it listens."""
+    """Part of the line that the server writes to stdout once it listens."""
     url: str
     """The registry's URL without the password."""
     password_file: Path

@@ -2,13 +2,13 @@
 
 All keys begin with ``baton:CLUSTER:``; each expires by itself:
 
-    KIND:lock:NAME          string   id of the agent that owns the name                            ttl
-        KIND:beat:NAME:AGENT    string   that agent's last heartbeat, JSON, with its proof             ttl
-        KIND:members            set      ``NAME AGENT`` of all writers; readers remove the silent    1 day
-        KIND:changed            channel  tells readers that something other than load has changed      -
-        router:notes            channel  what routers tell each other of their load in flight         -
-        posted:NAME:AGENT:EPOCH hash     items that one life of an instance posted, by reader's name   ttl
-        epoch:NAME              string   the last epoch given out                                      30 days
+    KIND:lock:NAME           string   id of the agent that owns the name                            ttl
+    KIND:beat:NAME:AGENT     string   that agent's last heartbeat, JSON, with its proof             ttl
+    KIND:members             set      ``NAME AGENT`` of all writers; readers remove the silent      1 day
+    KIND:changed             channel  tells readers that something other than load has changed      -
+    router:notes             channel  what routers tell each other of their load in flight           -
+    posted:NAME:AGENT:EPOCH  hash     items that one life of an instance posted, by reader's name   ttl
+    epoch:NAME               string   the last epoch given out                                      30 days
 
 `users` writes these rights down as Redis' access control lists (Redis 7): ``deploy/redis/users.acl``.
 """
@@ -69,7 +69,7 @@ class Keys:
         return f"{self.prefix}{MemberKind.ROUTER.value}:notes"
 
     def posted(self, name: str, agent: str, epoch: int | str) -> str:
-        """Key of what one life of an instance posted."""
+        """Key of the items that one life of an instance posted."""
         return f"{self.prefix}posted:{name}:{agent}:{epoch}"
 
     def epoch(self, name: str) -> str:

@@ -46,10 +46,10 @@ QUARANTINED_MAX = 32
 """A router announces the quarantine of at most this many instances."""
 
 SHUNS_MAX = 1024
-"""An agent announces at most this many producers that its engine pulls nothing from..."""
+"""An agent announces at most this many producers that its engine pulls nothing from."""
 
 SHUNS_BYTES_MAX = 16 * 1024
-"""... and at most this many bytes of their names, a quarter of a heartbeat."""
+"""Most bytes of such producers' names in one heartbeat: a quarter of it."""
 
 SKEW_WORTH_SAYING_S = 60.0
 """Difference of clocks that is reported. A heartbeat may be a ttl old when it is first read, so less means nothing."""
@@ -69,8 +69,8 @@ class MemberKind(StrEnum):
 
     INSTANCE = "instance"
     ROUTER = "router"
-    """Router replicas. Agents learn from them how many routers share their credits, `baton status` where the routers
-    are."""
+    """Router replicas. Agents learn from their heartbeats how many routers share the credits; `baton status` learns
+    where the routers are."""
     CONTROLLER = "controller"
     """The controller, which sizes the fleet. All controllers want one name, so that one acts at a time
     (`goodput.actuate.lease`)."""
@@ -84,7 +84,7 @@ class MemberState(StrEnum):
     """The only state in which new work may be sent."""
     RESTARTING = "restarting"
     DRAINING = "draining"
-    """Alive, finishes what it has."""
+    """Alive; it finishes its open legs and takes no new ones."""
     STOPPING = "stopping"
     FAILED = "failed"
     """The engine does not come up; the agent stays to report it."""
@@ -106,9 +106,10 @@ _Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[!-~]+\Z", max_length=512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """One announcement of an agent about its instance, or of a router about itself.
+    """One announcement of an agent about its instance, or of a router or controller about itself.
 
-    The sender chooses the text, and it goes to logs and terminals: the codec lets no control characters pass.
+    It has many fields because one value in the registry tells all that readers know of its sender. The sender chooses
+    the text. Text that goes to logs and terminals passes the codec only without control characters.
     """
 
     id: Annotated[InstanceId, msgspec.Meta(pattern=_MEMBER)]
@@ -127,7 +128,7 @@ class Heartbeat:
     models: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=64)] = ()
     """The engine's own ``/v1/models`` entries."""
     adapters: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=64)] = field(default_factory=dict)
-    """Digests of the files of its LoRA adapters; compared for equality only. Empty: unknown."""
+    """By name of a LoRA adapter, the digest of its files; compared for equality only. An empty digest: unknown."""
     url: _Url
     """Base URL of the engine's HTTP server (of a router: of its endpoint), no trailing slash."""
     agent_url: _Url | None = None
@@ -157,10 +158,10 @@ class Heartbeat:
     holds: _Count = 0
     """Holds that the instance keeps for decode instances, as far as its agent knows."""
     shuns: Annotated[tuple[_Member, ...], msgspec.Meta(max_length=SHUNS_MAX)] = ()
-    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`decode.peers`). With
-    `peers` all instances of its models count as such."""
+    """Producers from which its engine can pull nothing now: not met yet, or pulls have failed (`decode.peers`). If
+    `peers` is true, other instances of its models that share, of any role, are producers, too."""
     peers: bool = False
-    """Whether its engine pulls prompts' beginnings from other instances, of any role, and holds them for such."""
+    """Whether its engine shares prompts' beginnings with instances of any role: pulls theirs, and holds its own."""
     evicted: tuple[_Count, _Count] = (0, 0)
     """Since the engine's start: tokens of KV that left the last tier block by block, and how often the whole
     cache was dropped."""
@@ -169,9 +170,9 @@ class Heartbeat:
     revision: _Text = ""
     """What started the instance: a digest of its pool's specification, or a version; compared for equality only."""
     weights: _Text = ""
-    """Which weights the engine serves (`engine.agent.weights`), and..."""
+    """Which weights the engine serves (`engine.vllm.weights`); compared for equality only. Empty: unknown."""
     node: _Text = ""
-    """... on which machine (`engine.agent.node`). Both are compared for equality only; empty: unknown."""
+    """Which machine the engine is on (`engine.agent.node`); compared for equality only. Empty: unknown."""
     tenants: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
     """The only tenants whose requests the instance serves; none: all tenants."""
     pins: bool = False
@@ -210,7 +211,7 @@ class Heartbeat:
 
     @property
     def who(self) -> str:
-        """The agent, for a message: ``agent 3f9a (host:pid)``."""
+        """The agent, for a message: ``agent 3f9a at host:pid``."""
         return f"agent {self.agent[:12]}" + (f" at {self.where}" if self.where else "")
 
 
@@ -287,7 +288,8 @@ class Member:
     joined_at: float
     """When this agent was first heard under this name."""
     skew_s: float | None = None
-    """Seconds by which the agent's clock is ahead of the reader's (negative: behind); up to a ttl of it is delay."""
+    """Seconds by which the agent's clock is ahead of the reader's (negative: behind), less the heartbeat's delay, which
+    may be up to a ttl; None: unknown."""
 
     @property
     def id(self) -> InstanceId:
@@ -310,7 +312,8 @@ class ChangeKind(StrEnum):
 
     JOINED = "joined"
     CHANGED = "changed"
-    """More than load, credits and holds is new: epoch, state, role, addresses, models, revision or shape."""
+    """More than load, credits and holds is new: epoch, state, role, addresses, models, revision, weights, node or
+    shape."""
     LEFT = "left"
     EXPIRED = "expired"
     REFUSED = "refused"
@@ -374,7 +377,9 @@ class Membership:
         """Whether the last reading of the registry failed."""
         self._heard_again_at = -math.inf
         self._said: dict[tuple[InstanceId, str], tuple[ChangeKind, tuple[int, int], str]] = {}
+        """By name and agent, the last fault that was reported: its kind, the heartbeat's order, the sentence."""
         self._skewed: set[tuple[InstanceId, str]] = set()
+        """Name and agent of the members whose clocks were reported."""
 
     def fold(self, beats: Iterable[Heartbeat], now: float, wall: float | None = None) -> tuple[Change, ...]:
         """Take the heartbeats that were read from the registry at `now`. A successful read also ends deafness.
@@ -391,7 +396,7 @@ class Membership:
         changes += self._expire(now)
         changes += [change for beat in others for change in self._arrive(beat, now, wall)]
         heard = {(beat.id, beat.agent) for beat in newest}
-        self._said = {who: said for who, said in self._said.items() if who in heard}
+        self._said = {sender: said for sender, said in self._said.items() if sender in heard}
         self._skewed &= {(member.id, member.beat.agent) for member in self._members.values()}
         return tuple(changes)
 
@@ -478,10 +483,10 @@ class Membership:
             yield Change(what=what, id=beat.id, because=because)
 
     def _tell_skew(self, member: Member) -> Iterator[Change]:
-        who = (member.id, member.beat.agent)
-        if member.skew_s is None or abs(member.skew_s) < SKEW_WORTH_SAYING_S or who in self._skewed:
+        sender = (member.id, member.beat.agent)
+        if member.skew_s is None or abs(member.skew_s) < SKEW_WORTH_SAYING_S or sender in self._skewed:
             return
-        self._skewed.add(who)
+        self._skewed.add(sender)
         where = "ahead of" if member.skew_s > 0 else "behind"
         because = (
             f"{member.id}: the clock of {member.beat.who} is {duration(abs(member.skew_s))} {where} this one; "
@@ -494,10 +499,10 @@ def next_epoch(stored: int | None, above: int, clock_s: float) -> int:
     """The epoch to give out: above all that the registry gave out (`stored`) and above the caller's own last one.
 
     The epoch also never falls behind the registry's clock (`clock_s`, Unix seconds; 0 for a registry without one),
-    counted in seconds since 2026. Otherwise a registry that lost its data would begin at 1 again, and every reader that
-    remembers a higher epoch would take the new engine's heartbeat for an old one. An engine takes seconds to start, so
-    a count of starts never outruns the clock for long, and stored epochs may be forgotten after a while. A stored
-    number above `EPOCH_MAX` does not count.
+    counted in seconds since 2026. Otherwise a registry that lost its data would begin at 1 again. Every reader that
+    remembers a higher epoch would then take the new engine's heartbeat for an old one. An engine takes seconds to
+    start, so a count of starts never outruns the clock for long, and stored epochs may be forgotten after a while. A
+    stored number above `EPOCH_MAX` does not count.
     """
     if stored is None or stored > EPOCH_MAX:
         stored = 0

@@ -44,8 +44,13 @@ class MemoryRegistry:
     """
 
     def __init__(self, clock: Callable[[], float], ttl_s: float = TTL_S, proofs: Proofs | None = None) -> None:
-        """`proofs` belong to all programs that share the registry. With a fleet's keys they prove every heartbeat that
-        is written, and judge every one that is read.
+        """An empty registry.
+
+        Args:
+            clock: gives seconds on a monotonic clock.
+            ttl_s: seconds after which a silent owner's name is free.
+            proofs: used for all programs that share the registry. With a fleet's keys they prove every heartbeat that
+                is written, and judge every heartbeat that is read.
         """
         self.ttl_s = ttl_s
         self.down = False

@@ -1,8 +1,8 @@
 """Proofs of a heartbeat's sender, and what a reader does with heartbeats that lack one. Pure.
 
 Any holder of the registry's password can write anything there. So a heartbeat carries a proof: the last field of its
-JSON object, made from all bytes before it with the sender's keys (`kvtransfer.proving` holds the keys; this layer knows
-none). Readers of another version see an unknown field, and ignore it.
+JSON object, made from all bytes before it with the sender's keys. `kvtransfer.proving` holds the keys; this layer knows
+none. Readers of another version see an unknown field, and ignore it.
 
 A proof covers the bytes as they were written. Bytes that are decoded and encoded again would not do: a reader of
 another version drops unknown fields, and would find every proof wrong.
@@ -23,7 +23,7 @@ _PROOF: Final = re.compile(rb',"proof":"([A-Za-z0-9_. -]{0,1024})"\}\Z')
 
 
 class Proofs(Protocol):
-    """Proves a program's own heartbeats, and judges those of others."""
+    """Proves a program's own heartbeats, and judges other programs' heartbeats."""
 
     @property
     def judges_all(self) -> bool:
@@ -97,11 +97,11 @@ class Hearing:
         self._former[kind], self._heard[kind] = self._heard[kind], {}
 
     def unproven(self, kind: MemberKind) -> Mapping[str, str]:
-        """By name, why the entry at the last reading proved nothing."""
+        """By name, why the entry at the last reading did not prove its sender."""
         return self._unproven[kind]
 
     def hear(self, kind: MemberKind, name: str, agent: str, payload: bytes) -> Heartbeat | None:
-        """The heartbeat under this name and agent; None if it is not to be believed."""
+        """The heartbeat under this name and agent; None if it cannot be read, or its proof is not accepted."""
         known = self._former[kind].get((name, agent))
         if known is None or known[0] != payload:
             beat = self._judged(kind, name, agent, payload)

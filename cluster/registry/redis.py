@@ -1,8 +1,8 @@
 """The registry in Redis (tested with 7.0; no command newer than Redis 3). A shell.
 
 `cluster.registry.layout` has the keys; each key expires by itself, and no call scans the keyspace. `redis_names` takes
-and keeps names and writes heartbeats, `redis_link` has the connections. A reading is two round trips: the set, then all
-locks and payloads.
+and keeps names and writes heartbeats, `redis_link` has the connections. A reading is two round trips: the set of
+members, then all locks and heartbeats.
 """
 
 from __future__ import annotations
@@ -260,8 +260,9 @@ class RedisRegistry:
         return epoch
 
     def _heard(self, found: Sequence[tuple[MemberKey, bytes | None, bytes | None]]) -> tuple[Heartbeat, ...]:
-        """The heartbeats that a reading contributes: those of the locks' owners, and goodbyes. Each entry has its
-        lock's owner and its payload.
+        """The heartbeats that a reading contributes: those of the locks' owners, and goodbyes.
+
+        `found` has, for each member, the owner of its name's lock and its heartbeat as written.
         """
         heard: list[tuple[Heartbeat, str]] = []
         for (kind, name, agent), owner, payload in found:

@@ -105,7 +105,7 @@ class RedisLink:
     """Connections to one Redis. Connects at its first call, and again after a connection breaks."""
 
     def __init__(self, place: RedisAddress, timeout_s: float) -> None:
-        """`timeout_s`: the longest time for one call, connecting included."""
+        """`timeout_s`: the longest time for one call, connecting included, in seconds."""
         self.place: Final = place
         self._timeout_s: Final = timeout_s
         self.client: Final = _connect(place, timeout_s)
@@ -128,8 +128,8 @@ class RedisLink:
             ValueError,
         ) as error:  # OSError: asyncio's TimeoutError too; ValueError: see `_down`
             if cancelled() > before:
-                # Seen live: a reader, cancelled twice, that read on and kept its router alive. Where the cancellation
-                # was lost was not seen; our guess is the library's clean-up failing in its place. Right in either case.
+                # Seen live: a reader was cancelled twice, read on, and kept its router alive. We do not know where the
+                # cancellation was lost; perhaps the library's clean-up raised in its place. This is right in any case.
                 raise asyncio.CancelledError from None
             self._down(error)
 
@@ -180,5 +180,5 @@ def cancelled() -> int:
 
 
 def text(value: object) -> str:
-    """A value as Redis answers it; empty for none."""
+    """The text of a value that Redis answered; empty for anything but bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else ""

@@ -87,7 +87,7 @@ class HeldNames:
         return None
 
     async def _ask_for_name(self, member: MemberKey) -> str:
-        """Take the name if it is free; the name's owner."""
+        """Take the name if it is free. Returns the name's owner."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.set(self._lock(member), member[2], nx=True, px=self._ttl_ms)
             pipe.get(self._lock(member))
@@ -95,7 +95,7 @@ class HeldNames:
         return text(owner)
 
     async def _write(self, member: MemberKey, beat: Heartbeat, payload: bytes) -> str:
-        """Send the one pipeline of a heartbeat; the name's owner."""
+        """Send the one pipeline of a heartbeat. Returns the name's owner."""
         kind, name, agent = member
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.set(self._lock(member), agent, nx=True, px=self._ttl_ms)
@@ -118,8 +118,9 @@ class HeldNames:
             await pipe.execute()
 
     async def _refuse(self, beat: Heartbeat, owner: str, *, had_it: bool) -> NameRefused | None:
-        """Why the name is another agent's; None: no living agent holds it, and its lock is this agent's now. `had_it`:
-        the name was this agent's until now.
+        """Refuse `beat`, or take the lock over. None: no living agent held the name; its lock is this agent's now.
+
+        `had_it`: whether the name was this agent's until now.
         """
         member = (beat.kind, str(beat.id), owner)
         payload: Any = await self._redis.get(self._payload(member))
@@ -195,7 +196,7 @@ class HeldNames:
         async with self._redis.pipeline(transaction=True) as pipe:
             await pipe.watch(self._lock(member))
             ours = text(await pipe.get(self._lock(member))) == agent
-            pipe.multi()  # type: ignore[no-untyped-call] # as above
+            pipe.multi()  # type: ignore[no-untyped-call] # the library's gap
             if ours:
                 pipe.delete(self._lock(member))
             if ours and last is not None:

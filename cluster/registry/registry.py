@@ -6,8 +6,7 @@ meaning.
     agent:   epoch = await registry.next_epoch(name, last)    before each start of the engine, and before each claim
              await registry.claim(beat)                       Claimed, or Refused: another agent has the name
              await registry.beat(beat)                        about every second, and at once when the state changes
-                          await registry.post(author, items)               items for other members; lost a ttl after the
-                          last `keep`
+             await registry.post(author, items)               items for other members; lost a ttl after the last `keep`
              await registry.leave(name, agent)                last of all
     router:  changes = membership.fold(await registry.read(), now, wall)      or, on RegistryDown, membership.deaf()
              await registry.wait_changed(0.5)
@@ -104,12 +103,12 @@ class Registry(Protocol):
         """The last heartbeat of each name's owner, and goodbyes. Unreadable entries are logged and left out."""
 
     def unproven(self, kind: MemberKind) -> Mapping[str, str]:
-        """Names whose heartbeat at the last reading proved nothing, and why. Empty without keys."""
+        """By name, why the heartbeat at the last reading did not prove its sender. Empty without keys."""
 
     async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
         """Replace what this author posted before with these items, for a ttl. Only readers know what the items mean.
 
-        An author of a former life of the instance posts beside it, for as long as that author goes on.
+        Items of an earlier life of the instance stay beside these, for as long as that life's author keeps them.
 
         Raises:
             ValueError: an item is larger than `ITEM_BYTES_MAX`, or there are more than `ITEMS_MAX`.
@@ -122,10 +121,12 @@ class Registry(Protocol):
         """Remove all items of this author."""
 
     async def posted(self, authors: Sequence[Author], item: str) -> tuple[bytes | None, ...]:
-        """The item of that name of each author. Any program that reaches the registry may have written it."""
+        """For each author, its item of that name; None: it has none. Any program that reaches the registry may have
+        written the item.
+        """
 
     async def wait_changed(self, timeout_s: float) -> bool:
-        """Wait until something other than load changes (True) or `timeout_s` passes; sleeps while the registry is down.
+        """Wait until something other than load changes (True) or `timeout_s` passes; sleep while the registry is down.
 
         A change between two calls ends the second call at once. A change before the first call, or while the registry
         is down, is found by `read` only. So a True is a reason to read early, never the only reason to read.

@@ -4,8 +4,8 @@
 
 Prints one JSON line on stdout when it listens, ``{"event": "ready", "host": …, "port": …}``, and ends on SIGTERM or
 SIGINT. With ``--lifeline`` it also ends when its stdin ends, that is, with the parent that holds the other end. It
-keeps all data in memory and is slow: about 4,000 commands a second, where a heartbeat is 8. That is enough for a fleet
-on one machine.
+keeps all data in memory and is slow: about 4,000 commands a second; a heartbeat takes 8. That is enough for a fleet on
+one machine.
 
 It adds three things to fakeredis' own server. It demands passwords (fakeredis only compares passwords that are
 offered). It writes long answers whole (fakeredis' sockets do not block, and a full buffer would cut a reading of many
@@ -31,11 +31,11 @@ from fakeredis._helpers import SimpleError
 from fakeredis.model import AccessControlList
 
 WRITE_MAX_S = 10.0
-"""A client that reads nothing for this long is dropped: its thread would wait for ever."""
+"""A client that reads nothing for this long is dropped: else its thread would wait for ever."""
 
 PUSH_EVERY_S = 0.05
-"""Largest delay of a published message. fakeredis looks 100 times a second for every idle connection. Engines use that
-much of two cores better, and a change message may be this late."""
+"""Seconds by which a published message may be late. fakeredis polls every idle connection 100 times a second, which
+takes processor time from the engines of a small machine."""
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -103,7 +103,7 @@ class StandinClient(_tcp_server.TCPFakeRequestHandler):
         super().setup()
         self.writer.writer = Unhurried(self.connection)  # type: ignore[assignment] # only `write` and `flush` are used
         if self.server.demands_password:
-            self.current_client.get_socket()._client_info["user"] = NOBODY  # noqa: SLF001 - fakeredis has no door for this
+            self.current_client.get_socket()._client_info["user"] = NOBODY  # noqa: SLF001 - fakeredis has no setting for it
 
 
 class Unhurried:
@@ -138,10 +138,10 @@ class Doorkeeper(AccessControlList):
         self.get_user_acl(b"default").add_password(password)
 
     def validate_command(self, username: bytes, client_info: Any, fields: list[bytes]) -> None:
-        """Raise unless this user may run this command.
+        """Check that this user may run this command.
 
         Raises:
-            SimpleError: what the client is answered.
+            SimpleError: the user may not; the text is the answer to the client.
         """
         if username == NOBODY.encode() and fields[0].upper() not in BEFORE_PASSWORD:
             raise SimpleError("NOAUTH Authentication required.")
@@ -154,7 +154,7 @@ def _say(line: str) -> None:
 
 
 def _listen_to_signals() -> int:
-    """Turn SIGTERM and SIGINT into bytes on a pipe; its reading end."""
+    """Turn SIGTERM and SIGINT into bytes on a pipe. Returns its reading end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)

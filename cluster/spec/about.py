@@ -35,7 +35,8 @@ class About:
     form: re.Pattern[str] | None = None
     """The form of a text, if not every text will do."""
     not_empty: str = ""
-    """For a list that, when empty, would mean the opposite of what it looks like: what to write instead."""
+    """Empty: the setting may be an empty list. Else what to write instead, for a list that seems to mean "nothing" when
+    empty, and means "everything"."""
     aka: tuple[str, ...] = ()
     """Other names of the setting in this spelling, such as ``replicas`` for `start`. Used to guess an intended key."""
     coming: str = ""

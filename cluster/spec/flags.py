@@ -21,7 +21,7 @@ BY_SHAPE = {
     "pipeline-parallel-size": "pp",
     "enable-expert-parallel": "ep",
 }
-"""Flags that the shape of a pool gives."""
+"""Flags that Baton derives from a pool's `shape`, and the setting of each."""
 
 SHORT = {"tp": "tensor-parallel-size", "dp": "data-parallel-size", "pp": "pipeline-parallel-size"}
 """vLLM's short flags (``-tp``), which look like settings of Baton."""
@@ -51,7 +51,7 @@ SET_BY_BATON = {
 """Flags that Baton sets itself. The user's values win, so a cluster file that sets them gets a warning only."""
 
 DEFAULTED = frozenset({"allowed-media-domains"})
-"""Flags to which Baton gives a default of its own that users may well replace: nothing is said of them."""
+"""Flags with a default of Baton's own that users may well replace: a file that sets them gets no warning."""
 
 SECRET = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
 """Flags whose value is a secret, and the environment variable that keeps it out of the process list."""
@@ -64,22 +64,22 @@ ENV_SET_BY_BATON = {
 """Variables that differ between the instances of a pool; one value for all of them breaks all but the first."""
 
 SAME_ON_BOTH_SIDES = ("attention-backend", "disable-hybrid-kv-cache-manager", "dtype", "kv-cache-dtype")
-"""Flags that must be equal on prefill and decode: they decide the bytes of a KV block, and vLLM's NixlConnector
-refuses a peer whose digest of them differs (`compute_nixl_compatibility_hash`)."""
+"""Flags that must be equal on prefill and decode: they decide the bytes of a KV block. vLLM's NixlConnector refuses a
+peer whose digest of them differs (`compute_nixl_compatibility_hash`)."""
 
 SAME_ANSWERS = (
     "chat-template", "chat-template-content-format", "default-chat-template-kwargs", "generation-config",
     "hf-config-path", "hf-overrides", "override-generation-config", "quantization", "revision", "tokenizer",
     "tokenizer-mode", "tokenizer-revision",
 )  # fmt: skip
-"""Flags that make of the same files another model: agents count them with the weights (`baton/commands/engine.py`;
-tests/unit/test_spec_flags.py compares)."""
+"""Flags that turn the same files into another model. Agents put them into the digest of the weights
+(`baton/commands/engine.py`; tests/unit/test_spec_flags.py compares)."""
 
 SAME_WORDS = ("enable-auto-tool-choice", "reasoning-parser", "tool-call-parser")
-"""Flags that change what is read of a request and what its answer says, and that no pair proof compares."""
+"""Flags that change how a request is read and how its answer is written. No pair proof compares them."""
 
 LEFT_OUT = {"kv-cache-dtype": "auto", "dtype": "auto", "generation-config": "auto", "tokenizer-mode": "auto"}
-"""vLLM's defaults: written out they say nothing."""
+"""vLLM's default values of flags: a flag with its default is the same as no flag."""
 
 _SECRET_WORDS = frozenset("auth credential credentials key keys passwd password secret token".split())
 
@@ -95,7 +95,9 @@ def given(engine_args: Mapping[str, Any], flag: str) -> tuple[str, Any]:
 
 
 def shared(pools: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Flags of these pools' `engine_args` that every pool of a model must have with one value; of several the first."""
+    """The flags in these pools' `engine_args` that must have one value in all pools of a model. The first pool's value
+    counts.
+    """
     found: dict[str, Any] = {}
     for engine_args in pools:
         for name, value in engine_args.items():
@@ -105,7 +107,7 @@ def shared(pools: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the name of a variable, flag or key says that its value is a secret (and not a file that holds one)."""
+    """Whether a variable, flag or key has the name of a secret (and not of a file that holds one)."""
     words = name.lower().replace("-", "_").split("_")
     return bool(_SECRET_WORDS & set(words)) and words[-1] not in {"file", "path"}
 

@@ -90,14 +90,14 @@ def _wrong_unit(key: str, right: str, value: str, setting: Setting) -> Guess:
 
 
 def _below(setting: Setting, word: str) -> Setting | None:
-    """The setting of the section below that `word` names, by its own name or by another word for it."""
+    """The setting named `word`, or with that alias, inside the section `setting`; None: there is none."""
     if not is_section(setting.kind):
         return None
     return next((each for name, each in settings_of(setting.kind).items() if word in (name, *each.about.aka)), None)
 
 
 def _in_entries(setting: Setting, word: str) -> Setting | None:
-    """The setting that `word` names of the sections in a list, beside the name that each of them needs."""
+    """The optional setting named `word` inside the sections of the list `setting`; None: there is none."""
     if get_origin(setting.kind) is not tuple or not is_section(section := get_args(setting.kind)[0]):
         return None
     found = settings_of(section).get(word)

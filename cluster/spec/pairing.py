@@ -1,8 +1,8 @@
 """Which shapes vLLM lets hand over to each other. Pure: one rule for `lint` and plans.
 
-Seen in the source of vLLM 0.32's NixlConnector (``KC`` = ``vllm/distributed/kv_transfer/kv_connector``): sizes that do
-not divide each other are refused (``KC/utils.py``). A producer with more ranks than its consumer is refused, too, if it
-has more ranks than the model has KV heads (``KC/v1/nixl/base_worker.py``): several ranks then hold copies of a head,
+The source of vLLM 0.32's NixlConnector (``KC`` = ``vllm/distributed/kv_transfer/kv_connector``) refuses sizes that do
+not divide each other (``KC/utils.py``). It also refuses a producer with more ranks than its consumer, if the producer
+has more ranks than the model has KV heads (``KC/v1/nixl/base_worker.py``). Several ranks then hold copies of a head,
 and the protocol does not say which copy to read. Latent attention (MLA) has no heads to split, and is never refused.
 """
 

@@ -14,7 +14,7 @@ from cluster.spec.settings import NO_TIERS, KvTiers, Model, Pool, Shape, Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedInstance:
-    """One instance to start."""
+    """One instance to start. It has many fields because it has every setting of the file that concerns one instance."""
 
     name: InstanceId
     """``prefill-0``; with several models ``qwen3-32b-prefill-0``."""
@@ -34,9 +34,9 @@ class PlannedInstance:
     flips: bool = False
     """Whether the instance may take another role while it runs."""
     connector: str = "auto"
-    """What moves its KV cache (`Connector`)."""
+    """What moves its KV cache: a value of `Connector`."""
     kv: KvTiers = NO_TIERS
-    """Where its prompts are kept when its KV cache is full."""
+    """The tiers below its KV cache."""
     digests: bool = False
     """Whether pulled blocks are compared with the held ones."""
     peers: bool = True

@@ -33,12 +33,12 @@ class Finding:
     message: str
     fix: str
     uses: tuple[FieldPath, ...] = ()
-    """What it was concluded from, beside `path`."""
+    """Other values that the finding depends on. If one of them could not be read, the finding is dropped."""
     severity: Severity = Severity.ERROR
     if_written: bool = False
-    """Whether it is one only where the file has the value, and none where that is the default."""
+    """Whether the finding counts only if the file itself has the value: a default is no problem then."""
     value: str | None = None
-    """Shown instead of the file's own text, where that is a secret."""
+    """The value to show instead of the file's own text, which is a secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

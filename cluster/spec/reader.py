@@ -23,7 +23,7 @@ PROBLEMS_MAX = 100
 
 
 class FilePlace(NamedTuple):
-    """Where a value stands, and its text there."""
+    """Where a value stands in the file, and its text there, shortened."""
 
     mark: Mark
     shown: str
@@ -91,11 +91,11 @@ class Reader:
         return Spec(models=()) if isinstance(spec, _Wrong) else spec
 
     def section(self, section: type, node: Node, path: FieldPath) -> Any:
-        """Read and check one section outside the cluster file, in the same way. Check `problems` after."""
+        """Read and check one section that is not in a cluster file. Check `problems` before you use the result."""
         read = self._section(section, node, path)
         return _stand_in(section) if isinstance(read, _Wrong) else read
 
-        # -- reporting --
+    # -- reporting --
 
     @property
     def full(self) -> bool:

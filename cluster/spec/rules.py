@@ -1,7 +1,7 @@
-"""What the settings of a file must be to each other: contradictions, promises that cannot be kept, secrets. Pure.
+"""Rules between the settings of a file: contradictions, promises that cannot be kept, secrets. Pure.
 
-Each rule is a function from the whole file to findings. A finding that touches a value which could not be read is
-dropped (`uses`): the mistake behind it is already told.
+Each rule is a function from the whole file to findings. A finding that depends on a value that could not be read is
+dropped (`uses`): that mistake is already reported.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """The least that a model can reach on the hardware of its pools, without other requests."""
+    """The lowest latencies that a model can reach on the hardware of its pools, without other requests."""
 
     because: str
     targets: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds by name of the target, such as ``ttft_ms``."""
     kv_heads: int | None = None
-    """Of the model; None: they do not matter to a hand-over (latent attention), or are not known."""
+    """KV heads of the model; None: they do not matter to a hand-over (latent attention), or are not known."""
 
 
 FloorOf = Callable[[Spec, Model], Floor | None]
-"""What a cost model says of a model; None where it does not know the model or its hardware."""
+"""Gives a cost model's floor for one model of the file; None: it does not know the model or its hardware."""
 
 LIMIT_MAX_S = 86_400
-"""Longest limit that is proposed: a target beyond a day is a slip, and no reason to wait so long."""
+"""Longest limit that a fix proposes, in seconds: a target beyond a day is a slip, and no reason to wait so long."""
 
 ALIAS_CHARS_MAX = 200
-"""Longest other name of a model: it is compared with every request's, and listed."""
+"""Longest alias of a model: every request's model is compared with it, and lists show it."""
 
 
 def check(spec: Spec, floor_of: FloorOf | None = None) -> Iterator[Finding]:
-    """Everything that does not fit. Without `floor_of` nothing is said about targets below what hardware can do."""
+    """All findings. Without `floor_of`, targets are not compared with what the hardware can reach."""
     for rule in RULES:
         yield from rule(spec)
     if floor_of is not None:
@@ -73,7 +73,7 @@ def _models(spec: Spec) -> Iterator[Finding]:
 
 
 def _aliases(spec: Spec, names: dict[str, int]) -> Iterator[Finding]:
-    """`names`: what the models themselves are called."""
+    """`names`: the models' own names, with the index of each model."""
     seen = dict(names)
     for at, model in enumerate(spec.models):
         for number, alias in enumerate(model.aliases):
@@ -220,7 +220,7 @@ def _environment(spec: Spec) -> Iterator[Finding]:
 
 
 def _gpus(spec: Spec) -> Iterator[Finding]:
-    """Types that are not listed, and more GPUs than there are."""
+    """GPU types that are not under `hardware`, and pools that need more GPUs than it has."""
     used: dict[str, int] = {}
     for path, _, pool in _pools(spec):
         if pool.gpu is None or not spec.hardware:
@@ -247,7 +247,7 @@ def _gpus(spec: Spec) -> Iterator[Finding]:
 
 
 def _digests(spec: Spec) -> Iterator[Finding]:
-    """Blocks are compared by Baton's connector, where a processor can read them."""
+    """Digests need Baton's connector, and KV caches in host memory."""
     if not spec.transfer.digests:
         return
     path = ("transfer", "digests")
@@ -261,7 +261,7 @@ def _digests(spec: Spec) -> Iterator[Finding]:
 
 
 def _peers(spec: Spec) -> Iterator[Finding]:
-    """Where the file asks for what vLLM's connector does not do. Left out, it is on for Baton's alone."""
+    """`peers: true` in a file that chooses vLLM's connector, which does not do it. As a default it is no problem."""
     if spec.transfer.peers and spec.transfer.connector is Connector.NIXL:
         yield Finding(
             path=("transfer", "peers"),
@@ -274,7 +274,7 @@ def _peers(spec: Spec) -> Iterator[Finding]:
 
 
 def _tiers(spec: Spec) -> Iterator[Finding]:
-    """vLLM moves blocks to and from files through host memory, and one program says where they go."""
+    """Files need host memory, through which vLLM moves their blocks; a folder needs files, and an absolute path."""
     if spec.kv.disk_gib and not spec.kv.host_gib:
         message = "vLLM moves blocks to and from files through host memory, and has none for that"
         yield Finding(path=("kv", "disk_gib"), message=message, fix="write `host_gib` beside it, or leave it out")
@@ -290,7 +290,7 @@ def _tiers(spec: Spec) -> Iterator[Finding]:
 
 
 def _targets(spec: Spec) -> Iterator[Finding]:
-    """Promises that contradict each other, or that time itself forbids."""
+    """Targets that contradict each other, or that no engine can meet."""
     for name, each in spec.slo.items():
         path: FieldPath = ("slo", name)
         targets = each.targets()
@@ -357,7 +357,7 @@ def _degrading(spec: Spec) -> Iterator[Finding]:
 
 
 def _stricter(other: SloClass, one: SloClass) -> bool:
-    """Whether `other` is no relief: it promises the same, or more of something that `one` promises, too."""
+    """Whether `other` is no looser than `one`: its targets are the same, or one of them is below `one`'s."""
     ours, theirs = one.targets(), other.targets()
     return ours == theirs or any(value < ours.get(target, 0.0) for target, value in theirs.items())
 
@@ -383,7 +383,7 @@ def _below_the_floor(spec: Spec, floor_of: FloorOf) -> Iterator[Finding]:
 
 
 def _copied_heads(spec: Spec, floor_of: FloorOf) -> Iterator[Finding]:
-    """Pairs that vLLM refuses, which only the model's own sizes tell."""
+    """Pairs of pools that vLLM refuses because of the model's number of KV heads."""
     for at, model in enumerate(spec.models):
         floor, pools = floor_of(spec, model), model.pools.every()
         for (producer, (gives, our_pool)), (consumer, (takes, their_pool)) in permutations(pools.items(), 2):

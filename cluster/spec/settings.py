@@ -3,8 +3,8 @@
 `docs/cluster-file.md` is made from this module, and the reader checks what it says. Names carry their unit last.
 Only `models` is required, and of a model only its `name`.
 
-Dataclasses and not a validation library: a wrong value is reported with line, column and what to write instead, for all
-values at once. Only a walk over the file's own tree knows these. A library would add the easy half.
+The settings are dataclasses and use no validation library. All wrong values are reported at once, each with line,
+column and what to write instead. Only the file's own tree has these; a library would do only the easy half.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cluster.instance import Role
 from cluster.spec.about import ENV_NAME, NAME, about
 
 POOL_MAX = 1000
-"""Instances in a pool: as many as the router's decisions are measured with."""
+"""Most instances of a pool: as many as the router's decisions are measured with."""
 
 POLICY = "workload"
 """The policy if the file names none. All commands use this default: with and without targets, by URL, from a registry,
@@ -66,7 +66,7 @@ MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
         "baton": "ours, built on it.",
     },
 }
-"""The choices, one sentence each."""
+"""The meaning of each choice, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +326,7 @@ class Model:
 
     @property
     def api_name(self) -> str:
-        """What clients send as `model`."""
+        """The name that clients send as `model`."""
         return self.served_name or self.name
 
 
@@ -866,7 +866,9 @@ class Spec:
     registry: RegistrySettings = field(
         default=RegistrySettings(),
         metadata=about(
-            text="Where the fleet meets.", why="one is started with the cluster", aka=("redis", "discovery", "store")
+            text="The Redis of agents and routers.",
+            why="one is started with the cluster",
+            aka=("redis", "discovery", "store"),
         ),
     )
     limits: Limits = field(
@@ -889,7 +891,7 @@ class Spec:
     router: RouterSettings = field(
         default=RouterSettings(),
         metadata=about(
-            text="The front door.", why="this machine alone, port 8000", aka=("frontend", "gateway", "server")
+            text="What clients connect to.", why="this machine alone, port 8000", aka=("frontend", "gateway", "server")
         ),
     )
 

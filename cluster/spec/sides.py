@@ -1,8 +1,8 @@
-"""What the two sides of a hand-over must be to each other, and what vLLM hands nothing over with. Pure.
+"""Settings that the two sides of a hand-over must share, and settings with which vLLM hands nothing over. Pure.
 
-From the source of vLLM 0.32's NixlConnector, which pulls (``nixl/`` = ``vllm/distributed/kv_transfer/kv_connector/v1/
-nixl/``). What is refused there ends the engine's start, or each pull: decode then computes every prompt again, and
-prefill's work is lost. What shapes and planned fleets have to keep is in `cluster.spec.pairing`.
+The rules are those of vLLM 0.32's NixlConnector in pull mode (``nixl/`` = ``vllm/distributed/kv_transfer/kv_connector/
+v1/nixl/``). What it refuses ends the engine's start, or each pull: decode then computes every prompt again, and
+prefill's work is lost. The rule of tensor parallel sizes, which plans use as well, is in `cluster.spec.pairing`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _BLOCK, _PREFILL_RANKS, _DECODE_RANKS = "block-size", "prefill-context-parallel-
 _ROUTED, _DRAFTS = "enable-return-routed-experts", "speculative-config"
 _LORA = ("enable-lora", "lora-modules")
 _READ_HIDDEN_STATES: Final = ("eagle", "mtp", "dflash", "dspark")
-"""A method of speculative decoding reads the model's hidden states if its name begins like this, or ends in ``_mtp``
-(``SpeculativeConfig.use_eagle``). Its draft model then has KV cache of its own, which P must fill as well."""
+"""Beginnings of the names of speculative decoding methods that read the model's hidden states; names that end in
+``_mtp`` are such, too (``SpeculativeConfig.use_eagle``). Their draft model has KV cache of its own, which P must
+fill as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Side:
     pool: Pool
 
     def given(self, flag: str) -> tuple[FieldPath, Any]:
-        """Where the pool gives this flag of vLLM, and its value; the path of its flags and None where it does not."""
+        """The path of this vLLM flag in the file, and its value; without it the path of the pool's flags, and None."""
         at = (*self.path, "engine_args")
         name, value = flags.given(self.pool.engine_args, flag)
         return ((*at, name), value) if name else (at, None)
@@ -68,7 +69,7 @@ class Side:
 
 
 def check(spec: Spec) -> Iterator[Finding]:
-    """All that keeps the pools of a model from handing over to each other; for each field the first finding."""
+    """What keeps the pools of a model from handing over to each other; of several findings for a field, the first."""
     for at, model in enumerate(spec.models):
         sides = list(_sides(("models", at, "pools"), model))
         yield from _names(("models", at, "pools"), model)
@@ -82,7 +83,7 @@ def check(spec: Spec) -> Iterator[Finding]:
 
 
 def pairs(sides: list[Side]) -> Iterator[tuple[Side, Side]]:
-    """Every producer with every consumer."""
+    """Every pool that may hand over with every other pool that it may hand over to."""
     yield from ((one, other) for one, other in permutations(sides, 2) if (one.role, other.role) in ROLE_PAIRS)
 
 
@@ -94,6 +95,7 @@ def _sides(path: FieldPath, model: Model) -> Iterator[Side]:
 
 def _of(sides: list[Side]) -> Iterator[Finding]:
     together = list(pairs(sides))
+    # Pools whose own instances may hand over to each other.
     among = {side.name for side in sides if side.role is Role.BOTH and side.pool.at_most > 1}
     gives = among | {producer.name for producer, _ in together}
     takes = (
@@ -110,7 +112,7 @@ def _of(sides: list[Side]) -> Iterator[Finding]:
 
 
 def _names(path: FieldPath, model: Model) -> Iterator[Finding]:
-    """What extra pools are named."""
+    """Extra pools that have a role's name, or a name that an instance could have."""
     for name in model.pools.extra:
         if name in set(Role) or name.rpartition("-")[2].isdecimal():
             fix = "write a name such as `decode-l40s`: no role's, and none that ends in a number"
@@ -121,8 +123,8 @@ def _names(path: FieldPath, model: Model) -> Iterator[Finding]:
 
 
 def _stages(side: Side, *, takes: bool) -> Finding:
-    """A consumer compares all regions with its own, and a stage has a part of them; with stages of its own it ends at
-    its start (`base_worker.py`).
+    """A pool with pipeline stages. A consumer compares all of the producer's KV regions with its own, and a stage has
+    only some of them. A consumer that has stages itself ends at its start (`base_worker.py`).
     """
     shape = side.pool.shape
     message = (
@@ -133,7 +135,7 @@ def _stages(side: Side, *, takes: bool) -> Finding:
 
 
 def _at_start(side: Side) -> Iterator[Finding]:
-    """What ends an engine's start beside the connector, which every engine has (`config/vllm.py`, `connector.py`)."""
+    """Flags with which no engine starts that has the connector, as all have (`config/vllm.py`, `connector.py`)."""
     path, wanted = side.given(_ROUTED)
     if wanted is True:
         message = "vLLM starts no engine with it that can hand over: the list of experts does not come along"
@@ -151,7 +153,7 @@ def _at_start(side: Side) -> Iterator[Finding]:
 
 
 def _not_by_baton(sides: list[Side]) -> Iterator[Finding]:
-    """What vLLM adapts under its own connector's name only (`engine.vllm.transfer`)."""
+    """What vLLM supports only with a connector named NixlConnector (`engine.vllm.transfer`)."""
     for side in sides:
         path = side.given(_DECODE_RANKS)[0]
         if (side.number(_DECODE_RANKS) or 1) > 1:
@@ -172,7 +174,7 @@ def _sizes(producer: Side, consumer: Side) -> Iterator[Finding]:
 
 
 def _same(producer: Side, consumer: Side) -> Iterator[Finding]:
-    """Flags that both must have with one value, and why."""
+    """Flags that must have the same value on both sides."""
     for names, why in (
         (flags.SAME_ON_BOTH_SIDES, "the KV cache of one is refused by the other"),
         (flags.SAME_ANSWERS, "else they are two models, and nothing is handed over"),
@@ -187,7 +189,7 @@ def _same(producer: Side, consumer: Side) -> Iterator[Finding]:
 
 
 def _disagreement(producer: Side, consumer: Side, flag: str) -> FieldPath | None:
-    """Where the two give a flag different values; None: they agree on it."""
+    """The path of a flag that the two sides give different values; None: they agree on it."""
     (our_path, ours), (their_path, theirs) = producer.given(flag), consumer.given(flag)
     if _meant(flag, ours) == _meant(flag, theirs):
         return None
@@ -195,12 +197,14 @@ def _disagreement(producer: Side, consumer: Side, flag: str) -> FieldPath | None
 
 
 def _meant(flag: str, value: Any) -> Any:
-    """A flag's value as vLLM takes it: its default written out is the default."""
+    """A flag's value as vLLM takes it; None: no flag, false, or vLLM's default written out."""
     return None if value is False or value == flags.LEFT_OUT.get(flag) else value
 
 
 def _blocks(producer: Side, consumer: Side) -> Iterator[Finding]:
-    """``KC/utils.py``, `block_size_ratio`; and `_validate_remote_agent_handshake` where ranks are fewer, too."""
+    """Block sizes that do not fit each other: `block_size_ratio` (``kv_connector/utils.py``), and for a consumer with
+    fewer ranks `_validate_remote_agent_handshake`.
+    """
     ours, theirs = producer.number(_BLOCK), consumer.number(_BLOCK)
     path = consumer.given(_BLOCK)[0]
     fewer = producer.pool.shape.tp > consumer.pool.shape.tp
@@ -238,7 +242,9 @@ def _context_ranks(producer: Side, consumer: Side) -> Iterator[Finding]:
 
 
 def _drafts(producer: Side, consumer: Side) -> Iterator[Finding]:
-    """Speculation that reads hidden states is on both or on none (`_get_speculative_compatibility_factors`)."""
+    """Speculative decoding that reads hidden states must be on both sides or on none
+    (`_get_speculative_compatibility_factors`).
+    """
     (our_path, ours), (their_path, theirs) = producer.given(_DRAFTS), consumer.given(_DRAFTS)
     if _reads_states(ours) != _reads_states(theirs):
         path = our_path if _reads_states(ours) else their_path
@@ -262,7 +268,7 @@ def _reads_states(config: Any) -> tuple[str, Any] | None:
 
 
 def _adapters(producer: Side, consumer: Side) -> Iterator[Finding]:
-    """Adapters that differ: a request for one is served whole, by the side that has it."""
+    """Adapters that differ: a request for one is served aggregated, by the side that has it."""
     for flag in _LORA:
         path = _disagreement(producer, consumer, flag)
         if path is not None:

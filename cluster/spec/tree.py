@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 
 
 class Malformed(Exception):
-    """The text is no YAML, or YAML that Baton does not take. There is no tree then."""
+    """The text is no YAML, or YAML that Baton does not accept. No tree is made."""
 
     def __init__(self, mark: Mark, message: str, fix: str) -> None:
         super().__init__(message)
@@ -66,6 +66,7 @@ class Scalar:
     plain: bool
     """Whether it is written without quotes."""
     size: int = 1
+    """As in `Items`, and so is `height`."""
     height: int = 0
 
     @property
@@ -131,7 +132,7 @@ def tree_of(value: object) -> Node:
     A text counts as unquoted if it reads back as the same text, so that problems show it as a file would.
 
     Raises:
-        Malformed: the value breaks a limit, or holds a character that is none.
+        Malformed: the value breaks a limit, or holds a character that no text can hold (a NUL, half a surrogate pair).
     """
     node = _grown(value, 0)
     if node.size > VALUES_MAX:

@@ -104,7 +104,10 @@ def converted(value: str, name: str, key: str = "") -> str | None:
 
 
 def shown(number: float, *, whole: bool = False) -> str:
-    """A number as people write it: no exponent, no trailing zeros."""
+    """A number as people write it: no exponent, no trailing zeros; three decimals from 1 on, six below, none from 1e6.
+
+    `whole`: round to a whole number.
+    """
     if whole or abs(number - round(number)) < 1e-9 * max(1.0, abs(number)):
         return str(round(number))
     if abs(number) >= 1e6:

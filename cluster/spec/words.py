@@ -33,7 +33,11 @@ class ExplainedPart:
 
 
 def explain(parsed: Parsed) -> tuple[ExplainedPart, ...]:
-    """Everything that a file without errors promises, subject by subject."""
+    """Everything that a file promises, subject by subject.
+
+    Raises:
+        UsageError: the file has errors.
+    """
     spec = parsed.usable()
     parts = [ExplainedPart(f"model {model.api_name}", tuple(_model(model))) for model in spec.models]
     parts += [
@@ -101,7 +105,7 @@ def _size(pool: Pool) -> str:
 
 
 _WHOLE_CACHES = ("auto", "bfloat16", "float16")
-"""Formats of a KV cache that lose nothing worth a word."""
+"""Formats of a KV cache that answers do not suffer from: they are not mentioned."""
 
 
 def _details(pool: Pool) -> Iterator[str]:

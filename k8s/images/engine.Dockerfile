@@ -1,6 +1,6 @@
 # An engine's pod: vLLM's own image and Baton beside it. The build context is dist/, as `make wheel` makes it. What vLLM's
 # image has already is taken from there and never shadowed; the rest comes from requirements-engine.txt, with hashes.
-# pip takes the compiled wheel where it is for the image's Python, else the plain one: agents decide little.
+# pip takes the compiled wheel if it is for the image's Python, else the plain one, which is fast enough for an agent.
 #   make wheel && docker build -f k8s/images/engine.Dockerfile -t baton/engine:0.1.0 dist
 FROM vllm/vllm-openai:v0.32.0 AS build
 ARG PIP_INDEX_URL

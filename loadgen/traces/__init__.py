@@ -29,6 +29,7 @@ FORMATS: dict[str, Reader] = {
 """Formats of one file by the name used on the command line."""
 
 LOOK_LINES = 20
+"""Lines that `detect` looks at."""
 
 
 def detect(head: Iterable[str]) -> str | None:

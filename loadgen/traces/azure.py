@@ -21,7 +21,7 @@ _STAMP = re.compile(
 )
 _MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _FROM_YEAR = 2000
-"""Seconds count from this year: small enough to keep 100 ns in a float (2^53 / 10^7 is 28 years)."""
+"""Seconds count from this year, so that a float keeps 100 ns (2^53 of them are 28 years)."""
 
 
 def read(lines: Iterable[str], rng: np.random.Generator, tick_s: float | None = None) -> Iterator[Row]:
@@ -43,7 +43,7 @@ def _parse(line: str) -> Arrival | None:
 
 
 def seconds(stamp: str) -> float:
-    """Seconds of a time stamp since the year 2000, UTC unless it says otherwise."""
+    """Seconds of a time stamp since the year 2000, UTC unless it says otherwise. Raises `RowFault`."""
     if not stamp:
         raise RowFault("TIMESTAMP is missing")
     found = _STAMP.fullmatch(stamp)

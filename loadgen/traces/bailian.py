@@ -47,7 +47,7 @@ def _turn(value: Any) -> int | None:
 
 
 def _session(chat: Any, parent: Any, roots: dict[str, str]) -> str:
-    """The first chat of this one's conversation. A parent that was not seen (cut off by sampling) begins one."""
+    """The id of the conversation's first chat. A parent that was not seen (cut off by sampling) counts as the first."""
     if chat is None:
         raise RowFault("chat_id is missing")
     own, before = text(chat, "chat_id"), text(parent, "parent_chat_id")

@@ -17,7 +17,7 @@ _SHOWN = 60
 
 
 class RowFault(Exception):
-    """A row cannot be used; the message is for people. Never leaves `loadgen.traces`."""
+    """A row cannot be used; the message is for people. Readers turn it into a `BadRow`."""
 
 
 def shown(value: object) -> str:
@@ -72,7 +72,7 @@ def ids(value: Any, name: str) -> tuple[int, ...]:
 
 
 def blocks(value: Any, name: str, input_tokens: int, block_tokens: int) -> tuple[int, ...]:
-    """Block ids that fit the prompt: at most as many as it has blocks."""
+    """Block ids that fit the prompt: at most as many as it has blocks of `block_tokens`; the last may be partial."""
     found = ids(value, name)
     room = -(-input_tokens // block_tokens)
     if len(found) > room:

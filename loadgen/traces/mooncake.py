@@ -15,6 +15,7 @@ from loadgen.traces.fields import blocks, count, json_row, number
 from loadgen.traces.ordered import from_zero, looks_quantised, rows, spread
 
 TICK_S = 3.0
+"""Width of the real traces' stamps, in seconds."""
 BLOCK_TOKENS = 512
 
 

@@ -16,7 +16,7 @@ LOOK_ROWS = 256
 
 
 def rows(lines: Iterable[str], parse: Callable[[str], Arrival | None]) -> Iterator[Row]:
-    """Parse line by line; `None` is a header. A row that is earlier than the one before it is bad.
+    """Parse line by line; `parse` gives None for a header. A row that is earlier than the one before it is bad.
 
     Times stay as the trace has them: from its own zero.
     """
