@@ -13,7 +13,7 @@ DEFAULT = "baton.yaml"
 """The file that is read if none is named."""
 
 _BYTES_MAX = 4 * TEXT_CHARS_MAX + 4
-"""Longest read: a character takes at most four bytes, and one byte more is enough to see that a file is too long."""
+"""Longest read: UTF-8 takes at most four bytes a character; one character more shows that a file is too long."""
 
 
 def read(name: str) -> Parsed:
