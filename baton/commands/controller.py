@@ -1,8 +1,8 @@
 """Sizes a fleet: looks at what arrives and how it fares, and starts, flips and drains instances to keep the promises.
 
-One controller at a time leads, by a lock in the registry; others look on and take over. `--on ray` starts instances on
-a Ray cluster and goes on with those that exist already; without it this controller only speaks to agents that run
-(other roles, drains). `baton up` has a controller of its own. docs/scaling.md says how it decides.
+One controller at a time leads, by a lock in the registry; others stand by and take over. `--on ray` starts instances
+on a Ray cluster and goes on with those that exist already; without it this controller only asks agents that run for
+other roles and drains. `baton up` has a controller of its own. docs/scaling.md says how it decides.
 
 examples:
   baton controller baton.yaml --on ray --registry redis://10.0.0.9:6379 --registry-password-file keys/registry
@@ -83,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
     spec = read(args.file).usable()
     fill_from_file(args, spec, args.file)
     if args.registry is None:
-        raise UsageError("--registry: neither this flag nor the file names one; the fleet meets there")
+        raise UsageError(
+            "--registry: neither this flag nor the file names one; give redis://HOST:PORT of the fleet's registry"
+        )
     plan = plan_of(spec, args.engine, None, args.vllm_args, dry=args.dry_run, resizes=not args.no_scale)
     return asyncio.run(_run(args, spec, plan))
 
@@ -131,8 +133,8 @@ async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
 
 
 def _only_says(args: argparse.Namespace) -> bool:
-    """Whether this controller starts and ends no instance at all. One that owns its fleet starts it, and then only says
-    what it would do with it: nothing else would start it.
+    """Whether this controller starts and ends no instance: a dry run. With --owns, a dry run still starts the fleet as
+    the file has it, since no other program would, and then only reports what it would change.
     """
     return bool(args.dry_run and not args.owns)
 

@@ -45,10 +45,10 @@ from costs.shape import Spans
 from goodput.candidates import shapes
 
 STRICT = "--strict makes no plan"
-"""What that flag does where rows of a trace are left out."""
+"""Ends the line about left-out rows of a trace: what --strict would have done."""
 
 STEPS = 3
-"""How many next steps of each target are planned."""
+"""Next steps that `baton.plan_steps.steps` yields at most, for the progress bar; 0 with --no-steps."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +113,10 @@ def _effort(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan and print; 0 with an answer, 1 if no fleet keeps the targets."""
+    """Plan and print: 0 with an answer; 1 if no fleet keeps the targets, or --strict refuses the input.
+
+    With --replay-decisions: 0 if every decision is the same again, else 1.
+    """
     _check(args)
     if args.replay_decisions is not None:
         return _decide_again(args)
@@ -123,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     if args.strict and (load.bad or parsed.problems):
         for line in (*map(str, parsed.problems), *load.left_out(STRICT)):
             say(line)
-        say("--strict: no plan is made from this; mend it, or leave --strict out")
+        say("--strict: no plan is made from this; correct it, or leave --strict out")
         return 1
     task = _task(args, spec, load)
     began_s = time.monotonic()
@@ -142,7 +145,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Before anything that takes long."""
+    """Refuse flags that cannot be used, before anything that takes long.
+
+    Raises:
+        UsageError: the message names the flag.
+    """
     if args.vllm_args:
         raise UsageError("`baton plan` takes no vLLM flags: give them to the file's pools (`engine_args`)")
     if args.processes is not None and args.processes < 1:
@@ -164,7 +171,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _free(flag: str, path: Path) -> None:
-    """Refuse the path of a file to write that is taken, or cannot be written."""
+    """Refuse a path for a result if a file is there, or its folder is missing."""
     try:
         taken, folder = path.exists(), path.absolute().parent.is_dir()
     except OSError as error:
@@ -176,7 +183,7 @@ def _free(flag: str, path: Path) -> None:
 
 
 def _decide_again(args: argparse.Namespace) -> int:
-    """0 if every decision is the same again; 1 otherwise."""
+    """Replay a controller's log: 0 if every decision is the same again; 1 otherwise."""
     from baton.scaling_log import decide_again, log_of
 
     found = decide_again(args.file, log_of(args.replay_decisions))
@@ -200,7 +207,7 @@ UNUSED_BY_WORKLOADS: Mapping[str, float | None] = {
     "rate_scale": 1.0,
     "from_s": 0.0,
 }
-"""Flags of other loads, and their values where they are not given: a workload file would silently ignore them."""
+"""Flags that a workload file would silently ignore, with their defaults; other values are refused beside it."""
 
 
 def _parsed(name: str) -> Parsed:
@@ -302,7 +309,7 @@ def _gpus(args: argparse.Namespace, spec: Spec) -> tuple[tuple[Gpu, int | None],
 
 
 def _told(gpu: Gpu, told: Mapping[str, Hardware]) -> Gpu:
-    """With the file's own price, power and memory."""
+    """The GPU type with price, power and memory as the cluster file has them (`told`), by the name of the type."""
     said = told.get(gpu.name)
     if said is None:
         return gpu
@@ -331,7 +338,7 @@ def _planned(args: argparse.Namespace, task: Task) -> tuple[SearchResult, list[S
 
 
 def _write(args: argparse.Namespace, task: Task, outcome: SearchResult, steps: list[Step], took_s: float) -> None:
-    """Write the files first: printed output may be lost in a pipe."""
+    """Write the files that flags ask for; before anything is printed, since a pipe may lose that."""
     from baton import plan_report
 
     if args.html is not None:

@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: EngineHardware) -> ScalingPlan | None:
-    """How the fleet is to be sized; None: it keeps its size."""
+    """How to resize the fleet; None: it keeps its size. Models that cannot be resized are named on stderr."""
     from baton.scaling import plan_of, wants_scaling
 
     if spec is None or args.no_scale or not wants_scaling(spec):
@@ -146,6 +146,7 @@ def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: EngineH
 
 
 def _unsized_because(args: argparse.Namespace, spec: Spec | None) -> str:
+    """Why nothing is resized, for --scale-dry-run: the end of a sentence."""
     if spec is None:
         return "as pools keep their size without a cluster file"
     return (
@@ -188,7 +189,10 @@ def _scaling(
     door: Callable[[str], str],
     closing: ExitStack,
 ) -> LocalScaling:
-    """The part that resizes the fleet while it serves."""
+    """The controller that resizes the fleet while it serves.
+
+    `settings`: by pool, the settings of one more instance; `door`: makes the socket path of an instance.
+    """
     from baton.local_fleet import LocalScaling
 
     keys = None if front.ticket_keys_file is None else open_fleet_keys(Path(front.ticket_keys_file))
@@ -315,7 +319,7 @@ def _with_doors(wanted: list[WantedEngine], closing: ExitStack) -> tuple[list[Wa
 
 
 def _registry(args: argparse.Namespace, spec: Spec | None, cluster: str) -> RegistryChild | RegistryElsewhere:
-    """The registry that the file names, else a new one."""
+    """The registry that the file names, else a new one that this command starts."""
     if spec is None or spec.registry.url is None:
         return RegistryChild(cluster)
 
