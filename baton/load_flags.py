@@ -25,7 +25,7 @@ def add_load(group: Any, *, sends: bool = True) -> None:
     lengths = "N, uniform:A-B, lognormal:p50=A,p90=B, lognormal:mean=A,cv=B or like:TRACE"
     group.add_argument("--input-tokens", metavar="N|DIST", help=f"{lengths} (default 512)")
     group.add_argument("--output-tokens", metavar="N|DIST", help="the same for answers (default 128)")
-    group.add_argument("--prefix-tokens", type=_whole, metavar="N", help="N first tokens that a group of prompts shares")
+    group.add_argument("--prefix-tokens", type=_whole, metavar="N", help="prompts of a group share N first tokens")
     group.add_argument("--prefix-groups", type=_whole, metavar="G", help="how many groups (default 1)")
     group.add_argument(
         "--requests", type=_whole, metavar="N", help="end after N requests (without --trace or --duration-s: 100)"

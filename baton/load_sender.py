@@ -28,13 +28,13 @@ class SenderPart:
         self._told = 0
 
     async def run(self, start: float) -> None:
-        """Send the load, and report its records."""
+        """Send this part, with second 0 of the load at `start` (`time.perf_counter`), and report its records."""
         load = await self._replay.run(self._job.arrivals, LoadShard(self._job.first, self._job.step, start))
         gaps = encoded_gaps(load.gaps_s)
         _tell(SenderEnded(load.sent, load.held_back, load.cpu_s, load.elapsed_s, gaps))
 
     def obey(self, word: str) -> None:
-        """`stop`, or anything else: end now."""
+        """Obey a line of the parent: `stop` sends no more; any other line cuts open requests."""
         if word == "stop":
             self._replay.stop()
         else:
