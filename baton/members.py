@@ -17,7 +17,7 @@ from kvtransfer.asks import doors_of
 from kvtransfer.door import introduce_each_other
 
 PORTS_S = 15.0
-"""Longest wait for the ports of a killed agent. Its keeper (`engine/vllm/keeper.py`) mostly needs 3 s at most."""
+"""Longest wait for the ports of a killed agent. Its keeper (`engine/vllm/keeper.py`) needs about 3 s."""
 
 PORTS_EVERY_S = 0.1
 
