@@ -1,4 +1,4 @@
-"""The kept log of a controller, read: for `baton explain --scaling`, and decided again for `baton plan`."""
+"""Reads a controller's kept log for `baton explain --scaling`, and replays it for `baton plan --replay-decisions`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Shown(NamedTuple):
     """One decision of a log."""
 
     at: float
+    """Unix time, s."""
     model: str
     decision: dict[str, Any]
 
@@ -78,9 +79,10 @@ class ReplayedDecisions(NamedTuple):
     """The result of deciding a log again."""
 
     controllers: int
-    """Lives of controllers that the log has from their first event on."""
+    """Runs of a controller that were replayed: those that the log has from their first event on."""
     events: int
     different: tuple[str, ...]
+    """A line for each event after which the decision differs."""
 
 
 def decide_again(file: str, log: Path) -> ReplayedDecisions:
@@ -107,7 +109,9 @@ def decide_again(file: str, log: Path) -> ReplayedDecisions:
 
 
 def _lives(log: Path) -> Iterator[tuple[MadePools, str, list[Line]]]:
-    """By controller and model, its events from the first on. Lives without their beginning in the log are left out."""
+    """Each run of a controller, by model: its settings and its events. A run whose beginning is not in the log is left
+    out.
+    """
     made: MadePools | None = None
     found: dict[str, list[Line]] = {}
     for line in lines(log):
