@@ -54,7 +54,7 @@ class DoctorFinding:
 
 
 def ok(what: str, found: str) -> DoctorFinding:
-    """All is well."""
+    """A finding that all is well."""
     return DoctorFinding(what, CheckVerdict.OK, found)
 
 
@@ -231,7 +231,7 @@ CHECKS: tuple[Callable[[EngineHardware], DoctorFinding], ...] = (
     check_model,
     check_compiled,
 )
-"""In the order of the report."""
+"""All checks, in the order of the report."""
 
 
 def run_checks() -> list[DoctorFinding]:

@@ -19,7 +19,7 @@ COMMANDS = {
     "up": "a whole cluster on this machine: router, prefill and decode engines",
     "controller": "sizes a fleet to keep its promises: starts, flips and drains instances",
     "scale": "pause or resume a controller, order sizes by hand, see what it decides",
-    "router": "the front door alone, in front of engines that already run",
+    "router": "the router alone, in front of engines that already run",
     "engine": "one instance: a watched vLLM server",
     "mock": "engines without a model: vLLM's API, timing and KV hand-over, and faults on demand",
     "status": "list instances and routers, and whether each answers",

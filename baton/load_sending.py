@@ -25,7 +25,7 @@ LINE_BYTES_MAX = 1 << 28
 """Longest line of a sender: a record with the times of a hundred thousand tokens fits."""
 
 BEGIN_S = 0.5
-"""From the moment when all senders are ready to second 0 of the load; they make their first bodies meanwhile."""
+"""Seconds from the moment when all senders are ready to the load's second 0; they make first bodies meanwhile."""
 
 READY_S = 60.0
 """Longest wait for the senders; then the load starts all the same, and a later one sends late."""
@@ -46,7 +46,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     """Number of its first request in the whole load."""
     step: int
-    """From one of its requests to the next, in those numbers."""
+    """Difference between the numbers of two successive requests of this sender."""
 
 
 class SenderReady(msgspec.Struct, frozen=True, tag="ready"):

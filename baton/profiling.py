@@ -46,7 +46,7 @@ class ProfileResults:
     round_trip_ms: float = 0.0
     """`round_trip_s`, in ms."""
     ways_ms: list[float] = field(default_factory=list)
-    """Of each prompt: time to the first token outside the engine's step, which the engine's metrics tell."""
+    """For each prompt the time to the first token outside the engine's step, by the engine's metrics."""
     first_tokens: dict[Point, PrefillRow] = field(default_factory=dict)
     """Times to the first token as the client saw them; `prefills` has the steps alone."""
     decodes: dict[Point, DecodeRow] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Before an instance leaves: simulates the fleet without it, in a process of its own (`goodput.decision.Check`, live).
 
 The controller goes on meanwhile; the answer comes as an event. The process (`baton.scaling_simulation`) is niced, has
-`CPU_S` of CPU time for the simulation, and `WALL_S` in all. After any failure the verdict is "unknown" and says why,
-and the controller's formulas decide as without a check.
+`CPU_S` of CPU time for the simulation, and `WALL_S` in all. After any failure the verdict is None, with the
+reason, and the controller's formulas decide as without a check.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The cheapest fleet that keeps the promises of a cluster file, for a trace or made-up load.
 
 Searches GPU types, tensor parallel sizes, prefill and decode apart or together, several GPU types in one role, token
-budgets, power caps and counts. Bounds rule out what cannot be; what is left is simulated with the router's own policy
-and admission, every fleet on the same requests. The answer says how sure it is, what binds, its price and its power,
+budgets, power caps and counts. Bounds rule out fleets that cannot keep them; others are simulated with the router's
+own policy and admission, all on the same requests. The answer says how sure it is, what binds, its price and its power,
 and what the next step of the promise would take. Ctrl-C gives the best so far. Ends with exit code 1 where nothing
 keeps the promises, naming the term that makes it impossible; with 2 for wrong input, promises below the roofline too.
 
-The file's `slo` is what is promised, `hardware` says which types there are, how many, their prices and power; --gpus
-instead of it. Flags of vLLM in a pool's `engine_args` hold for its role.
+The file's `slo` has the promises. Its `hardware` lists the GPU types, how many there are, their prices and power; --gpus
+replaces that list. Flags of vLLM in a pool's `engine_args` hold for its role.
 
 examples:
   baton plan baton.yaml --trace AzureLLMInferenceTrace_conv.csv --gpus H100-SXM=16,L40S=32 --html plan.html

@@ -1,4 +1,4 @@
-"""The front door alone: in front of vLLM servers that already run, or of the fleet that meets in a registry.
+"""The router alone: in front of vLLM servers that already run, or of the fleet that meets in a registry.
 
 Engines need vLLM's NixlConnector (`baton engine` starts them with it). A request is prefilled on one instance, its KV
 cache pulled by another, which answers. OpenAI's endpoints are below the address printed on stdout.

@@ -60,7 +60,7 @@ from sim.trace_view import TraceView
 from sim.world import World
 
 WINDOW_S = (0.0, 10.0)
-"""The seconds of a --chrome-trace, unless a flag says others."""
+"""The seconds of a --chrome-trace without --trace-window."""
 
 _SHOWN = {
     "client_us": "client to router, one way, us",
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cluster", metavar="FILE", help="a cluster file: its pools as they start, its classes, its policy"
     )
     fleet.add_argument("--model", help=f"without --cluster: what to serve (default {MODEL})")
-    fleet.add_argument("--gpu", help=f"type of GPU where nothing says (default {GPU})")
+    fleet.add_argument("--gpu", help=f"type of GPU for pools that name none (default {GPU})")
     for role in Role:
         fleet.add_argument(f"--{role.value}", type=_natural, metavar="N", help=f"instances of role `{role.value}`")
     for role in Role:

@@ -2,7 +2,7 @@
 
 PATH is a folder of one run (requests.jsonl, meta.json, timeseries.csv), a table of steady runs (a .csv), or a folder
 that holds some of these. Costs come from the shipped profiles; nothing is fitted to what is measured here.
-docs/validation.md says where such runs are to be had, and has the outcome.
+docs/validation.md lists where to get such runs, and the results.
 
 examples:
   baton validate $BATON_DATA/measured
