@@ -6,7 +6,7 @@ own policy and admission, all on the same requests. The answer says how sure it 
 and what the next step of the promise would take. Ctrl-C gives the best so far. Ends with exit code 1 where nothing
 keeps the promises, naming the term that makes it impossible; with 2 for wrong input, promises below the roofline too.
 
-The file's `slo` has the promises. Its `hardware` lists the GPU types, how many there are, their prices and power; --gpus
+The file's `slo` has the promises. Its `hardware` lists the GPU types, their number, prices and power; --gpus
 replaces that list. Flags of vLLM in a pool's `engine_args` hold for its role.
 
 examples:
