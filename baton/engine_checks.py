@@ -67,7 +67,7 @@ async def _check(url: str) -> list[DoctorFinding]:
 async def _tried(
     what: str, check: Callable[[_Seen], DoctorFinding | Awaitable[DoctorFinding]], seen: _Seen, *, needed: bool = False
 ) -> DoctorFinding:
-    """The finding of a check. An exception is one, too: `missing` if the router needs the check to pass, else a note."""
+    """The finding of a check. An exception is one, too: `missing` if the router needs the check, else a note."""
     try:
         found = check(seen)
         return found if isinstance(found, DoctorFinding) else await found
