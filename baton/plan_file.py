@@ -26,7 +26,7 @@ def text_of(given: str, task: Task, best: FleetResults) -> str:
 
     tree = yaml.safe_load(given)
     for each in tree["models"]:
-        if each["name"] == task.model.name:
+        if (each.get("served_name") or each["name"]) == task.model.api_name:
             each["pools"] = pools_of(best, each.get("pools") or {}, task.model)
     hardware = dict(tree.get("hardware") or {})
     known = {gpu.name for name in hardware if (gpu := find_gpu(name)) is not None}

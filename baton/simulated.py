@@ -99,13 +99,8 @@ def _from_file(args: argparse.Namespace, *, contents: bool) -> PlannedSimulation
         told = "; ".join(str(each) for each in parsed.errors[:3])
         raise UsageError(f"{args.cluster} has errors (`baton lint {args.cluster}` lists them): {told}")
     spec = parsed.spec
-    chosen = spec.models[0]
-    if args.model is not None:
-        named = [model for model in spec.models if args.model in {model.name, model.api_name}]
-        if not named:
-            raise UsageError(f"--model {args.model}: {args.cluster} has {', '.join(m.api_name for m in spec.models)}")
-        chosen = named[0]
-    listed = [each for each in instances(spec) if each.model == chosen.name]
+    chosen = clusterfile.named_model(spec, args.model, args.cluster)
+    listed = [each for each in instances(spec) if each.api_name == chosen.api_name]
     if not listed:
         raise UsageError(f"{args.cluster}: {chosen.api_name} starts with no instance; give its pools `start`")
     memory = {name: found.memory_gib for name, found in spec.hardware.items() if found.memory_gib is not None}
@@ -168,7 +163,7 @@ def _members(
             if each.power_cap_w is not None:
                 costs = costs.capped(cap_of(each.power_cap_w, costs.gpu.tdp_w))
             made[key] = replace(
-                member(each.name, each.role, each.served_name or each.model, costs, config, start_up_s=args.start_up_s),
+                member(each.name, each.role, each.api_name, costs, config, start_up_s=args.start_up_s),
                 flips=each.flips,
                 startup=_startup(args),
             )

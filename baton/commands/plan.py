@@ -37,7 +37,7 @@ from baton.planning import EFFORT, OBJECTIVES, SearchResult, Task, goals_of, pla
 from baton.simulated import model_of, read_gpus
 from baton.workload import workload
 from cluster.errors import UsageError
-from cluster.spec import Hardware, Model, Parsed, Spec
+from cluster.spec import Hardware, Parsed, Spec
 from costs.bounds import Least, least
 from costs.hardware import Gpu, gpu_named
 from costs.model import ModelShape
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     outcome, steps = _planned(args, task)
     took_s = time.monotonic() - began_s
     try:
-        _write(args, task, outcome, steps, took_s)
+        _write(args, parsed.text, task, outcome, steps, took_s)
     finally:  # a file that cannot be written must not cost the answer
         if args.json:
             emit({**as_json(outcome, steps, task, took_s), "bad_rows": list(load.bad)})
@@ -242,7 +242,7 @@ def _some(load: PlannedLoad) -> PlannedLoad:
 
 
 def _task(args: argparse.Namespace, spec: Spec, load: PlannedLoad) -> Task:
-    model = _model(spec, args.model, args.file)
+    model = clusterfile.named_model(spec, args.model, args.file)
     shape, gpus = model_of(model.name), _gpus(args, spec)
     named = {each.slo_class for each in load.arrivals if each.slo_class is not None}
     if unknown := sorted(named - set(spec.slo)):
@@ -289,13 +289,6 @@ def _above_the_roofline(file: str, spec: Spec, shape: ModelShape, gpus: tuple[tu
                 )
 
 
-def _model(spec: Spec, wanted: str | None, file: str) -> Model:
-    named = [each for each in spec.models if wanted is None or wanted in {each.name, each.api_name}]
-    if not named:
-        raise UsageError(f"--model {wanted}: {file} has {', '.join(each.api_name for each in spec.models)}")
-    return named[0]
-
-
 def _gpus(args: argparse.Namespace, spec: Spec) -> tuple[tuple[Gpu, int | None], ...]:
     counts: Mapping[str, int | None] = (
         read_gpus(args.gpus, "--gpus")
@@ -337,8 +330,13 @@ def _planned(args: argparse.Namespace, task: Task) -> tuple[SearchResult, list[S
     return outcome, steps
 
 
-def _write(args: argparse.Namespace, task: Task, outcome: SearchResult, steps: list[Step], took_s: float) -> None:
-    """Write the files that flags ask for; before anything is printed, since a pipe may lose that."""
+def _write(
+    args: argparse.Namespace, given: str, task: Task, outcome: SearchResult, steps: list[Step], took_s: float
+) -> None:
+    """Write the files that flags ask for; before anything is printed, since a pipe may lose that.
+
+    `given`: the text of the cluster file, as it was read.
+    """
     from baton import plan_report
 
     if args.html is not None:
@@ -348,9 +346,5 @@ def _write(args: argparse.Namespace, task: Task, outcome: SearchResult, steps: l
         plan_report.write(args.plot, plan_report.picture(outcome, task, args.plot.suffix[1:]), "--plot")
         say(f"wrote {args.plot}")
     if args.out is not None and outcome.best is not None:
-        plan_file.write(args.out, plan_file.text_of(_text(args.file), task, outcome.best))
+        plan_file.write(args.out, plan_file.text_of(given, task, outcome.best))
         say(f"wrote {args.out}: `baton lint {args.out}`, then `baton up {args.out}`")
-
-
-def _text(file: str) -> str:
-    return Path(file).read_text()
