@@ -239,13 +239,20 @@ def _value(words: list[str], flag: str, otherwise: str) -> str:
     return otherwise
 
 
+def machine_of(plan: ScalingPlan, model: str) -> Controller | FixedPools:
+    """A new controller of one model of the plan; for a model in `kept` one that keeps the file's sizes."""
+    if model in plan.kept:
+        return FixedPools({name: count for name, (_, count) in plan.kept[model].items()})
+    return Controller(plan.pools[model], plan.promises, plan.rules)
+
+
 def fleets_of(plan: ScalingPlan) -> tuple[ScaledFleet, ...]:
     """A controller for each model that can be sized, and one that keeps the file's sizes for each model in `kept`."""
     fixed = tuple(
         ScaledFleet(
             model=model if len(plan.pools) + len(plan.off) > 1 else "",
             pools={name: (role, False) for name, (role, _) in sizes.items()},
-            machine=FixedPools({name: count for name, (_, count) in sizes.items()}),
+            machine=machine_of(plan, model),
         )
         for model, sizes in plan.kept.items()
     )
@@ -253,7 +260,7 @@ def fleets_of(plan: ScalingPlan) -> tuple[ScaledFleet, ...]:
         ScaledFleet(
             model=model if len(plan.pools) + len(plan.off) > 1 else "",
             pools={pool.name: (pool.role, pool.flips) for pool in pools},
-            machine=Controller(pools, plan.promises, plan.rules),
+            machine=machine_of(plan, model),
             check=Checker(plan.members[model], plan.promises),
         )
         for model, pools in plan.pools.items()

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton.clusterfile import read
-from baton.scaling import MadePools, plan_of, scaling_folder
+from baton.scaling import MadePools, ScalingPlan, machine_of, plan_of, scaling_folder
 from cluster.errors import UsageError
 from goodput.actuate.journal import Line, lines
-from goodput.controller import Controller
 from goodput.decisionlog import BadLine, replay
 
 
@@ -96,16 +95,25 @@ def decide_again(file: str, log: Path) -> ReplayedDecisions:
     different: list[str] = []
     for made, model, logged in _lives(log):
         plan = plan_of(spec, made.engine, made.gpu, list(made.vllm_args), dry=made.dry, resizes=made.resizes)
-        pools = plan.pools.get(model) or (next(iter(plan.pools.values())) if len(plan.pools) == 1 else None)
-        if pools is None:
-            raise UsageError(f"{log}: is of the model {model!r}, which {file} does not size")
+        name = _name(plan, model)
+        if name is None:
+            there = ", ".join([*plan.kept, *plan.pools])
+            raise UsageError(f"{log}: is of the model {model!r}, and {file} has {there}: give the file of that log")
         lives, events = lives + 1, events + len(logged)
         try:
-            found = replay((each.raw for each in logged), Controller(pools, plan.promises, plan.rules))
+            found = replay((each.raw for each in logged), machine_of(plan, name))
             different += [f"event {each.line} of life {lives}: was {each.was}, is {each.now}" for each in found]
         except BadLine as error:
             raise UsageError(f"{log}: {error}") from None
     return ReplayedDecisions(lives, events, tuple(different))
+
+
+def _name(plan: ScalingPlan, model: str) -> str | None:
+    """The model of the plan that a log names; None: none is. The log of a cluster with one model names no model."""
+    if model:
+        return model if model in plan.pools or model in plan.kept else None
+    alone = plan.pools or plan.kept
+    return next(iter(alone)) if len(alone) == 1 else None
 
 
 def _lives(log: Path) -> Iterator[tuple[MadePools, str, list[Line]]]:
