@@ -20,6 +20,7 @@ from baton.plan import (
     WantedEngine,
 )
 from baton.scaling import ScalingPlan, ScalingShell
+from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from cluster.registry.registry import Registry
@@ -118,6 +119,8 @@ class LocalScaling:
         agents = Agents(self._keys)
         try:
             await self._shell.run(self._actuator(fleet, agents), self._announce)
+        except UsageError as error:
+            self._say(f"scaling: the fleet keeps its size: {error}")
         finally:
             await agents.close()
 

@@ -300,11 +300,16 @@ class ScalingShell:
         self._port: Final = port
         self.scaler: Scaler | None = None
         self.running = False
+        self.ran = False
+        """Whether its HTTP side was ever up."""
 
     async def run(self, actuator: Actuator, on_url: Callable[[str], None] = lambda _: None) -> None:
         """Size the fleet until cancelled. After an exception the controller starts anew; nothing else ends.
 
         `on_url` gets the URL of the HTTP side at each start.
+
+        Raises:
+            UsageError: the first start failed for a wrong flag: its port is taken, the registry's password is missing.
         """
         for model, because in self.plan.off.items():
             self._say(f"scaling: {model} keeps its size: {because}")
@@ -312,12 +317,21 @@ class ScalingShell:
         while True:
             try:
                 await self._once(actuator, on_url)
-            except Exception:  # the fleet serves without its controller, too
+            except Exception as error:  # the fleet serves without its controller, too
+                if isinstance(error, UsageError) and not self.ran:
+                    self.running = False
+                    raise
                 logger.exception("the controller has failed; it begins anew in %g s", AGAIN_S)
             await asyncio.sleep(AGAIN_S)
 
     async def _once(self, actuator: Actuator, on_url: Callable[[str], None]) -> None:
         registry = self._registry()
+        try:
+            await self._size(registry, actuator, on_url)
+        finally:
+            await registry.close()
+
+    async def _size(self, registry: Registry, actuator: Actuator, on_url: Callable[[str], None]) -> None:
         folder = scaling_folder()
         lease = LeaderClaim(registry, "http://127.0.0.1:1", said=self._line)
         journal = Journal(folder / f"{self._cluster}.jsonl", msgspec.to_builtins(self.plan.made))
@@ -325,7 +339,8 @@ class ScalingShell:
             registry, lease, actuator, fleets_of(self.plan), journal, say=self._say, at_start=self._at_start
         )
         wishes = Wishes(folder / f"{self._cluster}.json", scaler)
-        runner, url = await listen(admin_app(scaler, wishes), self._host, self._port)
+        runner, url = await listen(admin_app(scaler, wishes), self._host, self._port, "--port")
+        self.ran = True
         lease.url = url
         try:
             await wishes.take_up()
@@ -339,7 +354,6 @@ class ScalingShell:
             self.scaler = None
             with contextlib.suppress(Exception):
                 await runner.cleanup()
-            await registry.close()
 
     async def _renew_forever(self, changing: Changing, journal: Journal) -> None:
         """Take over edited targets without a restart. A bad file changes nothing; edited pools need a restart."""

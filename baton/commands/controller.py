@@ -75,7 +75,11 @@ class _Made:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Size the fleet until SIGTERM or Ctrl-C; 0. Instances go on, unless --owns."""
+    """Size the fleet until SIGTERM or Ctrl-C; 0. Instances go on, unless --owns.
+
+    Raises:
+        UsageError: a flag or the file cannot be used, or the port is taken.
+    """
     if args.on is not None and args.on != "ray" and not args.on.startswith("ray://"):
         raise UsageError(f"--on {args.on}: give `ray` for this machine's Ray cluster, or ray://HOST:PORT")
     configure_logging(args.log_level)
@@ -126,7 +130,7 @@ async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
         finally:
             await made.agents.close()
             if isinstance(actuator, RayActuator):
-                if args.owns:
+                if args.owns and shell.ran:  # a second controller that ends at its start leaves the fleet alone
                     await actuator.stop_all()
                 await asyncio.to_thread(actuator.connection.close)
     return 0
@@ -146,10 +150,21 @@ async def _until(stop: asyncio.Event, shell: ScalingShell, actuator: Actuator, a
         else:
             print(f"ready controller {url}", flush=True)
 
+    wrong: list[UsageError] = []
+
+    async def sized() -> None:
+        try:
+            await shell.run(actuator, announce)
+        except UsageError as error:
+            wrong.append(error)
+            stop.set()
+
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(shell.run(actuator, announce), name="scaling")
+        running = group.create_task(sized(), name="scaling")
         await stop.wait()
         running.cancel()
+    if wrong:
+        raise wrong[0]
 
 
 async def _actuator(made: _Made) -> Actuator:
