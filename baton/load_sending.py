@@ -179,9 +179,12 @@ class ManySenders:
         self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick
     ) -> LoadSent:
         """Send them all, and wait for the answers."""
-        self._load = RunningLoad()
-        self._children = [await self._start(number, arrivals, sending) for number in range(self._count)]
+        self._load, self._cut, self._children = RunningLoad(), False, []
         try:
+            for number in range(self._count):
+                if self._load.stopped:
+                    break
+                self._children.append(await self._start(number, arrivals, sending))
             async with asyncio.TaskGroup() as group:
                 readers = [group.create_task(self._read(child, on_record)) for child in self._children]
                 await self._begin()
@@ -213,16 +216,20 @@ class ManySenders:
         child = _Child(number, process, len(part))
         job = Job(url=self._url, sending=sending, arrivals=part, first=number, step=self._count)
         child.tell(msgspec.json.encode(job))
+        if self._load.stopped:  # while it was started: `stop` did not know of it
+            child.tell(b"stop")
         return child
 
     async def _begin(self) -> None:
-        """Wait until all senders are ready or gone, then start them at one moment."""
+        """Wait until all senders are ready or gone, then start them at one moment. Those that were stopped before have
+        ended.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
                 for child in self._children:
                     await child.ready.wait()
         self._start_at = time.perf_counter() + BEGIN_S
-        for child in self._children:
+        for child in () if self._load.stopped else self._children:
             child.tell(b"start %r" % self._start_at)
 
     async def _watch(self, readers: Sequence[asyncio.Task[None]], on_tick: OnTick) -> None:
