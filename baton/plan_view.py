@@ -17,8 +17,6 @@ from sim.evaluate import Evaluation
 PLAIN_EVERY_S = 5.0
 """Seconds between two lines of progress where there is no terminal."""
 
-UNITS = {"cost": "an hour", "gpus": "GPUs", "energy": "J an output token", "power": "W"}
-
 
 class PlanProgress:
     """A bar on a terminal, elsewhere a line every `PLAIN_EVERY_S`. It shows which share of the effort is spent: a
@@ -99,7 +97,8 @@ def as_json(outcome: SearchResult, steps: Sequence[Step], task: Task, took_s: fl
             "ruled_out_by_bounds": outcome.ruled_out,
             "arrangements_left": found.open_spaces,
             "fleets_simulated": outcome.trials,
-            "requests_simulated": outcome.spent,
+            "requests_simulated": outcome.simulated,
+            "effort_spent": outcome.spent,
             "requests_of_the_sample": outcome.sampled,
             "requests_left_out": outcome.left_out,
             "seconds": round(took_s, 1),
@@ -263,7 +262,7 @@ def cost_line(outcome: SearchResult, task: Task, took_s: float) -> str:
     ruled = f"{outcome.ruled_out:,} of {outcome.considered:,} arrangements ruled out by bounds"
     sample = f", {outcome.sampled:,} of them in a sample first" if outcome.sampled else ""
     load = f"a load of {len(task.arrivals):,} request{'s' * (len(task.arrivals) != 1)}{sample}"
-    return f"{ruled}; {outcome.trials} fleets simulated ({outcome.spent:,} requests) on {load}; {took_s:.1f} s"
+    return f"{ruled}; {outcome.trials} fleets simulated ({outcome.simulated:,} requests) on {load}; {took_s:.1f} s"
 
 
 def show(outcome: SearchResult, steps: Sequence[Step], task: Task, took_s: float) -> None:

@@ -89,7 +89,7 @@ class Task:
     power_w: float | None = None
     """Most watts that all GPUs together may draw, by their caps; None: no bound."""
     effort: int = EFFORT
-    """Requests that are simulated at most."""
+    """Requests that are simulated at most; each trial counts as `TRIAL_REQUESTS` more."""
 
     def demand(self) -> Demand:
         """The load in the form of the bounds."""
@@ -182,12 +182,17 @@ class SearchResult:
     scarcest: str = ""
     """The bound that the best fleet is nearest to, and how near."""
     spent: int = 0
-    """Requests that were simulated, and `TRIAL_REQUESTS` for each trial."""
+    """The effort that was spent: requests that were simulated, and `TRIAL_REQUESTS` for each trial."""
     trials: int = 0
     presumed: list[str] = field(default_factory=list)
     """Assumptions, and how each was checked."""
     last: Searched | None = None
     """The search of the whole load, for what the next steps would take."""
+
+    @property
+    def simulated(self) -> int:
+        """Requests that were simulated."""
+        return self.spent - TRIAL_REQUESTS * self.trials
 
 
 class Planner:

@@ -72,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_effort,
         default=EFFORT,
         metavar="N",
-        help="requests to simulate at most (default %(default)s: about two minutes on two cores)",
+        help="requests to simulate at most; each fleet counts as 150 more (default %(default)s: about two minutes "
+        "on two cores)",
     )
     add(
         "--replay-decisions",

@@ -84,6 +84,26 @@ def test_the_page_holds_everything_and_loads_nothing(file: Path, capsys: pytest.
     assert found["limit"]
 
 
+def test_requests_that_were_simulated_are_told_without_what_trials_cost_besides(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    verdict = planning.Planner.verdict
+
+    def judged(self: planning.Planner, seen: Any) -> Any:
+        counted.append(seen.spent)
+        return verdict(self, seen)
+
+    monkeypatch.setattr(planning.Planner, "verdict", judged)
+    search = planned(capsys, str(file), *LOAD, "--no-steps")["search"]
+    assert search["fleets_simulated"] == len(counted)
+    assert search["requests_simulated"] == sum(counted) <= 60 * len(counted)
+    assert search["effort_spent"] == sum(counted) + planning.TRIAL_REQUESTS * len(counted)
+    counted.clear()
+    assert main(["plan", str(file), *LOAD, "--no-steps"]) == 0
+    assert f"{len(counted)} fleets simulated ({sum(counted):,} requests)" in capsys.readouterr().err
+
+
 def test_the_figures_belong_together(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = planned(capsys, str(file), *LOAD, "--no-steps")["best"]
     seconds = 3600 * sum(best["gpu_hours"].values()) / best["gpus"]
