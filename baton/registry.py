@@ -73,12 +73,3 @@ def open_registry(args: argparse.Namespace, proofs: Proofs | None = None) -> Reg
 def fleet_proofs(keys: KeyFile[tuple[SigningKey, ...]] | None, *, accepts_unproven: bool = False) -> FleetProofs | None:
     """The proofs of a program with the fleet's ticket keys; None without keys."""
     return None if keys is None else FleetProofs(keys.get, UNIX_TIME, accepts_unproven=accepts_unproven)
-
-
-def registry_words(args: argparse.Namespace) -> list[str]:
-    """The registry flags in `args`, for a child process."""
-    words = ["--registry", args.registry, "--cluster", cluster_of(args)]
-    for flag in ("registry_password_file", "registry_ca_file"):
-        if getattr(args, flag) is not None:
-            words += [f"--{flag.replace('_', '-')}", str(getattr(args, flag))]
-    return words
