@@ -13,7 +13,9 @@ from cluster.spec import Spec
 
 
 class Changing:
-    """One cluster file. Call `look` from time to time; it costs one system call while the file does not change."""
+    """One cluster file. `read` it first: what is edited afterwards is a change. Call `look` from time to time; it costs
+    one system call while the file does not change.
+    """
 
     def __init__(self, file: str, read_file: Callable[[str], Spec] | None = None) -> None:
         """`read_file`: parses the file; raises UsageError if the file has errors. None: `read(file).usable()`."""
@@ -21,6 +23,15 @@ class Changing:
         self._read: Final = read_file or (lambda name: read(name).usable())
         self._stamp = self._stat()
         self._digest = self._content()
+
+    def read(self) -> Spec:
+        """The file as it is now.
+
+        Raises:
+            UsageError: the file cannot be read, or has errors.
+        """
+        self._stamp, self._digest = self._stat(), self._content()  # before it is read: an edit in between is a change
+        return self._read(self._file)
 
     def look(self) -> Spec | str | None:
         """The changed file; or, once, a line for people that says why it cannot be used; None: no change."""

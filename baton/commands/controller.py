@@ -20,7 +20,6 @@ from typing import Any
 
 from baton import compiled
 from baton.changing import Changing
-from baton.clusterfile import read
 from baton.lifeline import watch_lifeline
 from baton.output import emit, say
 from baton.plan import WantedEngine, templates
@@ -84,17 +83,18 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--on {args.on}: give `ray` for this machine's Ray cluster, or ray://HOST:PORT")
     configure_logging(args.log_level)
     compiled.log_it()
-    spec = read(args.file).usable()
+    changing = Changing(args.file)
+    spec = changing.read()
     fill_from_file(args, spec, args.file)
     if args.registry is None:
         raise UsageError(
             "--registry: neither this flag nor the file names one; give redis://HOST:PORT of the fleet's registry"
         )
     plan = plan_of(spec, args.engine, None, args.vllm_args, dry=args.dry_run, resizes=not args.no_scale)
-    return asyncio.run(_run(args, spec, plan))
+    return asyncio.run(_run(args, spec, plan, changing))
 
 
-async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
+async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan, changing: Changing) -> int:
     keys = open_fleet_keys(named_file(args, os.environ))
     tell = (lambda line: emit({"event": "scaling", "said": line})) if args.json else say
 
@@ -115,7 +115,7 @@ async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
         host=args.host,
         port=args.port,
         at_start=at_start,
-        changing=Changing(args.file),
+        changing=changing,
     )
     made = _Made(
         args=args, spec=spec, plan=plan, shell=shell, agents=Agents(None if keys is None else keys.get), keys=keys

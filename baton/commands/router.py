@@ -28,7 +28,7 @@ import uvloop
 
 from baton import compiled
 from baton.changing import Changing
-from baton.clusterfile import beside, read
+from baton.clusterfile import beside
 from baton.decisions_again import opened_log
 from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
@@ -139,7 +139,8 @@ def run(args: argparse.Namespace) -> int:
             f"`-- {' '.join(args.vllm_args)}`: the router starts no engine; give vLLM flags to `baton engine`"
         )
     ticket_keys = open_fleet_keys(named_file(args, os.environ))
-    spec = None if args.config is None else read(args.config).usable()
+    changing = None if args.config is None else Changing(args.config)
+    spec = None if changing is None else changing.read()
     named = tuple(instances(args))
     if spec is not None and not named:
         fill_from_file(args, spec, args.config)
@@ -152,7 +153,8 @@ def run(args: argparse.Namespace) -> int:
         engine_key=os.environ.get("VLLM_API_KEY") or None,
         aliases=_aliases(args, spec),
         **_files(args, spec),
-        **({} if spec is None else {**_promises(spec, args.config), "renewed": _renewed(args.config)}),
+        **({} if spec is None else _promises(spec, args.config)),
+        renewed=None if changing is None else _renewed(changing, args.config),
         **_settings(args, spec),
     )
     processes = _processes(args, spec, config)
@@ -255,11 +257,10 @@ def _promises(spec: Spec, file: str) -> dict[str, Any]:
     }
 
 
-def _renewed(file: str) -> Callable[[], Renewed | str | None] | None:
+def _renewed(changing: Changing, file: str) -> Callable[[], Renewed | str | None] | None:
     """A function that reads the cluster file again if it was edited; None for standard input, which is read once."""
     if file == "-":
         return None
-    changing = Changing(file)
 
     def look() -> Renewed | str | None:
         found = changing.look()

@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from baton.changing import Changing
-from baton.clusterfile import beside, read
+from baton.clusterfile import beside
 from baton.descriptors import raise_descriptor_limit
 from baton.fleet import Elsewhere, LocalFleet
 from baton.output import say
@@ -97,7 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start everything, serve until Ctrl-C or SIGTERM; 0 if it ended as asked, 1 if a part failed for good."""
     raise_descriptor_limit()
-    spec = _spec(args)
+    changing = _cluster_file(args)
+    spec = None if changing is None else changing.read()
     wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args, args.engine)
     front = _front(args, spec)
     cluster = args.cluster or (spec.registry.cluster if spec is not None else DEFAULT_CLUSTER)
@@ -125,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         fleet = LocalFleet(front, planned, running, registry, _elsewhere(args, spec, front))
         if plan is not None and args.on is None:
             settings = dict(zip(pools, later, strict=True))
-            fleet.scaling = _scaling(cluster, plan, settings, hardware, registry, front, door, closing)
+            fleet.scaling = _scaling(cluster, plan, settings, hardware, registry, front, door, closing, changing)
         with recorded(running):
             return asyncio.run(fleet.run())
 
@@ -188,10 +189,12 @@ def _scaling(
     front: LocalRouter,
     door: Callable[[str], str],
     closing: ExitStack,
+    changing: Changing | None,
 ) -> LocalScaling:
     """The controller that resizes the fleet while it serves.
 
-    `settings`: by pool, the settings of one more instance; `door`: makes the socket path of an instance.
+    `settings`: by pool, the settings of one more instance; `door`: makes the socket path of an instance; `changing`:
+    the cluster file.
     """
     from baton.local_fleet import LocalScaling
 
@@ -217,22 +220,22 @@ def _scaling(
         None if keys is None else keys.get,
         lambda name: None if make is None else make(name),
         door,
-        None if front.config is None else Changing(front.config),
+        changing,
     )
 
 
-def _spec(args: argparse.Namespace) -> Spec | None:
+def _cluster_file(args: argparse.Namespace) -> Changing | None:
     """The cluster file, if one was named.
 
     Raises:
-        UsageError: the file has errors, or flags repeat what the file says.
+        UsageError: flags repeat what the file says.
     """
     if args.model is None or not args.model.endswith(FILE_ENDINGS):
         return None
     for name in (*FLAGS_OF_ROLES, "served_model_name", "transfer"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} beside a cluster file: say it in {args.model}")
-    return read(args.model).usable()
+    return Changing(args.model)
 
 
 def _from_flags(args: argparse.Namespace) -> list[WantedEngine]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.scaling import FILE, MODEL, InMemory
 
+from baton.changing import Changing
 from baton.commands import controller, up
 from baton.scaling import fleets_of, plan_of
 from baton.signals import STOPPING
@@ -77,7 +78,7 @@ async def begun(
     monkeypatch.setattr(controller, "open_registry", lambda *_: MemoryRegistry(loop.time))
     spec = parse(text, "baton.yaml").usable()
     plan = plan_of(spec, "mock", None, [], dry=args.dry_run, resizes=not args.no_scale)
-    return asyncio.create_task(controller._run(args, spec, plan)), actuator
+    return asyncio.create_task(controller._run(args, spec, plan, Changing(str(file)))), actuator
 
 
 async def started(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *words: str) -> list[str]:
