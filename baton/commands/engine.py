@@ -41,6 +41,7 @@ from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import TENANTS_MAX, Role
 from cluster.spec.about import NAME
+from cluster.spec.settings import TIER_GIB_MAX
 from cluster.telemetry import configure_logging
 from costs.memory import seqs_default
 from decode.rules import DecodeRules
@@ -402,8 +403,9 @@ def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, 
 def _tiers(args: argparse.Namespace, instance: InstanceId, port: int) -> Tiers | None:
     """The tiers that the flags ask for, with a folder of this instance's own."""
     host, disk = ((size or 0.0) for size in (args.kv_host_gib, args.kv_disk_gib))
-    if min(host, disk) < 0:
-        raise UsageError(f"--kv-host-gib {host:g}, --kv-disk-gib {disk:g}: give sizes above 0, or leave them out")
+    for flag, gib in (("--kv-host-gib", host), ("--kv-disk-gib", disk)):
+        if not 0 <= gib <= TIER_GIB_MAX:
+            raise UsageError(f"{flag} {gib:g}: give a size from 0 to {TIER_GIB_MAX:,.0f} GiB, or leave it out")
     if args.kv_disk_folder and not disk:
         raise UsageError("--kv-disk-folder has no effect without --kv-disk-gib")
     if not host and not disk:
