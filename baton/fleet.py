@@ -178,9 +178,9 @@ class LocalFleet:
             self._stop_engines()
 
     def _forget(self, member: LocalMember) -> None:
-        """Forget an engine that has left, so that no controller lists it. Without a controller it stays listed."""
-        if self.scaling is not None:
-            self.members.remove(member)
+        """Forget an engine that has left, so that no controller lists it, and `baton up` does not wait for it."""
+        self.members.remove(member)
+        member.ready.set()  # if it left before it was ready
 
     def _failed(self, program: Program, member: LocalMember | None, code: int) -> None:
         """Handle a program that failed for good: end the cluster. If it is an engine that the controller can replace,
@@ -214,7 +214,7 @@ class LocalFleet:
             await member.ready.wait()
         await self._routable()
         self.board.settle()
-        model = next(iter(self.members)).model if self.elsewhere is None else self.elsewhere.model
+        model = next((each.model for each in self.members), "") if self.elsewhere is None else self.elsewhere.model
         self._announce(model)
         if self.router.settings.demo:
             await self._demo(model)
@@ -225,8 +225,7 @@ class LocalFleet:
     async def _routable(self) -> None:
         """Wait until the router knows every instance, or every rank of it."""
         if self.elsewhere is None:
-            ranks = self.members.ranks
-            await self.router.routable(lambda seen: len(seen) == ranks)
+            await self.router.routable(lambda seen: len(seen) == self.members.ranks)  # an engine may leave meanwhile
         else:
             count = self.elsewhere.count
             await self.router.routable(lambda seen: len({engine_of(InstanceId(each["id"])) for each in seen}) >= count)
