@@ -25,10 +25,11 @@ class BoardRow:
     state: str = "starting"
     detail: str = ""
     since: float = field(default_factory=time.monotonic)
+    """When the program came into this state, monotonic seconds."""
 
 
 class Board:
-    """Shows how far each program is. Use as a context; `update` from anywhere in the same thread."""
+    """Shows the state of each program. Use as a context; call all methods in the thread of that context."""
 
     def __init__(self, title: str, *, quiet: bool = False) -> None:
         self.console = Console(file=sys.stderr, highlight=False)
@@ -56,11 +57,14 @@ class Board:
             self._live = None
 
     def add(self, name: str, where: str) -> None:
-        """A row for a program about to be started."""
+        """Add a row for a program that is about to start; `where`: its address, or the part of the machine it gets."""
         self._rows[name] = BoardRow(name, where)
 
     def update(self, name: str, state: str, detail: str = "") -> None:
-        """A program's new state."""
+        """Show a program's new state. `add` must have added the program.
+
+        Without a terminal, or after `settle`, each change is printed as a line.
+        """
         row = self._rows[name]
         changed = (row.state, row.detail) != (state, detail)
         if state != row.state:
@@ -70,7 +74,7 @@ class Board:
             self.say(f"{self._elapsed():5.0f}s  {name:<10} {state:<10} {detail}".rstrip())
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Print a line for people, unless the board is quiet."""
         if not self._quiet:
             self.console.print(text, markup=False, soft_wrap=True)
 

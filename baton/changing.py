@@ -13,17 +13,28 @@ from cluster.spec import Spec
 
 
 class Changing:
-    """One file. Call `look` now and then; it costs a system call while the file does not change."""
+    """One cluster file. `read` it first: what is edited afterwards is a change. Call `look` from time to time; it costs
+    one system call while the file does not change.
+    """
 
     def __init__(self, file: str, read_file: Callable[[str], Spec] | None = None) -> None:
-        """`read_file`: raises UsageError for a file that is not to be gone by."""
+        """`read_file`: parses the file; raises UsageError if the file has errors. None: `read(file).usable()`."""
         self._file: Final = file
         self._read: Final = read_file or (lambda name: read(name).usable())
         self._stamp = self._stat()
         self._digest = self._content()
 
+    def read(self) -> Spec:
+        """The file as it is now.
+
+        Raises:
+            UsageError: the file cannot be read, or has errors.
+        """
+        self._stamp, self._digest = self._stat(), self._content()  # before it is read: an edit in between is a change
+        return self._read(self._file)
+
     def look(self) -> Spec | str | None:
-        """The file as it is now; or, once, why it cannot be used; None: no change."""
+        """The changed file; or, once, a line for people that says why it cannot be used; None: no change."""
         stamp = self._stat()
         if stamp is None or stamp == self._stamp:
             return None  # an editor that replaces the file leaves a moment without one
@@ -35,7 +46,7 @@ class Changing:
         try:
             return self._read(self._file)
         except UsageError as error:
-            return f"{self._file} has changed and is not gone by, as it is wrong: {error}"
+            return f"{self._file} has changed and is not used, as it has errors: {error}"
 
     def _stat(self) -> tuple[int, int, int] | None:
         try:

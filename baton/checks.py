@@ -1,4 +1,6 @@
-"""The checks of `baton doctor`: one function each. Each is total: whatever it finds, it gives a finding.
+"""The checks of `baton doctor`: one function each, which returns one finding.
+
+`run_checks` turns an exception of a check into a finding, too.
 
 Libraries that may crash the process that imports them (CUDA, UCX) are tried in a child with a time limit.
 """
@@ -26,7 +28,7 @@ VLLM_PINNED = "0.32.0"
 """The version Baton is tested with; its connector's behaviour changes between versions."""
 
 CHILD_S = 60.0
-"""A library that does not import within this is broken; vLLM on a cold disk takes 20 s."""
+"""A library that needs longer than this to import is broken; vLLM on a cold disk takes 20 s."""
 
 GIB = 1 << 30
 
@@ -52,7 +54,7 @@ class DoctorFinding:
 
 
 def ok(what: str, found: str) -> DoctorFinding:
-    """All is well."""
+    """A finding that all is well."""
     return DoctorFinding(what, CheckVerdict.OK, found)
 
 
@@ -179,7 +181,7 @@ def check_ucx(_: EngineHardware) -> DoctorFinding:
 
 
 def check_files(_: EngineHardware) -> DoctorFinding:
-    """Open files: two a stream."""
+    """The limit on open files: each stream of a router takes two."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < 4096:
         return note("Open files", f"at most {limit}", "2,000 streams need `ulimit -n 8192`")
@@ -187,7 +189,7 @@ def check_files(_: EngineHardware) -> DoctorFinding:
 
 
 def check_ports(_: EngineHardware) -> DoctorFinding:
-    """The router's ports."""
+    """Whether the router's default ports are free."""
     taken = [port for port in (8000, 8001) if not _free(port)]
     if taken:
         ports = " and ".join(map(str, taken))
@@ -196,7 +198,7 @@ def check_ports(_: EngineHardware) -> DoctorFinding:
 
 
 def check_model(_: EngineHardware) -> DoctorFinding:
-    """The model that ships."""
+    """Whether the weights of the model that ships are there."""
     from engine.tiny import model_path
 
     weights = model_path() / "model.safetensors"
@@ -229,7 +231,7 @@ CHECKS: tuple[Callable[[EngineHardware], DoctorFinding], ...] = (
     check_model,
     check_compiled,
 )
-"""In the order of the report."""
+"""All checks, in the order of the report."""
 
 
 def run_checks() -> list[DoctorFinding]:
@@ -239,7 +241,7 @@ def run_checks() -> list[DoctorFinding]:
     for check in CHECKS:
         try:
             findings.append(check(hardware))
-        except Exception as error:  # noqa: BLE001 - a doctor does not collapse over what it finds
+        except Exception as error:  # noqa: BLE001 - one check that fails must not end the report
             name = check.__name__.removeprefix("check_")
             findings.append(note(name, f"could not be checked: {type(error).__name__}: {error}"))
     return findings

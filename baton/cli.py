@@ -19,7 +19,7 @@ COMMANDS = {
     "up": "a whole cluster on this machine: router, prefill and decode engines",
     "controller": "sizes a fleet to keep its promises: starts, flips and drains instances",
     "scale": "pause or resume a controller, order sizes by hand, see what it decides",
-    "router": "the front door alone, in front of engines that already run",
+    "router": "the router alone, in front of engines that already run",
     "engine": "one instance: a watched vLLM server",
     "mock": "engines without a model: vLLM's API, timing and KV hand-over, and faults on demand",
     "status": "list instances and routers, and whether each answers",
@@ -73,14 +73,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _take_compiled() -> None:
-    """Before any command is imported. ``BATON_COMPILED=1`` wants them and nothing else."""
+    """Use compiled modules where there are some. Call it before any command is imported.
+
+    Raises:
+        UsageError: ``BATON_COMPILED=1`` asks for compiled modules, and they cannot be used.
+    """
     because = compiled.use()
     if because and os.environ.get(compiled.OFF) == "1":
         raise UsageError(f"{compiled.OFF} is 1, and nothing compiled is used: {because}; run make compile")
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Everything after the first ``--`` belongs to vLLM, verbatim."""
+    """Baton's own words, and vLLM's: those after the first ``--``, verbatim."""
     if "--" in words:
         at = words.index("--")
         return words[:at], words[at + 1 :]
@@ -95,7 +99,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _refuse(command: str | None, unknown: list[str]) -> NoReturn:
-    """Words that nothing takes: argparse would name `baton --help`, which has no flag of the command."""
+    """End with code 2 for unknown arguments. argparse itself would name `baton --help`, which lists no flag of the
+    command.
+    """
     _Parser(prog=f"baton {command}" if command else "baton").error(f"unrecognized arguments: {' '.join(unknown)}")
 
 

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 from cluster.errors import UsageError
-from cluster.spec import Parsed, check_outside, parse
+from cluster.spec import Model, Parsed, Spec, check_outside, parse
 from cluster.spec.tree import TEXT_CHARS_MAX
 
 DEFAULT = "baton.yaml"
 """The file that is read if none is named."""
 
 _BYTES_MAX = 4 * TEXT_CHARS_MAX + 4
-"""Longest read: a character takes at most four bytes, and one byte more is enough to see that a file is too long."""
+"""Longest read: UTF-8 takes at most four bytes a character; one character more shows that a file is too long."""
 
 
 def read(name: str) -> Parsed:
@@ -32,6 +32,27 @@ def read(name: str) -> Parsed:
         policies=POLICIES,
         beside=lambda path: str(beside(name, path)),
     )
+
+
+def named_model(spec: Spec, wanted: str | None, file: str) -> Model:
+    """The model that --model names, by its name in the API, else by its `name`; the file's first if `wanted` is None.
+
+    Raises:
+        UsageError: no model has this name, or several have this `name`.
+    """
+    if wanted is None:
+        return spec.models[0]
+    names = ", ".join(each.api_name for each in spec.models)
+    for found in (
+        [each for each in spec.models if each.api_name == wanted],
+        [each for each in spec.models if each.name == wanted],
+    ):
+        if len(found) > 1:
+            names = ", ".join(each.api_name for each in found)
+            raise UsageError(f"--model {wanted}: {file} has several models of this name: give one of {names}")
+        if found:
+            return found[0]
+    raise UsageError(f"--model {wanted}: {file} has {names}")
 
 
 def beside(name: str, path: str) -> Path:

@@ -1,7 +1,7 @@
 """Modules that decide, compiled to machine code (`make compile`, `make wheel`) and taken instead of their sources.
 
-Nothing needs them: what is compiled is the source itself, by mypyc. They are used only if every one of them was made
-from the very source that is here; one edited line, and all are interpreted again. ``BATON_COMPILED=0`` leaves them out.
+Nothing needs them: mypyc compiles the sources themselves. They are used only if each was compiled from exactly the
+source that is here; after one edited line all are interpreted again. ``BATON_COMPILED=0`` leaves them out.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ SHIPPED = Path(__file__).resolve().parent / "machine"
 FOLDER = SHIPPED if SHIPPED.is_dir() else BUILT
 MANIFEST = "manifest.json"
 OFF = "BATON_COMPILED"
+"""Environment variable: ``0`` leaves compiled modules out, ``1`` makes it an error if they cannot be used."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
     """The compiled modules and their sources."""
 
     python: str
-    """Suffix of extension modules: they fit this Python alone."""
+    """File suffix of extension modules for the Python that they were compiled for."""
     sources: dict[str, str]
-    """By module: digest of its source."""
+    """By module: the `digest` of its source."""
     shared: str
-    """The module that all the code is in."""
+    """Name of the extension module that holds the code of all modules."""
 
 
 def digest(source: bytes) -> str:
-    """Of a source."""
+    """BLAKE2b of a module's source: 16 bytes, in hexadecimal."""
     return hashlib.blake2b(source, digest_size=16).hexdigest()
 
 
@@ -52,8 +53,9 @@ def source_of(module: str, root: Path = ROOT) -> Path:
 
 
 def use(folder: Path = FOLDER, root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> str:
-    """Take compiled modules from now on; call this before any of them is imported. Why not, or empty: they are
-    taken.
+    """Import compiled modules from now on. Call this before any of them is imported.
+
+    Returns the reason why they cannot be used; empty: they are used.
     """
     if in_use():
         return ""
@@ -68,12 +70,12 @@ def use(folder: Path = FOLDER, root: Path = ROOT, environ: Mapping[str, str] = o
 
 
 def why_not(folder: Path = FOLDER, root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> str:
-    """Why a command takes no compiled modules; empty: it takes them."""
+    """Why `use` would use no compiled modules; empty: it would use them."""
     return _read(folder, root, environ)[1]
 
 
 def in_use() -> bool:
-    """Whether they are taken."""
+    """Whether this process imports compiled modules (`use`)."""
     return any(isinstance(each, _Finder) for each in sys.meta_path)
 
 
@@ -113,7 +115,7 @@ def _read(folder: Path, root: Path, environ: Mapping[str, str]) -> tuple[Manifes
 
 
 class _Finder:
-    """Finds those modules, before Python's own finders look for sources."""
+    """Finds the compiled modules, before Python's own finders look for sources."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder = folder
@@ -123,7 +125,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As `importlib.abc.MetaPathFinder` has it."""
+        """See `importlib.abc.MetaPathFinder`."""
         if fullname not in self._names:
             return None
         file = str(self._folder / f"{fullname.replace('.', '/')}{self._suffix}")

@@ -1,4 +1,4 @@
-"""A router's decision log, made and read: `baton simulate --decision-log` and `--replay`."""
+"""A router's decision log: opened for `--decision-log`, and replayed for `baton simulate --replay`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.scheduler.scoring.policies import Policy
 from sim.replay import Difference, ReplayedChoices, replay
 
 SHOWN = 5
-"""Differences that are printed; the first one matters most."""
+"""Differences that are printed; later ones often follow from the first."""
 
 
 def opened_log(path: Path, flag: str, closing: ExitStack, *, buffered: bool = True) -> Callable[[bytes], object]:
@@ -26,8 +26,8 @@ def opened_log(path: Path, flag: str, closing: ExitStack, *, buffered: bool = Tr
         path: of the file.
         flag: the flag that named it.
         closing: closes the file.
-        buffered: True: a write that fails ends the command, with a UsageError. False: it raises OSError at once, for a
-            caller that goes on without the log (`router.scheduler.log_writer`).
+        buffered: True: a failed write ends the command, with a UsageError. False: a failed write raises OSError at
+            once, for a caller that goes on without the log (`router.scheduler.log_writer`).
 
     Raises:
         UsageError: the file cannot be opened.

@@ -16,9 +16,11 @@ from baton.output import emit
 
 QUESTION = "What is Baton?"
 TOKENS = 300
+"""Most tokens of the answer."""
 EXTERNAL = re.compile(
     r'^vllm:prompt_tokens_by_source_total\{[^}]*source="external_kv_transfer"[^}]*\}\s+(\S+)', re.MULTILINE
 )
+"""vLLM's counter of prompt tokens whose KV came from another engine."""
 
 
 @dataclass(slots=True)
@@ -31,11 +33,11 @@ class Demo:
     pulled: int = 0
     """Prompt tokens whose KV the decode engines pulled from a prefill engine, by their own count."""
     proven: int = 0
-    """The same before this answer: of the prompts by which the router proves pairs (docs/connector.md)."""
+    """The same count before this answer: the router's prompts that prove pairs of engines (docs/connector.md)."""
 
 
 async def demonstrate(endpoint: str, model: str, decode_urls: list[str], board: Board, *, as_json: bool) -> None:
-    """Ask one question, and show the answer as it comes, and how it was served; as one JSON object where `as_json`.
+    """Ask one question; show the answer as it comes, and how it was served. `as_json`: one JSON object at the end.
 
     Raises:
         aiohttp.ClientError: the request failed.
@@ -57,6 +59,7 @@ async def ask(endpoint: str, model: str, decode_urls: list[str], show: Callable[
 
     Raises:
         aiohttp.ClientError: the request failed.
+        ValueError: a line of the stream is not JSON.
     """
     demo = Demo()
     async with aiohttp.ClientSession(raise_for_status=True) as session:
@@ -90,6 +93,7 @@ def _piece(line: bytes) -> str:
 
 
 async def _pulled(session: aiohttp.ClientSession, urls: list[str]) -> int:
+    """Prompt tokens that these engines have pulled since their start."""
     total = 0.0
     for url in urls:
         async with session.get(f"{url}/metrics") as response:

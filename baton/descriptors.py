@@ -6,8 +6,9 @@ import resource
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit on open files to the hard one. 1,024, the usual soft limit, is for programs that `select`;
-    a router needs two for each request. Children inherit it.
+    """Raise the soft limit on open files to the hard one; children inherit it.
+
+    The usual soft limit, 1,024, is for programs that call `select`; a router needs two files for each request.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

@@ -14,7 +14,7 @@ from baton.checks import VLLM_PINNED, DoctorFinding, missing, note, ok
 from cluster import wire
 
 ANSWER_S = 30.0
-"""Time limit for one prompt token on a busy engine."""
+"""Time limit for one answer: a busy engine may take long for a short prompt."""
 
 CONNECT_S = 3.0
 
@@ -27,16 +27,18 @@ _CONNECTOR = (
 
 @dataclass(slots=True)
 class _Seen:
-    """What the engine has shown so far."""
+    """What the checks know of the engine so far."""
 
     url: str
     session: aiohttp.ClientSession
     model: str = ""
+    """The first model that it lists."""
     leg: dict[str, Any] = field(default_factory=dict)
+    """Its answer to a prefill leg; empty: none."""
 
 
 def check_engine(url: str) -> list[DoctorFinding]:
-    """All findings about the engine at `url`. Costs it a prefill of a few tokens, whose block it holds for a lease."""
+    """All findings about the engine at `url`. The engine computes a short prompt and holds its block for one lease."""
     return asyncio.run(_check(url.rstrip("/")))
 
 
@@ -65,7 +67,7 @@ async def _check(url: str) -> list[DoctorFinding]:
 async def _tried(
     what: str, check: Callable[[_Seen], DoctorFinding | Awaitable[DoctorFinding]], seen: _Seen, *, needed: bool = False
 ) -> DoctorFinding:
-    """What a check finds. An unforeseen failure is a finding, too: without a `needed` one the router cannot use it."""
+    """The finding of a check. An exception is one, too: `missing` if the router needs the check, else a note."""
     try:
         found = check(seen)
         return found if isinstance(found, DoctorFinding) else await found
@@ -134,7 +136,7 @@ async def _prefill(seen: _Seen) -> DoctorFinding:
 
 
 async def _side_channel(seen: _Seen) -> DoctorFinding:
-    """Whether other engines can shake hands with it."""
+    """Whether other engines can connect to it for NIXL's handshake."""
     transfer = wire.read_transfer(seen.leg)
     if transfer is None:
         return note("Side channel", "not told: no hold")
@@ -166,7 +168,7 @@ def _details(seen: _Seen) -> DoctorFinding:
         return ok("Cached tokens", "told in usage")
     return note(
         "Cached tokens",
-        "not told in usage: as a decode instance it is handed nothing, as that cannot be proven",
+        "not told in usage: hand-overs to it cannot be proven, so as a decode instance it gets none",
         "add --enable-prompt-tokens-details",
     )
 

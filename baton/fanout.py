@@ -1,13 +1,13 @@
 """Runs simulations in parallel: in processes of this machine, or on a Ray cluster. The results are the same.
 
 A `Fanout` runs calls of module-level functions, each with one large *context* that is sent once, and returns their
-results. `in_order` drives a search over it. The search learns results in the order in which one process alone would
-have learned them, so that neither the number of processes nor their speed changes an answer. Tasks that run ahead of
-that order are guesses, and are thrown away if the search does not want them.
+results. `in_order` runs a search with it. The search gets results in the order in which one process alone would get
+them, so that neither the number of processes nor their speed changes an answer. Tasks that run ahead of that order are
+guesses, and are thrown away if the search does not want them.
 
 Processes are forked: the context costs nothing, a task costs 0.3 to 0.9 ms. Ray costs 0.9 to 1.9 ms a task, and the
 context is sent once to each node and unpacked once in each of its processes. The task of a process that dies is run
-again, on both; after `RETRIES` times the search ends with one line.
+again, on both; if it dies again after `RETRIES` more tries, the search ends with a UsageError.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ T_co = TypeVar("T_co", covariant=True)
 K = TypeVar("K", bound=Hashable)
 
 RETRIES: Final = 3
-"""How often the task of a dead process is run again: more than a machine that is short of memory would need."""
+"""How often the task of a dead process is run again. More deaths have a cause that stays, such as too little memory."""
 
 
 class Pending(Protocol[T_co]):
-    """A task that was given away."""
+    """A submitted task."""
 
     def result(self) -> T_co:
         """Wait for the result.
@@ -43,16 +43,16 @@ class Pending(Protocol[T_co]):
         ...
 
     def cancel(self) -> bool:
-        """Give the result up; whether the task had not begun."""
+        """Give the result up. True: the task had not begun, and will not run."""
         ...
 
 
 class Fanout(Protocol):
-    """Runs tasks elsewhere."""
+    """Runs tasks in other processes, each with the same context."""
 
     @property
     def width(self) -> int:
-        """How many run at a time."""
+        """How many tasks run at a time."""
         ...
 
     def submit(self, call: Callable[..., T], *args: Any) -> Pending[T]:
@@ -64,12 +64,12 @@ class Fanout(Protocol):
         ...
 
     def close(self, *, at_once: bool = False) -> None:
-        """No more tasks; those that run are waited for, or ended `at_once`."""
+        """Take no more tasks. Tasks that run are waited for; `at_once` ends them."""
         ...
 
 
 Search = Generator[Sequence[K], T, None]
-"""Yields the keys that it would try, the one it wants first in front; is sent the result of the first."""
+"""Yields the keys of tasks that it would try, most wanted first; then gets the result of the first, by `send`."""
 
 
 def in_order(fanout: Fanout, search: Search[K, T], start: Callable[[K], Pending[T]], seen: Callable[[], None]) -> None:
@@ -79,7 +79,10 @@ def in_order(fanout: Fanout, search: Search[K, T], start: Callable[[K], Pending[
         fanout: says how many tasks run at a time.
         search: yields keys of tasks.
         start: submits the task of a key.
-        seen: called after each result that was learned.
+        seen: called after each result that the search got.
+
+    Raises:
+        UsageError: a task cannot be run (`Pending.result`).
     """
     running: dict[K, Pending[T]] = {}
     try:
@@ -99,7 +102,7 @@ def in_order(fanout: Fanout, search: Search[K, T], start: Callable[[K], Pending[
 
 @contextlib.contextmanager
 def opened(context: Any, *, on: str | None = None, processes: int | None = None) -> Iterator[Fanout]:
-    """A place to run tasks for as long as the block lasts. If the block is broken off, running tasks are ended.
+    """Runs tasks for as long as the block lasts. If an exception leaves the block, running tasks are ended.
 
     Args:
         context: first argument of every call.
@@ -129,11 +132,11 @@ def _opened(context: Any, on: str | None, processes: int | None) -> Fanout:
 # --- processes of this machine ----------------------------------------------------------------------------------------
 
 _context: list[Any] = []
-"""Of this process."""
+"""The context of this worker process, alone in a list; empty in the parent."""
 
 
 def _begin(context: Any) -> None:
-    """Set signals in a new process. The parent answers Ctrl-C. SIGTERM ends this process.
+    """Set the signals and the context of a new process. The parent handles Ctrl-C. SIGTERM ends this process.
 
     A fork inherits the parent's handling of SIGTERM: a wake-up of an event loop that does not run here, or SIG_IGN if
     the parent is ending. Either would keep this process alive.
@@ -145,6 +148,7 @@ def _begin(context: Any) -> None:
 
 
 def _here(call: Callable[..., T], args: tuple[Any, ...]) -> T:
+    """One task, in a worker process."""
     return call(_context[0], *args)
 
 
@@ -165,7 +169,7 @@ class ForkedProcesses:
         return _LocalTask(self, call, args)
 
     def start(self, call: Callable[..., T], args: tuple[Any, ...]) -> tuple[ProcessPoolExecutor, Future[T]]:
-        """Give a task to the pool; to a new pool if processes of the last one died."""
+        """Submit a task to the pool; to a new pool if a process of the last one died. Returns the pool that took it."""
         try:
             return self._pool, self._pool.submit(_here, call, args)
         except BrokenProcessPool:

@@ -1,8 +1,8 @@
 """Simulations on a Ray cluster (`--on ray`): `baton.fanout.Fanout` by Ray's tasks.
 
-Ray places the tasks, runs a task again if its worker or node died, and carries data by its own transport; Baton adds no
-wire of its own. The cluster belongs to other users, too: Baton starts nothing there, and ends only its own tasks. It is
-as trusted as this machine: a client that may talk to a Ray cluster may run code on it (docs/security.md).
+Ray places the tasks, runs a task again if its worker or node died, and carries data by its own transport; Baton opens
+no connection of its own. The cluster may have other users: Baton starts nothing there, and ends only its own tasks. The
+cluster is as trusted as this machine: any client of a Ray cluster may run code on it (docs/security.md).
 
 A node must run the very source that this process runs, compiled if this process is (`baton.fanout_there`). Each task
 carries the source's digest and fails if the node's differs: an older Baton on one node would silently simulate by other
@@ -27,14 +27,14 @@ from cluster.errors import UsageError
 T = TypeVar("T")
 
 SILENT_S: Final = 30.0
-"""After this long without a result a line says so: other work may have the cluster's CPUs."""
+"""After this long without a result a line on stderr says so: other work may use the cluster's CPUs."""
 
 
 class RayCluster:
-    """A cluster that runs already."""
+    """`Fanout` on a Ray cluster that runs already."""
 
     def __init__(self, context: Any, on: str) -> None:
-        """Args: `on`: `ray`, or `ray://HOST:PORT`.
+        """Connect. `context`: the first argument of every call; `on`: `ray`, or `ray://HOST:PORT`.
 
         Raises:
             UsageError: Ray is not installed, or there is no such cluster.
@@ -51,7 +51,7 @@ class RayCluster:
         held = self._ray.put(packed(context))
         self._key: Final = held.hex()
         self._held: Final = [held]
-        """In a list: an argument of its own would be unpacked for every task."""
+        """In a list: Ray would fetch and unpack a bare reference for every task."""
         self._there: Final = self._ray.remote(num_cpus=1, max_retries=RETRIES)(there)
         self._open: Final[set[Any]] = set()
 
@@ -62,10 +62,10 @@ class RayCluster:
         return _RayTask(self, asked)
 
     def fetched(self, asked: Any) -> Any:
-        """Wait for a result.
+        """Wait for a task's result. An exception of the task itself is raised as Ray's RayTaskError.
 
         Raises:
-            UsageError: Ray cannot run the task.
+            UsageError: Ray cannot run the task, or its node has another source.
         """
         errors = self._ray.exceptions
         while not self._ray.wait([asked], timeout=SILENT_S)[0]:
@@ -87,14 +87,16 @@ class RayCluster:
             self._open.discard(asked)
 
     def cancel(self, asked: Any, *, force: bool = False) -> bool:
-        """Forget the task, and end it if it has not begun: Ray does not say which."""
+        """Forget the task, and end it if it has not begun; `force` ends it in any case. Always True: Ray does not say
+        whether it had begun.
+        """
         with contextlib.suppress(Exception):  # the task may be over, or the cluster gone
             self._ray.cancel(asked, force=force)
         self._open.discard(asked)
         return True
 
     def close(self, *, at_once: bool = False) -> None:
-        """As `Fanout.close`. The cluster stays."""
+        """As `Fanout.close`. The cluster runs on."""
         for asked in tuple(self._open):
             self.cancel(asked, force=at_once)
         self._others_words.close()

@@ -1,7 +1,7 @@
 """The part of `--on ray` that runs in a worker of the cluster: the driver's own source, compiled if the driver is.
 
-A worker imports this module and nothing else of Baton before it knows which modules to take: objects of compiled
-modules do not fit interpreted ones. Its work comes packed, and is unpacked then.
+A worker imports this module and nothing else of Baton before it knows whether to use compiled modules: objects of
+compiled modules do not fit interpreted ones. Only then does it unpack its task.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def there(wanted: str, with_compiled: bool, key: str, held: list[Any], asked: by
 
     Args:
         wanted: the driver's `digest`.
-        with_compiled: whether the driver takes compiled modules.
+        with_compiled: whether the driver uses compiled modules.
         key: names the context.
-        held: the reference of the context, `packed`.
-        asked: what to call, and with what, `packed`.
+        held: Ray's reference of the context, `packed`, alone in a list.
+        asked: the function and its further arguments, `packed`.
 
     Raises:
-        OtherSource: this node cannot do it as the driver would.
+        OtherSource: this node has other source, or cannot use the compiled modules that the driver uses.
     """
     import ray
 

@@ -25,10 +25,10 @@ from cluster.errors import BatonError
 from cluster.ids import InstanceId, engine_of
 
 DRAIN_S = 45.0
-"""How long after Ctrl-C the programs may take to end by themselves: an agent's drain, and some seconds."""
+"""Time after Ctrl-C for programs to end by themselves; then they are killed. An agent's drain, and some seconds."""
 
 FINAL_CODES = (0, 1, 2)
-"""Exit codes of Baton's programs that mean that another start would not help."""
+"""Exit codes after which a program is not started again: done, failed, wrong usage. Others mean that it was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Elsewhere:
     """A fleet whose engines a controller starts on other machines."""
 
     words: tuple[str, ...]
-    """Of `baton controller`, up to the registry's flags."""
+    """The words of the `baton controller` command, up to the registry's flags."""
     vllm_args: tuple[str, ...]
     count: int
     """Instances at the start."""
@@ -57,14 +57,14 @@ class Scaling(Protocol):
         """Whether resizing has begun."""
 
     async def run(self, fleet: LocalFleet) -> None:
-        """Until cancelled."""
+        """Resize the fleet until cancelled."""
 
 
 class LocalFleet:
     """One cluster on this machine, from start to stop: which program is started, restarted and ended when.
 
     `Members` knows its engines, `RouterChild` its router, `Restarts` how often a program is started again, `Board` what
-    people see.
+    people see. It has many attributes, as it holds each program of the cluster and the state of starting and stopping.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class LocalFleet:
         self.stopping = asyncio.Event()
         self.failure: str | None = None
         self.codes: dict[str, int] = {}
+        """The last exit code of each program, by its name."""
         self.scaling: Scaling | None = None
         """Resizes the fleet once it serves; None: it keeps its size."""
         self._group: asyncio.TaskGroup | None = None
@@ -103,7 +104,7 @@ class LocalFleet:
     # -- running --
 
     async def run(self) -> int:
-        """Until stopped; the exit code."""
+        """Start everything and serve until stopped; return the exit code of `baton up`."""
         with stopping_signals(self._interrupted), self.board:
             self._fill_board()
             async with asyncio.TaskGroup() as group:
@@ -131,8 +132,8 @@ class LocalFleet:
         self._keepers.add(self._group.create_task(self._keep(program), name=program.name))
 
     async def _wait_for_registry(self) -> None:
-        """Wait for the registry before anything else is started; if it does not come up, its own `_keep` has said
-        why.
+        """Wait for the registry before anything else is started; stop the cluster if it does not answer. If the
+        registry's process ended, its `_keep` has already noted why.
         """
         try:
             await self.registry.wait_ready()
@@ -150,7 +151,7 @@ class LocalFleet:
             self.board.add(member.name, f"{member.planned.url} on {member.planned.placed}")
 
     async def _keep(self, program: Program) -> None:
-        """Run one program, and again if it is killed; if it fails for good, the cluster ends with it."""
+        """Run one program, and run it again if it was killed. If it fails for good, `_failed` decides what ends."""
         restarts = Restarts()
         while not self.stopping.is_set():
             code = await program.run()
@@ -177,15 +178,13 @@ class LocalFleet:
             self._stop_engines()
 
     def _forget(self, member: LocalMember) -> None:
-        """Forget an engine that has left. A fleet that is never resized keeps its name, for later questions about
-        it.
-        """
-        if self.scaling is not None:
-            self.members.remove(member)
+        """Forget an engine that has left, so that no controller lists it, and `baton up` does not wait for it."""
+        self.members.remove(member)
+        member.ready.set()  # if it left before it was ready
 
     def _failed(self, program: Program, member: LocalMember | None, code: int) -> None:
-        """Handle a program that failed for good: end the cluster, unless it serves and another engine can take the
-        place.
+        """Handle a program that failed for good: end the cluster. If it is an engine that the controller can replace,
+        only note the failure.
         """
         if member is not None and self.scaling is not None and (member.later or self.scaling.running):
             member.failed = _why(program, code)
@@ -196,12 +195,12 @@ class LocalFleet:
     # -- while it serves: more engines --
 
     def scaled_at(self, url: str) -> None:
-        """Its controller answers there."""
+        """Record the URL of the cluster's controller, for `baton scale`."""
         self.running.scaling = url
         save(self.running)
 
     def begin_engine(self, planned: PlacedEngine, pool: str) -> None:
-        """Start one more engine."""
+        """Start one more engine of `pool`; nothing while the cluster stops."""
         if self.stopping.is_set() or self._group is None:
             return
         member = self.members.add(planned, pool, later=True)
@@ -215,7 +214,7 @@ class LocalFleet:
             await member.ready.wait()
         await self._routable()
         self.board.settle()
-        model = next(iter(self.members)).model if self.elsewhere is None else self.elsewhere.model
+        model = next((each.model for each in self.members), "") if self.elsewhere is None else self.elsewhere.model
         self._announce(model)
         if self.router.settings.demo:
             await self._demo(model)
@@ -226,8 +225,7 @@ class LocalFleet:
     async def _routable(self) -> None:
         """Wait until the router knows every instance, or every rank of it."""
         if self.elsewhere is None:
-            ranks = self.members.ranks
-            await self.router.routable(lambda seen: len(seen) == ranks)
+            await self.router.routable(lambda seen: len(seen) == self.members.ranks)  # an engine may leave meanwhile
         else:
             count = self.elsewhere.count
             await self.router.routable(lambda seen: len({engine_of(InstanceId(each["id"])) for each in seen}) >= count)
@@ -269,8 +267,8 @@ class LocalFleet:
             self._stop()
 
     def _stop(self) -> None:
-        """Stop the router first: it finishes open requests. After its end no program sends requests, and the engines
-        end at once, with all holds.
+        """Stop the router first: it finishes open requests. After its end no program sends requests, so the engines end
+        at once, and their holds with them.
         """
         if self.stopping.is_set():
             return

@@ -1,4 +1,4 @@
-"""The least times that hardware allows, for `baton lint`: joins the cluster file's pools with the cost model."""
+"""The least latencies that hardware allows, for `baton lint`: joins the cluster file's pools with the cost model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from costs.shipped import find_model
 
 
 def floor_of(_: Spec, model: Model) -> Floor | None:
-    """The best times of the model's pools, each target on the pool that is fastest at it.
+    """The least latencies of the model's pools, ms, for each target on the pool that is fastest at it.
 
-    A bound for a prompt of one token on an otherwise idle instance, so that a target below it is a mistake whatever the
-    load. None where the model's config does not ship; no targets where a pool's GPU is not named or not known.
+    They hold for a prompt of one token on an idle instance: a target below them is a mistake whatever the load. None if
+    the model's config does not ship. Without targets if a pool names no GPU or an unknown one (None with latent
+    attention, which has no heads to report).
     """
     shape, pools = find_model(model.name), list(model.pools.every().values())
     heads = None if shape is None or shape.latent else shape.kv_heads

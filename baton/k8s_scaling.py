@@ -1,7 +1,7 @@
 """Goodput controllers beside the operator: one for each cluster with a pool that may have more or fewer instances.
 
-They run in the operator that leads, meet routers and agents in the cluster's registry, and act through the operator's
-world. If a BatonPool decides on a pool, they only report what they would do.
+They run in the operator that leads, find routers and agents in the cluster's registry, and act through the operator.
+If a BatonPool sizes one of a cluster's pools, its controller only reports what it would do.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ class _Running:
     """The controller of one cluster."""
 
     mark: str
-    """What the controller was made of; a change takes a new controller."""
+    """What the controller was made of (`_mark`); after a change of it a new controller is made."""
     shell: ScalingShell
     task: asyncio.Task[None]
     advised_at: float = -ADVICE_S
+    """When its advice was last written, seconds on the clock of `Controllers`."""
 
 
 class Controllers:
-    """All of them."""
+    """The controllers of all clusters of one operator, by namespace and name."""
 
     def __init__(self, operator: Operator, board: ScalingBoard, client: ApiClient, clock: Callable[[], float]) -> None:
         """`clock` is monotonic, s."""
@@ -62,7 +63,7 @@ class Controllers:
         self._running: Final[dict[Place, _Running]] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look every `LOOK_S` until cancelled; then end all controllers."""
         try:
             while True:
                 await self.look()
@@ -122,7 +123,7 @@ class Controllers:
         return _Running(mark=mark, shell=shell, task=task)
 
     async def _registry(self, key: Place, seen: ClusterSeen) -> Callable[[], Registry]:
-        """Gives a function that opens the registry of a cluster, any number of times.
+        """A function that opens the registry of a cluster, any number of times.
 
         Raises:
             UsageError: the registry's files cannot be used.
@@ -169,8 +170,8 @@ class Controllers:
 
 
 def _mark(seen: ClusterSeen) -> str:
-    """Everything that a controller is made of but targets, which change without a new controller: a resource made again
-    under its name has another registry, with other passwords.
+    """What a controller is made of, as text: the file without its targets, which a running controller takes over, and
+    the resource's identity: one that was deleted and made again has another registry, with other passwords.
     """
     from k8s.operator.scaling import internal_of
     from k8s.plan.keys import content_of
@@ -182,7 +183,7 @@ def _mark(seen: ClusterSeen) -> str:
 
 
 def _elsewhere(seen: ClusterSeen) -> list[str]:
-    """Pools that BatonPools decide on; one that names no pool decides on none."""
+    """Names of the pools that BatonPools size. A BatonPool that names no pool sizes none."""
     return sorted(stem for stem, by in seen.look.scaled.items() if by == "BatonPool")
 
 

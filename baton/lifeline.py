@@ -15,7 +15,7 @@ nothing behind after 10 s, whatever any library does with a cancelled task."""
 
 
 def watch_lifeline(on_end: Callable[[], None]) -> None:
-    """Call `on_end` when the parent is gone, and end this process soon after, if it is still there.
+    """Call `on_end` when the parent is gone; `END_S` later end this process, if it still runs.
 
     Raises:
         UsageError: standard input is not a pipe.

@@ -28,16 +28,16 @@ Tell = Callable[[str], None]
 """Takes a line for people."""
 
 REQUESTS = 100
-"""Length of made-up load, unless flags say otherwise."""
+"""Requests of made-up load, unless flags say otherwise."""
 
 BAD_SHOWN = 20
 """Left-out rows that are shown to people; --json lists them all."""
 
 ARRIVALS_MAX = 5_000_000
-"""About 1 GB of arrivals in memory."""
+"""Most requests of a load: about 1 GB of arrivals in memory."""
 
 RATE_SCALE_MAX = 10_000.0
-"""Copies of one arrival are held in memory until they are due."""
+"""Most copies of one arrival: they are held in memory until they are due."""
 
 SPAN_MAX_S = 1e9
 """The longest load: 31 years. Simulated clocks count nanoseconds in 64 bits."""
@@ -52,6 +52,7 @@ class PlannedLoad:
     """Rows of the trace that were left out."""
     notes: tuple[str, ...] = ()
     count: int | None = None
+    """Requests after which a load of conversations ends; None: their number does not end it."""
     lasts_s: float | None = None
     """Seconds that a load of conversations lasts: the number of its requests is not known beforehand."""
 
@@ -66,12 +67,12 @@ class PlannedLoad:
 
     @property
     def planned(self) -> int | None:
-        """How many requests; None if only time ends the load."""
+        """How many requests will be sent; None if only time ends the load."""
         return self.count if self.count or self.lasts_s else len(self.arrivals)
 
     @property
     def span_s(self) -> float:
-        """When the last request is to be sent, as far as known."""
+        """When the last request is due, seconds from the start; infinite if that is not known beforehand."""
         if self.lasts_s is not None:
             return self.lasts_s
         return self.arrivals[-1].at_s if self.arrivals else math.inf if self.count else 0.0
@@ -110,7 +111,7 @@ def planned(args: argparse.Namespace, *, strict: bool = False) -> PlannedLoad:
 
 
 class Loads:
-    """Loads of one kind, each drawn anew, for `--find-goodput`. One load has the same requests at any rate."""
+    """Loads of one kind, each drawn anew, for `--find-goodput`. Load `number` has the same requests at any rate."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -119,14 +120,16 @@ class Loads:
         if args.trace is not None:
             unrated = argparse.Namespace(
                 **{**vars(args), "rate": None}
-            )  # a search begins with it, a replay has its own
+            )  # --rate is where a search begins; a replay goes at the trace's own rate
             whole = planned(unrated, strict=args.strict)
             self._trace, self.notes = whole.arrivals, whole.notes
             if len(self._trace) < 2 or self._trace[-1].at_s <= self._trace[0].at_s:
                 raise UsageError(f"{args.trace}: a rate needs two requests at different moments")
 
     def load(self, number: int, requests: int, rate: float) -> list[Arrival]:
-        """Load `number` of so many requests, at this mean rate: made up, or a stretch of the trace begun by lot."""
+        """Load `number`, with so many requests at a mean `rate` a second: made up, or a stretch of the trace with a
+        random beginning.
+        """
         rng = np.random.default_rng([self._args.seed, number])
         found = self._stretch(requests, rng) if self._trace else self._made(requests, rng)
         mean = (len(found) - 1) / span_s if (span_s := found[-1].at_s - found[0].at_s) > 0 else 1.0
@@ -140,7 +143,7 @@ class Loads:
         return found
 
     def _stretch(self, requests: int, rng: np.random.Generator) -> list[Arrival]:
-        """Consecutive requests of the trace; a shorter trace is gone through more than once."""
+        """Consecutive requests of the trace, which is repeated if it has fewer."""
         trace = self._trace
         lap_s = (trace[-1].at_s - trace[0].at_s) * len(trace) / (len(trace) - 1)
         begin = int(rng.integers(len(trace)))
@@ -149,17 +152,21 @@ class Loads:
 
 
 def loads_of(args: argparse.Namespace) -> Loads:
-    """The loads that the flags ask for. UsageError as `planned`."""
+    """The loads that the flags ask for.
+
+    Raises:
+        UsageError: as `planned`.
+    """
     loads = Loads(args)
     loads.load(0, 2, 1.0)  # a bad flag is reported before anything is sent
     return loads
 
 
 def lengths_from(text: str, flag: str, *, strict: bool = False, tell: Tell = say) -> lengths.Lengths:
-    """A length flag: a distribution, or `like:FILE` for the lengths of a trace, bad rows left out and told of.
+    """The distribution that a length flag names. `like:FILE`: the lengths of a trace; `tell` gets a line on bad rows.
 
     Raises:
-        UsageError: neither of them, no row can be read, or with `strict` one cannot.
+        UsageError: the text is neither, no row can be read, or with `strict` one cannot.
     """
     if not text.startswith("like:"):
         try:
@@ -201,7 +208,7 @@ def _made(args: argparse.Namespace, rng: np.random.Generator, tell: Tell) -> lis
 
 
 def _drawn(args: argparse.Namespace, rng: np.random.Generator, tell: Tell) -> Iterator[Arrival]:
-    """Made-up requests without an end."""
+    """An endless stream of made-up requests."""
     prefix = args.prefix_tokens or 0
     if not prefix:
         refuse_given(
@@ -233,7 +240,7 @@ def _times(args: argparse.Namespace, rng: np.random.Generator) -> Iterator[float
 
 
 def _shaped(found: Iterable[Arrival], args: argparse.Namespace) -> list[Arrival]:
-    """Apply speed, duration and number, in this order; then hold all arrivals in memory, so that sending only sends."""
+    """Apply speed, duration and number, in this order; return a list, so that nothing is computed while sending."""
     if args.speed != 1:
         found = faster(found, args.speed)
     if args.duration_s is not None:
@@ -280,7 +287,11 @@ def _reader(path: Path, wanted: str | None) -> traces.Reader:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Lines of a file, also of a compressed one; bytes that are not UTF-8 stay visible to the reader."""
+    """Lines of a file, also of one with gzip; bytes that are not UTF-8 become surrogates, which readers see.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     try:
         with _opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape") as text:
             yield from text
@@ -294,7 +305,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _good(rows: Iterator[Row], args: argparse.Namespace, bad: list[str], *, strict: bool) -> Iterator[Arrival]:
-    """Arrivals only: bad rows are noted, or with `strict` the first one ends the command."""
+    """Arrivals only: bad rows are added to `bad`; with `strict` the first one is a UsageError."""
     for row in rows:
         if isinstance(row, Arrival):
             yield row
@@ -305,7 +316,7 @@ def _good(rows: Iterator[Row], args: argparse.Namespace, bad: list[str], *, stri
 
 
 def scale(text: str) -> float:
-    """A flag's number of copies of each arrival."""
+    """For argparse: a number of copies of each arrival, above 0 and at most `RATE_SCALE_MAX`."""
     value = finite(text)
     if value > RATE_SCALE_MAX:
         raise argparse.ArgumentTypeError(f"{text} is more than {RATE_SCALE_MAX:,.0f}")
@@ -313,7 +324,7 @@ def scale(text: str) -> float:
 
 
 def finite(text: str) -> float:
-    """A flag's number above 0."""
+    """For argparse: a finite number above 0."""
     try:
         value = float(text)
     except ValueError:

@@ -24,14 +24,16 @@ _OF_A_LOAD = (
     *("out", "token_times"),
     *FLAGS,
 )
-"""Flags that a comparison does not use, as in the command's arguments."""
+"""Flags that a comparison refuses, by their names in the parsed arguments."""
 
 
 def compare_files(args: argparse.Namespace) -> int:
-    """Print what B changes; 0: nothing is worse beyond its interval, 1: something is, 2: they cannot be compared."""
+    """Print how B differs from A. 0: nothing is surely worse (beyond its interval); 1: something is; 2: the loads
+    cannot be compared.
+    """
     if args.url is not None or args.find_goodput or args.dry_run or args.html is not None or args.plot is not None:
         raise UsageError("--compare sends nothing: give it two --out files, targets and perhaps --json, no more")
-    refuse_given(args, _OF_A_LOAD, "is of a load, and --compare sends none")
+    refuse_given(args, _OF_A_LOAD, "belongs to a load, and --compare sends none")
     first, second = args.compare
     told = compare(_records(first), _records(second), targets_of(args), args.seed)
     if args.json:
@@ -45,7 +47,11 @@ def compare_files(args: argparse.Namespace) -> int:
 
 
 def _records(path: Path) -> list[Record]:
-    """The records of a file; other lines are left out and reported."""
+    """The records of a file; other lines are left out and reported.
+
+    Raises:
+        UsageError: the file cannot be read, or has no record.
+    """
     decoder = msgspec.json.Decoder(Record)
     found: list[Record] = []
     bad: list[str] = []

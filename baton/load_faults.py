@@ -26,6 +26,7 @@ from cluster.registry.registry import DEFAULT_CLUSTER, RegistryDown
 from loadgen.faults import Action, Applied, Asks, BadAction, FaultTimeline, in_order, read, read_lines
 
 ASK_S = 10.0
+"""Longest wait for the answer of an agent or a mock."""
 
 
 @dataclass(slots=True)
@@ -34,12 +35,13 @@ class Target:
 
     name: str
     engine: str
-    """Where a mock takes its faults."""
+    """The engine's URL. A mock takes its faults there."""
     agent: str
+    """The agent's URL."""
     pid: int = 0
-    """Of the agent, which is its engine's parent; 0: not on this machine."""
+    """The agent's process, the engine's parent; 0: unknown, or not on this machine."""
     born: str = ""
-    """When that process was started: a number that another process has meanwhile is left alone."""
+    """When that process was started (`baton.state.born`): a later process with the same number is not killed."""
 
 
 class LoadFaults:
@@ -55,7 +57,11 @@ class LoadFaults:
 
     @staticmethod
     def of(args: argparse.Namespace) -> LoadFaults:
-        """Those of the flags. Raises UsageError."""
+        """The actions of --fault and --faults.
+
+        Raises:
+            UsageError: an action or the file cannot be read.
+        """
         actions: list[Action] = []
         try:
             actions += [read(text) for text in args.fault]
@@ -72,12 +78,16 @@ class LoadFaults:
         return LoadFaults(actions)
 
     async def check(self, args: argparse.Namespace, span_s: float) -> None:
-        """See that every action can be done: its instance is there, and answers. Raises UsageError."""
+        """Check that every action can be done: it is due before the load's end, and its instance is there and answers.
+
+        Raises:
+            UsageError: one cannot be done.
+        """
         if not self.actions:
             return
         late = [each for each in self.actions if each.at_s > span_s]
         if late:
-            raise UsageError(f"--fault {late[0]}: the last request is sent at {span_s:.1f} s; it would never be seen")
+            raise UsageError(f"--fault {late[0]}: the last request is sent at {span_s:.1f} s; give an earlier time")
         given = {name: Target(name, url, url) for name, url in args.target}
         wanted = {each.target for each in self.actions}
         self._targets = given if wanted <= set(given) else {**await _fleet(args.cluster or DEFAULT_CLUSTER), **given}
@@ -170,7 +180,7 @@ async def _done(action: Action, target: Target) -> str | None:
 
 
 async def _asked(method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
-    """The target's answer; an error's text if it does not answer, or refuses."""
+    """The JSON of the target's answer; a text that says what is wrong if it does not answer, or refuses."""
     try:
         async with (
             asyncio.timeout(ASK_S),

@@ -25,12 +25,12 @@ def add_load(group: Any, *, sends: bool = True) -> None:
     lengths = "N, uniform:A-B, lognormal:p50=A,p90=B, lognormal:mean=A,cv=B or like:TRACE"
     group.add_argument("--input-tokens", metavar="N|DIST", help=f"{lengths} (default 512)")
     group.add_argument("--output-tokens", metavar="N|DIST", help="the same for answers (default 128)")
-    group.add_argument("--prefix-tokens", type=_whole, metavar="N", help="prompts begin with N tokens of their group's")
+    group.add_argument("--prefix-tokens", type=_whole, metavar="N", help="prompts of a group share N first tokens")
     group.add_argument("--prefix-groups", type=_whole, metavar="G", help="how many groups (default 1)")
     group.add_argument(
-        "--requests", type=_whole, metavar="N", help="end after so many (default 100 where none ends it)"
+        "--requests", type=_whole, metavar="N", help="end after N requests (without --trace or --duration-s: 100)"
     )
-    group.add_argument("--duration-s", type=finite, metavar="S", help="send for so long")
+    group.add_argument("--duration-s", type=finite, metavar="S", help="send for S seconds")
     group.add_argument("--speed", type=finite, default=1.0, metavar="X", help="time runs X times faster")
     group.add_argument(
         "--rate-scale", type=scale, default=1.0, metavar="X", help="X times the requests in the same time"
@@ -44,7 +44,7 @@ def add_trace(group: Any) -> None:
     group.add_argument(
         "--trace", metavar="FILE", help="a trace file (also .gz), a ServeGen folder, or an --out of ours"
     )
-    group.add_argument("--format", choices=(*FORMATS, "servegen"), help="default: by what is in it")
+    group.add_argument("--format", choices=(*FORMATS, "servegen"), help="its format (default: by its content)")
     group.add_argument("--from-s", type=_seconds, default=0.0, metavar="S", help="begin at this second of the trace")
     group.add_argument(
         "--tick-ms",
@@ -56,7 +56,7 @@ def add_trace(group: Any) -> None:
 
 
 def add_request(group: Any) -> None:
-    """Flags of how requests are put and sent."""
+    """Flags that say how requests are written and sent."""
     group.add_argument("--chat", action="store_true", help="chat completions instead of completions")
     group.add_argument(
         "--token-ids", type=_range, metavar="LOW-HIGH", help="send token ids of this range, for exact lengths"
@@ -105,7 +105,7 @@ def add_search(group: Any) -> None:
     )
     group.add_argument("--trial-s", type=finite, metavar="S", help="length of a trial near goodput (default 30)")
     group.add_argument("--top-rate", type=finite, metavar="R", help="try no higher rate")
-    group.add_argument("--search-s", type=finite, metavar="S", help="end after so long with what is known")
+    group.add_argument("--search-s", type=finite, metavar="S", help="end after S seconds with the result so far")
 
 
 def add_sessions(group: Any) -> None:
@@ -145,7 +145,7 @@ def add_faults(group: Any) -> None:
 
 
 def add_result(group: Any) -> None:
-    """Flags of promises, files and forms."""
+    """Flags of targets, and of files and forms of the result."""
     for name, meaning in (
         ("ttft", "time to the first token"),
         ("tt2t", "from the first token to the second"),
@@ -189,7 +189,7 @@ def _seconds(text: str) -> float:
 def _range(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
     if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
-        raise argparse.ArgumentTypeError(f"{text}: write the lowest and the first too high id, like 1000-30000")
+        raise argparse.ArgumentTypeError(f"{text}: write the lowest id and the first above the range, like 1000-30000")
     return int(low), int(high)
 
 

@@ -26,7 +26,7 @@ from loadgen.report import CPU_SHARE, LATE_MS, Targets, met, sender_limit, sprea
 from loadgen.search import WINDOW, Aim, RunTrial, Search, SearchFinished, StopSearch, TrialDone, TrialTick, Try
 
 FLAGS: Final = ("attainment", "precision", "repeats", "trial_s", "top_rate", "search_s")
-"""Of a search alone, as in the command's arguments."""
+"""Flags of a search alone, by their names in the parsed arguments."""
 
 ATTAINMENT: Final = 0.95
 """The share that must meet all targets if no flag says another."""
@@ -35,14 +35,18 @@ SETTLE_S: Final = 0.5
 """Pause after a trial, in which engines end cut requests."""
 
 CPU_NOTICE_S: Final = 2.0
-"""A share of a core means nothing of a shorter trial."""
+"""In a shorter trial than this the sender's share of a core means nothing."""
 
 BEARABLE: Final = 0.25
-"""Of the promised time: a sender late by less does not bunch requests up enough to break a promise."""
+"""Share of the promised time: a sender that is late by less does not bunch requests up enough to break a promise."""
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse flags that do not fit a search."""
+    """Refuse flags that do not fit a search.
+
+    Raises:
+        UsageError: the message names the flag.
+    """
     if not targets_of(args).any:
         raise UsageError("--find-goodput needs a promise: give --ttft-ms, --tpot-ms, --tt2t-ms or --e2e-ms")
     for flag in ("sessions", "max_concurrency", "requests", "duration_s", "plot", "out"):
@@ -58,7 +62,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def aim_of(args: argparse.Namespace) -> Aim:
-    """The aim of the search."""
+    """The aim of the search, by the flags."""
     shape = {
         name: getattr(args, name) for name in ("precision", "repeats", "trial_s") if getattr(args, name) is not None
     }
@@ -72,7 +76,11 @@ def aim_of(args: argparse.Namespace) -> Aim:
 
 
 async def find(args: argparse.Namespace, url: str) -> Goodput:
-    """Search. Ctrl-C ends the search with the result so far."""
+    """Search for the goodput of the endpoint `url`. Ctrl-C ends the search with the result so far.
+
+    Raises:
+        UsageError: flags cannot be used, or the endpoint does not answer.
+    """
     headers = headers_of(args)
     loads = loads_of(args)
     asking, notes = await asking_of(args, url, headers)
@@ -84,7 +92,7 @@ async def find(args: argparse.Namespace, url: str) -> Goodput:
 
 
 class _Shell:
-    """Carries the search out."""
+    """Carries the search out: sends the trials that `loadgen.search` asks for."""
 
     def __init__(self, args: argparse.Namespace, url: str, sending: Sending, loads: Loads) -> None:
         self.search = Search(aim_of(args))
@@ -101,11 +109,11 @@ class _Shell:
         self._sender.cut()
 
     def cut(self) -> None:
-        """The same."""
+        """As `stop`."""
         self.stop()
 
     async def run(self) -> SearchFinished:
-        """All trials."""
+        """Run trials until the search has its result."""
         began = time.perf_counter()
         effects = self.search.start(0.0)
         while isinstance(effects[0], RunTrial):
@@ -122,7 +130,7 @@ class _Shell:
         return effects[0]
 
     async def _try(self, trial: RunTrial, began: float) -> Try | None:
-        """One trial; None if time ran out in it."""
+        """Run one trial; None if it does not count: time ran out in it, or the search was stopped."""
         arrivals = self._loads.load(trial.repeat, trial.requests, trial.rate)
         judge = _Judge(arrivals, self._targets, self.search.aim.attainment, self._sender)
         ends = self.search.next_wakeup()
@@ -156,16 +164,16 @@ class _Shell:
 
 
 NEVER_SENT: Final = 0.5
-"""Of a load's length: a sender that was later than this sent a much lower rate than the one that was tried."""
+"""Share of a load's length: a sender that was later than this sent at a much lower rate than the trial's."""
 
 
 class _Judge:
-    """One running trial: whether its window attains, and the moment when that is certain."""
+    """One running trial: whether the requests that count attain; ends the trial as soon as that is certain."""
 
     def __init__(self, arrivals: Sequence[Arrival], targets: Targets, share: float, sender: Sender) -> None:
         first, last = math.floor(WINDOW[0] * len(arrivals)), math.ceil(WINDOW[1] * len(arrivals))
         self._window = {number: _deadline_s(arrivals[number], targets) for number in range(first, last)}
-        """When each request that counts and has not ended has missed for certain."""
+        """Requests that count and have not ended: the second of the load from which each has missed for certain."""
         self._counted = len(self._window)
         self._span_s = arrivals[-1].at_s if arrivals else 0.0
         self._may_miss = math.floor((1 - share) * self._counted + 1e-9)
@@ -176,7 +184,7 @@ class _Judge:
         self.out_of_time = False
 
     def take(self, record: Record) -> None:
-        """A request has ended."""
+        """Take the record of a request that has ended."""
         if self._cut:
             return
         self._late_s.append(record.sent_s - record.at_s)
@@ -208,11 +216,11 @@ class _Judge:
         )
 
     def _spoilt(self, sent: LoadSent, *, holds: bool) -> str:
-        """Why this trial shows the sender's limit; empty if it does not.
+        """Why this trial shows the sender's limit; empty: it shows the server's.
 
-        A load that attains although the sender was late would attain all the more without the lateness. A load that
-        does not attain is the server's fault only if forgiving the lateness changes nothing, and the lateness was too
-        small to bunch requests up.
+        A load that attains with a late sender would also attain without the lateness. A load that does not attain is
+        the server's fault only on two conditions: it misses also if latencies count from the moment of sending, and the
+        lateness was too small to bunch requests up.
         """
         if sent.notes:
             return sent.notes[0]
@@ -229,9 +237,9 @@ class _Judge:
 
 
 def _deadline_s(arrival: Arrival, targets: Targets) -> float:
-    """The second of the load from which a request without an end has missed: infinite if the targets do not say.
+    """The second of the load from which a request that has not ended has missed; infinite if no target bounds its end.
 
-    An answer of n tokens whose first came in time and whose others kept their mean time has ended by then.
+    An answer of n tokens that keeps both targets has ended after TTFT + (n - 1) TPOT.
     """
     limits_ms = [] if targets.e2e_ms is None else [targets.e2e_ms]
     if targets.ttft_ms is not None and targets.tpot_ms is not None:

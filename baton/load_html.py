@@ -44,7 +44,7 @@ def report_page(url: str, report: LoadReport, records: Sequence[Record], bad: Se
     parts.append(_errors(report))
     if report.faults:
         rows = [[f"{each.done_s:.1f}", each.what, each.error or "done"] for each in report.faults]
-        parts.append(section("What was done to the fleet", table(("second", "what", "came of it"), rows, words=(1, 2))))
+        parts.append(section("What was done to the fleet", table(("second", "what", "result"), rows, words=(1, 2))))
     if bad:
         more = [f"and {len(bad) - BAD_SHOWN} more"] if len(bad) > BAD_SHOWN else []
         parts.append(section(f"{len(bad)} bad rows of the trace were left out", lines([*bad[:BAD_SHOWN], *more])))
@@ -58,19 +58,23 @@ def goodput_page(url: str, found: Goodput) -> str:
             "pilot" if each.repeat == 0 else f"load {each.repeat}",
             f"{each.rate:.4g}",
             f"{each.attained} of {each.counted}" + ("" if each.whole else ", ended early"),
-            each.sender_late or ("attains" if each.holds else "does not"),
+            each.sender_late or ("attains" if each.holds else "does not attain"),
         ]
         for each in found.tries
     ]
     first, *more = goodput_lines(found)
     parts = [f"<p><strong>{html.escape(first)}</strong></p>", lines(more), _notes(found.notes)]
     parts.append(section("Trials", picture("Share within all targets by offered rate", goodput_picture(found))))
-    parts.append(table(("load", "requests per second", "within all targets", "so it"), told, words=(2, 3)))
+    parts.append(table(("load", "requests per second", "within all targets", "result"), told, words=(2, 3)))
     return page(f"Goodput of {url}", parts, COMMAND, NOTE)
 
 
 def write_page(path: Path, text: str) -> None:
-    """To its file."""
+    """Write a page to its file.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -85,4 +89,4 @@ def _errors(report: LoadReport) -> str:
     if not report.errors:
         return ""
     rows = [[each.kind, str(each.count), each.example] for each in report.errors]
-    return section("Errors", table(("kind", "requests", "said the first time"), rows, words=(2,)))
+    return section("Errors", table(("kind", "requests", "first message"), rows, words=(2,)))

@@ -18,25 +18,33 @@ from loadgen.stages import RESIDUAL, Stages
 
 DPI: Final = 120
 LINES_MAX: Final = 4000
-"""Most points of one curve, so that a picture of a million requests is not larger than one of these."""
+"""Most points of one curve, so that a picture of a million requests is no larger than one of so many."""
 
 BINS: Final = 60
-"""Of the time axis, for rates."""
+"""Intervals of the time axis in the picture of rates."""
 
 PALE: Final = "0.6"
 
 TICKS_MAX: Final = 12
-"""Rates further apart than this have a number at each power of ten alone."""
+"""If the highest rate is this many times the lowest, or more, the axis has numbers at powers of ten alone."""
 
 
 def need_matplotlib(flag: str) -> None:
-    """Check for matplotlib before the load rather than after it."""
+    """Check for matplotlib before the load rather than after it. `flag` is the flag that needs it.
+
+    Raises:
+        UsageError: it is not installed.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"{flag} needs matplotlib, which is not installed: pip install 'baton-serve[plots]'")
 
 
 def plot(path: Path, records: Sequence[Record], report: LoadReport) -> None:
-    """TTFT over time, and the distributions of TTFT and TPOT, in one file (PNG, SVG or PDF)."""
+    """Draw latencies over time, and their distributions, into one file (PNG, SVG or PDF).
+
+    Raises:
+        UsageError: the file cannot be written, or its ending names no format.
+    """
     pyplot = _pyplot()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
     _latency_over_time(left, records, report)
@@ -141,7 +149,7 @@ def _open_over_time(records: Sequence[Record]) -> list[tuple[float, float]]:
 
 
 def _shares(axes: Any, records: Sequence[Record], targets: Targets) -> None:
-    """The share of answers within so many milliseconds."""
+    """The distributions of latencies: which share of answers was within how many milliseconds."""
     for name, of, promised, colour in (
         ("TTFT", _ttft, targets.ttft_ms, "C0"),
         ("TPOT", _tpot, targets.tpot_ms, "C1"),
@@ -185,7 +193,7 @@ def _tries(axes: Any, found: Goodput) -> None:
     end = found.finished
     for label, marker, colour, kept in (
         ("attains", "o", "C0", [each for each in found.tries if each.holds and not each.sender_late]),
-        ("does not", "x", "C3", [each for each in found.tries if not each.holds and not each.sender_late]),
+        ("does not attain", "x", "C3", [each for each in found.tries if not each.holds and not each.sender_late]),
         ("sender late", "s", PALE, [each for each in found.tries if each.sender_late]),
     ):
         if kept:

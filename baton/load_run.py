@@ -1,4 +1,4 @@
-"""Runs one load: asks the endpoint first, sends the load, reports it; with the parts that all ways of sending share."""
+"""Runs one load: asks the endpoint, sends the load, reports it. Also has the parts that all ways of sending share."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from loadgen.report import LoadReport, LoadRun, Targets, report_of
 
 @dataclass(slots=True)
 class LoadDone:
-    """A load and its report."""
+    """The records of a load, and its report."""
 
     records: list[Record]
     report: LoadReport
     stopped: bool
     died: bool
-    """A sender did not live to its end."""
+    """Whether a sender process died before its end."""
 
 
 def targets_of(args: argparse.Namespace) -> Targets:
@@ -44,7 +44,11 @@ def targets_of(args: argparse.Namespace) -> Targets:
 
 
 async def send(args: argparse.Namespace, url: str, load: PlannedLoad, faults: LoadFaults, out: Out) -> LoadDone:
-    """Ask the endpoint, send the load with its faults, summarise it."""
+    """Ask the endpoint, send the load with its faults, summarise it.
+
+    Raises:
+        UsageError: the endpoint does not answer, or a fault cannot be done.
+    """
     headers = headers_of(args)
     asking, notes = await asking_of(args, url, headers)
     sending = sending_of(args, asking, headers)
@@ -74,7 +78,7 @@ async def _sent(
     out: Out,
     progress: LoadProgress,
 ) -> LoadSent:
-    """The load itself."""
+    """Send the load, and wait for its answers and faults."""
 
     def tick(now: RunningLoad) -> None:
         progress.tick(now)
@@ -127,25 +131,23 @@ async def asking_of(args: argparse.Namespace, url: str, headers: dict[str, str])
     fitted = await fit_of(url, headers, asking)
     if fitted is None:
         default = Fit().chars_per_token
-        return asking, (
-            f"the endpoint's `usage` was not to be had: prompts are made with {default:g} characters a token",
-        )
+        return asking, (f"the endpoint gave no `usage`: prompts are made with {default:g} characters a token",)
     return replace(asking, fit=fitted), ()
 
 
 class Stoppable(Protocol):
-    """Something that Ctrl-C ends."""
+    """A sender that Ctrl-C ends."""
 
     def stop(self) -> None:
-        """In order."""
+        """Send no more; open answers may end."""
 
     def cut(self) -> None:
-        """At once."""
+        """Cut open answers, and end now."""
 
 
 @contextlib.contextmanager
 def interrupted(sender: Stoppable) -> Iterator[None]:
-    """Within: the first Ctrl-C sends no more, the second cuts what is open. SIGTERM counts as either."""
+    """In this block the first SIGINT or SIGTERM stops sending, and the second cuts open answers."""
     asked = 0
 
     def stop() -> None:
@@ -168,8 +170,8 @@ def interrupted(sender: Stoppable) -> Iterator[None]:
 
 
 class Out:
-    """The file of records. It is tried before the load; each line is written as its request ends. The old content stays
-    until the first record: a load that never begins loses nothing.
+    """The file of records. It is opened before the load; each line is written as its request ends. The old content
+    stays until the first record: a load that never begins deletes nothing.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -211,7 +213,11 @@ class Out:
 
 
 def headers_of(args: argparse.Namespace) -> dict[str, str]:
-    """Headers of every request, by the flags."""
+    """Headers of every request, by the flags.
+
+    Raises:
+        UsageError: the file of the API key cannot be used.
+    """
     found = dict(args.header)
     if args.api_key_file is not None:
         try:

@@ -1,7 +1,7 @@
 """One of the processes of `baton load --senders N`: reads its part of the load on stdin, writes records to stdout.
 
-The first line is the job; then `start MOMENT`, later perhaps `stop` or `cut`. If stdin ends, the parent is gone: open
-requests are cut, and this process ends.
+The first line is the job; then `start MOMENT`, later perhaps `stop` or `cut`, which may also come instead of `start`.
+If stdin ends, the parent is gone: open requests are cut, and this process ends.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class SenderPart:
         self._told = 0
 
     async def run(self, start: float) -> None:
-        """Send the load, and report its records."""
+        """Send this part, with second 0 of the load at `start` (`time.perf_counter`), and report its records."""
         load = await self._replay.run(self._job.arrivals, LoadShard(self._job.first, self._job.step, start))
         gaps = encoded_gaps(load.gaps_s)
         _tell(SenderEnded(load.sent, load.held_back, load.cpu_s, load.elapsed_s, gaps))
 
     def obey(self, word: str) -> None:
-        """`stop`, or anything else: end now."""
+        """Obey a line of the parent: `stop` sends no more; any other line cuts open requests."""
         if word == "stop":
             self._replay.stop()
         else:
@@ -69,6 +69,8 @@ async def _main() -> None:
     _tell(SenderReady())
     first, _, moment = (await words.readline()).decode().strip().partition(" ")
     if first != "start":
+        if first:  # stopped before its start: it has sent nothing, and ends in order
+            _tell(SenderEnded(sent=0, held_back=0, cpu_s=0.0, elapsed_s=0.0, gaps=""))
         return
     async with asyncio.TaskGroup() as group:
         listening = group.create_task(_listen(words, part))

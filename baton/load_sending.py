@@ -25,9 +25,11 @@ LINE_BYTES_MAX = 1 << 28
 """Longest line of a sender: a record with the times of a hundred thousand tokens fits."""
 
 BEGIN_S = 0.5
-"""From the moment when the last sender is ready to the load's second 0; the first bodies are made meanwhile."""
+"""Seconds from the moment when all senders are ready to the load's second 0; they make first bodies meanwhile."""
 
 READY_S = 60.0
+"""Longest wait for the senders; then the load starts all the same, and a later one sends late."""
+
 LAST_WORDS_S = 5.0
 """Time that a sender has for its last records after `cut`."""
 
@@ -42,7 +44,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sending: Sending
     arrivals: list[Arrival]
     first: int
+    """Number of its first request in the whole load."""
     step: int
+    """Difference between the numbers of two successive requests of this sender."""
 
 
 class SenderReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -56,7 +60,7 @@ class Got(msgspec.Struct, frozen=True, tag="record"):
 
 
 class Stands(msgspec.Struct, frozen=True, tag="stands"):
-    """How far a sender is."""
+    """How many requests a sender has sent."""
 
     sent: int
 
@@ -66,10 +70,11 @@ class SenderEnded(msgspec.Struct, frozen=True, tag="ended"):
 
     sent: int
     held_back: int
+    """Requests that --max-concurrency delayed."""
     cpu_s: float
     elapsed_s: float
     gaps: str
-    """Gaps between chunks, seconds as 4-byte floats, in base64."""
+    """Gaps between chunks (`encoded_gaps`), in seconds."""
 
 
 Told = SenderReady | Got | Stands | SenderEnded
@@ -81,13 +86,13 @@ class Sender(Protocol):
     async def send(
         self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick
     ) -> LoadSent:
-        """Send them all, and wait for the answers."""
+        """Send all requests, and wait for the answers."""
 
     def stop(self) -> None:
         """Send no more; open answers may end."""
 
     def cut(self) -> None:
-        """End now."""
+        """Cut open answers, and end now."""
 
 
 @dataclass(slots=True)
@@ -96,14 +101,14 @@ class LoadSent:
 
     load: RunningLoad
     cpu_s: float
-    """Processor time of the busiest sender."""
+    """CPU seconds of the busiest sender."""
     senders: int = 1
     notes: tuple[str, ...] = ()
-    """Of senders that died."""
+    """A line for each sender that died."""
 
 
 class OneSender:
-    """This very process."""
+    """Sends from this process."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -161,7 +166,7 @@ class _Child:
 
 
 class ManySenders:
-    """Several processes, each with every n-th request of the schedule: the same requests at the same moments as one."""
+    """Sends from several processes, each with every n-th request: the same requests at the same moments as one."""
 
     def __init__(self, url: str, count: int) -> None:
         self._url, self._count = url, count
@@ -174,9 +179,12 @@ class ManySenders:
         self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick
     ) -> LoadSent:
         """Send them all, and wait for the answers."""
-        self._load = RunningLoad()
-        self._children = [await self._start(number, arrivals, sending) for number in range(self._count)]
+        self._load, self._cut, self._children = RunningLoad(), False, []
         try:
+            for number in range(self._count):
+                if self._load.stopped:
+                    break
+                self._children.append(await self._start(number, arrivals, sending))
             async with asyncio.TaskGroup() as group:
                 readers = [group.create_task(self._read(child, on_record)) for child in self._children]
                 await self._begin()
@@ -208,20 +216,24 @@ class ManySenders:
         child = _Child(number, process, len(part))
         job = Job(url=self._url, sending=sending, arrivals=part, first=number, step=self._count)
         child.tell(msgspec.json.encode(job))
+        if self._load.stopped:  # while it was started: `stop` did not know of it
+            child.tell(b"stop")
         return child
 
     async def _begin(self) -> None:
-        """Start all senders at one moment, when all are ready (or gone)."""
+        """Wait until all senders are ready or gone, then start them at one moment. Those that were stopped before have
+        ended.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
                 for child in self._children:
                     await child.ready.wait()
         self._start_at = time.perf_counter() + BEGIN_S
-        for child in self._children:
+        for child in () if self._load.stopped else self._children:
             child.tell(b"start %r" % self._start_at)
 
     async def _watch(self, readers: Sequence[asyncio.Task[None]], on_tick: OnTick) -> None:
-        """Progress, until the last sender has ended."""
+        """Report progress until the last sender has ended."""
         cut_at: float | None = None
         while not all(reader.done() for reader in readers):
             await asyncio.sleep(TICK_S)
@@ -266,7 +278,7 @@ class ManySenders:
         on_record(record)
 
     async def _end(self) -> None:
-        """No sender outlives the load."""
+        """End all sender processes: none outlives the load."""
         for child in self._children:
             if child.process.stdin is not None:
                 child.process.stdin.close()  # a sender ends by itself when its stdin closes
@@ -295,7 +307,7 @@ class ManySenders:
         return LoadSent(load, max([each.cpu_s for each in ended] or [0.0]), self._count, tuple(notes))
 
     def _death(self, child: _Child) -> str:
-        """How a sender failed, if it did not end as it should; empty if it did."""
+        """How a sender died, and what that means for the load; empty if it ended in order."""
         if child.ended is not None:
             return ""
         code = child.process.returncode
@@ -307,5 +319,5 @@ class ManySenders:
 
 
 def encoded_gaps(gaps_s: array[float]) -> str:
-    """Gaps as `SenderEnded` carries them."""
+    """Gaps as `SenderEnded` carries them: the array's bytes, in base64."""
     return base64.b64encode(gaps_s.tobytes()).decode()

@@ -11,19 +11,26 @@ from loadgen.body import Asking
 from loadgen.sessions import SessionPlan, Sessions, Think, think_of
 
 TURNS = 4
+"""Messages of a conversation by default."""
 THINK_S = "1"
+"""Seconds from an answer to the next message by default, as --think-s has it."""
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse flags that do not fit sessions, and session flags without sessions."""
+    """Refuse flags that do not fit --sessions, and flags of conversations without it.
+
+    Raises:
+        UsageError: the message names the flags.
+    """
     if args.sessions is None:
         for flag in ("think_s", "turns"):
             if getattr(args, flag) is not None:
-                raise UsageError(f"--{flag.replace('_', '-')} is of conversations: give --sessions N")
+                raise UsageError(f"--{flag.replace('_', '-')} belongs to conversations: give --sessions N")
         return
     for flag in ("trace", "rate", "arrivals", "cv", "prefix_tokens", "prefix_groups", "token_ids", "max_concurrency"):
         if getattr(args, flag) is not None:
-            raise UsageError(f"--{flag.replace('_', '-')} is of an open loop, --sessions of a closed one: give one")
+            name = flag.replace("_", "-")
+            raise UsageError(f"--{name} belongs to an open loop, --sessions to a closed one: give one")
     if args.senders > 1:
         raise UsageError("--senders shares a schedule, and --sessions has none: leave one out")
     if args.speed != 1 or args.rate_scale != 1:
@@ -32,7 +39,11 @@ def check(args: argparse.Namespace) -> None:
 
 
 def planned(args: argparse.Namespace) -> PlannedLoad:
-    """How long the sessions go on; their turns are made during the load."""
+    """How long the conversations go on; their turns are made during the load.
+
+    Raises:
+        UsageError: flags cannot be used.
+    """
     check(args)
     notes: list[str] = []
     for text, flag in ((args.input_tokens, "--input-tokens"), (args.output_tokens, "--output-tokens")):
@@ -44,7 +55,7 @@ def planned(args: argparse.Namespace) -> PlannedLoad:
 
 
 def conversations(args: argparse.Namespace, asking: Asking) -> Sessions:
-    """The users."""
+    """The conversations that the flags describe. `asking`: has the salt and the prompt lengths of this run."""
     return Sessions(
         SessionPlan(
             sessions=args.sessions,
@@ -62,7 +73,7 @@ def conversations(args: argparse.Namespace, asking: Asking) -> Sessions:
 
 
 def _told_already(_: str) -> None:
-    """`planned` has read the same files."""
+    """Say nothing: `planned` has read the same files, and told of their bad rows."""
 
 
 def _think(args: argparse.Namespace) -> Think:

@@ -17,7 +17,7 @@ from loadgen.stages import StagePart, Stages
 from loadgen.summary import Summary
 
 PLAIN_EVERY_S = 5.0
-"""Without a terminal, a line so often."""
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 class LoadProgress:
@@ -42,7 +42,7 @@ class LoadProgress:
             self._status.stop()
 
     def tick(self, load: RunningLoad) -> None:
-        """Show where the load stands; called ten times a second."""
+        """Show the progress of the load; called ten times a second."""
         if self._status is not None:
             self._status.update(self._line(load))
         elif load.elapsed_s - self._said_s >= PLAIN_EVERY_S:
@@ -62,7 +62,7 @@ class LoadProgress:
 
 
 def print_report(report: LoadReport) -> None:
-    """The report for people."""
+    """Print the report for people."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -99,6 +99,7 @@ def _console() -> Any:
 
 
 SUMS = {"ttft": "first token, in the router", "tt2t": "then to the second token"}
+"""Titles of the sums of timing parts, by `Stages.sum`."""
 
 
 def _print_stages(console: Any, stages: Stages) -> None:
@@ -191,7 +192,7 @@ def _told(summary: Summary) -> Iterator[str]:
 
 
 def heading(report: LoadReport) -> list[str]:
-    """What was sent and what came back, in two lines."""
+    """Two lines: how many requests were sent and completed, and at which rates."""
     failed = f", {report.failed} failed ({report.shed} shed)" if report.failed else ""
     cut = f", {report.interrupted} interrupted" if report.interrupted else ""
     sent = f"{report.sent} request{'s' * (report.sent != 1)} sent"
@@ -216,7 +217,7 @@ def latency_rows(report: LoadReport) -> list[tuple[str, Spread, str]]:
 
 
 def target_lines(report: LoadReport) -> list[str]:
-    """Attainment, and how well lengths were kept."""
+    """Lines on attainment, and on how well lengths were kept."""
     lines = []
     if report.attained is not None:
         told = told_targets(report.targets)

@@ -25,7 +25,7 @@ STDERR_LINES_KEPT = 40
 """Last lines of a child that are shown when it fails."""
 
 LINE_BYTES_MAX = 1 << 20
-"""A longer line of a child's is read as several."""
+"""Longest line that is read as one; a longer line of a child is read as several."""
 
 READ_BYTES = 1 << 16
 
@@ -34,12 +34,15 @@ LOG_BYTES_MAX = 20 << 20
 
 
 def baton_words(*words: str) -> list[str]:
-    """The command line of one of Baton's commands, with the same Python, under this process' lifeline."""
+    """The command line of one of Baton's commands, with the same Python; the child ends when this process does."""
     return [sys.executable, "-m", "baton", *words, "--json", "--lifeline"]
 
 
 async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Every line to the stream's end, whatever its length: a pipe that is read no further would stop the child."""
+    """Every line to the stream's end, with its newline; lines from `LINE_BYTES_MAX` on in parts.
+
+    A pipe that is not read to its end would block the child.
+    """
     rest = b""
     while data := await stream.read(READ_BYTES):
         *lines, rest = (rest + data).splitlines(keepends=True) or [b""]
@@ -60,7 +63,7 @@ class BoundedLog:
         self._file: FileIO | None = None
 
     def write(self, line: bytes) -> None:
-        """Append the line."""
+        """Append the line; begin a new file if this one is full."""
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +78,7 @@ class BoundedLog:
             self.close()
 
     def close(self) -> None:
-        """No more for now."""
+        """Close the file; the next `write` opens it again."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
@@ -137,7 +140,7 @@ class Program:
         self._signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Close its lifeline: it ends without a drain, but in order."""
+        """Close the pipe to the child (its lifeline): it ends without a drain, but in order."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
@@ -163,7 +166,11 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_port(host: str, first: int, taken: set[int], *, step: int = 1) -> int:
-    """The first free port from `first` on that is not in `taken`; it is added to `taken`."""
+    """The first free port of `first`, `first + step` and so on that is not in `taken`; adds it to `taken`.
+
+    Raises:
+        OSError: there is none.
+    """
     for port in range(first, 65536, step):
         if port not in taken and is_free(host, port):
             taken.add(port)

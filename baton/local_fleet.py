@@ -1,4 +1,4 @@
-"""`baton up` as a fleet that a controller resizes: engine processes, free hardware, settings of new engines."""
+"""Lets a controller resize the fleet of `baton up`: its engine processes, free hardware, settings of new engines."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from baton.plan import (
     WantedEngine,
 )
 from baton.scaling import ScalingPlan, ScalingShell
+from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from cluster.registry.registry import Registry
@@ -32,7 +33,7 @@ from kvtransfer.ticket import SigningKey
 
 
 class LocalChildren:
-    """See `goodput.actuate.local.Children`."""
+    """The engine processes of `baton up`, for the actuator (`goodput.actuate.local.Children`)."""
 
     def __init__(self, fleet: LocalFleet, make: Callable[[str, str], WantedEngine]) -> None:
         """`make`: the settings of a new instance by its name and pool."""
@@ -85,18 +86,18 @@ class LocalScaling:
         door: Callable[[str], str],
         changing: Changing | None,
     ) -> None:
-        """Of one cluster.
+        """Make the controller of one cluster.
 
         Args:
             cluster: its name.
-            plan: what is to be sized.
-            templates: by pool, an engine of it, still without name, keys and socket.
+            plan: the pools to size, and the rules.
+            templates: by pool, the settings of an engine, still without name, keys and socket.
             hardware: of this machine.
             open_registry: opens the registry, with the fleet's proofs.
             keys: the fleet's ticket keys, which sign requests to agents.
             keys_file: makes the key file of an instance; None if tickets are off.
-            changing: the cluster file, whose classes may be edited.
-            door: path of an instance's connector socket; empty: it has none.
+            door: makes the path of an instance's agent socket; empty: it has none.
+            changing: the cluster file, whose classes may be edited; None: there is no file.
         """
         plan = replace(plan, kept={})  # `baton up` brings its engines back itself
         self._shell: Final = ScalingShell(cluster, plan, open_registry, say=self._say, changing=changing)
@@ -113,11 +114,13 @@ class LocalScaling:
         return self._shell.running
 
     async def run(self, fleet: LocalFleet) -> None:
-        """Until cancelled."""
+        """Resize `fleet` until cancelled."""
         self._fleet = fleet
         agents = Agents(self._keys)
         try:
             await self._shell.run(self._actuator(fleet, agents), self._announce)
+        except UsageError as error:
+            self._say(f"scaling: the fleet keeps its size: {error}")
         finally:
             await agents.close()
 

@@ -1,4 +1,4 @@
-"""The cost model's knowledge of a fleet's instances, for the router: by pool of the cluster file."""
+"""What the cost model says of a fleet's instances, for the router's step model: by pool of the cluster file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ KV_DTYPE = "kv-cache-dtype"
 
 
 def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
-    """The make of an instance: by its name if `baton up` gave it, else by its role if only one pool has that role.
+    """A function that finds the make of an instance: by its name if `baton up` gave it, else by its role if only one
+    pool has that role.
 
-    None if the pool names no GPU, or the model's sizes do not ship: the router then learns from its legs.
+    It gives None if the pool names no known GPU, or the model's sizes do not ship: the router then learns from legs.
     """
     by_stem = stems(spec)
     memory = {name: found.memory_gib for name, found in spec.hardware.items()}

@@ -1,4 +1,4 @@
-"""The engine processes of one `baton up`: which there are, their state; drained, ended, introduced to each other."""
+"""The engine processes of one `baton up`: their list and state; draining, ending and introducing them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kvtransfer.asks import doors_of
 from kvtransfer.door import introduce_each_other
 
 PORTS_S = 15.0
-"""Longest wait for the ports of something that was killed; a keeper needs 3 s at most."""
+"""Longest wait for the ports of a killed agent. Its keeper (`engine/vllm/keeper.py`) needs about 3 s."""
 
 PORTS_EVERY_S = 0.1
 
 OVERDUE_S = 15.0
-"""An agent that was told to leave by a deadline is ended if it is still there this long after it."""
+"""An agent that still runs this long after the deadline of its drain is ended."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,9 +34,11 @@ class LocalMember:
     pool: str
     """Its pool of the cluster file: the stem of its name."""
     asked_s: float = field(default_factory=time.monotonic)
+    """When it was added, monotonic seconds."""
     later: bool = False
     """Whether it was started while the cluster served: if it fails, the cluster goes on without it."""
     model: str = ""
+    """Name in the API, known once it is ready."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False
     """Whether it was told to drain and end, or to end."""
@@ -45,11 +47,11 @@ class LocalMember:
 
     @property
     def name(self) -> str:
-        """Its instance's."""
+        """The instance's name."""
         return self.planned.wanted.name
 
     async def ports_free(self) -> None:
-        """Wait until a killed agent's keeper has ended its processes: until then its ports are taken."""
+        """Wait, at most `PORTS_S`, until the keeper of a killed agent has ended its engine and so freed its ports."""
         for _ in range(int(PORTS_S / PORTS_EVERY_S)):
             if all(is_free(LOOPBACK, port) for port in self.planned.ports):
                 return
@@ -65,13 +67,13 @@ class Members:
         self._registry = registry
         self._board = board
         self._started = asyncio.Event()
-        """An engine has become ready since the last introduction."""
+        """Set when an engine has become ready since the last introduction."""
 
     def __iter__(self) -> Iterator[LocalMember]:
         return iter([*self._found.values()])
 
     def of(self, program: Program) -> LocalMember | None:
-        """The engine that this program is."""
+        """The engine whose agent is `program`; None: it is another program, such as the router."""
         return next((each for each in self if each.program is program), None)
 
     def add(self, planned: PlacedEngine, pool: str = "", *, later: bool = False) -> LocalMember:
@@ -91,7 +93,7 @@ class Members:
 
     @property
     def ports(self) -> set[int]:
-        """That they listen on."""
+        """All ports of all engines."""
         return {port for member in self._found.values() for port in member.planned.ports}
 
     @property
@@ -112,7 +114,9 @@ class Members:
             self._board.update(name, str(event["state"]), str(event.get("detail", "")))
 
     def drain(self, name: str, deadline_s: float) -> None:
-        """Let an engine finish its requests and end: routers learn of it first. A second call would end it at once."""
+        """Let an engine finish its requests within `deadline_s`, and end; routers learn of it first. A second call does
+        nothing: a second SIGTERM would end the agent at once.
+        """
         member = self._found.get(name)
         if member is None or member.leaving or member.failed:
             return
@@ -138,8 +142,8 @@ class Members:
             member.program.close()
 
     async def introduce(self) -> None:
-        """Introduce engines each time one with Baton's connector has started: it may read from the others, and they
-        from it.
+        """Introduce engines with Baton's connector to each other each time one has started: each may then read KV cache
+        from the others. Runs until cancelled.
         """
         while True:
             await self._started.wait()

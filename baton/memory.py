@@ -1,4 +1,4 @@
-"""How this process' memory goes back to the kernel: large blocks at once."""
+"""Makes glibc give large blocks of memory back to the kernel as soon as they are freed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def map_large_blocks() -> bool:
-    """Give each block from `LARGE_BYTES` on a mapping of its own, always; whether the allocator accepted that.
+    """Give each block from `LARGE_BYTES` on a mapping of its own, always. False: the allocator did not accept that.
 
     glibc does this only up to the first such block that is freed. Then it raises its threshold to that block's size, up
     to 32 MiB, and the next large bodies come from the heap. There, growing copies them, and the blocks behind them keep

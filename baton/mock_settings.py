@@ -30,7 +30,11 @@ SEQS = 256
 """Requests at once if no GPU is named: vLLM's default on smaller GPUs."""
 
 SIMPLE_TOKENS = 1 << 18
+"""Tokens of the KV cache with --step-ms, where no model and GPU say it."""
+
 SIMPLE_BATCHED_TOKENS = 8192
+"""Token budget of a step, likewise."""
+
 SIMPLE_LINK = Link(latency_ms=NIC_LATENCY_MS, gb_s=36.0)
 """One 400 Gb/s NIC as NIXL reaches it (costs.transfer)."""
 
@@ -58,7 +62,11 @@ def read_instances(text: str) -> dict[Role, int]:
 
 
 def read_ends(text: str | None) -> Ends | None:
-    """``200`` or ``50-400`` -> how answers end by themselves."""
+    """``200`` or ``50-400`` -> after how many tokens answers end by themselves; None: at max_tokens.
+
+    Raises:
+        UsageError: the text has another form.
+    """
     if text is None:
         return None
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
@@ -86,7 +94,7 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str] = os.enviro
     """All instances that the flags ask for.
 
     Raises:
-        UsageError: a flag has a value that does not do.
+        UsageError: a flag has a value that cannot be used.
     """
     _check_numbers(args)
     counts, ends = read_instances(args.instances), read_ends(args.output_tokens)
@@ -125,6 +133,7 @@ _LEAST = {
     "step_ms": 0.001, "prefill_ms_per_1k": 0, "lease_s": 0.001, "start_up_s": 0, "drain_s": 0, "speed": 0.001,
     "link_gb_s": 0.001, "power_cap_w": 1,
 }  # fmt: skip
+"""Least value of each flag that takes a number."""
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
@@ -146,7 +155,7 @@ def _link(args: argparse.Namespace, otherwise: Link) -> Link:
 
 
 def _simple(args: argparse.Namespace) -> _Engine:
-    """Steps that take the time in the flags."""
+    """An engine whose steps take the time in the flags."""
     step_ms = 10.0 if args.step_ms is None else args.step_ms
     per_1k_ms = 0.0 if args.prefill_ms_per_1k is None else args.prefill_ms_per_1k
     link = _link(args, SIMPLE_LINK)
@@ -163,7 +172,7 @@ def _simple(args: argparse.Namespace) -> _Engine:
 
 
 def _modelled(args: argparse.Namespace) -> _Engine:
-    """Steps that take the time predicted for the hardware."""
+    """An engine whose steps take the time that the cost model predicts for the GPU."""
     model, gpu, shape = model_named(args.model), gpu_named(args.gpu), Spans(tp=args.tp, dp=args.dp)
     kv_dtype = kv_dtype_named(args.kv_cache_dtype)
     costs = costs_of(

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 
 def announce_ready(name: str, endpoint: str, *, as_json: bool, **more: Any) -> None:
-    """The one line that says a server is ready: ``ready NAME http://host:port``, or the same as a JSON object."""
+    """Print the one line that says a server is ready: ``ready NAME http://host:port``, or the same as a JSON object."""
     if as_json:
         emit({"event": "ready", "name": name, "endpoint": endpoint, **more})
     else:
@@ -21,12 +21,12 @@ def announce_ready(name: str, endpoint: str, *, as_json: bool, **more: Any) -> N
 
 
 def emit(event: dict[str, Any]) -> None:
-    """One JSON object on a line of its own, at once."""
+    """Print one JSON object on a line of its own on stdout, and flush it."""
     _write(sys.stdout, json.dumps(event) + "\n")
 
 
 def say(line: str) -> None:
-    """A line for people, on stderr."""
+    """Print a line for people on stderr."""
     _write(sys.stderr, line + "\n")
 
 

@@ -1,8 +1,8 @@
 """Packs values for another process of ours: Ray's workers, the simulation before an instance leaves.
 
-Pickle alone gets frozen dataclasses of compiled modules wrong. Where the reader is compiled, too, they raise; where it
-is interpreted, each field silently becomes its own name. So the reader takes compiled modules if the writer does
-(`baton.compiled`), and such values are taken apart field by field. Imports nothing that is compiled.
+Pickle alone gets frozen dataclasses of compiled modules wrong. If the reader is compiled, too, unpickling raises; if it
+is interpreted, each field silently becomes its own name. So the reader uses compiled modules if the writer does
+(`baton.compiled`), and such values are written field by field. Imports nothing that is compiled.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """The value. Only of a process of ours: what is read may run code."""
+    """The value that `packed` wrote. Only for data of Baton's own processes: unpickling may run code."""
     return pickle.loads(data)  # noqa: S301 - a parent, a child or a Ray worker wrote it, and no network peer
 
 
 def _frozen(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A frozen dataclass with these fields. `__init__` is not called: what it works out is among them."""
+    """A frozen dataclass with these fields. `__init__` is not called: fields that it computes are in `values`."""
     made: Any = kind.__new__(kind)
     for name, value in values.items():
         object.__setattr__(made, name, value)

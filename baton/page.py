@@ -28,8 +28,8 @@ def page(title: str, parts: Iterable[str], command: str, note: str) -> str:
     Args:
         title: plain text.
         parts: HTML; empty ones are left out.
-        command: that made it, for its last line.
-        note: the last line's other half, plain text.
+        command: the command that made the page, for its last line.
+        note: plain text, also for the last line.
     """
     name = html.escape(title)
     return (
@@ -53,9 +53,9 @@ def lines(texts: Sequence[str]) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: Iterable[int] | None = ()) -> str:
-    """Columns of `words` (None: all) begin at the left, numbers end at the right; the first always begins at the left.
+    """A table of plain texts. The first column and the columns `words` (None: all) are left-aligned, others right.
 
-    Without rows there is no table, without columns no heading.
+    Empty without rows; without columns it has no heading.
     """
     left = None if words is None else frozenset(words)
 

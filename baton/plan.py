@@ -1,4 +1,4 @@
-"""Turns the user's wishes into command lines: which engines, on which part of the machine, on which ports."""
+"""From flags or a cluster file to `baton engine` commands: which engines, on which part of the machine, which ports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedEngine:
-    """One engine that the user asked for."""
+    """One engine that the user asked for. It has many fields: one for each flag of `baton engine` that is passed on."""
 
     name: str
     role: Role
@@ -44,25 +44,25 @@ class WantedEngine:
     ticket_keys_file: str | None = None
     """The engine's own key file for tickets; None: no guard."""
     kv_lease_s: int | None = None
-    """How long it keeps blocks that no engine pulls; None: `baton engine`'s default."""
+    """Seconds that it keeps blocks that no engine pulls; None: `baton engine`'s default."""
     flips: bool = False
     """Whether it may take another role while it runs."""
     connector: str = "nixl"
     """What moves its KV cache: ``nixl``, vLLM's own connector, or ``baton``; from a file perhaps ``auto``."""
     door: str = ""
-    """Path of the socket of Baton's connector, if it has that one."""
+    """Path of the agent socket, if it has Baton's connector."""
     kv: KvTiers = NO_TIERS
-    """Where its prompts are kept when its KV cache is full."""
+    """Where KV blocks are kept that its KV cache drops."""
     digests: bool = False
     """Whether pulled blocks are compared with held ones, if it has Baton's connector."""
     peers: bool = True
-    """Whether it shares prompts' beginnings with other instances, if it has that one."""
+    """Whether it shares prompts' beginnings with other instances, if it has Baton's connector."""
     tenants: tuple[str, ...] = ()
     """The only tenants whose requests it serves; none: all tenants."""
     gpu: str | None = None
     """Type of its GPUs; None: whatever the machine has."""
     drain_s: float | None = None
-    """How long it may take to leave; None: `baton engine`'s default."""
+    """Seconds that its drain may take; None: `baton engine`'s default."""
 
     @property
     def ranks(self) -> int:
@@ -137,7 +137,7 @@ class PlacedEngine:
 def from_counts(
     counts: dict[Role, int], model: str | None, served: str | None, vllm_args: list[str]
 ) -> list[WantedEngine]:
-    """``--prefill N --decode N --both N`` of one model.
+    """The engines of ``--prefill N --decode N --both N``, all of one model.
 
     Raises:
         UsageError: a count below 0, or nothing at all.
@@ -157,10 +157,9 @@ def from_counts(
 
 
 def from_file(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> list[WantedEngine]:
-    """The instances that a cluster file starts with; words after ``--`` on the command line come last, so that they
-    win.
+    """The instances that a cluster file starts with. `vllm_args`, the words after ``--``, come last, so that they win.
 
-    Mocks (`engine`) imitate the file's instances: its GPUs, with the timing of the cost model.
+    With `engine` ``mock``, mocks imitate them: the file's GPUs, with the timing of the cost model.
     """
     return [_wanted(each, vllm_args, engine) for each in instances(spec)]
 
@@ -196,10 +195,11 @@ def place(wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0) -
     Args:
         wanted: the engines to start.
         hardware: of this machine.
-        most: engines that there may be later; each gets the part of the cores that it has then.
+        most: most engines that there may be later: without GPUs, each gets its share of the cores among so many.
 
     Raises:
         UsageError: an engine needs more GPUs than the machine has.
+        OSError: no port is free.
     """
     largest = max(wanted, key=lambda each: each.gpus)
     widest = largest.gpus

@@ -15,18 +15,18 @@ BUDGET = "max-num-batched-tokens"
 
 
 def text_of(given: str, task: Task, best: FleetResults) -> str:
-    """The file's text.
+    """The text of the file to run.
 
     Args:
         given: text of the user's file.
         task: the task of the plan.
-        best: the plan.
+        best: the planned fleet.
     """
     import yaml
 
     tree = yaml.safe_load(given)
     for each in tree["models"]:
-        if each["name"] == task.model.name:
+        if (each.get("served_name") or each["name"]) == task.model.api_name:
             each["pools"] = pools_of(best, each.get("pools") or {}, task.model)
     hardware = dict(tree.get("hardware") or {})
     known = {gpu.name for name in hardware if (gpu := find_gpu(name)) is not None}
@@ -41,10 +41,10 @@ def text_of(given: str, task: Task, best: FleetResults) -> str:
 
 
 def pools_of(answer: FleetResults, given: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """The `pools` of a cluster file; other settings of a role in the user's file are kept, and flags that all pools of
-    the model must share are those of a new role, too.
+    """The `pools` of the file. Other settings of a role in the user's file (`given`) are kept; a role that the file
+    does not have gets the flags that all pools of the model share.
 
-    The first kind of a role is its pool, each further one has a name under `extra`.
+    The first kind of a role becomes the role's pool, each further kind one under `extra`.
     """
     pools: dict[str, Any] = {}
     extra: dict[str, Any] = {}

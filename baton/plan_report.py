@@ -16,11 +16,11 @@ from baton.planning import Point, SearchResult, Task, counted, price_per_hour
 from cluster.errors import UsageError
 
 TRIED_MAX = 200
-"""Rows of the table of tried fleets: the cheapest that hold, and the dearest that do not, come first."""
+"""Most rows of the table of tried fleets: first those that hold, cheapest first; then others, dearest first."""
 
 
 def picture(outcome: SearchResult, task: Task, kind: str = "svg") -> bytes:
-    """Price against attainment and against the first token, for every fleet that was tried on the whole load.
+    """Draw price against attainment and against TTFT, for every fleet that was tried on the whole load.
 
     Args:
         outcome: the fleets that were tried.
@@ -62,7 +62,7 @@ def _attainments(axes: Any, outcome: SearchResult, task: Task) -> None:
 
 
 def _front(points: Sequence[Point]) -> list[tuple[float, float]]:
-    """Price and attainment of the fleets that no other fleet beats at their price (Pareto's front), cheapest first."""
+    """The Pareto front, cheapest first: price and attainment of each fleet that no cheaper fleet equals."""
     front: list[tuple[float, float]] = []
     for price, share in sorted((_price(each), each.attained) for each in points if each.whole):
         if not front or share > front[-1][1]:
@@ -114,7 +114,7 @@ def _price(point: Point) -> float:
 
 
 def page(outcome: SearchResult, steps: Sequence[Step], task: Task, took_s: float) -> str:
-    """The whole page."""
+    """The whole page, as HTML. `took_s`: seconds that planning took."""
     parts = [pages.lines([_asked(task)])]
     if outcome.best is not None:
         bound = [("nearest bound", outcome.scarcest)] if outcome.scarcest else []

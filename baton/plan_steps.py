@@ -1,4 +1,4 @@
-"""Plans the next step of a target: a tighter first token, one more nine, more load. For `baton plan`.
+"""Plans what stricter targets would take: a tighter TTFT, one more nine of attainment, more load. For `baton plan`.
 
 Each step is planned anew on the arrangements that were best for the present targets. A fleet that failed those fails
 stricter ones, so only dearer fleets are tried.
@@ -19,14 +19,16 @@ from loadgen.shaping import denser
 from sim.evaluate import Goal
 
 TIGHTER = 0.75
-"""A first token is promised in so much of its time."""
+"""Factor on each TTFT target in the step "tighter TTFT"."""
 
 MORE = 1.25
-"""So many times the requests."""
+"""Factor on the requests in the step "more load"."""
 
 ARRANGEMENTS_MAX = 12
+"""Most arrangements that a step looks at."""
+
 EFFORT_SHARE = 0.15
-"""Of the plan's effort, for each step."""
+"""Share of the plan's effort that each step may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class Step:
 
 
 def steps(task: Task) -> Iterator[tuple[str, str, Task, bool]]:
-    """Name, target, task of each step, and whether it is stricter on the same load."""
+    """Of each step: name, target for people, task, and whether it has stricter targets on the same load."""
     goals = task.goals
     firsts = {name: goal.targets.ttft_ms for name, goal in goals.items() if goal.targets.ttft_ms is not None}
     if firsts:
@@ -76,13 +78,16 @@ def _tighter(goal: Goal) -> Goal:
 def next_steps(
     task: Task, last: Searched, progress: Tell, *, on: str | None = None, processes: int | None = None
 ) -> Iterator[Step]:
-    """Plan each step; nothing where there is no plan to begin with, or the user has stopped it."""
+    """Plan each step. Nothing if `last` found no fleet; ends after a step that the user stops by Ctrl-C.
+
+    `on`, `processes`: as in `baton.fanout.opened`.
+    """
     if last.found.best is None:
         return
     likely = _likely(last)
     for name, asks, harder, stricter in steps(task):
         failed = [each for each in last.found.failed if each.space.kinds] if stricter else []
-        searched = Searched(Planner(harder, likely), failed=_cheapest_first(failed), equals=0)
+        searched = Searched(Planner(harder, likely), failed=_dearest_first(failed), equals=0)
         searched.found.scales.update(last.found.scales)
         if searched.planner.spaces:
             searched.run(progress, effort=task.effort * EFFORT_SHARE, on=on, processes=processes)
@@ -112,5 +117,5 @@ def _likely(last: Searched) -> list[Arrangement]:
     return [last.planner.arrangements[name] for name in list(names)[:ARRANGEMENTS_MAX]]
 
 
-def _cheapest_first(failed: list[Trial]) -> list[Trial]:
+def _dearest_first(failed: list[Trial]) -> list[Trial]:
     return sorted(failed, key=lambda trial: -trial.price)

@@ -15,13 +15,12 @@ from loadgen.arrival import Arrival
 from sim.evaluate import Evaluation
 
 PLAIN_EVERY_S = 5.0
-
-UNITS = {"cost": "an hour", "gpus": "GPUs", "energy": "J an output token", "power": "W"}
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 class PlanProgress:
-    """A bar on a terminal, a line now and then elsewhere. It shows how much of the effort is spent: a search that
-    cannot find a cheaper fleet ends earlier.
+    """A bar on a terminal, elsewhere a line every `PLAIN_EVERY_S`. It shows which share of the effort is spent: a
+    search that can find no cheaper fleet ends earlier.
     """
 
     def __init__(self, effort: float) -> None:
@@ -48,7 +47,7 @@ class PlanProgress:
             self._bar.stop()
 
     def tick(self, found: SearchState, planner: Planner) -> None:
-        """After a trial."""
+        """Show the search's state; called after each trial."""
         if found.spent < self._last:  # another search has begun
             self._before += self._last
         self._last = found.spent
@@ -98,7 +97,8 @@ def as_json(outcome: SearchResult, steps: Sequence[Step], task: Task, took_s: fl
             "ruled_out_by_bounds": outcome.ruled_out,
             "arrangements_left": found.open_spaces,
             "fleets_simulated": outcome.trials,
-            "requests_simulated": outcome.spent,
+            "requests_simulated": outcome.simulated,
+            "effort_spent": outcome.spent,
             "requests_of_the_sample": outcome.sampled,
             "requests_left_out": outcome.left_out,
             "seconds": round(took_s, 1),
@@ -241,7 +241,7 @@ def step_rows(outcome: SearchResult, steps: Sequence[Step]) -> list[tuple[str, s
 
 
 def doubts(outcome: SearchResult) -> list[str]:
-    """What the answer rests on, and what was not tried."""
+    """Lines for people: the assumptions of the answer, and what was not tried."""
     found = outcome.found
     told = [f"presumed: {each}" for each in outcome.presumed] if outcome.best is not None else []
     if outcome.best is not None and not found.proven and not outcome.stopped:
@@ -258,15 +258,15 @@ def doubts(outcome: SearchResult) -> list[str]:
 
 
 def cost_line(outcome: SearchResult, task: Task, took_s: float) -> str:
-    """The effort of the plan."""
+    """One line on the effort that the plan took."""
     ruled = f"{outcome.ruled_out:,} of {outcome.considered:,} arrangements ruled out by bounds"
     sample = f", {outcome.sampled:,} of them in a sample first" if outcome.sampled else ""
     load = f"a load of {len(task.arrivals):,} request{'s' * (len(task.arrivals) != 1)}{sample}"
-    return f"{ruled}; {outcome.trials} fleets simulated ({outcome.spent:,} requests) on {load}; {took_s:.1f} s"
+    return f"{ruled}; {outcome.trials} fleets simulated ({outcome.simulated:,} requests) on {load}; {took_s:.1f} s"
 
 
 def show(outcome: SearchResult, steps: Sequence[Step], task: Task, took_s: float) -> None:
-    """A table for people."""
+    """Print the whole result for people: the answer on stdout, doubts and effort on stderr."""
     print(headline(outcome, task))
     print(f"  {'load':<14} {load_line(task)}")
     if outcome.best is not None:

@@ -1,8 +1,8 @@
 """`baton plan`: from a cluster file and a load to the cheapest fleet that keeps the targets.
 
 Joins pure parts: candidates and bounds (`goodput`), the search (`goodput.search`), simulations (`sim.evaluate`). Trials
-run in parallel (`baton.fanout`: processes, or a Ray cluster), and the search goes on with their results. The best fleet
-so far is there whenever the user has waited long enough.
+run in parallel (`baton.fanout`: processes, or a Ray cluster), and the search goes on with their results. Ctrl-C ends
+the search with the best fleet so far.
 
 A long load is searched on stretches of it first; the best fleets there are then tried on the whole load.
 """
@@ -56,7 +56,8 @@ TRIAL_REQUESTS = 150
 SAMPLE_REQUESTS = 3_000
 SAMPLE_PARTS = 8
 SAMPLE_GAP_S = 30.0
-"""Loads of more than twice so many requests are searched on a sample first: stretches, with a gap between them."""
+"""Loads of more than twice so many requests are searched on a sample of that size first: so many stretches of the load,
+with a gap of so many seconds between them."""
 
 WHOLE_SHARE = 1 / 5
 WHOLE_PARTS = 20
@@ -64,10 +65,10 @@ WHOLE_PARTS = 20
 a run of the whole load would take longer than the user's effort allows."""
 
 INSTANCES_MAX = 64
-"""Most instances of one kind, if the user does not say how many GPUs there are."""
+"""Most instances of one kind."""
 
 SEARCHED = frozenset({"max-num-batched-tokens", "tensor-parallel-size"})
-"""Flags that a plan chooses."""
+"""Flags of vLLM that a plan chooses itself: those of the file are not taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,18 +78,18 @@ class Task:
     model: Model
     shape: ModelShape
     gpus: tuple[tuple[Gpu, int | None], ...]
-    """Types with the file's prices, and the number of GPUs of each."""
+    """Types with the file's prices, and how many there are of each; None: any number."""
     arrivals: tuple[Arrival, ...]
     goals: Mapping[str, Goal]
     usual: str
     """Class of requests that name none."""
     objective: str = "cost"
     survive: int = 0
-    """How many instances may be lost, whichever they are."""
+    """Number of instances whose loss, whichever they are, the targets must survive."""
     power_w: float | None = None
-    """Largest draw of all GPUs together, by their caps; None: no bound."""
+    """Most watts that all GPUs together may draw, by their caps; None: no bound."""
     effort: int = EFFORT
-    """Requests that are simulated at most."""
+    """Requests that are simulated at most; each trial counts as `TRIAL_REQUESTS` more."""
 
     def demand(self) -> Demand:
         """The load in the form of the bounds."""
@@ -106,7 +107,9 @@ class Task:
 
     @property
     def caps(self) -> tuple[float, ...]:
-        """Power caps to try: only if watts count, since a capped GPU costs the same and does less."""
+        """Power caps to try, as shares of a GPU's power: only 1 unless watts count, since a capped GPU costs the same
+        and does less.
+        """
         return POWER_CAPS if self.objective in {"energy", "power"} or self.power_w is not None else (1.0,)
 
 
@@ -125,12 +128,12 @@ class FleetResults:
 
     @property
     def price_per_hour(self) -> float:
-        """The price of all GPUs."""
+        """The price of all GPUs, per hour."""
         return price_per_hour(self.arrangement, self.counts)
 
     @property
     def power_w(self) -> float:
-        """The most that all GPUs may draw, by their caps."""
+        """The most watts that all GPUs may draw, by their caps."""
         return sum(
             kind.power_cap_w * kind.gpus * count for kind, count in zip(self.arrangement, self.counts, strict=True)
         )
@@ -156,14 +159,14 @@ class Point:
 
 @dataclass(slots=True, kw_only=True)
 class SearchResult:
-    """The result of a search."""
+    """The result of a search. It has many fields: the answer, and all that reports say of how it was found."""
 
     best: FleetResults | None
     others: list[FleetResults] = field(default_factory=list)
     """The best of other arrangements of roles that were seen to hold, cheapest first."""
     found: SearchState
     considered: int
-    """Arrangements."""
+    """Arrangements in which the model fits on every kind."""
     ruled_out: int
     """Arrangements that bounds ruled out."""
     because: str = ""
@@ -179,11 +182,17 @@ class SearchResult:
     scarcest: str = ""
     """The bound that the best fleet is nearest to, and how near."""
     spent: int = 0
+    """The effort that was spent: requests that were simulated, and `TRIAL_REQUESTS` for each trial."""
     trials: int = 0
     presumed: list[str] = field(default_factory=list)
     """Assumptions, and how each was checked."""
     last: Searched | None = None
     """The search of the whole load, for what the next steps would take."""
+
+    @property
+    def simulated(self) -> int:
+        """Requests that were simulated."""
+        return self.spent - TRIAL_REQUESTS * self.trials
 
 
 class Planner:
@@ -201,7 +210,7 @@ class Planner:
         self._engines: dict[InstanceKind, EngineBounds] = {}
         self.considered = 0
         self.why: dict[str, float] = {}
-        """Why arrangements cannot keep the promises, and how far each is from possible."""
+        """By reason why an arrangement cannot keep the promises: how far that is from possible (`why_not`)."""
         self.arrangements: dict[str, Arrangement] = {}
         self.spaces: list[Space] = []
         demand = task.demand()
@@ -215,7 +224,7 @@ class Planner:
         self.weaker = _weaker({str(kind): made for kind, made in self._members.items() if made is not None})
 
     def __getstate__(self) -> dict[str, object]:
-        """A copy for other machines, which simulate and need no bounds."""
+        """What is pickled for other machines: they simulate, and need no bounds."""
         kept = ("task", "_members", "arrangements")
         return {name: value for name, value in self.__dict__.items() if name in kept}
 
@@ -323,7 +332,7 @@ class Planner:
         return (*shared, *([(watts, self.task.power_w)] if self.task.power_w is not None else []))
 
     def fleet(self, arrangement: Arrangement, counts: Counts) -> list[SimulatedMember]:
-        """All instances."""
+        """All instances of a fleet: of kind i of the arrangement `counts[i]`."""
         found = []
         for at, (kind, count) in enumerate(zip(arrangement, counts, strict=True)):
             made = self.member(kind)
@@ -332,8 +341,8 @@ class Planner:
         return found
 
     def tried(self, arrangement: Arrangement, counts: Counts) -> Tried:
-        """Whether a fleet keeps the targets, also with as many instances lost as it has to survive, and the cost of the
-        trial. The measurements are of the whole fleet.
+        """Simulate a fleet, also without each set of instances whose loss it must survive: whether it keeps the
+        targets, and the requests that this took. The measurements are those of the whole fleet.
         """
         task, spent = self.task, 0
         for lost in losses(counts, task.survive):
@@ -349,17 +358,17 @@ class Planner:
         return replace(seen, spent=spent + seen.spent)
 
     def holds(self, arrangement: Arrangement, counts: Counts) -> bool:
-        """Whether a fleet keeps the targets, also with as many instances lost as it has to survive."""
+        """Whether a fleet keeps the targets (`tried`)."""
         return self.tried(arrangement, counts).holds
 
     def answer(self, arrangement: Arrangement, counts: Counts) -> FleetResults:
-        """A whole run of one fleet."""
+        """The results of a whole run of one fleet."""
         task = self.task
         seen = evaluate(self.fleet(arrangement, counts), task.arrivals, task.goals, task.usual)
         return FleetResults(arrangement=arrangement, counts=counts, seen=seen)
 
     def verdict(self, seen: Tried) -> TrialVerdict:
-        """The verdict for the search: with the measured objective, if there is one."""
+        """What a trial says to the search. For the objective energy with the measured joules an output token."""
         cost = None
         if self.task.objective == "energy" and seen.seen is not None:
             cost = seen.seen.energy_j / max(1, seen.seen.output_tokens)
@@ -368,7 +377,7 @@ class Planner:
         )
 
     def scarcest(self, arrangement: Arrangement, counts: Counts) -> str:
-        """The bound that a fleet is nearest to."""
+        """The bound that a fleet is nearest to, and how near, for people; empty if there are no bounds."""
         roles, engines = [kind.role for kind in arrangement], [self._engine(kind) for kind in arrangement]
         floors = self._floors.of(roles, engines)
         if not floors:
@@ -429,7 +438,7 @@ _STEPS = (
 
 
 def _weaker(members: Mapping[str, SimulatedMember]) -> dict[str, frozenset[str]]:
-    """By kind, those of the same role and token budget that are better in nothing: steps, memory, places, network."""
+    """By kind: kinds of the same role and token budget that are better in none of steps, memory, seats and network."""
     traits: dict[str, tuple[object, tuple[float, ...]]] = {}
     for name, each in members.items():
         costs = each.costs
@@ -452,7 +461,7 @@ def _weaker(members: Mapping[str, SimulatedMember]) -> dict[str, frozenset[str]]
 
 
 def tried(planner: Planner, name: str, counts: Counts) -> Tried:
-    """One trial, in another process."""
+    """One trial of a fleet of the arrangement `name`. Runs in another process."""
     return planner.tried(planner.arrangements[name], counts)
 
 
@@ -461,7 +470,7 @@ Tell = Callable[[SearchState, Planner], None]
 
 
 class SimulationPlace(TypedDict):
-    """The place where simulations run."""
+    """Where simulations run: as `baton.fanout.opened` takes it."""
 
     on: str | None
     processes: int | None
@@ -469,7 +478,7 @@ class SimulationPlace(TypedDict):
 
 @dataclass(slots=True)
 class Searched:
-    """One search of one planner."""
+    """One search of one planner, and what it has found."""
 
     planner: Planner
     found: SearchState = field(default_factory=SearchState)
@@ -483,7 +492,7 @@ class Searched:
     """As `goodput.search.search` takes it."""
 
     def take(self, other: Searched) -> None:
-        """Take over the trials of another search of the same load and targets, whatever it minimised."""
+        """Take over the trials of another search with the same load and targets; its objective may differ."""
         mine = {space.kinds: space for space in self.planner.spaces}
         theirs = {space.name: space.kinds for space in other.planner.spaces}
         for (name, counts), came in other.seen.items():
@@ -493,7 +502,7 @@ class Searched:
                 self.known.append(Trial(space, counts))
 
     def run(self, progress: Tell, *, effort: float, on: str | None, processes: int | None) -> None:
-        """Run to the end, or until Ctrl-C; after that, only as far as results are known."""
+        """Run to the end, or until Ctrl-C. If it was stopped before, use known results only (`effort` 0)."""
         planner = self.planner
         effort = 0.0 if self.stopped else effort
         going = search(
@@ -517,7 +526,7 @@ class Searched:
             self.stopped = True
 
     def _judged(self, going: fanout.Search[Trial, TrialVerdict]) -> fanout.Search[Trial, Tried]:
-        """The search's verdicts, made of trials that are kept."""
+        """`going` for `fanout.in_order`: keeps each trial in `seen`, and sends `going` its verdict."""
         try:
             todo = next(going)
             while True:
@@ -550,7 +559,7 @@ class Searched:
 
 
 def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | None = None) -> SearchResult:
-    """Search, and evaluate the result.
+    """Search for the best fleet of a task. Ctrl-C ends it with the best so far.
 
     Args:
         task: the task.
@@ -581,8 +590,8 @@ def plan(task: Task, progress: Tell, processes: int | None = None, *, on: str | 
 
 OTHERS = ("power", "cost")
 OTHERS_SHARE = 0.2
-"""A plan for energy begins with the results of plans for these objectives, with this share of the effort each: bounds
-of energy are loose, and fleets with few watts mostly have few joules."""
+"""A plan for energy begins with searches for these objectives, each with this share of the effort: bounds of energy are
+loose, and fleets that draw few watts mostly need few joules."""
 
 
 def _widest(task: Task, progress: Tell, where: SimulationPlace) -> Searched:
@@ -607,7 +616,7 @@ def _wider(narrow: Searched, task: Task) -> Searched:
 
 
 def bounded(task: Task) -> Task:
-    """The task on no more of its load than the effort can simulate a few times."""
+    """The task; with stretches of its load, if the effort is too small to simulate all of it a few times."""
     most = max(2 * SAMPLE_REQUESTS, round(task.effort * WHOLE_SHARE))
     if len(task.arrivals) <= most:
         return task
@@ -617,8 +626,8 @@ def bounded(task: Task) -> Task:
 
 PROMISING = 1.15
 PROMISING_MAX = 24
-"""Of the fleets that hold a sample, those that cost at most so many times the best, and of so many arrangements, are
-tried on the whole load."""
+"""Of the arrangements that hold on the sample, those with a fleet that costs at most `PROMISING` times the best are
+tried on the whole load: `PROMISING_MAX` at most, cheapest first."""
 
 
 def _promising(first: Searched) -> list[Arrangement] | None:
@@ -671,10 +680,11 @@ def _presumed(task: Task, found: SearchState, *, sampled: bool, stopped: bool) -
 
 
 OTHERS_SHOWN = 3
+"""Most other arrangements of roles that are shown beside the best."""
 
 
 def _others(planner: Planner, found: SearchState) -> list[Trial]:
-    """Of each other set of roles the cheapest that was seen to hold."""
+    """Of each set of roles but the best fleet's, the cheapest fleet that was seen to hold."""
     best: dict[tuple[str, ...], Trial] = {}
     mine = None if found.best is None else _roles(planner, found.best)
     for trial in sorted(found.held, key=lambda each: each.price):
@@ -692,7 +702,7 @@ def _roles(planner: Planner, trial: Trial) -> tuple[str, ...]:
 
 
 def goals_of(spec: Spec) -> dict[str, Goal]:
-    """The targets of the file's classes."""
+    """The targets of the file's classes, and how the router's scheduler takes them."""
     promises = promises_of(spec.slo)
     return {
         name: Goal(targets=_targets(each), attainment=each.attainment, promise=promises.get(name, NO_PROMISE))

@@ -1,8 +1,7 @@
-"""Runs one server as several processes that share its port: forked from one that is ready, watched, started anew.
+"""Runs one server as several processes that share its port: forked from this process, watched, started again.
 
-The kernel spreads new connections over them (`SO_REUSEPORT`). The first process serves no client. It holds the port, so
-that the port stays the same after a restart, and the lifeline of the others: they end when the first one does, however
-it ends.
+The kernel spreads new connections over them (`SO_REUSEPORT`). The parent serves no client. It holds the port, so that
+the port stays the same after a restart, and the children's lifeline: they end when the parent does, however it ends.
 """
 
 from __future__ import annotations
@@ -29,36 +28,42 @@ from cluster.errors import UsageError, cannot_listen
 logger = logging.getLogger("baton.router")
 
 ENDS_S = 5.0
-"""Time that a process may take to end besides its own drain time: then it is killed."""
+"""Seconds that a process may take to end, after its drain time; then it is killed."""
 
 SIGNALS: Final = (*STOPPING, signal.SIGCHLD)
 
 Serve = Callable[[int, int, Callable[[str, str], None]], None]
-"""Serves until SIGTERM, SIGINT, or the end of its standard input. It gets its number, the port, and a function that
-takes the endpoint and the admin URL once it is ready.
+"""Serves until SIGTERM, SIGINT, or the end of its standard input. Gets the number of its process, the port, and a
+function to call with the endpoint and the admin URL once it is ready.
 """
 
 
 @dataclass(slots=True)
 class _Process:
+    """One child process."""
+
     number: int
     pid: int
     word: int
-    """Descriptor on which the process says that it is ready; -1 after that."""
+    """Descriptor of the pipe on which it reports that it is ready; -1 once that is closed."""
     said: dict[str, str] | None = None
+    """Its endpoint and admin URL; None: it is not ready."""
 
 
 class ServerProcesses:
-    """So many of a server. `run` returns when all have ended."""
+    """The processes of one server. `run` returns when all have ended.
+
+    It has many attributes, as it holds the settings, the children, and the descriptors on which it waits for them.
+    """
 
     def __init__(self, count: int, serve: Serve, announce: Callable[[str, str], None], drain_s: float) -> None:
-        """`announce` gets the endpoint and the first process' admin URL, once all are ready. `drain_s`: time that a
+        """`announce` gets the endpoint and the admin URL of process 0, once all are ready. `drain_s`: seconds that a
         process may take to end in order.
         """
         self._count, self._serve, self._announce, self._drain_s = count, serve, announce, drain_s
         self._port = 0
         self._running: dict[int, _Process] = {}
-        """By process id."""
+        """The children by process id."""
         self._restarts = Restarts()
         self._selector = selectors.DefaultSelector()
         self._lifeline = self._wakeup = (-1, -1)
@@ -67,7 +72,9 @@ class ServerProcesses:
         self._announced = False
 
     def run(self, host: str, port: int, *, lifeline: bool) -> int:
-        """Run until a stop: the exit code. `lifeline`: the end of standard input is a stop, too.
+        """Run until stopped; return the exit code: 0, 1 if a process failed for good, 2 if its usage was wrong.
+
+        `lifeline`: the end of standard input is a stop, too.
 
         Raises:
             UsageError: the port is taken.
@@ -86,7 +93,7 @@ class ServerProcesses:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Let signals wake the loop; ignore them once there is nothing left to stop."""
+        """Let signals wake the loop of `run`; after the block ignore them."""
         self._wakeup = os.pipe()
         for end in self._wakeup:
             os.set_blocking(end, False)
@@ -130,16 +137,16 @@ class ServerProcesses:
     def _parent_says(self) -> None:
         if not os.read(0, 4096):
             self._selector.unregister(0)
-            os.close(self._lifeline[1])  # the processes notice as this one did
+            os.close(self._lifeline[1])  # ends the standard input of all children
             self._lifeline = (self._lifeline[0], -1)
             self._stop()
 
     def _ready(self, process: _Process) -> None:
-        if process.word < 0:  # its end was noticed in this very turn
+        if process.word < 0:  # it has ended in this turn
             return
         said = os.read(process.word, 65536)
         self._forget_word(process)
-        if said:  # else it ends: SIGCHLD says how
+        if said:  # nothing was written: it ends, and SIGCHLD comes
             process.said = json.loads(said)
         by_number = {each.number: each.said for each in self._running.values() if each.said is not None}
         if len(by_number) == self._count and not self._announced:
@@ -164,7 +171,7 @@ class ServerProcesses:
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the child knows which handlers are its own
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the child has reset its handlers
         pid = os.fork()
         if pid == 0:
             os.close(reading)
@@ -175,7 +182,7 @@ class ServerProcesses:
         self._selector.register(reading, selectors.EVENT_READ, process)
 
     def _be(self, number: int, word: int) -> None:
-        """A process' life. Does not return."""
+        """Run child process `number` to its end; `word`: the pipe for its report. Does not return."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -234,8 +241,8 @@ def held_port(host: str, port: int) -> Iterator[int]:
         The port: a free one for 0.
 
     Raises:
-        UsageError: another server listens there. Without this check, a server of the same user that shares its port in
-            the same way would be joined, and would get half of the clients.
+        UsageError: another server listens there, or the address is not of this machine. Without this check, a server of
+            the same user that also shares its port would get half of the clients.
     """
     held: list[socket.socket] = []
     try:

@@ -14,7 +14,7 @@ from costs.step import StepWork
 from loadgen.measure import Point
 
 OFF = 0.15
-"""A point farther from the fit than this did not fit."""
+"""Relative error beyond which a point does not lie on the fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class FittedPoint:
 
     @property
     def off(self) -> float:
+        """The fit's relative error: above 0 where the fit is slower than what was measured."""
         return self.fitted_ms / self.measured_ms - 1
 
 
@@ -53,7 +54,7 @@ def misfits(profile: Profile, found: ProfileResults) -> list[Point]:
 
 
 def notes_of(found: ProfileResults, budget_s: float, *, says_load: bool) -> list[str]:
-    """Warnings to read before the fit."""
+    """Warnings about the measurements, for people."""
     notes = [f"{point}: nothing measured: {why}" for point, why in found.rejected.items()]
     if found.left_out:
         notes.append(f"--budget-s {budget_s:g} left no time for {len(found.left_out)} points")
@@ -68,7 +69,7 @@ def notes_of(found: ProfileResults, budget_s: float, *, says_load: bool) -> list
 
 
 def show_profile(profile: Profile, found: ProfileResults, notes: list[str], path: Path, *, as_json: bool) -> None:
-    """The fit, its error, and the points that are off it."""
+    """Print the fit, its error, and the points that do not lie on it; `path` is where the profile was written."""
     rows = fitted(profile, found)
     off = [f"{each.point}: the fit is {each.off:+.0%} off" for each in rows if abs(each.off) > OFF]
     if as_json:
@@ -100,15 +101,15 @@ def show_profile(profile: Profile, found: ProfileResults, notes: list[str], path
 
 
 def _way(found: ProfileResults) -> str:
-    """The time that was subtracted from the time to the first token."""
+    """In words: what was subtracted from the time to the first token."""
     network = f"{found.round_trip_ms:.3f} ms for the network and HTTP"
     if found.server_ms is None:
-        return f"{network} beside its step; the engine's metrics do not say what its server takes: it is in the prefill"
+        return f"{network} beside its step; the engine's metrics do not tell its server's part, which is in the prefill"
     return f"{found.server_ms:.3f} ms for the server's own work and {network} beside its step"
 
 
 def say_notes(notes: list[str]) -> None:
-    """On stderr."""
+    """Print notes on stderr."""
     for note in notes:
         say(f"• {note}")
 
@@ -149,7 +150,7 @@ class ProfileProgress:
             self._bar.stop()
 
     def told(self, number: int, total: int, point: Point) -> None:
-        """This point is next."""
+        """Show that this point is measured next; `number` counts from 0."""
         if self._bar is not None:
             self._bar.update(self._task, completed=number, total=total, description=str(point))
         else:

@@ -32,30 +32,34 @@ from loadgen.record import Record
 from loadgen.replay import Replay, Sending
 
 ROUND_TRIPS = 21
+"""Requests for an empty answer, whose median is the round trip."""
 PAGE_S = 5.0
+"""Longest wait for a page such as /metrics."""
 POINT_S = 10.0
-"""A point may take this long even if the budget is nearly spent: a cut answer measures nothing."""
+"""Seconds that a point may take even if the budget is nearly spent: an answer that is cut measures nothing."""
 
 
 @dataclass(slots=True)
 class ProfileResults:
-    """The results of the points."""
+    """What was measured: by point its result, or why it has none."""
 
     round_trip_ms: float = 0.0
-    """Time of the shortest answer."""
+    """`round_trip_s`, in ms."""
     ways_ms: list[float] = field(default_factory=list)
-    """Times of first tokens besides their steps, by the engine's own clock."""
+    """For each prompt the time to the first token outside the engine's step, by the engine's metrics."""
     first_tokens: dict[Point, PrefillRow] = field(default_factory=dict)
+    """Times to the first token as the client saw them; `prefills` has the steps alone."""
     decodes: dict[Point, DecodeRow] = field(default_factory=dict)
     rejected: dict[Point, str] = field(default_factory=dict)
+    """Why nothing was measured at these points."""
     left_out: list[Point] = field(default_factory=list)
-    """For want of time."""
+    """Points for which there was no time."""
     disturbed: list[Point] = field(default_factory=list)
     """Points during which other clients' requests ran on the engine."""
 
     @property
     def server_ms(self) -> float | None:
-        """The server's time for a first token besides the step; None if the engine does not report it."""
+        """The server's part of a first token's time, without step and round trip; None: it reports no times."""
         if not self.ways_ms:
             return None
         quartile = sorted(self.ways_ms)[len(self.ways_ms) // 4]  # other programs can only add to a time
@@ -63,7 +67,7 @@ class ProfileResults:
 
     @property
     def prefills(self) -> dict[Point, PrefillRow]:
-        """Prefill steps."""
+        """Prefill steps: first tokens less round trip and server's part. Without points where nothing is left."""
         way_ms = self.round_trip_ms + (self.server_ms or 0.0)
         steps = {point: less(row, way_ms) for point, row in self.first_tokens.items()}
         return {point: row for point, row in steps.items() if not isinstance(row, Rejected)}
@@ -85,7 +89,9 @@ class Measuring:
     async def run(
         self, limits: EngineLimits, budget_s: float, doubtful: Callable[[ProfileResults], list[Point]]
     ) -> ProfileResults:
-        """All points that fit into the time, the most telling first; then once more the rejected and doubtful."""
+        """Measure all points for which `budget_s` has time, the most telling first; then once more the rejected ones,
+        and those that `doubtful` names.
+        """
         found, end = self.found, time.monotonic() + budget_s
         found.round_trip_ms = 1000 * await round_trip_s(self._url)
         wanted = points(limits)
@@ -131,7 +137,7 @@ class Measuring:
         return sorted(load.records, key=lambda record: record.request)
 
     def _take(self, point: Point, records: list[Record]) -> None:
-        """Keep the row. Of two the smaller: other programs can only add to a step's time."""
+        """Keep the row of a point; of two the faster one, since other programs can only add to a step's time."""
         found = self.found
         found.rejected.pop(point, None)
         if isinstance(point, Prompt):
@@ -149,7 +155,7 @@ class Measuring:
 
 
 async def text_of(url: str, headers: Mapping[str, str]) -> str:
-    """The text of a page; empty if there is none."""
+    """The text of a page; empty if it cannot be read."""
     try:
         async with (
             asyncio.timeout(PAGE_S),
@@ -162,7 +168,10 @@ async def text_of(url: str, headers: Mapping[str, str]) -> str:
 
 
 async def round_trip_s(url: str) -> float:
-    """Time of the shortest answer: network, HTTP on both sides. It is no part of a step."""
+    """Median time of `ROUND_TRIPS` requests for /health, whose answer is empty: network, and HTTP on both sides.
+
+    It is no part of a step.
+    """
     pool = LoadConnections(url)
     request = f"GET {pool.base}/health HTTP/1.1\r\nHost: {pool.netloc}\r\n\r\n".encode()
     taken = []
@@ -179,7 +188,7 @@ async def round_trip_s(url: str) -> float:
 
 
 class _Heard:
-    """When an answer ended."""
+    """Receives one answer; `at` gets the time when it ended or broke."""
 
     def __init__(self, at: asyncio.Future[float]) -> None:
         self.at = at

@@ -1,4 +1,4 @@
-"""A fleet on Ray: the processes that its actors start, and their secrets."""
+"""A fleet on Ray: the process that each actor starts, and the secret files that it gets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPUS: Final = 1.0
 
 
 def address_of(on: str) -> str:
-    """``ray`` and ``ray://HOST:PORT`` in the form that Ray takes."""
+    """``ray`` or ``ray://HOST:PORT`` as the address that `ray.init` takes."""
     return AUTO if on == "ray" else on
 
 
@@ -36,10 +36,10 @@ def launches(
     password_file: Path | None,
     keys: Callable[[], tuple[SigningKey, ...]] | None,
 ) -> Callable[[str, str], Launch]:
-    """The process that the actor of an instance starts.
+    """A function that gives the process of an instance's actor, by the instance's name and pool.
 
     Args:
-        templates: by pool, an engine of it.
+        templates: by pool, the settings of an engine.
         registry: flags that name the registry, without its password.
         password_file: the file with that password.
         keys: the fleet's ticket keys; None: tickets are off.
@@ -66,7 +66,7 @@ def launches(
 def _secrets(
     name: str, password_file: Path | None, keys: Callable[[], tuple[SigningKey, ...]] | None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Files by name, and flags that name them."""
+    """The texts of an instance's secret files by name, and the flags that name these files."""
     files: dict[str, str] = {}
     flags: dict[str, str] = {}
     if password_file is not None:
@@ -88,7 +88,7 @@ def ray_actuator(
     beats: Callable[[], Mapping[str, Heartbeat]],
     agents: Agents,
 ) -> RayActuator:
-    """For the pools of a cluster file."""
+    """An actuator that starts and ends instances of a cluster file's pools on Ray; its connection is not open yet."""
     kinds = {
         stem: RayPool(gpu=pool.gpu or "", gpus=pool.shape.gpus, cpus=CPUS) for stem, (_, _, pool) in stems(spec).items()
     }

@@ -15,7 +15,7 @@ from kvtransfer.keyfile import KeyFile
 from kvtransfer.proving import FleetProofs
 from kvtransfer.ticket import SigningKey
 
-UNIX_TIME: Final = time.time  # noqa: TID251 - the clock that two machines share
+UNIX_TIME: Final = time.time  # noqa: TID251 - heartbeats of other machines are timed by it
 
 
 def add_registry_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,14 +26,12 @@ def add_registry_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--registry-password-file", type=Path, metavar="FILE", help="holds the registry's password")
     group.add_argument("--registry-ca-file", type=Path, metavar="FILE", help="certificates to trust for rediss://")
-    group.add_argument(
-        "--cluster", metavar="NAME", help=f"fleets of one registry, apart by name (default {DEFAULT_CLUSTER})"
-    )
+    group.add_argument("--cluster", metavar="NAME", help=f"which fleet of the registry (default {DEFAULT_CLUSTER})")
 
 
 def fill_from_file(args: argparse.Namespace, spec: Spec, file: str) -> None:
-    """Let the flags that were not given say what the cluster file says of its registry. A flag that names another
-    registry has nothing of the file: a password is for one registry alone.
+    """Take registry flags that were not given from the cluster file. If --registry is given, nothing is taken: the
+    file's password belongs to the file's registry alone.
     """
     said = spec.registry
     if args.registry is not None or said.url is None:
@@ -75,12 +73,3 @@ def open_registry(args: argparse.Namespace, proofs: Proofs | None = None) -> Reg
 def fleet_proofs(keys: KeyFile[tuple[SigningKey, ...]] | None, *, accepts_unproven: bool = False) -> FleetProofs | None:
     """The proofs of a program with the fleet's ticket keys; None without keys."""
     return None if keys is None else FleetProofs(keys.get, UNIX_TIME, accepts_unproven=accepts_unproven)
-
-
-def registry_words(args: argparse.Namespace) -> list[str]:
-    """The same flags, for a child."""
-    words = ["--registry", args.registry, "--cluster", cluster_of(args)]
-    for flag in ("registry_password_file", "registry_ca_file"):
-        if getattr(args, flag) is not None:
-            words += [f"--{flag.replace('_', '-')}", str(getattr(args, flag))]
-    return words

@@ -17,13 +17,14 @@ from cluster.registry.registry import RegistryDown
 from engine.vllm.child import KEEPER
 
 READY_S = 20.0
-"""Redis answers within a second, the stand-in within two; a machine that starts engines beside it may need more."""
+"""Longest wait for the registry: Redis answers within a second, the stand-in within two, a busy machine needs more."""
 
 
 class RegistryElsewhere:
     """A registry that runs already. Use it as a context, like `RegistryChild`."""
 
     argv: list[str] | None = None
+    """The command that starts it; None: it runs already."""
 
     def __init__(self, cluster: str, url: str, password_file: Path | None, ca_file: Path | None) -> None:
         self.cluster = cluster
@@ -49,7 +50,7 @@ class RegistryElsewhere:
         """Wait until the registry answers.
 
         Raises:
-            BatonError: it does not.
+            BatonError: it does not answer within `READY_S`.
         """
         registry = RedisRegistry.open(
             self.url, cluster=self.cluster, password_file=self.password_file, ca_file=self.ca_file
@@ -70,7 +71,7 @@ class RegistryElsewhere:
 
 
 class RegistryChild(RegistryElsewhere):
-    """A registry server of this cluster's own: its address and its command. The context removes its password's file."""
+    """A registry server of this cluster's own: its address and its command. `__exit__` removes its password file."""
 
     def __init__(self, cluster: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-registry-")

@@ -7,7 +7,7 @@ from typing import Final
 
 RESTARTS_MAX: Final = 5
 WITHIN_S: Final = 600.0
-"""More restarts than this within this time: another start does not help, and hides the fault."""
+"""More restarts than `RESTARTS_MAX` within this time: another start would not help, and would hide the fault."""
 
 
 class Restarts:
@@ -17,9 +17,7 @@ class Restarts:
         self._latest: deque[float] = deque(maxlen=RESTARTS_MAX)
 
     def may(self, now: float) -> bool:
-        """Whether a process that died at this time, in seconds, may be started once more; a yes counts as that
-        restart.
-        """
+        """Whether a process that died at `now` (monotonic seconds) may be started again; True counts as a restart."""
         if len(self._latest) == RESTARTS_MAX and now - self._latest[0] < WITHIN_S:
             return False
         self._latest.append(now)

@@ -17,7 +17,7 @@ from baton.state import Running, log_folder, save
 
 @dataclass(slots=True, kw_only=True)
 class LocalRouter:
-    """The router's settings, and this command's own."""
+    """The settings of the router of `baton up`, and those of the command itself (`title`, `demo`, `as_json`)."""
 
     title: str
     host: str
@@ -51,7 +51,7 @@ class RouterChild:
     """The router as a child of this command. After a restart it gets the ports that it had."""
 
     def __init__(self, settings: LocalRouter, registry: list[str], board: Board, running: Running) -> None:
-        """`registry`: flags by which it finds the registry; `running` gets its addresses, and is saved."""
+        """`registry`: flags by which the router finds the registry; `running`: its addresses are saved there."""
         self.settings = settings
         self.program = Program(
             "router", baton_words(*settings.words(), *registry), self._heard, log_folder() / "router.log"
@@ -63,7 +63,7 @@ class RouterChild:
         self._running = running
 
     async def routable(self, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Wait until it lists enough instances, each rank as one, and all of them are up."""
+        """Wait until `enough` accepts the instances that the router lists (each rank is one), and all are up."""
         async with aiohttp.ClientSession() as session:
             while True:
                 with contextlib.suppress(aiohttp.ClientError):

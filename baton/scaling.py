@@ -1,4 +1,4 @@
-"""The parts that size a fleet, put together: each model's controller, its pools' costs, its shell, its HTTP side."""
+"""Puts together what sizes a fleet: each model's controller, its pools' costs, the shell, the HTTP side."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ MOCK_GPU: Final = "H100-SXM"
 """The GPU that a mock imitates, unless its flags name another one."""
 
 STARTS_S: Final = {"mock": 5.0, "vllm": 90.0}
-"""Assumed duration of a start until one was seen. A mock's Python takes a few seconds; vLLM loads weights, compiles and
-captures graphs, a minute and a half for an 8B model on one H100."""
+"""Assumed seconds of a start until one was measured. A mock's Python takes a few; vLLM loads weights, compiles and
+captures graphs: a minute and a half for an 8B model on one H100."""
 
 RENEW_EVERY_S: Final = 2.0
-"""Between two looks at an edited cluster file."""
+"""Seconds between two looks whether the cluster file was edited."""
 
 AGAIN_S: Final = 5.0
-"""Pause after a fault of the controller before it begins anew; the fleet keeps its size meanwhile."""
+"""Seconds between an exception in the controller and its new start; the fleet keeps its size meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,11 @@ class MadePools:
 
     @staticmethod
     def read(said: Mapping[str, Any]) -> MadePools:
-        """From a line of a log."""
+        """From a line of a log.
+
+        Raises:
+            msgspec.ValidationError: the line is of another version.
+        """
         found: MadePools = msgspec.convert(said, MadePools)
         return found
 
@@ -83,13 +87,14 @@ class ScalingPlan:
     pools: Mapping[str, tuple[ScalingPool, ...]]
     """By the model's name in the API."""
     promises: dict[str, ClassPromise]
+    """Targets by class; the shell replaces them in place when the file is edited."""
     rules: ControlRules
     members: Mapping[str, Mapping[str, SimulatedMember]] = field(default_factory=dict)
     """By model and pool: the simulation's settings of one instance."""
     off: Mapping[str, str] = field(default_factory=dict)
     """By model: why it is not sized."""
     kept: Mapping[str, Mapping[str, tuple[Role, int]]] = field(default_factory=dict)
-    """By such a model: its pools, with the instances that they begin with."""
+    """By model of `off`: the role of each pool, and the instances that it begins with and keeps."""
 
 
 def wants_scaling(spec: Spec) -> bool:
@@ -100,7 +105,7 @@ def wants_scaling(spec: Spec) -> bool:
 def plan_of(
     spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str], *, dry: bool = False, resizes: bool = True
 ) -> ScalingPlan:
-    """The sizes in a cluster file.
+    """Which pools of a cluster file to size, and by which rules; `off` names models that cannot be sized.
 
     Args:
         spec: the file.
@@ -115,7 +120,7 @@ def plan_of(
     off: dict[str, str] = {}
     for model in spec.models:
         if not resizes:
-            off[model.api_name] = "so says --no-scale"
+            off[model.api_name] = "--no-scale was given"
             continue
         try:
             made_of = _pools(spec, model, engine, gpu_found, vllm_args)
@@ -202,7 +207,7 @@ _BOTH_KNOW: Final = frozenset({"--max-num-seqs", "--max-num-batched-tokens", "--
 
 
 def _vllm_words(words: list[str]) -> list[str]:
-    """The mock's flags that vLLM has, too, each with its value in one word."""
+    """Those flags of a mock that vLLM has, too, each as one word with its value."""
     joined = [f"{word}={after}" for word, after in pairwise([*words, ""]) if word in _BOTH_KNOW]
     return joined + [word for word in words if word.partition("=")[0] in _BOTH_KNOW and "=" in word]
 
@@ -225,6 +230,7 @@ def _gpu(spec: Spec, pool: Pool, engine: str, found: str | None, words: list[str
 
 
 def _value(words: list[str], flag: str, otherwise: str) -> str:
+    """The value of a flag on a command line; `otherwise` if it is not given."""
     for at, word in enumerate(words):
         if word == flag and at + 1 < len(words):
             return words[at + 1]
@@ -233,13 +239,20 @@ def _value(words: list[str], flag: str, otherwise: str) -> str:
     return otherwise
 
 
+def machine_of(plan: ScalingPlan, model: str) -> Controller | FixedPools:
+    """A new controller of one model of the plan; for a model in `kept` one that keeps the file's sizes."""
+    if model in plan.kept:
+        return FixedPools({name: count for name, (_, count) in plan.kept[model].items()})
+    return Controller(plan.pools[model], plan.promises, plan.rules)
+
+
 def fleets_of(plan: ScalingPlan) -> tuple[ScaledFleet, ...]:
-    """A controller for each model that can be sized; with `kept`, the others are kept at the file's sizes."""
+    """A controller for each model that can be sized, and one that keeps the file's sizes for each model in `kept`."""
     fixed = tuple(
         ScaledFleet(
             model=model if len(plan.pools) + len(plan.off) > 1 else "",
             pools={name: (role, False) for name, (role, _) in sizes.items()},
-            machine=FixedPools({name: count for name, (_, count) in sizes.items()}),
+            machine=machine_of(plan, model),
         )
         for model, sizes in plan.kept.items()
     )
@@ -247,7 +260,7 @@ def fleets_of(plan: ScalingPlan) -> tuple[ScaledFleet, ...]:
         ScaledFleet(
             model=model if len(plan.pools) + len(plan.off) > 1 else "",
             pools={pool.name: (pool.role, pool.flips) for pool in pools},
-            machine=Controller(pools, plan.promises, plan.rules),
+            machine=machine_of(plan, model),
             check=Checker(plan.members[model], plan.promises),
         )
         for model, pools in plan.pools.items()
@@ -255,12 +268,12 @@ def fleets_of(plan: ScalingPlan) -> tuple[ScaledFleet, ...]:
 
 
 def scaling_folder() -> Path:
-    """The folder of the logs of scaling."""
+    """The folder of the controllers' logs and of operators' orders."""
     return state_folder() / "scaling"
 
 
 class ScalingShell:
-    """One controller process: `run` until cancelled."""
+    """The controllers of one cluster, with their lease, log and HTTP side: `run` until cancelled."""
 
     def __init__(
         self,
@@ -274,8 +287,8 @@ class ScalingShell:
         at_start: Mapping[str, int] | None = None,
         changing: Changing | None = None,
     ) -> None:
-        """`registry` opens a registry; `at_start` is as in `Scaler`; `changing` is the file, whose classes may be
-        edited.
+        """`registry` opens a registry; `at_start` is as in `Scaler`; `host` and `port` are those of the HTTP side;
+        `changing` is the cluster file, whose classes may be edited.
         """
         self._changing: Final = changing
         self._at_start: Final = at_start
@@ -287,21 +300,38 @@ class ScalingShell:
         self._port: Final = port
         self.scaler: Scaler | None = None
         self.running = False
+        self.ran = False
+        """Whether its HTTP side was ever up."""
 
     async def run(self, actuator: Actuator, on_url: Callable[[str], None] = lambda _: None) -> None:
-        """Size the fleet for ever. A fault of the controller ends no other part: it begins anew."""
+        """Size the fleet until cancelled. After an exception the controller starts anew; nothing else ends.
+
+        `on_url` gets the URL of the HTTP side at each start.
+
+        Raises:
+            UsageError: the first start failed for a wrong flag: its port is taken, the registry's password is missing.
+        """
         for model, because in self.plan.off.items():
             self._say(f"scaling: {model} keeps its size: {because}")
         self.running = True
         while True:
             try:
                 await self._once(actuator, on_url)
-            except Exception:  # a fleet without its controller serves on
+            except Exception as error:  # the fleet serves without its controller, too
+                if isinstance(error, UsageError) and not self.ran:
+                    self.running = False
+                    raise
                 logger.exception("the controller has failed; it begins anew in %g s", AGAIN_S)
             await asyncio.sleep(AGAIN_S)
 
     async def _once(self, actuator: Actuator, on_url: Callable[[str], None]) -> None:
         registry = self._registry()
+        try:
+            await self._size(registry, actuator, on_url)
+        finally:
+            await registry.close()
+
+    async def _size(self, registry: Registry, actuator: Actuator, on_url: Callable[[str], None]) -> None:
         folder = scaling_folder()
         lease = LeaderClaim(registry, "http://127.0.0.1:1", said=self._line)
         journal = Journal(folder / f"{self._cluster}.jsonl", msgspec.to_builtins(self.plan.made))
@@ -309,7 +339,8 @@ class ScalingShell:
             registry, lease, actuator, fleets_of(self.plan), journal, say=self._say, at_start=self._at_start
         )
         wishes = Wishes(folder / f"{self._cluster}.json", scaler)
-        runner, url = await listen(admin_app(scaler, wishes), self._host, self._port)
+        runner, url = await listen(admin_app(scaler, wishes), self._host, self._port, "--port")
+        self.ran = True
         lease.url = url
         try:
             await wishes.take_up()
@@ -323,10 +354,9 @@ class ScalingShell:
             self.scaler = None
             with contextlib.suppress(Exception):
                 await runner.cleanup()
-            await registry.close()
 
     async def _renew_forever(self, changing: Changing, journal: Journal) -> None:
-        """Take edited targets without a restart. A bad file changes nothing, and neither do edited pools."""
+        """Take over edited targets without a restart. A bad file changes nothing; edited pools need a restart."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
             found = await asyncio.to_thread(changing.look)
@@ -341,7 +371,7 @@ class ScalingShell:
             self._say("scaling: goes by the targets of the edited cluster file; its pools take a restart")
 
     def _line(self) -> str:
-        """The controller's line about itself in the registry, for pages and tables."""
+        """The line about the controller in the registry, which pages and tables show."""
         scaler = self.scaler
         if scaler is None:
             return ""

@@ -1,11 +1,11 @@
-"""The controller's HTTP side, on its own machine: what it decides, metrics, a pause, sizes that operators set.
+"""The controller's HTTP side, for programs on its machine: decisions, metrics, pauses, sizes that operators order.
 
     GET  /scaling                 the newest decisions, instances, orders
     GET  /metrics                 Prometheus text
     POST /pause, /resume
     POST /size {"role": "decode", "instances": 4, "model": ""}    null: as the controller decides
 
-Orders are kept in a file, so that a controller that begins anew follows them.
+Orders are kept in a file, so that a controller follows them after a restart.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from cluster.readable import object_in
 from goodput.actuate.scaler import Scaler
 
 SIZE_MAX: Final = 1024
+"""Most instances that an order may ask for."""
 
 
 class Wishes:
-    """The operators' orders, in a file."""
+    """The operators' orders to a controller, kept in a file."""
 
     def __init__(self, path: Path, scaler: Scaler) -> None:
         self._path: Final = path
         self._scaler: Final = scaler
 
     async def take_up(self) -> None:
-        """Follow the orders in the file."""
+        """Give the orders in the file to the controller; nothing if the file is missing or cannot be read."""
         try:
             said = json.loads(self._path.read_text())
             sizes = [(str(model), Role(role), int(count)) for model, role, count in said["sizes"]]
@@ -50,13 +51,13 @@ class Wishes:
             await self._scaler.pause(paused=True, who="an operator, before this start")
 
     async def pause(self, *, paused: bool) -> None:
-        """Stop, or go on."""
-        await self._scaler.pause(paused=paused, who=_who())
+        """Let the controller pause, or go on; keep that in the file."""
+        await self._scaler.pause(paused=paused, who=_operator())
         self._keep()
 
     async def resize(self, model: str, role: Role, count: int | None) -> None:
-        """Order a size, or take the order back."""
-        await self._scaler.resize(model, role, count, _who())
+        """Order a size, or take the order back (`count` None); keep that in the file."""
+        await self._scaler.resize(model, role, count, _operator())
         self._keep()
 
     def _keep(self) -> None:
@@ -67,7 +68,8 @@ class Wishes:
         draft.replace(self._path)
 
 
-def _who() -> str:
+def _operator() -> str:
+    """The operator, for reasons and logs: by the user that runs the controller."""
     try:
         return f"an operator ({getpass.getuser()})"
     except (KeyError, OSError):
@@ -95,7 +97,7 @@ def told(scaler: Scaler) -> dict[str, Any]:
 
 
 def metrics(scaler: Scaler) -> str:
-    """Prometheus text."""
+    """The controller's metrics, in Prometheus' text format."""
     lines = [
         "# TYPE baton_controller_leads gauge",
         f"baton_controller_leads {int(scaler.lease.held)}",
@@ -123,7 +125,7 @@ def metrics(scaler: Scaler) -> str:
 
 
 def admin_app(scaler: Scaler, wishes: Wishes) -> web.Application:
-    """The routes; programs on this machine alone."""
+    """The application with the routes above. It answers programs on this machine alone."""
 
     async def scaling(_: web.Request) -> web.Response:
         return web.json_response(told(scaler))
@@ -152,7 +154,11 @@ def admin_app(scaler: Scaler, wishes: Wishes) -> web.Application:
 
 
 def _size(scaler: Scaler, said: dict[str, Any]) -> tuple[str, Role, int | None]:
-    """The ordered size. Raises ApiError (400) with the fault."""
+    """The order in a body: model, role, and instances (None: take the order back).
+
+    Raises:
+        ApiError: 400, with the field, the value and what it must be.
+    """
     role, count, model = said.get("role"), said.get("instances"), said.get("model", "")
     models = [fleet.model for fleet in scaler.fleets]
     if model not in models:
@@ -169,7 +175,11 @@ def _size(scaler: Scaler, said: dict[str, Any]) -> tuple[str, Role, int | None]:
 
 
 def _admit(http: web.Request) -> None:
-    """Programs of this machine alone. Raises ApiError (403)."""
+    """Check that a program on this machine asks.
+
+    Raises:
+        ApiError: 403, for other machines and pages of other sites.
+    """
     if from_another_site(http.headers, http.host, changes=http.method != "GET"):
         raise ApiError(403, "PermissionDeniedError", "A page of another site asks for this: refused.")
     if not from_here(http.remote) or not names_this_machine(http.host):

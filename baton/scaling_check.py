@@ -1,8 +1,8 @@
 """Before an instance leaves: simulates the fleet without it, in a process of its own (`goodput.decision.Check`, live).
 
 The controller goes on meanwhile; the answer comes as an event. The process (`baton.scaling_simulation`) is niced, has
-`CPU_S` of CPU time for the simulation, and `WALL_S` in all. After any failure the verdict is "unknown" and says why,
-and the controller's formulas decide as without a check.
+`CPU_S` of CPU time for the simulation, and `WALL_S` in all. After any failure the verdict is None, with the
+reason, and the controller's formulas decide as without a check.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sim.evaluate import Goal
 from sim.fleet import SimulatedMember
 
 WALL_S: Final = 20.0
-"""On a machine that is busy with other things CPU time comes slowly. Below `goodput.controller.CHECK_S`."""
+"""Seconds for one check: on a busy machine the process gets its CPU time slowly. Below `goodput.controller.CHECK_S`."""
 
 
 def goals_of(promises: Mapping[str, ClassPromise]) -> dict[str, Goal]:
-    """The goals by which a simulation measures classes."""
+    """The classes' targets in the form that simulations take."""
     return {
         name: Goal(
             targets=Targets(each.ttft_ms, each.tt2t_ms, each.tpot_ms, each.e2e_ms),
@@ -44,12 +44,12 @@ class Checker:
     """Answers the checks of one model's controller."""
 
     def __init__(self, members: Mapping[str, SimulatedMember], promises: Mapping[str, ClassPromise]) -> None:
-        """`members` by pool; `promises` by class, which may be edited while it runs."""
+        """`members`: by pool, an instance as simulated; `promises`: targets by class, which may change meanwhile."""
         self._members: Final = members
         self._promises: Final = promises
 
     async def __call__(self, asked: Check) -> Checked:
-        """The verdict; never raises but CancelledError."""
+        """Simulate, and return the verdict; a failure is the verdict unknown (None), with the reason."""
         goals = goals_of(self._promises)
         if not goals:
             return Checked(asked.number, None, "nothing is promised to any class")

@@ -1,4 +1,4 @@
-"""The kept log of a controller, read: for `baton explain --scaling`, and decided again for `baton plan`."""
+"""Reads a controller's kept log for `baton explain --scaling`, and replays it for `baton plan --replay-decisions`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton.clusterfile import read
-from baton.scaling import MadePools, plan_of, scaling_folder
+from baton.scaling import MadePools, ScalingPlan, machine_of, plan_of, scaling_folder
 from cluster.errors import UsageError
 from goodput.actuate.journal import Line, lines
-from goodput.controller import Controller
 from goodput.decisionlog import BadLine, replay
 
 
@@ -35,6 +34,7 @@ class Shown(NamedTuple):
     """One decision of a log."""
 
     at: float
+    """Unix time, s."""
     model: str
     decision: dict[str, Any]
 
@@ -78,9 +78,10 @@ class ReplayedDecisions(NamedTuple):
     """The result of deciding a log again."""
 
     controllers: int
-    """Lives of controllers that the log has from their first event on."""
+    """Runs of a controller that were replayed: those that the log has from their first event on."""
     events: int
     different: tuple[str, ...]
+    """A line for each event after which the decision differs."""
 
 
 def decide_again(file: str, log: Path) -> ReplayedDecisions:
@@ -94,20 +95,31 @@ def decide_again(file: str, log: Path) -> ReplayedDecisions:
     different: list[str] = []
     for made, model, logged in _lives(log):
         plan = plan_of(spec, made.engine, made.gpu, list(made.vllm_args), dry=made.dry, resizes=made.resizes)
-        pools = plan.pools.get(model) or (next(iter(plan.pools.values())) if len(plan.pools) == 1 else None)
-        if pools is None:
-            raise UsageError(f"{log}: is of the model {model!r}, which {file} does not size")
+        name = _name(plan, model)
+        if name is None:
+            there = ", ".join([*plan.kept, *plan.pools])
+            raise UsageError(f"{log}: is of the model {model!r}, and {file} has {there}: give the file of that log")
         lives, events = lives + 1, events + len(logged)
         try:
-            found = replay((each.raw for each in logged), Controller(pools, plan.promises, plan.rules))
+            found = replay((each.raw for each in logged), machine_of(plan, name))
             different += [f"event {each.line} of life {lives}: was {each.was}, is {each.now}" for each in found]
         except BadLine as error:
             raise UsageError(f"{log}: {error}") from None
     return ReplayedDecisions(lives, events, tuple(different))
 
 
+def _name(plan: ScalingPlan, model: str) -> str | None:
+    """The model of the plan that a log names; None: none is. The log of a cluster with one model names no model."""
+    if model:
+        return model if model in plan.pools or model in plan.kept else None
+    alone = plan.pools or plan.kept
+    return next(iter(alone)) if len(alone) == 1 else None
+
+
 def _lives(log: Path) -> Iterator[tuple[MadePools, str, list[Line]]]:
-    """By controller and model, its events from the first on. Lives without their beginning in the log are left out."""
+    """Each run of a controller, by model: its settings and its events. A run whose beginning is not in the log is left
+    out.
+    """
     made: MadePools | None = None
     found: dict[str, list[Line]] = {}
     for line in lines(log):

@@ -1,7 +1,7 @@
 """The process that simulates a fleet before an instance leaves it. `baton.scaling_check` starts it.
 
-`python -m baton.scaling_simulation [compiled]`: one job on stdin, its verdict on stdout, why not on stderr.
-Imports nothing that is compiled before it knows whether compiled modules are to be taken.
+`python -m baton.scaling_simulation [compiled]`: one job on stdin, its verdict on stdout, an error on stderr.
+Imports nothing that may be compiled before it knows whether to use compiled modules.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from baton import compiled
 from baton.packing import packed, unpacked
 
 CPU_S: Final = 2
-"""CPU seconds of the simulation. The process needs about one more to begin."""
+"""Most CPU seconds of the simulation. The process needs about one more to start."""
 COMPILED: Final = "compiled"
 
 
 def main() -> None:
-    """Carry out one job."""
+    """Carry out one job. SIGXCPU ends the process after `CPU_S` seconds of CPU."""
     os.nice(10)
     if sys.argv[1:] == [COMPILED] and (because := compiled.use()):
         sys.exit(f"the compiled modules of its parent cannot be used: {because}")

@@ -34,6 +34,6 @@ def stopping_signals(ask: Callable[[], None]) -> Iterator[None]:
 
 
 def ignore_stopping_signals() -> None:
-    """From here on the process only ends."""
+    """Ignore SIGINT and SIGTERM: from here on the process only ends."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)

@@ -27,10 +27,10 @@ from sim.fleet import SimulatedMember, member
 from sim.startup import StartUp
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100-SXM"
-"""What is simulated by default: the pair with the most measurements to compare with."""
+"""Model and GPU that are simulated by default: the pair with the most measurements to compare with."""
 
 LEASE_S = 30
-"""vLLM's own on GPUs."""
+"""Seconds of a lease by default: vLLM's default on GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class PlannedSimulation:
     model: str
     """Name in the API that requests ask for."""
     targets: Targets
-    """Of requests that name no class."""
+    """Targets of requests that name no class."""
     by_class: Mapping[str, Targets] = field(default_factory=dict)
     policy: str = POLICY
     promises: Mapping[str, Promise] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class PlannedSimulation:
 
 
 def planned_fleet(args: argparse.Namespace, *, contents: bool) -> PlannedSimulation:
-    """The fleet that the flags describe.
+    """The fleet that the flags describe. `contents`: instances simulate what their blocks hold, for faults.
 
     Raises:
         UsageError: the flags contradict each other, or name something unknown.
@@ -99,13 +99,8 @@ def _from_file(args: argparse.Namespace, *, contents: bool) -> PlannedSimulation
         told = "; ".join(str(each) for each in parsed.errors[:3])
         raise UsageError(f"{args.cluster} has errors (`baton lint {args.cluster}` lists them): {told}")
     spec = parsed.spec
-    chosen = spec.models[0]
-    if args.model is not None:
-        named = [model for model in spec.models if args.model in {model.name, model.api_name}]
-        if not named:
-            raise UsageError(f"--model {args.model}: {args.cluster} has {', '.join(m.api_name for m in spec.models)}")
-        chosen = named[0]
-    listed = [each for each in instances(spec) if each.model == chosen.name]
+    chosen = clusterfile.named_model(spec, args.model, args.cluster)
+    listed = [each for each in instances(spec) if each.api_name == chosen.api_name]
     if not listed:
         raise UsageError(f"{args.cluster}: {chosen.api_name} starts with no instance; give its pools `start`")
     memory = {name: found.memory_gib for name, found in spec.hardware.items() if found.memory_gib is not None}
@@ -126,12 +121,12 @@ def _from_file(args: argparse.Namespace, *, contents: bool) -> PlannedSimulation
 
 
 def targets_of(promised: SloClass) -> Targets:
-    """A class's targets in the load generator's words."""
+    """A class's targets as the load generator has them."""
     return Targets(promised.ttft_ms, promised.tt2t_ms, promised.tpot_ms, promised.e2e_ms)
 
 
 def _targets(args: argparse.Namespace, spec: Spec) -> Targets:
-    """Of requests without a class: the flags', else those of the file's first class."""
+    """Targets of requests without a class: those of the flags, else of the file's first class."""
     asked = Targets(args.ttft_ms, args.tt2t_ms, args.tpot_ms, args.e2e_ms)
     if asked.any or not spec.slo:
         return asked
@@ -141,7 +136,7 @@ def _targets(args: argparse.Namespace, spec: Spec) -> Targets:
 def _members(
     listed: list[PlannedInstance], memory: Mapping[str, float], args: argparse.Namespace, *, contents: bool
 ) -> tuple[tuple[SimulatedMember, ...], tuple[str, ...]]:
-    """Instances of one kind share what they cost."""
+    """The simulated instances, and notes for people. Instances of one kind share their costs."""
     made: dict[tuple[object, ...], SimulatedMember] = {}
     unread: dict[str, None] = {}
     found = []
@@ -168,7 +163,7 @@ def _members(
             if each.power_cap_w is not None:
                 costs = costs.capped(cap_of(each.power_cap_w, costs.gpu.tdp_w))
             made[key] = replace(
-                member(each.name, each.role, each.served_name or each.model, costs, config, start_up_s=args.start_up_s),
+                member(each.name, each.role, each.api_name, costs, config, start_up_s=args.start_up_s),
                 flips=each.flips,
                 startup=_startup(args),
             )

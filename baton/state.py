@@ -36,7 +36,7 @@ class Running:
     cluster: str
     pid: int
     born: str
-    """The process's start time, as the kernel counts: tells it from a later process with its number."""
+    """Start time of that process (`born`): distinguishes it from a later process with the same number."""
     endpoint: str = ""
     admin: str = ""
     registry: str = ""
@@ -45,7 +45,7 @@ class Running:
     ticket_keys_file: str = ""
     """The fleet's key file, for another router that is to join; empty if tickets are off."""
     scaling: str = ""
-    """The controller's address; empty: no controller resizes the cluster."""
+    """The controller's URL; empty: no controller resizes the cluster."""
     logs: dict[str, str] = field(default_factory=dict)
     """Log files by name."""
 
@@ -56,7 +56,7 @@ class Running:
 
 
 def born(pid: int) -> str:
-    """A process's start time in clock ticks since boot; empty if there is no such process (or only its remains)."""
+    """A process's start time in clock ticks since boot; empty if no such process runs (a zombie does not)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -12,7 +12,7 @@ from kvtransfer.keyfile import KeyFile
 from router.core.clients import Keys
 
 FILE_BYTES_MAX = 1 << 20
-"""A key file of ten thousand keys stays below it."""
+"""Longest key file: ten thousand keys fit."""
 
 
 def open_tenant_keys(spec: Spec, file: str) -> dict[str, Keys]:

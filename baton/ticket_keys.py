@@ -1,4 +1,4 @@
-"""Key files for tickets: named by a flag or the environment, made for one machine or by `baton key tickets`."""
+"""Key files for tickets: named by a flag or the environment, made by `baton up` or `baton key tickets`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ from kvtransfer.ticket import SigningKey
 T = TypeVar("T")
 
 FLEET_FILE = "tickets"
-"""Name of the fleet's key file in a folder of Baton's; an engine's is ``tickets.NAME``."""
+"""Name of the fleet's key file in the private folder of `baton up`; an engine's is ``tickets.NAME``."""
 
 
 def add_ticket_keys_argument(parser: argparse.ArgumentParser, whose: str, otherwise: str = "no tickets") -> None:
-    """``--ticket-keys-file``. The file's content never stands in an argument list."""
+    """Add ``--ticket-keys-file``: keys themselves are never in an argument list, which other users can read.
+
+    `whose` begins the help text, `otherwise` ends it: what happens without a file.
+    """
     parser.add_argument(
         "--ticket-keys-file",
         type=Path,
@@ -44,7 +47,7 @@ def add_ticket_keys_argument(parser: argparse.ArgumentParser, whose: str, otherw
 
 
 def named_file(args: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:
-    """The key file that the flag or the environment names."""
+    """The key file that the flag, else the environment names, as an absolute path; None: neither does."""
     given: Path | None = args.ticket_keys_file
     if given is None and environ.get(FILE_VARIABLE):
         given = Path(environ[FILE_VARIABLE])
@@ -70,7 +73,7 @@ def open_instance_keys(path: Path | None) -> KeyFile[InstanceKeys] | None:
 
 
 def open_identity(ticket_keys: Path | None, instance: InstanceId) -> Identity | None:
-    """The identity that an instance proves to others; from beside its ticket keys, if those have one.
+    """The identity that an instance proves to others, from the file beside its ticket keys; None if there is none.
 
     Raises:
         UsageError: the file cannot be used, or is another instance's.
@@ -84,7 +87,7 @@ def open_identity(ticket_keys: Path | None, instance: InstanceId) -> Identity | 
 
 
 def has_identity(ticket_keys: Path | None) -> bool:
-    """Whether `open_identity` finds one."""
+    """Whether an identity file is beside these ticket keys."""
     return ticket_keys is not None and _identity_file(ticket_keys).exists()
 
 
@@ -93,7 +96,7 @@ def _identity_file(ticket_keys: Path) -> Path:
 
 
 def check_instance_keys(path: Path | None, instance: InstanceId) -> None:
-    """Whether an engine's guard can use this file.
+    """Check that the guard of this instance's engine can use the file.
 
     Raises:
         UsageError: it cannot be read, or is another instance's.
@@ -115,7 +118,7 @@ def _open(path: Path, read: Callable[[str], T], field: str = "--ticket-keys-file
 
 @contextmanager
 def files_for(names: Iterable[str], fleet: Path | None) -> Iterator[tuple[Path, dict[str, Path]]]:
-    """The router's file and one for each engine, in a private folder that is removed with the context.
+    """The router's key file, and one for each engine by name, in a private folder that is removed after the block.
 
     The router's file is `fleet` if that is given, else a new one.
 
@@ -130,15 +133,17 @@ def files_for(names: Iterable[str], fleet: Path | None) -> Iterator[tuple[Path, 
 
 
 def later_files(router: Path, folder: Path) -> Callable[[str], Path]:
-    """Makes the key file of an engine that comes later, in `folder`: with the keys that the router's has then."""
+    """A function that makes a later engine's key file in `folder`, by its name, from the router's file of that time."""
     return lambda name: _write_instance(folder / f"{FLEET_FILE}.{name}", _open(router, read_fleet).get(), name)
 
 
 def add_fleet_key(path: Path) -> tuple[SigningKey, ...]:
-    """Make the fleet's file with a first key, or add one that checks and does not sign yet; all keys, the new one last.
+    """Make the fleet's file with a first key, or add a key that checks tickets and does not sign yet.
+
+    Returns all keys, the new one last.
 
     Raises:
-        UsageError: what is there is no such file, or is full.
+        UsageError: the file is no key file, or is full.
         OSError: it cannot be written.
     """
     known = _open(path, read_fleet, "FILE").get() if path.exists() else ()
@@ -150,10 +155,10 @@ def add_fleet_key(path: Path) -> tuple[SigningKey, ...]:
 
 
 def write_instance_file(fleet: Path, instance: str) -> Path:
-    """The file of one instance's engine, beside the fleet's; the same keys as that has now.
+    """Write the key file of one instance's engine beside the fleet's, of the keys that the fleet's file has now.
 
     Raises:
-        UsageError: the fleet's file cannot be used, or the name.
+        UsageError: the fleet's file or the name cannot be used.
         OSError: it cannot be written.
     """
     keys = _open(fleet, read_fleet, "FILE").get()
@@ -164,14 +169,14 @@ def write_instance_file(fleet: Path, instance: str) -> Path:
 
 
 def _write_instance(path: Path, keys: tuple[SigningKey, ...], instance: str) -> Path:
-    """An engine's key file, and its agent's identity beside it."""
+    """Write an engine's key file, and its agent's identity beside it."""
     text, identity = instance_text(keys, InstanceId(instance)), identity_text(keys, InstanceId(instance))
     write_private(_identity_file(path), identity)
     return write_private(path, text)
 
 
 def write_private(path: Path, text: str) -> Path:
-    """A file that only its owner can read, from its first byte on; a reader meanwhile sees all of it or nothing."""
+    """Write a file that only its owner can read. Other processes see the old file, or all of the new one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

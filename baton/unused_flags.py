@@ -1,4 +1,4 @@
-"""Refuses flags that were given and that nothing would act on: a flag that is silently ignored is a wrong result."""
+"""Refuses flags that would have no effect: if a flag is silently ignored, the result is not what was asked for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def refuse_given(args: argparse.Namespace, names: Iterable[str], because: str) -
 
     Args:
         args: the command's.
-        names: as in `args`, such as ``trial_s`` for ``--trial-s``. Left out, they are None, False or empty.
-        because: goes on after the flag's name, and names what it would go with, or what it does not.
+        names: as in `args`, such as ``trial_s`` for ``--trial-s``. A flag that is not given is None, False or [].
+        because: the rest of the message after the flag's name: why it has no effect, and what to do.
 
     Raises:
         UsageError: one was given.

@@ -12,11 +12,11 @@ from sim.validate.figures import Figure, RunComparison, Total, told, totals
 from sim.validate.tables import OTHERS, number, percent, steady_totals
 
 FAR = 0.25
-"""An error beyond this is marked, whatever the figure."""
+"""Relative error beyond which a figure is shown in red."""
 
 
 def show(found: Sequence[RunComparison]) -> None:
-    """Everything, in order."""
+    """Print each run, then the errors of all runs, then those published by others."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 140  # a file has no edge to fold at

@@ -28,6 +28,7 @@ from loadgen.shaping import window
 
 KEYS = ("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "prefix_groups", "class")
 DURATION_S = 300.0
+"""Seconds of the load if the file does not say it."""
 PROCESSES: Mapping[str, Callable[[float, float, np.random.Generator], Iterator[float]]] = {
     "poisson": lambda rate, _, rng: processes.poisson(rate, rng),
     "constant": lambda rate, _, __: processes.constant(rate),
@@ -107,7 +108,7 @@ def _part(
 
 
 def _prefixes(where: str, part: Mapping[str, Any]) -> tuple[int, int]:
-    """Tokens of the beginnings that prompts share, 0 where they share none, and how many beginnings there are."""
+    """Tokens of the prefixes that prompts share (0: they share none), and how many prefixes there are."""
     tokens = _whole(f"{where}.prefix_tokens", part.get("prefix_tokens", 0), 0)
     groups = _whole(f"{where}.prefix_groups", part.get("prefix_groups", 1), 1)
     if "prefix_groups" in part and not tokens:

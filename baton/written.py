@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.errors import UsageError
 
 LIKE = "like:"
-"""Before the path of a trace, in flags that take a distribution or the lengths of a trace."""
+"""What `like:FILE` begins with, in flags that take a distribution or the lengths of a trace."""
 
 
 def check_written(written: Mapping[str, Path | None], read: Iterable[tuple[str, str | Path | None]] = ()) -> None:

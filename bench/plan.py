@@ -187,7 +187,7 @@ def of_search(data: Path) -> dict[str, Any]:
         "rule_of_thumb": "none" if rule is None else str(rule),
         "rule_of_thumb_usd_per_hour": None if rule is None else round(rule.price_per_hour, 2),
         "requests": len(arrivals),
-        "requests_simulated": found.outcome.spent,
+        "requests_simulated": found.outcome.simulated,
         "arrangements": found.outcome.considered,
         "ruled_out": found.outcome.ruled_out,
         "simulations": found.outcome.trials,

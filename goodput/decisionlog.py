@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from cluster.machine import Machine
 from goodput import actions as do
-from goodput.controller import Controller
 from goodput.decision import Answered, Checked, Effect, Event, Observed, Pause, Resize
 
 FORM: Final = 1
@@ -108,7 +108,7 @@ class DecisionDifference:
     now: str
 
 
-def replay(lines: Iterable[bytes], controller: Controller) -> Iterator[DecisionDifference]:
+def replay(lines: Iterable[bytes], controller: Machine[Event, Effect]) -> Iterator[DecisionDifference]:
     """Give a new controller the events of a log, and compare what it does with what was done.
 
     Raises:

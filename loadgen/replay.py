@@ -168,7 +168,7 @@ class Replay:
                 group.create_task(sending)
                 await self._watch()
         finally:
-            self.load.elapsed_s = time.perf_counter() - self._start
+            self.load.elapsed_s = max(0.0, time.perf_counter() - self._start)
             self.load.cpu_s = time.process_time() - cpu_s
             self._pool.close()
             if self._tracing is not None:

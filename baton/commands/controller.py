@@ -1,8 +1,8 @@
 """Sizes a fleet: looks at what arrives and how it fares, and starts, flips and drains instances to keep the promises.
 
-One controller at a time leads, by a lock in the registry; others look on and take over. `--on ray` starts instances on
-a Ray cluster and goes on with those that exist already; without it this controller only speaks to agents that run
-(other roles, drains). `baton up` has a controller of its own. docs/scaling.md says how it decides.
+One controller at a time leads, by a lock in the registry; others stand by and take over. `--on ray` starts instances
+on a Ray cluster and goes on with those that exist already; without it this controller only asks agents that run for
+other roles and drains. `baton up` has a controller of its own. docs/scaling.md says how it decides.
 
 examples:
   baton controller baton.yaml --on ray --registry redis://10.0.0.9:6379 --registry-password-file keys/registry
@@ -20,7 +20,6 @@ from typing import Any
 
 from baton import compiled
 from baton.changing import Changing
-from baton.clusterfile import read
 from baton.lifeline import watch_lifeline
 from baton.output import emit, say
 from baton.plan import WantedEngine, templates
@@ -75,20 +74,27 @@ class _Made:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Size the fleet until SIGTERM or Ctrl-C; 0. Instances go on, unless --owns."""
+    """Size the fleet until SIGTERM or Ctrl-C; 0. Instances go on, unless --owns.
+
+    Raises:
+        UsageError: a flag or the file cannot be used, or the port is taken.
+    """
     if args.on is not None and args.on != "ray" and not args.on.startswith("ray://"):
         raise UsageError(f"--on {args.on}: give `ray` for this machine's Ray cluster, or ray://HOST:PORT")
     configure_logging(args.log_level)
     compiled.log_it()
-    spec = read(args.file).usable()
+    changing = Changing(args.file)
+    spec = changing.read()
     fill_from_file(args, spec, args.file)
     if args.registry is None:
-        raise UsageError("--registry: neither this flag nor the file names one; the fleet meets there")
+        raise UsageError(
+            "--registry: neither this flag nor the file names one; give redis://HOST:PORT of the fleet's registry"
+        )
     plan = plan_of(spec, args.engine, None, args.vllm_args, dry=args.dry_run, resizes=not args.no_scale)
-    return asyncio.run(_run(args, spec, plan))
+    return asyncio.run(_run(args, spec, plan, changing))
 
 
-async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
+async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan, changing: Changing) -> int:
     keys = open_fleet_keys(named_file(args, os.environ))
     tell = (lambda line: emit({"event": "scaling", "said": line})) if args.json else say
 
@@ -109,7 +115,7 @@ async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
         host=args.host,
         port=args.port,
         at_start=at_start,
-        changing=Changing(args.file),
+        changing=changing,
     )
     made = _Made(
         args=args, spec=spec, plan=plan, shell=shell, agents=Agents(None if keys is None else keys.get), keys=keys
@@ -124,15 +130,15 @@ async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan) -> int:
         finally:
             await made.agents.close()
             if isinstance(actuator, RayActuator):
-                if args.owns:
+                if args.owns and shell.ran:  # a second controller that ends at its start leaves the fleet alone
                     await actuator.stop_all()
                 await asyncio.to_thread(actuator.connection.close)
     return 0
 
 
 def _only_says(args: argparse.Namespace) -> bool:
-    """Whether this controller starts and ends no instance at all. One that owns its fleet starts it, and then only says
-    what it would do with it: nothing else would start it.
+    """Whether this controller starts and ends no instance: a dry run. With --owns, a dry run still starts the fleet as
+    the file has it, since no other program would, and then only reports what it would change.
     """
     return bool(args.dry_run and not args.owns)
 
@@ -144,10 +150,21 @@ async def _until(stop: asyncio.Event, shell: ScalingShell, actuator: Actuator, a
         else:
             print(f"ready controller {url}", flush=True)
 
+    wrong: list[UsageError] = []
+
+    async def sized() -> None:
+        try:
+            await shell.run(actuator, announce)
+        except UsageError as error:
+            wrong.append(error)
+            stop.set()
+
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(shell.run(actuator, announce), name="scaling")
+        running = group.create_task(sized(), name="scaling")
         await stop.wait()
         running.cancel()
+    if wrong:
+        raise wrong[0]
 
 
 async def _actuator(made: _Made) -> Actuator:

@@ -17,7 +17,7 @@ from baton.state import must_load
 from cluster.registry.registry import DEFAULT_CLUSTER
 
 WAIT_S = 120.0
-"""Longer than any drain `baton up` allows itself."""
+"""Longest wait for the end of `baton up`; longer than any drain of its programs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     hurried = False
     while running.alive:
         took = time.monotonic() - started
-        if args.now and not hurried and took > 0.2:  # the first signal must have been seen as the first
+        if args.now and not hurried and took > 0.2:  # two signals at once could be delivered as one
             os.kill(running.pid, signal.SIGTERM)
             hurried = True
         if took > WAIT_S:

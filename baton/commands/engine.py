@@ -41,6 +41,7 @@ from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import TENANTS_MAX, Role
 from cluster.spec.about import NAME
+from cluster.spec.settings import TIER_GIB_MAX
 from cluster.telemetry import configure_logging
 from costs.memory import seqs_default
 from decode.rules import DecodeRules
@@ -64,13 +65,15 @@ from kvtransfer.proving import InstanceProofs
 from prefill.rules import PrefillRules
 
 FREE_PORTS = range(20000, 32000)
-"""Ports that port 0 chooses from: below Linux's ephemeral range. An engine opens its port half a minute after it was
-chosen, and until then an outgoing connection of any program could get an ephemeral one."""
+"""Ports to choose from if port 0 is given: below Linux's ephemeral range. An engine opens its port half a minute after
+Baton chose it; until then an outgoing connection of any program could take an ephemeral port."""
 
 LOOPBACK = "127.0.0.1"
 
 TINY_NAME = "baton-tiny"
+"""Name in the API of the model that ships."""
 TINY_TOKENS = 2048
+"""Its longest prompt and answer together."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -189,6 +192,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _weights(named: str | None, spec: EngineSpec) -> str:
+    """The name of the weights: `named`, else a digest of the model's files and of flags that change answers."""
     if named is not None:
         return named
     found = weights_of(spec.model, value_of(spec.extra_args, "--revision"), {**os.environ, **spec.extra_env})
@@ -201,21 +205,20 @@ CHANGES_ANSWERS = (
     "--hf-config-path", "--hf-overrides", "--override-generation-config", "--quantization", "--tokenizer",
     "--tokenizer-mode", "--tokenizer-revision",
 )  # fmt: skip
-"""Flags of vLLM that change how it reads prompts or answers with the same files: they count as other weights."""
+"""Flags of vLLM that change prompts or answers although the model's files are the same: they count as other weights."""
 
 
 def agent_rules(spec: EngineSpec) -> dict[Role, RoleRules]:
-    """The rules of an agent in each role. Role both uses decode's: streams are what it holds longest."""
+    """The rules of an agent in each role. Role `both` has those of `decode`, since streams occupy it longest."""
     decode = DecodeRules(streams_max=spec.seqs_max)
     return {Role.PREFILL: PrefillRules(), Role.DECODE: decode, Role.BOTH: decode}
 
 
 def seqs_max(vllm_args: tuple[str, ...], gpus: tuple[CudaGpu, ...], mine: tuple[str, ...]) -> int:
-    """Requests that an engine with these flags, or each of its ranks, runs at once, on its own part of the machine's
-    GPUs.
+    """Requests that an engine, or each of its ranks, runs at once: --max-num-seqs, else vLLM's default for the smallest
+    of its GPUs (`mine`: their ids; empty: all).
 
-    The user's value, else vLLM's default for the smallest of its GPUs. Without a GPU 256, vLLM's default there times
-    two: too many requests wait in the engine, too few leave it idle.
+    Without a GPU 256, twice vLLM's default there: too many requests wait in the engine, too few leave it idle.
     """
     said = value_of(vllm_args, "--max-num-seqs")
     own = [gpu for gpu in gpus if not mine or gpu.id in mine]
@@ -226,7 +229,7 @@ def seqs_max(vllm_args: tuple[str, ...], gpus: tuple[CudaGpu, ...], mine: tuple[
 
 
 class _Instance:
-    """One instance, its signals and its output."""
+    """One instance of this process: its agent and engine, its signals and its output."""
 
     def __init__(self, spec: EngineSpec, log_path: Path, args: argparse.Namespace) -> None:
         self.spec = spec
@@ -316,7 +319,11 @@ def agent_host(asked: str | None, engine: str, *, guarded: bool) -> str:
 
 
 def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
-    """The engine that the flags describe, or a UsageError that says what is wrong with them."""
+    """The engine that the flags describe.
+
+    Raises:
+        UsageError: flags contradict each other, or this machine cannot start the engine.
+    """
     role = Role(args.role)
     hardware = find_hardware(environ)
     mocked = args.engine == "mock"
@@ -381,7 +388,9 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
 
 
 def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, port: int, ranks: int) -> str:
-    """Path of the socket of Baton's connector, or of one for each rank; empty without that connector."""
+    """Path of the agent socket of Baton's connector, with a place for the rank if there are several; empty without that
+    connector.
+    """
     if connector != "baton" or args.engine == "mock":
         return ""
     door = Path(args.door) if args.door else state_folder() / "doors" / f"{instance}-{port}" / "door"
@@ -394,14 +403,18 @@ def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, 
 def _tiers(args: argparse.Namespace, instance: InstanceId, port: int) -> Tiers | None:
     """The tiers that the flags ask for, with a folder of this instance's own."""
     host, disk = ((size or 0.0) for size in (args.kv_host_gib, args.kv_disk_gib))
-    if min(host, disk) < 0:
-        raise UsageError("--kv-host-gib and --kv-disk-gib must be above 0")
+    for flag, gib in (("--kv-host-gib", host), ("--kv-disk-gib", disk)):
+        if not 0 <= gib <= TIER_GIB_MAX:
+            raise UsageError(f"{flag} {gib:g}: give a size from 0 to {TIER_GIB_MAX:,.0f} GiB, or leave it out")
     if args.kv_disk_folder and not disk:
         raise UsageError("--kv-disk-folder has no effect without --kv-disk-gib")
     if not host and not disk:
         return None
     if given(tuple(args.vllm_args), "--kv-transfer-config"):
-        raise UsageError("--kv-host-gib beside a --kv-transfer-config of your own: say there which connectors it has")
+        raise UsageError(
+            "--kv-host-gib or --kv-disk-gib beside a --kv-transfer-config of your own: name the tiers there, or leave "
+            "--kv-transfer-config out"
+        )
     base = Path(args.kv_disk_folder) if args.kv_disk_folder else state_folder() / "kv"
     folder = (base / f"{FOLDER_PREFIX}{instance}-{port}").absolute()
     if disk:
@@ -413,7 +426,7 @@ def _tiers(args: argparse.Namespace, instance: InstanceId, port: int) -> Tiers |
 
 
 def _events(instance: InstanceId, port: int, ranks: int) -> str:
-    """Path of the socket for vLLM's KV events; empty if a socket can have no such path."""
+    """Path of the socket for vLLM's KV events; empty if the path is too long for a socket: then there are no events."""
     path = str((state_folder() / "events" / f"{instance}-{port}" / SOCKET).absolute())
     return path if len(os.fsencode(events_path(path, ranks - 1))) <= PATH_BYTES_MAX else ""
 
@@ -425,7 +438,7 @@ def _tiny(args: argparse.Namespace) -> tuple[str, str]:
 
 
 def _folder_or_name(model: str) -> str:
-    """Check a folder here, where the message is one line; vLLM looks a name up itself."""
+    """The model for vLLM. A folder is checked here, where the message is one line; vLLM looks a name up itself."""
     if not model.startswith(("/", "./", "../", "~")):
         return model
     folder = Path(model).expanduser()
@@ -445,7 +458,11 @@ def _threads(args: argparse.Namespace) -> int:
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """``0,2-4`` -> (0, 2, 3, 4)."""
+    """``0,2-4`` -> (0, 2, 3, 4).
+
+    Raises:
+        UsageError: no list of CPU numbers, or a core that this process may not use.
+    """
     cores: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -489,7 +506,7 @@ def _reachable(host: str) -> str:
 
 
 def _port_in(environ: Mapping[str, str], name: str) -> int:
-    """A port from the environment; 0 if it is not set."""
+    """The port in an environment variable; 0 if it is not set."""
     text = environ.get(name, "").strip()
     if text and not text.isdecimal():
         raise UsageError(f"{name}={text}: a port is a number from 0 to 65535")
@@ -497,7 +514,7 @@ def _port_in(environ: Mapping[str, str], name: str) -> int:
 
 
 def _port(host: str, port: int, flag: str) -> int:
-    """`port` if it can be opened, or a free one for 0."""
+    """`port` if a server can listen on it; for 0 a free one. `flag` names it in errors."""
     if not 0 <= port <= 65535:
         raise UsageError(f"{flag} {port}: a port is a number from 0 to 65535")
     if port:
@@ -513,7 +530,7 @@ def _port(host: str, port: int, flag: str) -> int:
 
 
 def _cannot_open(host: str, port: int) -> str | None:
-    """Why a server cannot listen there; None if it can. The address may be in its last minute (TIME_WAIT)."""
+    """Why a server cannot listen there; None if it can, also if old connections are still in TIME_WAIT."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -23,6 +23,7 @@ from cluster.registry.registry import DEFAULT_CLUSTER
 from cluster.spec import as_json, as_text, explain
 
 LAST = 20
+"""Decisions that --scaling shows by default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLUSTER|LOG",
         help=f"instead: the decisions of a controller's log (default: of the cluster `{DEFAULT_CLUSTER}`)",
     )
-    parser.add_argument("--last", type=int, metavar="N", help=f"so many decisions (default {LAST})")
-    parser.add_argument("--held", action="store_true", help="also decisions that changed nothing")
+    parser.add_argument("--last", type=int, metavar="N", help=f"with --scaling: the last N decisions (default {LAST})")
+    parser.add_argument("--held", action="store_true", help="with --scaling: also decisions that changed nothing")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout; with --scaling one a line")
 
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("`baton explain` takes no vLLM flags")
     if args.scaling is not None:
         return _scaling(args)
-    refuse_given(args, ["last", "held"], "is of a controller's decisions: give --scaling")
+    refuse_given(args, ["last", "held"], "selects a controller's decisions: give --scaling")
     parsed = read(args.file or DEFAULT)
     for problem in parsed.problems:
         say(str(problem))

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tickets(args: argparse.Namespace) -> int:
-    """The fleet's file, or with ``--instance`` one engine's."""
+    """Make or extend the fleet's key file, or with ``--instance`` make one engine's; print its path."""
     try:
         if args.instance is not None:
             file = write_instance_file(args.file, args.instance)
@@ -89,12 +89,15 @@ def _tickets(args: argparse.Namespace) -> int:
 
 
 def append(file: Path, line: str) -> int:
-    """Add a line to a key file, made with its folders for the owner's eyes alone; return how many keys it has then.
+    """Add a line to a key file; return how many keys it has then. New files and folders can be read by the owner alone.
 
-    An existing file is never overwritten. A file that holds anything but keys is refused, and so is a link, which may
-    lead anywhere.
+    An existing file is never overwritten. A symbolic link is refused, since it may lead anywhere.
+
+    Raises:
+        UsageError: the file holds anything but keys, or is too long.
+        OSError: it cannot be written, or is a link.
     """
-    for folder in reversed(file.absolute().parents):  # mkdir(parents=True) would give those above the last our umask
+    for folder in reversed(file.absolute().parents):  # mkdir(parents=True) gives only the last folder this mode
         folder.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     with os.fdopen(os.open(file, flags, 0o600), "rb+", buffering=0) as opened:

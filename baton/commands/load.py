@@ -1,11 +1,11 @@
-"""Open-loop load on any OpenAI endpoint, and what it adds up to.
+"""Open-loop load on any OpenAI endpoint, and a report of it.
 
 Requests leave when they are due, whatever became of the earlier ones, and latencies count from when they were due: a
-server that stalls cannot hide the queue behind it. Ctrl-C ends sending and reports what was measured; once more cuts
-what is still open. Rows of a trace that cannot be read are left out and listed at the end. docs/load.md has formats and
+server that stalls cannot hide the queue behind it. Ctrl-C ends sending and reports what was measured; a second one cuts
+open requests. Rows of a trace that cannot be read are left out and listed at the end. docs/load.md has formats and
 meanings.
 
-exit codes: 0 something was answered (--find-goodput: found; --compare: nothing is surely worse), 1 not (or a sender
+exit codes: 0 some request was answered (--find-goodput: found; --compare: nothing is surely worse), 1 not (or a sender
 process died), 2 wrong usage, or nothing to send or compare, 130 stopped
 
 examples:
@@ -103,15 +103,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:
-    """Refuse flags that go with others, without those."""
+    """Refuse a flag that has no effect without another one."""
     if not args.find_goodput:
-        refuse_given(args, load_goodput.FLAGS, "is of a search: give --find-goodput")
+        refuse_given(args, load_goodput.FLAGS, "belongs to a search: give --find-goodput")
     if args.out is None:
         refuse_given(args, ["token_times"], "writes times into the records of --out: give --out FILE")
     if not args.fault and args.faults is None:
         refuse_given(args, ["target", "cluster"], "says where faults find instances: give --fault or --faults")
     if args.dry_run:
-        refuse_given(args, ["out", "html", "plot"], "is of a load that is sent, and --dry-run sends nothing")
+        refuse_given(args, ["out", "html", "plot"], "writes the results of a load, and --dry-run sends none")
 
 
 def _dry_run(args: argparse.Namespace, load: PlannedLoad) -> int:
@@ -119,7 +119,7 @@ def _dry_run(args: argparse.Namespace, load: PlannedLoad) -> int:
         raise UsageError("--dry-run shows a schedule, and --sessions has none: its turns follow the answers")
     summary = summary_of(load.arrivals)
     emit(_json_of(summary, load)) if args.json else print_summary(summary)
-    for note in load.notes if not (args.json or load.bad) else ():  # of a trace's bad rows more is told below
+    for note in load.notes if not (args.json or load.bad) else ():  # `_list_bad` says more about bad rows
         say(note)
     _list_bad(load)
     return 0

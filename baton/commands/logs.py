@@ -1,4 +1,4 @@
-"""What the programs of a cluster say: engines, agents, the router. Without a name, lists the logs there are.
+"""Logs of a cluster's programs: engines, agents, the router. Without a name, lists the logs that there are.
 
 examples:
   baton logs
@@ -67,7 +67,7 @@ def _list(found: dict[str, Path], *, as_json: bool) -> int:
 
 
 def _print_tail(path: Path, lines: int) -> int:
-    """Print the last lines; the position of the file's end."""
+    """Print the last lines; return the size of the file in bytes, where `_follow` goes on."""
     with path.open("rb") as file:
         end = at = file.seek(0, os.SEEK_END)
         tail = b""
@@ -90,7 +90,7 @@ def _follow(path: Path, at: int) -> None:
 
 
 def _print_new(path: Path, at: int, which: int) -> tuple[int, int]:
-    """Print new lines; the position in the file `which` up to which lines are printed now."""
+    """Print what is new since byte `at` of the file with inode `which`; return both as they are now."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if status.st_ino != which:

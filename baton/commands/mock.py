@@ -1,8 +1,8 @@
 """Mock engines: the twin of a vLLM engine behind vLLM's HTTP API, with no model and no GPU.
 
-Each instance has its own port, answers both OpenAI endpoints with words that follow from the prompt, takes the time
-that the model would take on the GPU (or what --step-ms says), holds and pulls KV blocks as vLLM's NixlConnector does,
-and misbehaves when it is told to: `POST /mock/faults` on its port. docs/mock.md lists faults and what is unlike vLLM.
+Each instance has its own port and answers both OpenAI endpoints with words that follow from the prompt. It takes the
+time that the model would take on the GPU (or --step-ms), and holds and pulls KV blocks as vLLM's NixlConnector does.
+`POST /mock/faults` on its port makes it misbehave. docs/mock.md lists faults and what is unlike vLLM.
 SIGTERM or Ctrl-C lets answers end; a second one ends at once.
 
 examples:

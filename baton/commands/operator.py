@@ -108,14 +108,14 @@ def _bare(manifest: Any) -> dict[str, Any]:
 
 
 def images(args: argparse.Namespace) -> Any:
-    """Images by the flags."""
+    """The images that the flags name (`k8s.plan.Images`)."""
     from k8s.plan import Images
 
     return Images(engine=args.image, router=args.router_image, redis=args.redis_image)
 
 
 def show(name: str, actions: Any, *, as_json: bool) -> None:
-    """Print a plan for people."""
+    """Print a plan: one line an action, or one JSON object."""
     from k8s.operator.hands import shown
 
     for action in actions:
@@ -128,7 +128,7 @@ def show(name: str, actions: Any, *, as_json: bool) -> None:
 
 
 def namespace_of(args: argparse.Namespace) -> str:
-    """The namespace to act in."""
+    """The namespace to act in: --namespace, else the pod's, else `default`; empty: all namespaces."""
     if getattr(args, "all_namespaces", False):
         return ""
     if args.namespace:
@@ -159,7 +159,7 @@ async def _follow(args: argparse.Namespace) -> int:
             client,
             HttpFleet(session),
             OperatorSettings(namespace=namespace, images=images(args), board=board),
-            time.time,  # noqa: TID251 - what children's labels and conditions are written in
+            time.time,  # noqa: TID251 - labels and conditions are written in Unix time
         )
         me = f"{socket.gethostname()}_{os.getpid()}"
         home = namespace or namespace_of(argparse.Namespace(namespace=None))
@@ -178,7 +178,7 @@ async def _follow(args: argparse.Namespace) -> int:
 
 
 async def _until(stop: asyncio.Event, *work: Any) -> None:
-    """Run all work until one part fails or a stop is asked for; then release the Lease."""
+    """Run all coroutines until one fails or `stop` is set; then cancel them (`Election.run` releases the Lease)."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(each) for each in work]
         await stop.wait()

@@ -1,13 +1,13 @@
 """The cheapest fleet that keeps the promises of a cluster file, for a trace or made-up load.
 
 Searches GPU types, tensor parallel sizes, prefill and decode apart or together, several GPU types in one role, token
-budgets, power caps and counts. Bounds rule out what cannot be; what is left is simulated with the router's own policy
-and admission, every fleet on the same requests. The answer says how sure it is, what binds, its price and its power,
+budgets, power caps and counts. Bounds rule out fleets that cannot keep them; others are simulated with the router's
+own policy and admission, all on the same requests. The answer says how sure it is, what binds, its price and its power,
 and what the next step of the promise would take. Ctrl-C gives the best so far. Ends with exit code 1 where nothing
 keeps the promises, naming the term that makes it impossible; with 2 for wrong input, promises below the roofline too.
 
-The file's `slo` is what is promised, `hardware` says which types there are, how many, their prices and power; --gpus
-instead of it. Flags of vLLM in a pool's `engine_args` hold for its role.
+The file's `slo` has the promises. Its `hardware` lists the GPU types, their number, prices and power; --gpus
+replaces that list. Flags of vLLM in a pool's `engine_args` hold for its role.
 
 examples:
   baton plan baton.yaml --trace AzureLLMInferenceTrace_conv.csv --gpus H100-SXM=16,L40S=32 --html plan.html
@@ -37,7 +37,7 @@ from baton.planning import EFFORT, OBJECTIVES, SearchResult, Task, goals_of, pla
 from baton.simulated import model_of, read_gpus
 from baton.workload import workload
 from cluster.errors import UsageError
-from cluster.spec import Hardware, Model, Parsed, Spec
+from cluster.spec import Hardware, Parsed, Spec
 from costs.bounds import Least, least
 from costs.hardware import Gpu, gpu_named
 from costs.model import ModelShape
@@ -45,10 +45,10 @@ from costs.shape import Spans
 from goodput.candidates import shapes
 
 STRICT = "--strict makes no plan"
-"""What that flag does where rows of a trace are left out."""
+"""Ends the line about left-out rows of a trace: what --strict would have done."""
 
 STEPS = 3
-"""How many next steps of each target are planned."""
+"""Next steps that `baton.plan_steps.steps` yields at most, for the progress bar; 0 with --no-steps."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_effort,
         default=EFFORT,
         metavar="N",
-        help="requests to simulate at most (default %(default)s: about two minutes on two cores)",
+        help="requests to simulate at most; each fleet counts as 150 more (default %(default)s: about two minutes "
+        "on two cores)",
     )
     add(
         "--replay-decisions",
@@ -113,7 +114,10 @@ def _effort(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan and print; 0 with an answer, 1 if no fleet keeps the targets."""
+    """Plan and print: 0 with an answer; 1 if no fleet keeps the targets, or --strict refuses the input.
+
+    With --replay-decisions: 0 if every decision is the same again, else 1.
+    """
     _check(args)
     if args.replay_decisions is not None:
         return _decide_again(args)
@@ -123,14 +127,14 @@ def run(args: argparse.Namespace) -> int:
     if args.strict and (load.bad or parsed.problems):
         for line in (*map(str, parsed.problems), *load.left_out(STRICT)):
             say(line)
-        say("--strict: no plan is made from this; mend it, or leave --strict out")
+        say("--strict: no plan is made from this; correct it, or leave --strict out")
         return 1
     task = _task(args, spec, load)
     began_s = time.monotonic()
     outcome, steps = _planned(args, task)
     took_s = time.monotonic() - began_s
     try:
-        _write(args, task, outcome, steps, took_s)
+        _write(args, parsed.text, task, outcome, steps, took_s)
     finally:  # a file that cannot be written must not cost the answer
         if args.json:
             emit({**as_json(outcome, steps, task, took_s), "bad_rows": list(load.bad)})
@@ -142,7 +146,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Before anything that takes long."""
+    """Refuse flags that cannot be used, before anything that takes long.
+
+    Raises:
+        UsageError: the message names the flag.
+    """
     if args.vllm_args:
         raise UsageError("`baton plan` takes no vLLM flags: give them to the file's pools (`engine_args`)")
     if args.processes is not None and args.processes < 1:
@@ -164,7 +172,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _free(flag: str, path: Path) -> None:
-    """Refuse the path of a file to write that is taken, or cannot be written."""
+    """Refuse a path for a result if a file is there, or its folder is missing."""
     try:
         taken, folder = path.exists(), path.absolute().parent.is_dir()
     except OSError as error:
@@ -176,7 +184,7 @@ def _free(flag: str, path: Path) -> None:
 
 
 def _decide_again(args: argparse.Namespace) -> int:
-    """0 if every decision is the same again; 1 otherwise."""
+    """Replay a controller's log: 0 if every decision is the same again; 1 otherwise."""
     from baton.scaling_log import decide_again, log_of
 
     found = decide_again(args.file, log_of(args.replay_decisions))
@@ -200,7 +208,7 @@ UNUSED_BY_WORKLOADS: Mapping[str, float | None] = {
     "rate_scale": 1.0,
     "from_s": 0.0,
 }
-"""Flags of other loads, and their values where they are not given: a workload file would silently ignore them."""
+"""Flags that a workload file would silently ignore, with their defaults; other values are refused beside it."""
 
 
 def _parsed(name: str) -> Parsed:
@@ -235,7 +243,7 @@ def _some(load: PlannedLoad) -> PlannedLoad:
 
 
 def _task(args: argparse.Namespace, spec: Spec, load: PlannedLoad) -> Task:
-    model = _model(spec, args.model, args.file)
+    model = clusterfile.named_model(spec, args.model, args.file)
     shape, gpus = model_of(model.name), _gpus(args, spec)
     named = {each.slo_class for each in load.arrivals if each.slo_class is not None}
     if unknown := sorted(named - set(spec.slo)):
@@ -282,13 +290,6 @@ def _above_the_roofline(file: str, spec: Spec, shape: ModelShape, gpus: tuple[tu
                 )
 
 
-def _model(spec: Spec, wanted: str | None, file: str) -> Model:
-    named = [each for each in spec.models if wanted is None or wanted in {each.name, each.api_name}]
-    if not named:
-        raise UsageError(f"--model {wanted}: {file} has {', '.join(each.api_name for each in spec.models)}")
-    return named[0]
-
-
 def _gpus(args: argparse.Namespace, spec: Spec) -> tuple[tuple[Gpu, int | None], ...]:
     counts: Mapping[str, int | None] = (
         read_gpus(args.gpus, "--gpus")
@@ -302,7 +303,7 @@ def _gpus(args: argparse.Namespace, spec: Spec) -> tuple[tuple[Gpu, int | None],
 
 
 def _told(gpu: Gpu, told: Mapping[str, Hardware]) -> Gpu:
-    """With the file's own price, power and memory."""
+    """The GPU type with price, power and memory as the cluster file has them (`told`), by the name of the type."""
     said = told.get(gpu.name)
     if said is None:
         return gpu
@@ -330,8 +331,13 @@ def _planned(args: argparse.Namespace, task: Task) -> tuple[SearchResult, list[S
     return outcome, steps
 
 
-def _write(args: argparse.Namespace, task: Task, outcome: SearchResult, steps: list[Step], took_s: float) -> None:
-    """Write the files first: printed output may be lost in a pipe."""
+def _write(
+    args: argparse.Namespace, given: str, task: Task, outcome: SearchResult, steps: list[Step], took_s: float
+) -> None:
+    """Write the files that flags ask for; before anything is printed, since a pipe may lose that.
+
+    `given`: the text of the cluster file, as it was read.
+    """
     from baton import plan_report
 
     if args.html is not None:
@@ -341,9 +347,5 @@ def _write(args: argparse.Namespace, task: Task, outcome: SearchResult, steps: l
         plan_report.write(args.plot, plan_report.picture(outcome, task, args.plot.suffix[1:]), "--plot")
         say(f"wrote {args.plot}")
     if args.out is not None and outcome.best is not None:
-        plan_file.write(args.out, plan_file.text_of(_text(args.file), task, outcome.best))
+        plan_file.write(args.out, plan_file.text_of(given, task, outcome.best))
         say(f"wrote {args.out}: `baton lint {args.out}`, then `baton up {args.out}`")
-
-
-def _text(file: str) -> str:
-    return Path(file).read_text()

@@ -39,10 +39,10 @@ from loadgen.http import LoadConnections
 from loadgen.measure import EngineLimits, Point, kv_tokens, too_short
 
 PROMPT_TOKENS = 2048
-"""vLLM's smallest usual token budget per step: a longer prompt may be several steps."""
+"""Longest prompt by default: vLLM's smallest usual token budget of a step. A longer prompt may take several steps."""
 
 ROWS_LEAST = 3
-"""Of each kind: as many as coefficients."""
+"""Fewest large prompts, and fewest batches, for a fit: each kind has so many coefficients."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,15 +72,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """The engine's own description."""
+    """What the engine says of itself."""
 
     url: str
     model: str
     root: str
+    """Folder or name that it loaded the model from; empty: unknown."""
     context_tokens: int
+    """`max_model_len`: longest prompt and answer together."""
     kv_tokens: int | None
+    """Tokens that its KV cache holds; None: unknown."""
     version: str
     says_load: bool
+    """Whether its metrics tell how many requests run."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _missing(found: ProfileResults) -> str | None:
-    """The measurements that a fit still needs; None: it needs no more."""
+    """What was measured too little for a fit, in words; None: nothing."""
     large = sum(row.new_tokens >= KNEE_TOKENS for row in found.prefills.values())
     if large >= ROWS_LEAST and len(found.decodes) >= ROWS_LEAST:
         return None
@@ -125,7 +129,7 @@ def _missing(found: ProfileResults) -> str | None:
 async def _measured(
     args: argparse.Namespace, gpu: Gpu, key: str | None
 ) -> tuple[EngineDescription, ProfileResults, Callable[[ProfileResults], Profile]]:
-    """Ask the engine, send the points; the results, and how to fit them."""
+    """Ask the engine, send the points; return its description, the results, and the function that fits them."""
     url = LoadConnections(args.url).url
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     engine = await _engine(url, key, headers)
@@ -166,7 +170,11 @@ async def _measured(
 
 
 async def _engine(url: str, key: str | None, headers: dict[str, str]) -> EngineDescription:
-    """Ask the engine for its model and limits, before any load is sent."""
+    """Ask the engine for its model and limits, before any load is sent.
+
+    Raises:
+        UsageError: it does not answer, or is no vLLM engine.
+    """
     try:
         async with Probe(url, key) as probe:
             entries = await probe.models()

@@ -1,4 +1,4 @@
-"""The front door alone: in front of vLLM servers that already run, or of the fleet that meets in a registry.
+"""The router alone: in front of vLLM servers that already run, or of the fleet that meets in a registry.
 
 Engines need vLLM's NixlConnector (`baton engine` starts them with it). A request is prefilled on one instance, its KV
 cache pulled by another, which answers. OpenAI's endpoints are below the address printed on stdout.
@@ -28,7 +28,7 @@ import uvloop
 
 from baton import compiled
 from baton.changing import Changing
-from baton.clusterfile import beside, read
+from baton.clusterfile import beside
 from baton.decisions_again import opened_log
 from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
@@ -55,8 +55,8 @@ from router.scheduler.scoring.policies import POLICIES
 PORT_MAX = 65535
 
 GARBAGE = 10_000
-"""Objects between two searches for reference cycles (CPython's own default is 700). Finished requests make no cycles,
-and thousands of open requests would be searched again and again."""
+"""New objects between two runs of the garbage collector (CPython's default is 700). Finished requests leave no
+reference cycles, and each run would search thousands of open requests."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-unproven",
         action="store_true",
-        help="with ticket keys: hear instances and routers that prove nothing, too, while a fleet is upgraded",
+        help="with ticket keys: accept heartbeats without proofs, too, while a fleet is upgraded",
     )
     add_registry_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
@@ -129,7 +129,7 @@ _LEGS = {Role.PREFILL: "prefill legs", Role.DECODE: "decode legs", Role.BOTH: "b
 
 _FILES = ("tls_cert_file", "tls_key_file", "admin_key_file")
 _SETTINGS = ("host", "port", "admin_host", "admin_port", "policy", "explain_last", *settings_of(Limits))
-"""What flags, or the file, say of a router; `RouterConfig` has the defaults."""
+"""Settings that a flag or the file may give; `RouterConfig` has the defaults."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -139,7 +139,8 @@ def run(args: argparse.Namespace) -> int:
             f"`-- {' '.join(args.vllm_args)}`: the router starts no engine; give vLLM flags to `baton engine`"
         )
     ticket_keys = open_fleet_keys(named_file(args, os.environ))
-    spec = None if args.config is None else read(args.config).usable()
+    changing = None if args.config is None else Changing(args.config)
+    spec = None if changing is None else changing.read()
     named = tuple(instances(args))
     if spec is not None and not named:
         fill_from_file(args, spec, args.config)
@@ -152,7 +153,8 @@ def run(args: argparse.Namespace) -> int:
         engine_key=os.environ.get("VLLM_API_KEY") or None,
         aliases=_aliases(args, spec),
         **_files(args, spec),
-        **({} if spec is None else {**_promises(spec, args.config), "renewed": _renewed(args.config)}),
+        **({} if spec is None else _promises(spec, args.config)),
+        renewed=None if changing is None else _renewed(changing, args.config),
         **_settings(args, spec),
     )
     processes = _processes(args, spec, config)
@@ -202,7 +204,7 @@ def _run_processes(
     registry: Callable[[], Registry | None],
     announce: Callable[[str, str], None],
 ) -> int:
-    """Run several processes. Each is a router like any other: it meets its peers in the registry, and shares credits
+    """Run `count` processes on one port. Each is a whole router: it finds its peers in the registry, and shares credits
     with them.
     """
 
@@ -214,7 +216,7 @@ def _run_processes(
 
 
 def _settings(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
-    """Settings that a flag or the file may give: the flag wins."""
+    """Values of `_SETTINGS`, where a flag or the file gives one; the flag wins."""
     said = {} if spec is None else {**asdict(spec.limits), **asdict(spec.router)}
     flags = {name: getattr(args, name) for name in _SETTINGS}
     return {
@@ -223,7 +225,7 @@ def _settings(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
 
 
 def _aliases(args: argparse.Namespace, spec: Spec | None) -> dict[str, str]:
-    """Other names for models, the file's and the flags'."""
+    """Models' names in the API by their other names, from the file and from --alias, which wins."""
     said = {} if spec is None else {alias: model.api_name for model in spec.models for alias in model.aliases}
     for given in args.alias:
         alias, separator, model = given.partition("=")
@@ -246,7 +248,7 @@ def _files(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
 
 
 def _promises(spec: Spec, file: str) -> dict[str, Any]:
-    """The tenants that may use the router, and their latency targets."""
+    """What the file promises: classes with latency targets, tenants with their keys; and its instances' costs."""
     return {
         "classes": spec.slo,
         "tenants": spec.tenants,
@@ -255,11 +257,10 @@ def _promises(spec: Spec, file: str) -> dict[str, Any]:
     }
 
 
-def _renewed(file: str) -> Callable[[], Renewed | str | None] | None:
-    """Looks at an edited cluster file. Standard input is read once."""
+def _renewed(changing: Changing, file: str) -> Callable[[], Renewed | str | None] | None:
+    """A function that reads the cluster file again if it was edited; None for standard input, which is read once."""
     if file == "-":
         return None
-    changing = Changing(file)
 
     def look() -> Renewed | str | None:
         found = changing.look()
@@ -268,13 +269,13 @@ def _renewed(file: str) -> Callable[[], Renewed | str | None] | None:
         try:
             return Renewed(classes=found.slo, tenants=found.tenants, tenant_keys=open_tenant_keys(found, file))
         except UsageError as error:
-            return f"{file} has changed and is not gone by: {error}"
+            return f"{file} has changed and is not used: {error}"
 
     return look
 
 
 def instances(args: argparse.Namespace) -> list[Instance]:
-    """The instances named by ``--prefill-url``, ``--decode-url`` and ``--both-url``, numbered within their role.
+    """The instances of ``--prefill-url``, ``--decode-url`` and ``--both-url``; without NAME= numbered within a role.
 
     Raises:
         UsageError: a text that is no URL, or a URL that is given twice.
@@ -307,7 +308,7 @@ def _named(given: str, default: str) -> tuple[str, str]:
 
 
 def _one_of(config: RouterConfig, number: int, port: int) -> RouterConfig:
-    """The configuration of one of several processes."""
+    """The configuration of process `number`: the shared `port`, and an admin port of its own."""
     admin_port = config.admin_port + number if config.admin_port else 0
     return replace(config, port=port, admin_port=admin_port, shares_port=True)
 

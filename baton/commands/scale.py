@@ -28,6 +28,7 @@ from cluster.errors import UsageError
 from cluster.registry.registry import DEFAULT_CLUSTER
 
 ASK_S = 5.0
+"""Longest wait for the controller's answer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +75,7 @@ def _is_url(text: str) -> bool:
 
 
 def _order(word: str) -> tuple[str, int | None]:
+    """``decode=4`` -> ("decode", 4); ``decode=auto`` -> ("decode", None)."""
     role, equals, count = word.partition("=")
     if not equals or (count != "auto" and not count.isdecimal()):
         raise UsageError(f"{word}: write ROLE=N or ROLE=auto, such as decode=4")
@@ -111,9 +113,9 @@ def _refusal(error: urllib.error.HTTPError) -> str:
 
 
 def lines(told: dict[str, Any]) -> list[str]:
-    """`GET /scaling` in lines for people."""
+    """The answer to `GET /scaling` in lines for people."""
     if not told["leads"]:
-        found = [f"looks on: {told['leader'] or 'the registry is not heard'}"]
+        found = [f"looks on: {told['leader'] or 'the registry does not answer'}"]
     else:
         found = ["paused" if told["paused"] else "acts"]
     found += [f"  order: {each['role']} = {each['instances']}" for each in told["sizes"]]

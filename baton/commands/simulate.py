@@ -1,7 +1,7 @@
 """A trace, or made-up load, through a simulated fleet: router, agents and rules are the product's own.
 
-Engines are twins of vLLM. Says what `baton load` would say of the real fleet, in the same words. The same flags and
-seed print the same bytes. docs/simulator.md tells what is modelled and what is not. Flags of vLLM after `--` hold for
+Engines are twins of vLLM. The report is that of `baton load` on the real fleet. The same flags and seed print the same
+bytes. docs/simulator.md tells what is modelled and what is not. Flags of vLLM after `--` hold for
 every instance.
 
 examples:
@@ -60,7 +60,7 @@ from sim.trace_view import TraceView
 from sim.world import World
 
 WINDOW_S = (0.0, 10.0)
-"""The seconds of a --chrome-trace, unless a flag says others."""
+"""The seconds of a --chrome-trace without --trace-window."""
 
 _SHOWN = {
     "client_us": "client to router, one way, us",
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cluster", metavar="FILE", help="a cluster file: its pools as they start, its classes, its policy"
     )
     fleet.add_argument("--model", help=f"without --cluster: what to serve (default {MODEL})")
-    fleet.add_argument("--gpu", help=f"type of GPU where nothing says (default {GPU})")
+    fleet.add_argument("--gpu", help=f"type of GPU for pools that name none (default {GPU})")
     for role in Role:
         fleet.add_argument(f"--{role.value}", type=_natural, metavar="N", help=f"instances of role `{role.value}`")
     for role in Role:
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="engines change speed and stall, their front ends queue, prompt tokens are estimated (docs/simulator.md)",
     )
-    wrong.add_argument("--no-checks", action="store_true", help="do not look after each event whether all laws hold")
+    wrong.add_argument("--no-checks", action="store_true", help="do not check the laws after each event")
     told = parser.add_argument_group("what to report")
     for name in ("ttft", "tt2t", "tpot", "e2e"):
         told.add_argument(f"--{name}-ms", type=finite, metavar="MS", help="target of requests without a class")
@@ -161,7 +161,7 @@ def _add_changes(fleet: argparse._ArgumentGroup) -> None:
 
 
 def policies() -> dict[str, Callable[[], Policy]]:
-    """Makers of the router's own policies and of rivals': each run needs a new policy, because a policy has state."""
+    """A maker of each policy, the router's and rivals', by name. Some rivals' have state: each run makes its own."""
     return {**BASELINES, **{name: partial(_same, policy) for name, policy in POLICIES.items()}}
 
 
@@ -170,7 +170,10 @@ def _same(policy: Policy) -> Policy:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate and print; 0 when something was served, 1 when nothing was or a law was broken."""
+    """Simulate and print: 0 if some request was served; 1 if none was, or the run broke off.
+
+    With --replay: 0 if all choices are the same again, else 1.
+    """
     if args.replay is not None:
         return replay_file(args.replay, {name: make() for name, make in policies().items()}, as_json=args.json)
     with ExitStack() as closing:
@@ -214,22 +217,22 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:
-    """Refuse flags that go with others, without those."""
+    """Refuse a flag that has no effect without another one."""
     if args.faults not in PRESETS:
-        refuse_given(args, ["fault_every_s"], f"is of a preset: give --faults one of {', '.join(PRESETS)}")
+        refuse_given(args, ["fault_every_s"], f"belongs to a preset: give --faults one of {', '.join(PRESETS)}")
     if args.chrome_trace is None:
         refuse_given(args, ["trace_window"], "says which seconds --chrome-trace has: give --chrome-trace FILE")
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    """Refuse to write over what is read, which is read first and written last."""
+    """Refuse results that would overwrite an input: inputs are read first, results written last."""
     written = {"--out": args.out, "--chrome-trace": args.chrome_trace, "--decision-log": args.decision_log}
     read = ("trace", "input_tokens", "output_tokens", "cluster", "faults", "changes")
     check_written(written, [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in read])
 
 
 def _simulate(world: World, arrivals: Sequence[Arrival], args: argparse.Namespace) -> Result | None:
-    """Run the simulation; None if it broke off, with what to do about it on stderr."""
+    """Run the simulation; None if it broke off: stderr then has the error, and the command that repeats the run."""
     gc.disable()  # a run makes no cycles to speak of, and a million live objects make each collection slow
     try:
         return world.run(arrivals)
@@ -243,7 +246,7 @@ def _simulate(world: World, arrivals: Sequence[Arrival], args: argparse.Namespac
 
 
 def again(words: Sequence[str], seed: int) -> str:
-    """The command that repeats a run, whether or not the seed was named."""
+    """The command that repeats a run: its `words`, with --seed if they have none."""
     named = any(word == "--seed" or word.startswith("--seed=") for word in words)
     at = words.index("--") if "--" in words else len(words)
     extra = [] if named else ["--seed", str(seed)]
@@ -278,7 +281,7 @@ def _policy(name: str) -> Policy:
 
 
 def _site(args: argparse.Namespace, fleet: PlannedSimulation) -> tuple[Site, tuple[Timed, ...]]:
-    """The instances that may be started, the GPUs, and the changes with their times."""
+    """The pools and GPUs from which instances start, and the changes of --changes with their times."""
     pools = {each.role.value: each for each in fleet.members}
     site = Site(pools=pools, gpus=read_gpus(args.gpus, "--gpus") if args.gpus is not None else {})
     if args.changes is None:
@@ -381,7 +384,7 @@ def _tell(
 
 
 class _Progress:
-    """The progress on stderr: a live line on a terminal, a line now and then elsewhere."""
+    """The progress on stderr: a live line on a terminal, elsewhere a line every `EVERY_S` seconds."""
 
     EVERY_S = 5.0
 

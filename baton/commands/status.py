@@ -1,8 +1,8 @@
-"""Instances and routers of the fleet, what each says of itself, and whether it really answers.
+"""Instances and routers of the fleet, the state of each, and whether it really answers.
 
-Reads the registry, then asks every agent, engine and router it names: what is shown is their own word of this moment,
-and one that does not answer is shown as lost or unwell, with the last thing it said. Agents on other machines answer
-requests that the fleet's ticket keys signed. With these keys, what does not prove itself in the registry is shown as
+Reads the registry, then asks every agent, engine and router that it names: their answers of this moment are shown. A
+program that does not answer is shown as lost or unwell, with its last heartbeat. Agents on other machines answer
+requests that the fleet's ticket keys signed. With these keys, a program whose heartbeats prove nothing is shown as
 ignored and is not asked.
 
 examples:
@@ -38,7 +38,7 @@ from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
 from kvtransfer.ticket import SigningKey
 
 ASK_S = 2.0
-"""An agent that does not answer within this counts as lost: it has nothing to do but answer and count."""
+"""Longest wait for one answer. An agent that needs longer counts as lost: it has little else to do."""
 
 _COLOURS = {
     "ready": "green",
@@ -82,11 +82,11 @@ class Asker:
     """Signs requests to agents and routers, if there are keys."""
 
     def __init__(self, keys: Callable[[], tuple[SigningKey, ...]] | None) -> None:
-        """`keys` gives the fleet's keys."""
+        """`keys` gives the fleet's ticket keys, the signing one first; None: requests are not signed."""
         self._keys: Final = keys
 
     def headers(self, beat: Heartbeat, path: str) -> dict[str, str]:
-        """For a GET of `path` from the program that wrote this heartbeat."""
+        """Headers for a GET of `path` at the program that wrote this heartbeat."""
         key = None if self._keys is None else self._keys()[0]
         if key is not None and beat.kind is MemberKind.INSTANCE:
             key = instance_key(key, beat.id)
@@ -132,13 +132,15 @@ async def _ask_agent(session: aiohttp.ClientSession, beat: Heartbeat, asker: Ask
 
 
 async def _unasked(session: aiohttp.ClientSession, beat: Heartbeat, why: str) -> dict[str, Any]:
-    """An instance's state if its agent does not answer here: by its heartbeat, if its engine confirms that."""
+    """An instance whose agent does not answer this machine: its state by its heartbeat; `unwell` if the heartbeat says
+    ready and the engine does not answer.
+    """
     well = beat.state.value != "ready" or await _healthy(session, beat.url)
     return _by_heartbeat(beat, f"{_last_word(beat)}; {why}", beat.state.value if well else "unwell")
 
 
 def _last_word(beat: Heartbeat) -> str:
-    return f"last word, {max(0.0, UNIX_TIME() - beat.sent_at):.0f} s ago: {beat.state}"
+    return f"last heartbeat, {max(0.0, UNIX_TIME() - beat.sent_at):.0f} s ago: {beat.state}"
 
 
 def _why_not(status: int) -> str:
@@ -148,7 +150,7 @@ def _why_not(status: int) -> str:
 
 
 def _is_elsewhere(beat: Heartbeat) -> bool:
-    """Whether its agent listens on the loopback of another machine."""
+    """Whether the agent listens only on the loopback address of another machine."""
     host = urlsplit(beat.agent_url or "").hostname or ""
     return is_loopback(host) and beat.where.rpartition(":")[0] != socket.gethostname()
 
@@ -171,7 +173,7 @@ def _state_of(told: Any, beat: Heartbeat) -> dict[str, Any]:
     """The state in an agent's answer.
 
     Raises:
-        ValueError: the answer is not an agent's.
+        ValueError: the answer is not that of the agent of `beat`.
     """
     if isinstance(told, dict) and isinstance(told.get("ranks"), list):
         mine = [each for each in told.pop("ranks") if isinstance(each, dict) and each.get("instance") == beat.id]
@@ -182,7 +184,7 @@ def _state_of(told: Any, beat: Heartbeat) -> dict[str, Any]:
     numbers = (load.get("running"), load.get("waiting"), load.get("kv_usage"), told.get("credits"), told.get("epoch"))
     texts = (told.get("role"), told.get("state"), told.get("engine"), told.get("detail"))
     if not all(isinstance(each, int | float) for each in numbers) or not all(isinstance(each, str) for each in texts):
-        raise ValueError("no agent's word")
+        raise ValueError("not an agent's answer")
     return dict(told)
 
 

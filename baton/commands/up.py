@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from baton.changing import Changing
-from baton.clusterfile import beside, read
+from baton.clusterfile import beside
 from baton.descriptors import raise_descriptor_limit
 from baton.fleet import Elsewhere, LocalFleet
 from baton.output import say
@@ -97,7 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start everything, serve until Ctrl-C or SIGTERM; 0 if it ended as asked, 1 if a part failed for good."""
     raise_descriptor_limit()
-    spec = _spec(args)
+    changing = _cluster_file(args)
+    spec = None if changing is None else changing.read()
     wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args, args.engine)
     front = _front(args, spec)
     cluster = args.cluster or (spec.registry.cluster if spec is not None else DEFAULT_CLUSTER)
@@ -125,13 +126,13 @@ def run(args: argparse.Namespace) -> int:
         fleet = LocalFleet(front, planned, running, registry, _elsewhere(args, spec, front))
         if plan is not None and args.on is None:
             settings = dict(zip(pools, later, strict=True))
-            fleet.scaling = _scaling(cluster, plan, settings, hardware, registry, front, door, closing)
+            fleet.scaling = _scaling(cluster, plan, settings, hardware, registry, front, door, closing, changing)
         with recorded(running):
             return asyncio.run(fleet.run())
 
 
 def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: EngineHardware) -> ScalingPlan | None:
-    """How the fleet is to be sized; None: it keeps its size."""
+    """How to resize the fleet; None: it keeps its size. Models that cannot be resized are named on stderr."""
     from baton.scaling import plan_of, wants_scaling
 
     if spec is None or args.no_scale or not wants_scaling(spec):
@@ -146,6 +147,7 @@ def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: EngineH
 
 
 def _unsized_because(args: argparse.Namespace, spec: Spec | None) -> str:
+    """Why nothing is resized, for --scale-dry-run: the end of a sentence."""
     if spec is None:
         return "as pools keep their size without a cluster file"
     return (
@@ -187,8 +189,13 @@ def _scaling(
     front: LocalRouter,
     door: Callable[[str], str],
     closing: ExitStack,
+    changing: Changing | None,
 ) -> LocalScaling:
-    """The part that resizes the fleet while it serves."""
+    """The controller that resizes the fleet while it serves.
+
+    `settings`: by pool, the settings of one more instance; `door`: makes the socket path of an instance; `changing`:
+    the cluster file.
+    """
     from baton.local_fleet import LocalScaling
 
     keys = None if front.ticket_keys_file is None else open_fleet_keys(Path(front.ticket_keys_file))
@@ -213,22 +220,22 @@ def _scaling(
         None if keys is None else keys.get,
         lambda name: None if make is None else make(name),
         door,
-        None if front.config is None else Changing(front.config),
+        changing,
     )
 
 
-def _spec(args: argparse.Namespace) -> Spec | None:
+def _cluster_file(args: argparse.Namespace) -> Changing | None:
     """The cluster file, if one was named.
 
     Raises:
-        UsageError: the file has errors, or flags repeat what the file says.
+        UsageError: flags repeat what the file says.
     """
     if args.model is None or not args.model.endswith(FILE_ENDINGS):
         return None
     for name in (*FLAGS_OF_ROLES, "served_model_name", "transfer"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} beside a cluster file: say it in {args.model}")
-    return read(args.model).usable()
+    return Changing(args.model)
 
 
 def _from_flags(args: argparse.Namespace) -> list[WantedEngine]:
@@ -315,7 +322,7 @@ def _with_doors(wanted: list[WantedEngine], closing: ExitStack) -> tuple[list[Wa
 
 
 def _registry(args: argparse.Namespace, spec: Spec | None, cluster: str) -> RegistryChild | RegistryElsewhere:
-    """The registry that the file names, else a new one."""
+    """The registry that the file names, else a new one that this command starts."""
     if spec is None or spec.registry.url is None:
         return RegistryChild(cluster)
 

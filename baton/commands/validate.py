@@ -2,7 +2,7 @@
 
 PATH is a folder of one run (requests.jsonl, meta.json, timeseries.csv), a table of steady runs (a .csv), or a folder
 that holds some of these. Costs come from the shipped profiles; nothing is fitted to what is measured here.
-docs/validation.md says where such runs are to be had, and has the outcome.
+docs/validation.md lists where to get such runs, and the results.
 
 examples:
   baton validate $BATON_DATA/measured
@@ -59,9 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL=FILE",
         help="config.json of a model that does not ship, by its name in the runs; repeatable",
     )
-    parser.add_argument("--seeds", type=_whole, default=5, metavar="N", help="of a table's loads (default %(default)s)")
     parser.add_argument(
-        "--share", type=_share, default=0.1, metavar="X", help="of the length of a table's loads (default %(default)s)"
+        "--seeds", type=_whole, default=5, metavar="N", help="loads drawn for each row of a table (default %(default)s)"
+    )
+    parser.add_argument(
+        "--share", type=_share, default=0.1, metavar="X", help="part of each row's load to replay (default %(default)s)"
     )
     parser.add_argument("--new-prompts", action="store_true", help="a table's loads never send the same question twice")
     parser.add_argument("--first-token-ms", type=_ms, metavar="MS", help="CPU time of a first token, in a table's runs")
@@ -71,7 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay and compare; 0 whatever the errors are. Bad runs are left out with a warning; 2 if none is left."""
+    """Replay and compare: 0, however far off predictions are. Bad runs are left out with a warning.
+
+    Raises:
+        UsageError: no run is left.
+    """
     if args.vllm_args:
         raise UsageError("`baton validate` takes no vLLM flags")
     _check_series(args)
@@ -101,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _warn(left_out: Sequence[UsageError]) -> None:
-    """Which rows and files the figures are without, on stderr."""
+    """Say on stderr which rows and files are left out of the figures."""
     if left_out:
         say(f"warning: {len(left_out)} left out:")
     for each in left_out:
@@ -109,7 +115,7 @@ def _warn(left_out: Sequence[UsageError]) -> None:
 
 
 def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError]) -> Iterator[RunComparison]:
-    """A live line on a terminal, plain lines in a log; on stderr. Runs that cannot be replayed are left out."""
+    """Replay each run, with a live line or plain lines on stderr. Runs that cannot be replayed go to `left_out`."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
@@ -195,7 +201,11 @@ def _models(given: Sequence[str]) -> ModelNamed:
 def _replay_row(
     row: Steady, named: ModelNamed, profiles: tuple[Profile, ...], load: SteadyLoad, *, must_fit: bool
 ) -> RunComparison:
-    """Raises BadRow, which names what is unknown."""
+    """Replay one row of a table.
+
+    Raises:
+        BadMeasurement: the row cannot be replayed; it names what is unknown.
+    """
     from costs.hardware import gpu_named
     from sim.validate.measured import BadMeasurement
     from sim.validate.steady import replay_steady
@@ -256,7 +266,7 @@ def _profiles(path: Path | None) -> tuple[Profile, ...]:
 
 
 def _rows_of(path: Path) -> str:
-    """A file of rows: a byte that is no text spoils the row it stands in, and no other."""
+    """The text of a file of rows. A byte that is not UTF-8 stays visible, so that it spoils its own row alone."""
     return _text(path, errors="surrogateescape")
 
 
@@ -284,7 +294,7 @@ SERIES = (
 
 
 def _check_series(args: argparse.Namespace) -> None:
-    """Refuse to write the series over a file that is read. One that it was written to before is written again."""
+    """Refuse --series over an input. A file that already has its heading, from an earlier run, is overwritten."""
     if args.series is None or _is_series(args.series):
         return
     read = [("--profile", args.profile), *(("--config", each.partition("=")[2]) for each in args.config)]
@@ -309,7 +319,7 @@ def _files_of(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _out(path: Path | None) -> Iterator[Writer | None]:
-    """The file of time series, opened before the work."""
+    """The writer of --series, opened before the runs are replayed; None without the flag."""
     if path is None:
         yield None
         return

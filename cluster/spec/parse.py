@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.errors import UsageError
 from cluster.spec.problems import FieldPath, Finding, Problem, Severity, nearest, quoted
@@ -23,6 +23,8 @@ class Parsed:
     problems: tuple[Problem, ...]
     places: dict[FieldPath, FilePlace]
     """Where each value of the file stands. A setting that is missing here was left at its default."""
+    text: str = ""
+    """The file's text; empty if the file is a value (`parse_value`)."""
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -46,7 +48,7 @@ def parse(text: str, file: str, *, floor_of: FloorOf | None = None) -> Parsed:
 
     Never raises, whatever the text; takes at most a few seconds, whatever its length.
     """
-    return _read(Reader(file), lambda: compose(text), floor_of)
+    return replace(_read(Reader(file), lambda: compose(text), floor_of), text=text)
 
 
 def parse_value(value: object, file: str, *, floor_of: FloorOf | None = None) -> Parsed:
@@ -111,7 +113,7 @@ def check_outside(
         near = nearest(spec.router.policy, policies)
         fix = f"did you mean `{near}`?" if near else f"write one of {quoted(sorted(policies))}"
         reader.tell(("router", "policy"), "no such policy", fix)
-    return _parsed(parsed.file, spec, reader.problems, parsed.places)
+    return replace(_parsed(parsed.file, spec, reader.problems, parsed.places), text=parsed.text)
 
 
 def _files(spec: Spec) -> Iterator[tuple[FieldPath, str]]:

@@ -47,6 +47,11 @@ class PlannedInstance:
     """Power cap of each of its GPUs, watts."""
 
     @property
+    def api_name(self) -> str:
+        """What clients send as `model`."""
+        return self.served_name or self.model
+
+    @property
     def gpus(self) -> int:
         """GPUs of the instance."""
         return self.shape.gpus

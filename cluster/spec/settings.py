@@ -20,6 +20,9 @@ from cluster.spec.about import ENV_NAME, NAME, about
 POOL_MAX = 1000
 """Most instances of a pool: as many as the router's decisions are measured with."""
 
+TIER_GIB_MAX = 1e6
+"""Largest tier of one instance; more is a slip."""
+
 POLICY = "workload"
 """The policy if the file names none. All commands use this default: with and without targets, by URL, from a registry,
 on mocks and simulated."""
@@ -512,7 +515,7 @@ class KvTiers:
             text="Host memory of each instance, all its ranks together, in shared memory. Left out: none.",
             why="memory that you have not given is not taken",
             above=0,
-            at_most=1e6,
+            at_most=TIER_GIB_MAX,
             aka=("cpu_gib", "host", "cpu", "ram_gib", "host_memory_gib", "kv_offloading_size"),
         ),
     )
@@ -522,7 +525,7 @@ class KvTiers:
             text="Files of each instance. vLLM moves blocks through host memory: it needs `host_gib`. Left out: none.",
             why="a disk is slower than computing a prompt again unless the model is large",
             above=0,
-            at_most=1e6,
+            at_most=TIER_GIB_MAX,
             aka=("disk", "nvme_gib", "ssd_gib", "file_gib", "storage_gib"),
         ),
     )

@@ -240,11 +240,11 @@ async def _errors(
         return web.json_response(error.body(), status=error.status)
 
 
-async def listen(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, str]:
-    """Open the agent's port; the runner to clean up, and the base URL.
+async def listen(app: web.Application, host: str, port: int, flag: str = "--agent-port") -> tuple[web.AppRunner, str]:
+    """Open a port of an agent or a controller; the runner to clean up, and the base URL.
 
     Raises:
-        UsageError: the port is taken; the message names the flag.
+        UsageError: the port is taken; the message names its `flag`.
     """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -253,7 +253,7 @@ async def listen(app: web.Application, host: str, port: int) -> tuple[web.AppRun
     except OSError as error:
         await runner.cleanup()
         if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
-            raise cannot_listen(host, port, error, "--agent-port") from None
+            raise cannot_listen(host, port, error, flag) from None
         raise
     bound = runner.addresses[0][1]
     return runner, f"http://{f'[{host}]' if ':' in host else host}:{bound}"

@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.scaling import FILE, MODEL, InMemory
 
+from baton.changing import Changing
 from baton.commands import controller, up
 from baton.scaling import fleets_of, plan_of
 from baton.signals import STOPPING
+from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.registry.memory import MemoryRegistry
+from cluster.registry.registry import Registry
 from cluster.spec import parse
 from engine.vllm.hardware import find_hardware
 from goodput.actuate.existing import ExistingFleet
@@ -41,14 +45,21 @@ class Looking(InMemory):
     def __init__(self) -> None:
         super().__init__()
         self.looks = 0
+        self.fails = False
+        """Whether the next look raises."""
 
     async def observe(self) -> ExistingFleet:
         self.looks += 1
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("a look that fails")
         return await super().observe()
 
 
-async def started(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *words: str) -> list[str]:
-    """What a controller has started after it led for a few looks."""
+async def begun(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *words: str
+) -> tuple[asyncio.Task[int], Looking]:
+    """A controller that runs, and its actuator."""
     file = folder / "baton.yaml"
     file.write_text(text)
     parser = argparse.ArgumentParser()
@@ -67,7 +78,12 @@ async def started(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *wor
     monkeypatch.setattr(controller, "open_registry", lambda *_: MemoryRegistry(loop.time))
     spec = parse(text, "baton.yaml").usable()
     plan = plan_of(spec, "mock", None, [], dry=args.dry_run, resizes=not args.no_scale)
-    running = asyncio.create_task(controller._run(args, spec, plan))
+    return asyncio.create_task(controller._run(args, spec, plan, Changing(str(file)))), actuator
+
+
+async def started(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *words: str) -> list[str]:
+    """What a controller has started after it led for a few looks."""
+    running, actuator = await begun(monkeypatch, folder, text, *words)
     async with asyncio.timeout(20):
         while actuator.looks < 5 and not running.done():
             await asyncio.sleep(0.02)
@@ -84,6 +100,54 @@ async def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize("words", [[], ["--dry-run", "--owns"], ["--no-scale"]], ids=" ".join)
 async def test_a_fleet_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]) -> None:
     assert await started(monkeypatch, tmp_path, FILE, *words) == ["decode", "prefill"]
+
+
+async def test_a_controller_whose_port_is_taken_ends_and_names_the_flag(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        running, actuator = await begun(monkeypatch, tmp_path, FILE, "--port", f"{port}")
+        async with asyncio.timeout(20):
+            with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port} .*: choose another --port"):
+                await running
+    assert actuator.looks == 0
+
+
+async def test_a_controller_that_cannot_open_its_registry_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unreadable(*_: object) -> Registry:
+        raise UsageError("--registry-password-file secret: no such file")
+
+    running, _ = await begun(monkeypatch, tmp_path, FILE)
+    monkeypatch.setattr(controller, "open_registry", unreadable)
+    async with asyncio.timeout(20):
+        with pytest.raises(UsageError, match="secret: no such file"):
+            await running
+
+
+async def test_a_controller_that_once_ran_begins_anew_whatever_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its fleet serves meanwhile, and what is wrong may be mended."""
+    opened: list[Registry] = []
+    clock = asyncio.get_running_loop().time
+
+    def registry(*_: object) -> Registry:
+        opened.append(MemoryRegistry(clock))
+        if len(opened) == 2:
+            raise UsageError("the password file is being replaced")
+        return opened[-1]
+
+    monkeypatch.setattr("baton.scaling.AGAIN_S", 0.01)
+    running, actuator = await begun(monkeypatch, tmp_path, FILE)
+    monkeypatch.setattr(controller, "open_registry", registry)
+    actuator.fails = True
+    async with asyncio.timeout(20):
+        while len(opened) < 3 or actuator.looks < 2:
+            await asyncio.sleep(0.01)
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize("text", [FILE, UNKNOWN], ids=["sized", "kept"])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.scaling import FILE as RESIZED
 
 from baton.changing import Changing
+from baton.cli import main
+from baton.commands import controller, router, up
 from baton.commands.router import _renewed
 from cluster.errors import ApiError
 from cluster.spec import SloClass, Spec
@@ -54,6 +59,74 @@ def test_a_file_is_read_when_it_has_changed_and_only_then(file: Path) -> None:
     assert changing.look() is None
 
 
+def edits(path: Path, then: Callable[..., Any]) -> Callable[..., Any]:
+    """`then`, of a command that reads the file: the file is edited before it is called."""
+
+    def edited(*given: Any, **named: Any) -> Any:
+        write(path, path.read_text().replace("6000", "2500"))
+        return then(*given, **named)
+
+    return edited
+
+
+class Reached(Exception):
+    """A command got as far as a test wants it."""
+
+
+def test_an_edit_while_a_controller_starts_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, found = tmp_path / "baton.yaml", list[Changing]()
+    path.write_text(RESIZED)
+
+    def shell(*_: object, changing: Changing, **__: object) -> None:
+        found.append(changing)
+        raise Reached
+
+    monkeypatch.setattr(controller, "plan_of", edits(path, controller.plan_of))
+    monkeypatch.setattr(controller, "ScalingShell", shell)
+    with pytest.raises(Reached):
+        main(["controller", str(path), "--registry", "redis://there:1"])
+    spec = found[0].look()
+    assert isinstance(spec, Spec)
+    assert spec.slo["chat"].ttft_ms == 2500
+
+
+def test_an_edit_while_up_looks_for_gpus_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, found = tmp_path / "baton.yaml", list[Changing]()
+    path.write_text(RESIZED)
+
+    def scaling(*given: object) -> None:
+        found.extend(each for each in given if isinstance(each, Changing))
+        raise Reached
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(up, "find_hardware", edits(path, up.find_hardware))
+    monkeypatch.setattr("baton.local_fleet.LocalScaling", scaling)
+    with pytest.raises(Reached):
+        main(["up", str(path), "--engine", "mock"])
+    spec = found[0].look()
+    assert isinstance(spec, Spec)
+    assert spec.slo["chat"].ttft_ms == 2500
+
+
+def test_an_edit_while_a_router_starts_is_taken(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = list[RouterConfig]()
+
+    def processes(*given: Any) -> None:
+        configs.append(given[2])
+        raise Reached
+
+    monkeypatch.setattr(router, "instances", edits(file, router.instances))
+    monkeypatch.setattr(router, "_processes", processes)
+    file.write_text(FILE.replace("500", "6000"))
+    with pytest.raises(Reached):
+        main(["router", "--config", str(file), "--both-url", "http://127.0.0.1:9"])
+    assert configs[0].classes["chat"].ttft_ms == 6000
+    assert configs[0].renewed is not None
+    renewed = configs[0].renewed()
+    assert isinstance(renewed, Renewed)
+    assert renewed.classes["chat"].ttft_ms == 2500
+
+
 def test_a_bad_file_says_what_is_wrong_once(file: Path) -> None:
     changing = Changing(str(file))
     write(file, FILE.replace("ttft_ms: 500", "ttft_mss: 500"))
@@ -66,7 +139,7 @@ def test_a_bad_file_says_what_is_wrong_once(file: Path) -> None:
 
 
 def test_a_tenant_without_its_key_file_leaves_all_as_it_is(file: Path) -> None:
-    look = _renewed(str(file))
+    look = _renewed(Changing(str(file)), str(file))
     assert look is not None
     write(file, FILE + "  c: {key_file: missing.key, classes: [chat]}\n")
     said = look()

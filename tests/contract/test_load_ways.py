@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import time
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -23,8 +24,12 @@ from support.mock import Mocks
 
 from baton.load_found import Goodput
 from baton.load_html import goodput_page, report_page
+from baton.load_sending import ManySenders
 from loadgen.arrival import Arrival
+from loadgen.body import Asking
+from loadgen.http import LoadConnections
 from loadgen.record import Record, Timings, record_of
+from loadgen.replay import LoadShard, Replay, RunningLoad, Sending
 from loadgen.report import LoadReport, LoadRun, Targets, report_of
 from loadgen.search import Limit, SearchFinished, Try
 
@@ -130,6 +135,97 @@ async def test_ctrl_c_reaches_every_sender(engine: FakeEngine) -> None:
     assert child.returncode == 130
     assert 20 <= told["completed"] == told["sent"] < 2000
     assert not alive(pids)
+
+
+SENDING = Sending(asking=Asking("fake"))
+
+
+def arrivals(count: int, every_s: float = 0.02) -> list[Arrival]:
+    return [Arrival(at_s=number * every_s, input_tokens=5, output_tokens=3) for number in range(count)]
+
+
+def nothing(_: object) -> None:
+    """Takes a record, or the state of a load."""
+
+
+async def test_a_stop_before_the_start_is_no_death_of_a_sender(engine: FakeEngine) -> None:
+    senders = ManySenders(engine.url, 2)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        sending = group.create_task(senders.send(arrivals(100), SENDING, nothing, nothing))
+        while len(senders._children) < 2:
+            await asyncio.sleep(0)
+        senders.stop()
+        sent = await sending
+    assert sent.notes == ()
+    assert sent.load.stopped
+    assert (sent.load.sent, sent.load.elapsed_s) == (0, 0.0)
+    assert streamed(engine) == []
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+async def test_a_stop_while_senders_are_started_is_kept(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, last: bool
+) -> None:
+    senders, begun = ManySenders(engine.url, 2), list[asyncio.subprocess.Process]()
+    start = asyncio.create_subprocess_exec
+
+    async def stopped(*words: Any, **rest: Any) -> asyncio.subprocess.Process:
+        begun.append(await start(*words, **rest))
+        if len(begun) == 1 + last:
+            senders.stop()
+        return begun[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", stopped)
+    async with asyncio.timeout(60):
+        sent = await senders.send(arrivals(100), SENDING, nothing, nothing)
+    assert (sent.notes, sent.load.stopped, sent.load.sent) == ((), True, 0)
+    assert len(begun) == 1 + last, "none is started after the stop"
+    assert not alive([each.pid for each in begun])
+    assert streamed(engine) == []
+
+
+async def test_senders_that_cannot_all_be_started_leave_none(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[asyncio.subprocess.Process]()
+    start = asyncio.create_subprocess_exec
+
+    async def second_fails(*words: Any, **rest: Any) -> asyncio.subprocess.Process:
+        if begun:
+            raise BlockingIOError("no more processes")
+        begun.append(await start(*words, **rest))
+        return begun[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", second_fails)
+    async with asyncio.timeout(60):
+        with pytest.raises(BlockingIOError):
+            await ManySenders(engine.url, 2).send(arrivals(100), SENDING, nothing, nothing)
+    assert not alive([each.pid for each in begun])
+
+
+async def test_a_load_that_was_cut_does_not_cut_the_next_one(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search cuts trials, and the same senders send the next one."""
+    monkeypatch.setattr("baton.load_sending.LAST_WORDS_S", 0.5)
+    senders = ManySenders(engine.url, 2)
+
+    def cut(load: RunningLoad) -> None:
+        if load.sent:
+            senders.cut()
+
+    async with asyncio.timeout(60):
+        sent = await senders.send(arrivals(2000), SENDING, nothing, cut)
+        assert sent.load.stopped
+        sent = await senders.send(arrivals(100), SENDING, nothing, nothing)
+    assert (sent.notes, sent.load.stopped, sent.load.sent) == ((), False, 100)
+
+
+async def test_a_load_that_is_stopped_before_its_first_second_took_no_time(engine: FakeEngine) -> None:
+    replay = Replay(LoadConnections(engine.url), SENDING)
+    replay.stop()
+    load = await replay.run(arrivals(3), LoadShard(0, 1, time.perf_counter() + 60))
+    assert (load.sent, load.elapsed_s) == (0, 0.0)
 
 
 # Conversations

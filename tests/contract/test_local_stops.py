@@ -1,8 +1,9 @@
-"""`baton up` that is told to stop before all of its programs have been started."""
+"""`baton up` that is told to stop, or an engine of it that is told to leave, before all of it is up."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 
 from baton.fleet import LocalFleet
 from baton.local import Program
+from baton.plan import PlacedEngine, from_counts
 from baton.registry_child import RegistryElsewhere
 from baton.router_child import LocalRouter
 from baton.state import Running
 from cluster.errors import BatonError
+from cluster.instance import Role
+from engine.vllm.placement import MachineShare
 
 
 class Registry:
@@ -42,6 +46,37 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalFleet:
     made = LocalFleet(front, [], Running(cluster="chat", pid=1, born="0"), registry)
     _writes(made.router.program, tmp_path / "begun")
     return made
+
+
+def _says(program: Program, event: dict[str, str] | None, *, then: str = "sys.stdin.read()") -> None:
+    """What the program does instead: it says this, and then waits for its end, or does something else."""
+    said = "" if event is None else f"print({json.dumps(event)!r}, flush=True); "
+    program.argv = [sys.executable, "-c", f"import sys; {said}{then}"]
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["not ready", "ready"])
+async def test_an_engine_that_was_told_to_leave_is_not_waited_for(
+    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ready: bool
+) -> None:
+    wanted = from_counts({Role.PREFILL: 1, Role.DECODE: 1}, "m", None, [])
+    placed = MachineShare()
+    for at, each in enumerate(wanted):
+        fleet.members.add(
+            PlacedEngine(wanted=each, port=1 + at, agent_port=3 + at, side_channel_port=5 + at, placed=placed)
+        )
+    leaving, staying = fleet.members
+    _says(leaving.program, {"event": "ready", "model": "m"} if ready else None, then="sys.exit(0)")
+    _says(staying.program, {"event": "ready", "model": "m"})
+    _says(fleet.router.program, {"event": "ready", "endpoint": "http://h:1", "admin": "http://h:2"})
+
+    async def routable(enough: Callable[[list[dict[str, Any]]], bool]) -> None:
+        while not enough([{"id": staying.name, "state": "up"}]):
+            await asyncio.sleep(0.01)
+        fleet._interrupted()
+
+    monkeypatch.setattr(fleet.router, "routable", routable)
+    assert await asyncio.wait_for(fleet.run(), 20) == 0
+    assert "ready baton http://h:1" in capsys.readouterr().out
 
 
 def _writes(program: Program, path: Path) -> None:

@@ -10,19 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
-from support.scaling import InMemory, Scripted
+from support.scaling import MODEL, InMemory, Scripted
 
 from baton.cli import main
 from baton.commands import scale
+from baton.scaling import fleets_of, plan_of
 from baton.scaling_admin import Wishes, admin_app
 from cluster.instance import Role
 from cluster.registry.memory import MemoryRegistry
+from cluster.spec import parse
 from engine.agent.http import listen
 from goodput.actuate.journal import Journal
 from goodput.actuate.lease import LeaderClaim
 from goodput.actuate.scaler import ScaledFleet, Scaler
-from goodput.decision import Pause, Resize
+from goodput.decision import Observed, Pause, Resize
+from goodput.observation import Observation
 
 
 @dataclass
@@ -123,6 +127,53 @@ async def test_the_log_is_read_as_words_and_as_json(rig: Rig, capsys: pytest.Cap
     assert line["because"] == "the script"
     assert await run("explain", "--scaling", "nosuch") == 2
     assert "never" not in capsys.readouterr().out
+
+
+def file_of(*sized: str, kept: int = 2) -> str:
+    """A cluster file with these models on L4s, and one of which no sizes are known."""
+    small = "pools: {both: {min: 1, max: 3, gpu: L4}}"
+    models = [f"  - {{name: {MODEL}, served_name: {name}, {small}}}" for name in sized]
+    models.append(f"  - {{name: of/unknown-size, served_name: kept, pools: {{both: {{min: {kept}, max: 4}}}}}}")
+    return "\n".join(["models:", *models, "slo:", "  chat: {ttft_ms: 6000, tpot_ms: 150, attainment: 0.9}", ""])
+
+
+def logged(text: str, folder: Path, *, resizes: bool = True) -> Path:
+    """The log of the controllers of a cluster file that looked twice, and saw nothing run."""
+    plan = plan_of(parse(text, "f").usable(), "mock", None, [], resizes=resizes)
+    journal = Journal(folder / "log.jsonl", msgspec.to_builtins(plan.made))
+    fleets = fleets_of(plan)
+    for at in (10.0, 50.0):
+        for fleet in fleets:
+            event = Observed(Observation(at_s=at, routers=(), instances=(), leads=True))
+            journal.add(fleet.model, at, event, fleet.machine.handle(event, at))
+    return journal.path
+
+
+@pytest.mark.parametrize("resizes", [True, False], ids=["", "--no-scale"])
+@pytest.mark.parametrize("sized", [(), ("a",), ("a", "b")], ids=len)
+def test_decisions_about_kept_pools_are_made_again_too(
+    sized: tuple[str, ...], resizes: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text(file_of(*sized))
+    log = logged(file.read_text(), tmp_path, resizes=resizes)
+    assert main(["plan", str(file), "--replay-decisions", str(log)]) == 0
+    events, controllers = 2 * (len(sized) + 1), len(sized) + 1
+    assert f"{events} events of {controllers} controllers decided again: all as" in capsys.readouterr().out
+    file.write_text(file_of(*sized, kept=3))
+    assert main(["plan", str(file), "--replay-decisions", str(log)]) == 1
+    assert capsys.readouterr().out.count(": was [") == 2
+
+
+def test_a_log_of_a_model_that_the_file_does_not_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text(file_of("a", "b"))
+    log = logged(file_of("a", "gone"), tmp_path)
+    assert main(["plan", str(file), "--replay-decisions", str(log)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{log}: is of the model 'gone', and {file} has kept, a, b: give the file" in line
 
 
 def test_nothing_runs_is_said(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from typing import Any
 import pytest
 from support.plan_cases import random_task
 
-from baton import planning
+from baton import clusterfile, planning
 from baton.cli import main
+from baton.commands import plan as command
 from baton.plan_file import pools_of
 from baton.planning import FleetResults
 from cluster.errors import UsageError
@@ -33,6 +36,7 @@ hardware:
   L40S: {count: 3, price_per_hour: 1.0, power_w: 300}
   L4: {count: 3, price_per_hour: 0.4}
 """
+LLAMA = "meta-llama/Llama-3.1-8B"
 LOAD = ["--rate", "4", "--requests", "60", "--input-tokens", "1500", "--output-tokens", "60", "--processes", "1"]
 
 
@@ -78,6 +82,26 @@ def test_the_page_holds_everything_and_loads_nothing(file: Path, capsys: pytest.
     assert all(each["best"] or each["because"] for each in found["next_steps"])
     assert found["search"]["requests_simulated"] > 0
     assert found["limit"]
+
+
+def test_requests_that_were_simulated_are_told_without_what_trials_cost_besides(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    verdict = planning.Planner.verdict
+
+    def judged(self: planning.Planner, seen: Any) -> Any:
+        counted.append(seen.spent)
+        return verdict(self, seen)
+
+    monkeypatch.setattr(planning.Planner, "verdict", judged)
+    search = planned(capsys, str(file), *LOAD, "--no-steps")["search"]
+    assert search["fleets_simulated"] == len(counted)
+    assert search["requests_simulated"] == sum(counted) <= 60 * len(counted)
+    assert search["effort_spent"] == sum(counted) + planning.TRIAL_REQUESTS * len(counted)
+    counted.clear()
+    assert main(["plan", str(file), *LOAD, "--no-steps"]) == 0
+    assert f"{len(counted)} fleets simulated ({sum(counted):,} requests)" in capsys.readouterr().err
 
 
 def test_the_figures_belong_together(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,6 +337,75 @@ def test_without_a_plan_there_is_a_report_and_no_cluster_file(file: Path, capsys
     planned(capsys, str(file), *LOAD, "--power-w", "40", "--html", str(page), "--out", str(out), code=1)
     assert "no plan: " in page.read_text()
     assert not out.exists()
+
+
+def test_the_file_to_run_is_made_of_the_text_that_was_read(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard input can be read once, and a FILE may be edited while the plan is made."""
+    planned_ = command._planned
+
+    def edited(*given: Any) -> Any:
+        file.write_text("models: [")
+        return planned_(*given)
+
+    monkeypatch.setattr(command, "_planned", edited)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(FILE.encode())))
+    texts = []
+    for name in ("-", str(file)):
+        file.write_text(FILE)
+        out = file.parent / f"planned-{len(texts)}.yaml"
+        assert main(["plan", name, *LOAD, "--no-steps", "--out", str(out)]) == 0
+        texts.append(out.read_text())
+    assert texts[0] == texts[1]
+    (model,) = parse(texts[0], "planned.yaml").usable().models
+    assert sum(pool.at_start for _, pool in model.pools.every().values()) > 0
+    assert "wrote" in capsys.readouterr().err
+
+
+SAME_NAME = """
+models:
+  - name: meta-llama/Llama-3.1-8B
+    served_name: chat
+    pools: {both: {start: 2, gpu: L40S}}
+  - name: meta-llama/Llama-3.1-8B
+    served_name: batch
+    pools: {both: {start: 5, gpu: L40S}}
+  - name: Qwen/Qwen3-32B
+    served_name: meta-llama/Llama-3.1-8B
+    pools: {both: {start: 7, gpu: H100-SXM}}
+slo: {interactive: {ttft_ms: 600, tpot_ms: 60, attainment: 0.9}}
+hardware: {L40S: {count: 40}, H100-SXM: {count: 40}}
+"""
+"""Models that have one `name`, and one whose name in the API is another's `name`."""
+
+
+def test_of_two_models_with_one_name_only_the_planned_one_gets_the_plan(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(SAME_NAME)
+    out = file.parent / "planned.yaml"
+    words = ("--gpus", "L40S=3", "--model", "batch", "--out", str(out))
+    assert planned(capsys, str(file), *LOAD, "--no-steps", *words)["model"] == "batch"
+    pools = {each.api_name: each.pools for each in parse(out.read_text(), "planned.yaml").usable().models}
+    given = {each.api_name: each.pools for each in parse(SAME_NAME, "f").usable().models}
+    assert pools.pop("batch") != given.pop("batch")
+    assert pools == given
+
+
+def test_a_model_is_named_by_its_name_in_the_api_first() -> None:
+    spec = parse(SAME_NAME, "f").usable()
+    named = {name: clusterfile.named_model(spec, name, "f").name for name in ("chat", "batch", "Qwen/Qwen3-32B")}
+    assert named == {"chat": LLAMA, "batch": LLAMA, "Qwen/Qwen3-32B": "Qwen/Qwen3-32B"}
+    assert clusterfile.named_model(spec, None, "f").api_name == "chat"
+    assert clusterfile.named_model(spec, LLAMA, "f").name == "Qwen/Qwen3-32B"
+    with pytest.raises(UsageError, match=r"--model none: f has chat, batch, meta-llama/Llama-3.1-8B"):
+        clusterfile.named_model(spec, "none", "f")
+    spec = replace(spec, models=spec.models[:2])
+    with pytest.raises(
+        UsageError, match=f"--model {LLAMA}: f has several models of this name: give one of chat, batch"
+    ):
+        clusterfile.named_model(spec, LLAMA, "f")
 
 
 def test_ctrl_c_gives_the_best_so_far(

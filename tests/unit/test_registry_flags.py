@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.commands import controller, router
-from baton.registry import add_registry_arguments, fill_from_file, registry_words
+from baton.registry import add_registry_arguments, cluster_of, fill_from_file
 from cluster.errors import UsageError
 from cluster.spec import Spec, parse
 
@@ -23,11 +23,16 @@ def spec(text: str = FILE) -> Spec:
 
 
 def filled(*words: str, text: str = FILE) -> list[str]:
+    """The registry of a command with these flags and this file, as flags."""
     parser = argparse.ArgumentParser()
     add_registry_arguments(parser)
     args = parser.parse_args(words)
     fill_from_file(args, spec(text), "there/baton.yaml")
-    return registry_words(args)
+    found = ["--registry", args.registry, "--cluster", cluster_of(args)]
+    for flag in ("registry_password_file", "registry_ca_file"):
+        if getattr(args, flag) is not None:
+            found += [f"--{flag.replace('_', '-')}", str(getattr(args, flag))]
+    return found
 
 
 def words(url: str, cluster: str, password: str, ca: str) -> list[str]:

@@ -66,6 +66,23 @@ def test_a_cluster_file_brings_fleet_classes_and_limits(tmp_path: Path, capsys: 
     assert found["report"]["attainment"] == 1.0
 
 
+def test_of_two_models_with_one_name_one_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text(
+        "models:\n"
+        "  - {name: Qwen/Qwen3-32B, served_name: chat, pools: {both: {start: 2, gpu: H200}}}\n"
+        "  - {name: Qwen/Qwen3-32B, served_name: batch, pools: {both: {start: 3, gpu: H200}}}\n"
+        "slo:\n  interactive: {ttft_ms: 2000, tpot_ms: 100}\n"
+    )
+    words = ["simulate", "--cluster", str(file), "--rate", "2", "--requests", "10", "--json"]
+    for name, count in (("chat", 2), ("batch", 3)):
+        assert main([*words, "--model", name]) == 0
+        fleet = json.loads(capsys.readouterr().out)["fleet"]
+        assert (fleet["model"], fleet["instances"]) == (name, count)
+    assert main([*words, "--model", "Qwen/Qwen3-32B"]) == 2
+    assert "has several models of this name: give one of chat, batch" in capsys.readouterr().err
+
+
 def test_records_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run.jsonl"
     first = simulated(capsys, "--out", str(out))
