@@ -46,12 +46,15 @@ from engine.vllm.evictions import events_path
 from kvtransfer.seal import Identity
 
 GOODBYE_S = 5.0
-"""How long leaving the registry may take: a few of its time limits, when its name is fought over or its connection is
-broken."""
+"""How long leaving the registry may take: a few of the registry's time limits, in case the name is contested or the
+connection is broken."""
 
 
 class Agent:
-    """One instance of the fleet: wires the parts of an agent together. `run` returns the process's exit code."""
+    """One instance of the fleet: wires the parts of an agent together. `run` returns the process's exit code.
+
+    It has many attributes: a reference to each part that it wires.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Agent:
 
     @property
     def url(self) -> str:
-        """Where the agent answers; empty: nowhere yet."""
+        """Base URL of the agent's own HTTP; empty: it does not answer yet."""
         return self.report.agent_url
 
     # -- running --
@@ -129,7 +132,7 @@ class Agent:
                 await self.announcer.claim(self._code)
             return self._code.result() if self._code.done() else await self._run_tasks(self._code)
         finally:
-            with contextlib.suppress(TimeoutError):  # its lease ends without a goodbye, too
+            with contextlib.suppress(TimeoutError):  # without a goodbye the names are free after a ttl
                 async with asyncio.timeout(GOODBYE_S):
                     if self.announcer is not None:
                         await self.announcer.say_goodbye()
@@ -192,7 +195,7 @@ class Agent:
         self._machines.feed(ResumeAsked())
 
     def ask_role(self, role: Role) -> str | None:
-        """Take another role; the reason if it cannot, else None."""
+        """Take another role. Returns why it cannot, or None."""
         refusal = self.machine.refuses(role)
         if refusal is None:
             self._machines.feed(RoleAsked(role))
@@ -220,7 +223,7 @@ class Agent:
             case Say(line):
                 self._say(line)
             case StopEngine() if self._machines.need_engine:
-                pass  # another rank has work: the last one of them stops the engine
+                pass  # another rank still needs the engine: the last rank's effect stops it
             case StopEngine() if self._engine_running:
                 self.engine.stop(at_once=True)
             case StopEngine():
@@ -280,7 +283,7 @@ class Agent:
     # -- the registry --
 
     def _routers_heard(self, routers: list[Member]) -> None:
-        """Tell each rank which routers share its credits, and how many each of them wants."""
+        """Tell each rank which routers share its credits, and how many legs each router wants."""
         for rank in self.ranks:
             role, names = rank.machine.role, self._readings.names()
             said = (concerning(each.beat, rank.id, role, names, self.config.tenants) for each in routers)

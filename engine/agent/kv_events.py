@@ -31,7 +31,11 @@ def leave_nothing(path: Path) -> None:
 
 
 async def follow(path: Path, heard: Evictions) -> None:
-    """Read the engine's events for ever; the engine may come and go. Cancel this after the engine has ended."""
+    """Read the engine's events into `heard` for ever; the engine may come and go. Cancel this after its end.
+
+    Raises:
+        zmq.ZMQError: the socket cannot be made, or its path is too long.
+    """
     import zmq.asyncio  # noqa: PLC0415 - vLLM brings it; no other part needs it
 
     context = zmq.asyncio.Context()
