@@ -1,12 +1,11 @@
 """Runs one twin on the wall clock. A shell: it owns one timer, and nothing else of the outside world.
 
-The twin's effects of one moment are passed on piece by piece (`made`, `told`); then `done` says that the moment is
-over.
+The clock passes on the twin's effects of one moment one by one (`made`, `told`), and then calls `done`.
 
 Engine time is `speed` times real time. One timer wakes the clock at the twin's own next moment or at the next token,
-but at most once in `QUANTUM_S`. Everything that has become due in between is done together, so that a machine that
-cannot keep up writes fewer and larger pieces instead of falling ever further behind. `lateness` counts how late the
-clock wakes.
+but at most once in `QUANTUM_S`. Everything that has become due in between is done together. So a machine that cannot
+keep up writes fewer and larger pieces, and does not fall ever further behind. `lateness` counts how late the clock
+wakes.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ class Timers(Protocol):
         """Seconds, never backwards."""
 
     def call_later(self, delay: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
-        """Call once, so many seconds from now."""
+        """Call `callback` once, `delay` seconds from now."""
 
 
 class WallTime:
-    """Real time of an event loop. uvloop updates its own clock only once a millisecond, too coarse for short steps."""
+    """Real time by `time.monotonic`. uvloop updates its own clock once a millisecond, too coarse for short steps."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.call_later = loop.call_later
 
     def time(self) -> float:
-        """Seconds."""
+        """Seconds, never backwards."""
         return time.monotonic()
 
 
 class Lateness:
-    """How far behind its own time a clock has woken."""
+    """How late a clock has woken, in real seconds."""
 
     def __init__(self) -> None:
         self.wakeups = 0
@@ -58,19 +57,22 @@ class Lateness:
         self.worst_s = 0.0
 
     def add(self, late_s: float) -> None:
-        """One wakeup."""
+        """Count one wakeup that was so late."""
         self.wakeups += 1
         self.sum_s += late_s
         self.worst_s = max(self.worst_s, late_s)
 
     def as_json(self) -> dict[str, float]:
-        """In real milliseconds."""
+        """The count, and the mean and worst lateness in real milliseconds."""
         mean_s = self.sum_s / self.wakeups if self.wakeups else 0.0
         return {"wakeups": self.wakeups, "mean_ms": round(mean_s * 1000, 3), "worst_ms": round(self.worst_s * 1000, 3)}
 
 
 class Clock:
-    """One twin, its playback and its time. `made` receives tokens, `told` all other effects of the twin."""
+    """One twin, its playback and its time. `made` receives tokens, `told` all other effects of the twin.
+
+    It has many attributes: the twin and its callbacks, and where engine time stands beside real time.
+    """
 
     def __init__(
         self,
@@ -97,11 +99,11 @@ class Clock:
         self._busy = False
 
     def now_ns(self) -> int:
-        """Engine time."""
+        """Engine time, in nanoseconds since the clock was made."""
         return self._since_ns + round((self._timers.time() - self._since_s) * self._speed * NS)
 
     def real_s(self, engine_ms: float) -> float:
-        """How long this takes in real time."""
+        """The real seconds that so many milliseconds of engine time take."""
         return engine_ms / 1000 / self._speed
 
     def set_speed(self, speed: float) -> None:
@@ -117,8 +119,8 @@ class Clock:
             self._carry_out((), None)
 
     def read(self, event: ReadLoad | ReadBlocks | ReadSlot) -> LoadIs | Contents | SlotSays:
-        """Ask the twin. Not from within what it says."""
-        assert not self._busy, "a twin that is speaking answers no questions"
+        """Ask the twin now. Do not call this from `made` or `told`: the twin is handling an event then."""
+        assert not self._busy, "a twin that handles an event answers no questions"
         now_ns = self.now_ns()
         effects = self._twin.handle(event, now_ns)
         answer = next(effect for effect in effects if isinstance(effect, LoadIs | Contents | SlotSays))
@@ -126,7 +128,7 @@ class Clock:
         return answer
 
     def stop(self) -> None:
-        """No more wakeups."""
+        """Wake no more, until the next event."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
