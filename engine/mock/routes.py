@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 Answer = Callable[[Request, Exchange], None]
 
 _GUARDED = ("/v1", "/inference")
-"""vLLM's ``--api-key`` guards these."""
+"""Beginnings of the paths that vLLM's ``--api-key`` guards."""
 
 
 class Routes:
-    """One instance's."""
+    """The paths of one instance."""
 
     def __init__(self, instance: MockInstance, siblings: Mapping[str, MockInstance]) -> None:
         self._instance = instance
@@ -73,7 +73,11 @@ class Routes:
         return ranks[int(said)].routes
 
     def find(self, request: Request) -> Answer:
-        """What answers a request here, whatever rank it names."""
+        """The function that answers a request here, whatever rank it names.
+
+        Raises:
+            ApiError: the path names an instance that this process does not have.
+        """
         path = request.path
         if path.startswith("/mock/") and path.count("/") == 3:
             return self._of_sibling(path)
@@ -88,7 +92,7 @@ class Routes:
         return methods[request.method]
 
     def _of_sibling(self, path: str) -> Answer:
-        """``/mock/NAME/faults``: an instance of this process that may not answer for itself."""
+        """``/mock/NAME/faults`` or ``/mock/NAME/state``: of another instance of this process, which may be dead."""
         _, _, name, rest = path.split("/")
         sibling = self._siblings.get(name)
         if sibling is None or rest not in {"faults", "state"}:
@@ -200,7 +204,7 @@ def _json(exchange: Exchange, body: object) -> None:
 
 
 def _refuse(status: int, because: str) -> Answer:
-    """As the framework under vLLM's server does it, in its own shape."""
+    """A refusal in the shape of FastAPI, on which vLLM's server is built."""
     return lambda _, exchange: exchange.respond(status, encode({"detail": because}))
 
 
