@@ -24,8 +24,8 @@ from engine.agent.grants import Grants, Order, RouterSays
 from engine.agent.rules import RoleRules
 
 QUIET_S = 2.0
-"""How long an instance must be seen idle before it may leave: four times the routers' reading interval, so that the leg
-of a router that had not yet heard is there to be seen."""
+"""For how many seconds an instance must show no work before it may leave: four times the routers' reading interval. A
+router that had not read of the drain may have sent one more leg, and the engine shows it by then."""
 
 
 class AgentState(StrEnum):

@@ -328,8 +328,8 @@ class Acquainted:
         *,
         shares: bool = False,
     ) -> bool:
-        """Judge anew; True if `shuns` has changed. `met` has this engine's peers; `found` is as in `unable`; `shares`
-        is as in `peers`.
+        """Compute `shuns` and `enough` anew; True if `shuns` has changed. `met` has this engine's peers; `found` is as
+        in `unable`; `shares` is as in `peers`.
         """
         listed = tuple(met)
         producers = [each for each in listed if role.decodes and each.beat.role.prefills]

@@ -42,7 +42,8 @@ MEANS: Final[Mapping[FaultKind, str]] = {
     FaultKind.SLOW: "the whole engine takes `factor` times as long",
     FaultKind.UNWELL: "`/health` answers 503",
     FaultKind.CLOSE: "nothing listens on its port, open connections go on",
-    FaultKind.DIE: "the engine dies with all it has; it comes back after `seconds` under a new epoch, or never",
+    FaultKind.DIE: "the engine dies with all it has; it comes back under a new epoch after `seconds`, or when "
+    "the fault is removed",
     FaultKind.CORRUPT: "a pulled block is not what was sent",
     FaultKind.STALE: "a pulled block is another prompt's",
     FaultKind.FAIL_PULL: "a pull fails; the prompt is computed again",

@@ -12,7 +12,7 @@ from engine.twin.config import StepCosts, TwinConfig
 from engine.twin.tokens import mix
 
 MS = 1_000_000
-"""Nanoseconds."""
+"""Nanoseconds of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

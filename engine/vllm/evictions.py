@@ -79,7 +79,7 @@ class Evictions:
         return {name: self._blocks[tier] * self._block_tokens for name, tier in named.items()}
 
     def restart(self) -> None:
-        """The engine starts anew."""
+        """The engine starts anew, with an empty cache: all counts begin at 0."""
         self.tokens = self.clears = 0
         self._where.clear()
         self._blocks = dict.fromkeys(self._blocks, 0)

@@ -60,9 +60,9 @@ class EngineSpec:
     max_model_len: int | None = None
     """Tokens."""
     kv_lease_s: int | None = None
-    """How long a prefill engine keeps blocks that no engine pulls, in whole seconds; vLLM's default is 30."""
+    """How long a prefill engine keeps blocks that no engine pulls, in whole seconds; None: vLLM's 30, on CPU 120."""
     shutdown_timeout_s: int = 30
-    """How long a stopping engine may finish its requests; vLLM's default of 0 aborts every request."""
+    """For how many seconds a stopping engine may finish its requests; vLLM's default of 0 aborts every request."""
     seqs_max: int = 256
     """Requests that the engine, or each of its `ranks`, runs at once (``max_num_seqs``). Its agent gives credits for
     them."""

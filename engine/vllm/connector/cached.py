@@ -41,7 +41,7 @@ def cut_to_cached(request: Any, core: Any, block_size: int) -> int:
 
 
 def only_whole_blocks(fields: dict[str, Any], block_size: int) -> None:
-    """Leave the computed token out of the fields of a source leg's hold, and mark them as such (`FROM_CACHE`)."""
+    """Leave the computed token out of the fields of a source leg's hold, and mark these (`FROM_CACHE`)."""
     tokens = fields["remote_num_tokens"] // block_size * block_size
     fields["remote_num_tokens"] = tokens
     fields["remote_block_ids"] = tuple(list(group)[: tokens // block_size] for group in fields["remote_block_ids"])

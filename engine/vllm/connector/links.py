@@ -69,7 +69,7 @@ class Links:
         self._introduced.pop(engine, None)
 
     def address(self, engine: str) -> tuple[str, int]:
-        """In place of a host: the instance's name, and its number of ranks."""
+        """For vLLM's handshake: the instance's name in place of a host, and its number of ranks; unknown: "" and 1."""
         met = self._introduced.get(engine)
         return ("", 1) if met is None else (met.instance, met.ranks)
 
