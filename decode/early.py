@@ -4,10 +4,11 @@ An early leg names the instance that computes its prompt, and the name of the ho
 (`cluster.wire.EARLY`). It waits in the engine's queue and has no blocks. The rules (`EARLY_ROWS`):
 
 1. it becomes an ordinary pull when its own producer, and no other engine, says that the hold is there;
-2. it is computed here if that producer is not known, is lost, or its pulls are set aside, and after `WAIT_S_MAX`: no
-   leg waits for ever, whatever becomes of its router. It is then not pinned, so a client that has P's token meanwhile
-   needs another decode leg (`router.request.reply`): while one pull tests a producer that was set aside, legs wait;
-3. while it waits nothing is reserved for it, so to end it is to forget it;
+2. it is computed here if that producer is not known, is lost, or is set aside, and after `WAIT_S_MAX`: no leg waits
+   for ever, even if its router is gone. While one pull tests a producer that was set aside, the leg waits. A leg that
+   is computed here is not pinned: if its answer begins with another token than the one of P that the client has, the
+   router sends another decode leg (`router.request.reply`);
+3. while it waits, no block is reserved for it: a leg that ends is only removed from the list;
 4. if its producer makes the hold while the prompt is computed here, the producer is told that the hold is not wanted.
 
 The consumer cannot tell whether the producer is still at work. The router can: if the producer fails, it ends the leg
@@ -26,9 +27,9 @@ from kvtransfer.early_notes import Ready
 from kvtransfer.rows import Table, TransitionRow
 
 WAIT_S_MAX: Final = 120.0
-"""The longest wait: a router gives a leg up much earlier (half of what is left of a client's time)."""
+"""The longest wait of a leg, in seconds. A router gives a leg up much earlier: after half of the client's time."""
 ASK_AGAIN_S: Final = 1.0
-"""A notice can be lost, as any message: the question is asked again this often."""
+"""Seconds until a question is asked again: any message can be lost."""
 LEGS_MAX: Final = 4096
 """Early legs of one engine; more are computed here."""
 
@@ -161,7 +162,7 @@ class EarlyLegs:
         return leg.state is EarlyState.WAITING
 
     def ready(self, request: str) -> Ready | None:
-        """What its producer has said of the request's hold; None: nothing yet, or it is no early leg."""
+        """The producer's notice about the hold; None: there is no notice yet, or the request is no early leg."""
         leg = self._legs.get(request)
         return None if leg is None else leg.ready
 

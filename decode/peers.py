@@ -16,12 +16,14 @@ from decode.table import BECAUSE, Reading
 MET: Final = "met"
 """The state of a link over which this engine can read the other one's memory."""
 FAILURES: Final = 3
-"""Failures in a row: one is a cut connection, which NIXL renews; two happen when an engine restarts."""
+"""A producer is set aside after so many failures in a row. One may be a cut connection, which NIXL renews; two happen
+when an engine restarts."""
 ASIDE_S: Final = 5.0
-"""The first pause; it doubles after each failed test."""
+"""Seconds of the first pause; the pause doubles after each failed test."""
 ASIDE_S_MAX: Final = 300.0
+"""Seconds of the longest pause."""
 MEETING_S: Final = 15.0
-"""How long an engine without requests keeps stepping for a handshake to end."""
+"""Seconds for which an engine without requests keeps stepping, so that a handshake can end."""
 PEERS_MAX: Final = 4096
 """The number of engines that may be introduced at one time."""
 
@@ -45,9 +47,11 @@ class ProducerLife:
     in_a_row: int = 0
     """Failures since the last good pull."""
     aside_s: float = 0.0
-    """The length of its last pause; 0: none since a pull was good."""
+    """Seconds of its last pause; 0: none since a pull was good."""
     until: float = 0.0
+    """The end of the pause, on the caller's clock. From then on one pull may test the connection."""
     trying: bool = False
+    """The pull that tests the connection is under way."""
 
     @property
     def aside(self) -> bool:
@@ -88,7 +92,7 @@ class ProducerPeers:
         self._peers.pop(engine, None)
 
     def stands(self, engine: str, link: str) -> None:
-        """The ranks report the state of their link with it."""
+        """The ranks report the state of their link with the producer."""
         peer = self._peers.get(engine)
         if peer is not None:
             peer.link, peer.meeting_until = link, 0.0

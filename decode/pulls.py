@@ -62,8 +62,8 @@ class Pulls:
         return ""
 
     def local(self, request: str, tokens: int) -> bool:
-        """The request is not pulled: this instance computes `tokens` tokens that P holds. Returns whether that
-        is news.
+        """The request is not pulled: this instance computes `tokens` tokens that P holds. Returns whether this is the
+        first call for the request.
         """
         known = self._wants.get(request)
         if known is None:
@@ -75,8 +75,8 @@ class Pulls:
     def allocated(self, request: str, engine: str, tokens: int, now: float, *, handed_over: bool = True) -> None:
         """The engine has room for the request. `tokens` of its tokens are pulled from `engine` now; 0: none.
 
-        `handed_over`: they were computed for this request. False: they are a beginning that a peer had in its cache,
-        and to compute them here is no loss.
+        `handed_over`: P computed these tokens for this request. False: a peer had them in its cache, as the prompt's
+        beginning: they are not counted as recomputed.
         """
         want = self._wants.get(request)
         if not tokens:

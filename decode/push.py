@@ -65,7 +65,7 @@ class PushPullCause(StrEnum):
     ABORTED = "aborted"
     TIME_UP = "time up"
     AGAIN = "again"
-    """Time to repeat what the state repeats."""
+    """Time to repeat the message of this state: the registration, or the withdrawal."""
     PEER_LOST = "peer lost"
     LINK_ENDED = "link ended"
 
@@ -111,10 +111,10 @@ ROWS: Table[PushPullState, PushPullCause, PushPullAct] = {
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Leg 2 has arrived while the producer still computes: it is to write into `blocks` of this consumer, on `link`.
+    """Leg 2 has arrived while the producer still computes: the producer is to write into `blocks`, on `link`.
 
-    They are the prompt's blocks from its `first` on (the earlier ones are here already); `tokens` is the prompt's
-    length.
+    `blocks` are this consumer's, for the prompt's blocks from number `first` on; the earlier ones are here already.
+    `tokens` is the prompt's length.
     """
 
     id: TransferId
@@ -203,7 +203,7 @@ class Reservations:
     def _seen(self, peer: TicketPeer, now: float) -> list[Any]:
         """A producer that restarted has lost its former life's registrations."""
         known = self._epochs.pop(peer.instance, peer.epoch)
-        self._epochs[peer.instance] = max(known, peer.epoch)  # at the end: those longest unseen stand first
+        self._epochs[peer.instance] = max(known, peer.epoch)  # moved to the end: the longest unseen stand first
         if len(self._epochs) > self.terms.peers_max:
             del self._epochs[next(iter(self._epochs))]
         if peer.epoch < known:

@@ -31,7 +31,9 @@ request's text."""
 
 
 class NixlAgent(Protocol):
-    """The methods needed of a NIXL agent. Any of these may raise."""
+    """The methods needed of a NIXL agent; any of them may raise. `check_xfer_state`: ``PROC`` while the transfer is
+    under way, ``DONE`` once all bytes have arrived, else a failure. `transfer` posts a prepared transfer.
+    """
 
     def check_xfer_state(self, handle: Any) -> str: ...
     def get_xfer_telemetry(self, handle: Any) -> Any: ...
@@ -110,7 +112,7 @@ class _Posted:
     handles: list[Any]
     sources: Sequence[RankSource]
     beside: list[Any]
-    """Reads of other memory than blocks: followed like the others, without a cause for the table."""
+    """Reads of other memory than blocks. They are followed to their end like the others."""
     wrong: Callable[[], str] | None
     """Why the bytes that arrived are not the held ones; empty: they are."""
     looks: list[tuple[Any, int]] | None = None
@@ -136,12 +138,15 @@ class Landings:
         return places
 
     def address(self, place: int) -> int:
+        """The memory address of a place."""
         return self._address + place * SLOT_BYTES
 
     def said(self, place: int) -> bytes:
+        """The content of a place: a copy of `SLOT_BYTES` bytes."""
         return bytes(self._memory[place * SLOT_BYTES : (place + 1) * SLOT_BYTES])
 
     def give_back(self, place: int) -> None:
+        """The place is free: no transfer writes into it any more."""
         self._free.append(place)
 
 
@@ -168,7 +173,7 @@ class Reads:
     """All pulls of one rank that are under way, by request."""
 
     def __init__(self, agent: NixlAgent, landings: Landings, look: Callable[[str, int, int], Any]) -> None:
-        """`look` prepares the read of a slot: of this agent, from that address, to this address. It may raise."""
+        """`look` prepares the read of a slot: of an agent, from an address there, to an address here. It may raise."""
         self._agent = agent
         self._landings = landings
         self._look = look
@@ -203,7 +208,7 @@ class Reads:
         return request in self._known
 
     def take(self, request: str) -> PullOutcome | None:
-        """How the pull ended, once."""
+        """The outcome of a pull that has ended, once; None: it has not ended, or was taken."""
         outcome = self._outcomes.pop(request, None)
         if outcome is not None:
             self._known.discard(request)

@@ -1,5 +1,5 @@
-"""Decode: a stream is long and grows; one stream too many makes the engine preempt, and a preempted stream
-starts over.
+"""The credits of a decode instance. A stream is long and its KV grows: one stream too many makes the engine preempt,
+and a preempted stream is prefilled again.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from kvtransfer.early_notes import Ready
 from kvtransfer.timers import Alarms
 
 REMEMBER_S: Final = 600.0
-"""How long a question is remembered: as long as a name that was given up (`prefill.holds`)."""
+"""Seconds for which a question is remembered: as long as a name that was given up (`prefill.holds`)."""
 NAMES_MAX: Final = 16_384
 """Names that are asked for at one time; further questions are not remembered, and come again (`decode.early`)."""
 CALLERS_MAX: Final = 4

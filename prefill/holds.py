@@ -16,9 +16,10 @@ from prefill.orders import Orders
 from prefill.table import LEGS, HoldAct, HoldCause, LegState
 
 REMEMBER_S: Final = 600.0
-"""How long a name stays given up: a prompt that is not computed by then will never be."""
+"""Seconds for which a name stays given up: a prompt that is not computed by then will never be."""
 REMEMBERED_MAX: Final = 65_536
-"""A hundred abandoned legs a second. When full, the newest are held to the end of their lease, and counted."""
+"""The limit of names given up: a hundred abandoned legs a second. At the limit a new name is not remembered, but
+counted; its hold then lasts until its lease ends."""
 
 
 class _HeldLeg:

@@ -19,18 +19,18 @@ from prefill.orders import Orders
 from prefill.table import LEASES, HoldAct, HoldCause, RankHold
 
 HOLD_S_MAX: Final = 300.0
-"""Heartbeats keep no hold longer than this: a stuck consumer must not starve a producer."""
+"""Heartbeats keep no hold longer than this, in seconds: a stuck consumer must not starve a producer."""
 
 
 class LeaseTerms(NamedTuple):
     """How long blocks are held, in the unit of the caller's clock."""
 
     lease: float
-    """Without any notice from a consumer. vLLM's ``kv_lease_duration``."""
+    """The length of a hold without any notice from a consumer: vLLM's ``kv_lease_duration``."""
     extension: float
-    """From each heartbeat on."""
+    """How much longer a hold lasts, from each heartbeat on."""
     longest: float
-    """The limit, whatever notices consumers send."""
+    """The longest hold, whatever notices consumers send."""
 
 
 def terms(lease_s: float, unit: float = 1.0) -> LeaseTerms:
@@ -45,7 +45,9 @@ class _Kept:
     slot: Slot | None
     state: RankHold = RankHold.MARKED
     until: float = 0.0
+    """The end of the lease, on the caller's clock."""
     latest: float = 0.0
+    """The latest end that heartbeats may set."""
     readers: tuple[str, ...] = ()
     """The ranks of the consumer that have read."""
 

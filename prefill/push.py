@@ -216,8 +216,8 @@ class _Hold(PushEntry[PushHoldState]):
 
 
 class Pushes:
-    """The pushes of one life of one producer. `epoch` counts the producer's starts and is part of every id it holds
-    under.
+    """The pushes of one life of one producer. `epoch` counts the producer's starts, and is part of the id of each of
+    its holds.
     """
 
     def __init__(self, epoch: int, terms: PushTerms | None = None) -> None:

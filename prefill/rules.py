@@ -1,4 +1,4 @@
-"""Prefill: a leg is short, and leaves a hold that lasts until a decode instance has pulled it."""
+"""The credits of a prefill instance. A leg is short, and leaves a hold that lasts until a decode instance pulls it."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ Why it is safe. A consumer reads the blocks, and then the mark; it uses the bloc
 (`decode.table`). So blocks may belong to another request only once the mark is gone on every rank. Hence:
 
 1. every row that ends a lease does `CLEAR` before `REPORT`;
-2. the engine frees a held leg's blocks in `LegState.OVER` alone, and a held leg gets there by `REPORTED` alone, which
-comes
+2. the engine frees a held leg's blocks in `LegState.OVER` alone. A held leg gets there by `REPORTED` alone, which comes
    once every rank has reported;
 3. the mark of a leg that is not held was never sent to a consumer, so the leg's blocks are free at once.
 

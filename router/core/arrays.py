@@ -25,16 +25,16 @@ def grow(owner: object, names: Iterable[str], rows: int) -> None:
 class Mirror:
     """Numbers of objects, one object a row, as columns: changed numbers are copied when a column is read.
 
-    A few rows are read quicker from the objects themselves, which compiled code reads without a number being made.
+    For a few rows it is quicker to read the objects: compiled code reads an attribute without making a Python number.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        """`names`: of attributes."""
+        """`names`: the attributes that have a column."""
         self._columns: Final[dict[str, Floats]] = {name: np.zeros(0) for name in names}
         self._stale: Final[set[int]] = set()
 
     def changed(self, row: int) -> None:
-        """Its object has other numbers now, or there is another object."""
+        """The object of this row has changed, or the row has another object."""
         self._stale.add(row)
 
     def read(self, rows: Sequence[object], name: str) -> Floats:

@@ -22,14 +22,14 @@ from cluster.spec import CacheScope, SloClass, Tenant
 CLASS_HEADER: Final = "x-slo-class"
 
 KEYS_EVERY_S: Final = 1.0
-"""Key files are checked for changes no more often than this: each check costs a system call."""
+"""Seconds between checks of the key files at least: each check costs a system call."""
 
 RECOGNISED_MAX: Final = 10_000
-"""Keys that are known without being hashed again, until their files are looked at the next time. (A wrong key is
-compared with none of them: it would have to hash alike, with the interpreter's random key.)"""
+"""The limit of keys that are known without a new digest, until the key files are read again. (The lookup is a Python
+dict's: it compares a wrong key with a known one only if both have the same hash, which has a random key.)"""
 
 RETRY_S: Final = 1
-"""Sent to a client with too many open requests: one of them may end at any time."""
+"""Seconds (`Retry-After`) for a client with too many open requests: one of them may end at any time."""
 
 Keys = Callable[[], tuple[str, ...]]
 """Returns the digests of one tenant's current keys."""
@@ -50,7 +50,7 @@ class Clients:
     def __init__(
         self, classes: Mapping[str, SloClass], tenants: Mapping[str, Tenant], keys: Mapping[str, Keys]
     ) -> None:
-        """`keys`: the keys of each tenant."""
+        """`keys`: by tenant, what returns the digests of its keys."""
         self._digests: dict[str, tuple[str, ...]] = {}
         self._known: Final[dict[tuple[str, str], Client]] = {}
         """Clients by tenant and class; without classes the class is empty."""
@@ -120,7 +120,7 @@ class Clients:
         self._open[tenant] = open_now + 1
 
     def leave(self, tenant: str) -> None:
-        """One of them has ended."""
+        """An open request of this tenant has ended."""
         left = self._open[tenant] = self._open.get(tenant, 0) - 1
         assert left >= 0, f"{tenant}: a request ended that never began"
 

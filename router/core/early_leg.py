@@ -2,8 +2,8 @@
 
 An early leg is read, tokenized and queued at D while P computes, and D begins to read P's blocks as soon as P's engine
 says that they are there: P's HTTP answer, this router and D's HTTP server are out of the way. It has no blocks at D.
-Its price is a lookup in D's prefix cache at each of D's steps for as long as it waits, and D's work for nothing if P
-fails. So it is sent when P's answer is expected within `LEAD_S`, and not while P has a queue of unknown length.
+Its price: while the leg waits, a lookup in D's prefix cache at each of D's steps; and if P fails, D's work was for
+nothing. So it is sent when P's answer is expected within `LEAD_S`, and not while P has a queue of unknown length.
 
 A leg that comes late, after P has computed, costs no more than one that was sent after P's answer.
 """
@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Final
 
 LEAD_S: Final = 2.0
-"""How long before P's expected answer the leg is sent. Much longer than any tokenizer takes (some 10 ms for 10,000
-tokens), as predictions err: P's answer that comes before the leg is out gains nothing. And short enough: a leg that
-waits through 100 steps of 20 ms costs D 100 lookups of a prompt's blocks, some 4 ms for 10,000 tokens."""
+"""The leg is sent so many seconds before P's expected answer. That is much longer than any tokenizer takes (some 10 ms
+for 10,000 tokens), as predictions err: if P answers before the leg is sent, the early leg gains nothing. And it is
+short enough: a leg that waits through 100 steps of 20 ms costs D 100 lookups of a prompt's blocks, some 4 ms for 10,000
+tokens."""
 
 
 def early_in_s(*, able: bool, expected_s: float | None, queued: bool) -> float | None:

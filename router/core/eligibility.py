@@ -97,7 +97,7 @@ def _asked_of(names: frozenset[str]) -> tuple[tuple[Rule, int], ...]:
 
 
 def whole_because(path: str, body: Body) -> str | None:
-    """Why this request must run on one engine; None if it may be handed over."""
+    """The rule by which this request must run on one engine; None: it may be handed over."""
     said = verdict(path, body)
     return said.because if said.way is Way.AGGREGATED else None
 
@@ -181,7 +181,9 @@ def _odd_prompt(path: str, body: Body) -> bool:
 
 
 STOPS_MAX = 64
+"""With more stop strings, no first token is sent early: each would have to be looked for in it."""
 STOP_CHARS_MAX = 4096
+"""The same for a longer stop string."""
 
 
 def _many_stops(_: str, body: Body) -> bool:

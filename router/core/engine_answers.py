@@ -21,8 +21,8 @@ UNREADABLE: Final = (ValueError, RecursionError)
 RecursionError."""
 
 BEGINNING_BYTES_MAX: Final = 1 << 20
-"""A stream's first token must come within this many bytes, or its event must begin correctly: the event with a long
-prompt's token ids is longer."""
+"""A stream's first token must come within this many bytes. A longer first event, with a long prompt's token ids, must
+begin correctly."""
 
 _QUOTED: Final = 200
 """The number of an answer's bytes that an error message quotes."""
@@ -35,7 +35,7 @@ _PARTS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _HOLD, _BLOCKS = "kv_transfer_params", "remote_block_ids"
 
 _LONG_ANSWER: Final = 4096
-"""Bytes of a prefill leg's answer, from which on its blocks are most of it: one of 100 KB has 1,600."""
+"""From this many bytes on, most of a prefill leg's answer is the list of its blocks: 1,600 numbers in 100 KB."""
 
 _CLIENTS_FAULTS: Final = frozenset({400, 413, 422})
 """Statuses with which every engine would answer. Others (401, 404, 429) may be this engine's alone."""
@@ -53,8 +53,8 @@ def object_in(raw: bytes) -> dict[str, Any] | None:
 
 
 def prefilled_in(raw: bytes, *, reads_blocks: bool) -> dict[str, Any] | None:
-    """A prefill leg's answer, if it is a whole completion. `reads_blocks`: the hold's list of blocks is needed as such;
-    else a long one stays JSON (`msgspec.Raw`), as it is only passed on.
+    """The fields of a prefill leg's answer; None: it is no whole completion. `reads_blocks`: parse the hold's list of
+    blocks; without it, a long list stays JSON (`msgspec.Raw`), as it is only passed on.
     """
     fields = object_in(raw) if reads_blocks or len(raw) < _LONG_ANSWER else _without_blocks(raw)
     return fields if fields is not None and _are_choices(fields.get("choices")) else None
@@ -75,7 +75,7 @@ def _without_blocks(raw: bytes) -> dict[str, Any] | None:
 
 
 def completion_in(raw: bytes) -> EngineTold | str:
-    """What an answer in one piece says beside its text; or why it is not a completion."""
+    """What an answer in one piece reports beside its text (`EngineTold`); or why it is not a completion."""
     try:
         told = _TOLD.decode(raw)
     except UNREADABLE:
@@ -98,7 +98,7 @@ def _says_something(choice: Choice) -> bool:
 
 
 def _are_choices(found: object) -> bool:
-    """The same for decoded JSON."""
+    """Whether these are a completion's choices, each with a text or an object that may hold one (decoded JSON)."""
     return isinstance(found, list) and bool(found) and all(map(_is_choice, found))
 
 

@@ -36,9 +36,10 @@ class PrefixSource(msgspec.Struct, frozen=True):
     tokens: int
     """The prompt's tokens that its KV cache is expected to have."""
     wait_s: float
-    """The longest wait for the source's answer. Without one the prompt is computed as if there were no source."""
+    """The longest wait for the source's answer, in seconds. Without an answer the prompt is computed as without a
+    source."""
     leg_ms: float = 0.0
-    """The time in which the source is expected to answer, by the price."""
+    """Milliseconds until the source's answer, as its price expects them."""
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ class Chosen(msgspec.Struct, frozen=True):
     """The decode leg may be sent so many seconds from now, while P computes (`router.core.early_leg`). None: it is sent
     once P has answered."""
     source: PrefixSource | None = None
-    """Where the instance that computes the prompt pulls its beginning from; None: it computes what it lacks."""
+    """The instance from which the prompt's beginning is pulled; None: the chosen instance computes what it lacks."""
 
 
 class FleetChanged(msgspec.Struct, frozen=True):
@@ -186,7 +187,7 @@ class SendDecode(msgspec.Struct, frozen=True):
     first_token: int | None = None
     """The token that the answer must begin with."""
     source: PrefixSource | None = None
-    """For an aggregated request, as for `SendPrefill`."""
+    """For an aggregated request, as `SendPrefill.source`."""
 
 
 class SendEarly(msgspec.Struct, frozen=True):
@@ -197,7 +198,7 @@ class SendEarly(msgspec.Struct, frozen=True):
     instance: InstanceId
     producer: InstanceId
     attempt: int
-    """P's leg's."""
+    """The attempt of P's leg."""
 
 
 class UseEarly(msgspec.Struct, frozen=True):

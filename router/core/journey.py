@@ -1,7 +1,7 @@
 """One request's life, from the choice of instances to the last byte: a machine without sockets (law 2).
 
-The first form of the pull journey: P runs the prompt for one token and holds its blocks, D pulls them and generates
-everything the client reads. The machine decides what happens at every turn; `router.request.driver` carries it out.
+P computes the prompt and one token, and holds the prompt's blocks. D pulls them and generates everything the client
+reads. The machine decides what happens next; `router.request.driver` carries it out.
 
 The guarantees:
 
@@ -13,10 +13,10 @@ The guarantees:
   instance or gets an error; after the first byte another instance continues where that is exact
   (`router.core.eligibility`), else the stream ends with an error event;
 - where it is exact and D can be told its first token, the client gets P's token before the hand-over begins (a *seed*);
-- where it may be (`router.core.early_leg`), the decode leg is at D before P has answered (an *early leg*). It holds
-  nothing there, and ends with P's leg if that fails: then all goes on as if it had not been sent;
-- if a P stays silent for its turn, a second leg is sent to another P, where there is one. The first answer is used; the
-  other leg runs to its end unused, and its hold is released.
+- where `router.core.early_leg` allows it, the decode leg is sent before P has answered (an *early leg*). It holds no
+  blocks at D. If P's leg fails, the early leg is closed, and the request goes on as if it had not been sent;
+- if a P stays silent for its turn, a second leg is sent to another P, if there is another. The first answer is used;
+  the other leg runs to its end unused, and its hold is released.
 
 The machine does not know HTTP, instances' load, or any time other than `now`.
 """
@@ -116,36 +116,36 @@ __all__ = [
 ]
 
 PATIENCE_S = 1.0
-"""How long an unwanted prefill leg may still run before P is told to abort it.
+"""Seconds for which an unwanted prefill leg may still run before P is told to abort it.
 
-Measured on vLLM 0.32: an abort (or a closed connection) that arrives as the step ends is answered with "abort" although
-the engine holds the blocks, under a name that the router never learns (4 of 62 aborts within a 50 ms prefill). A leg
+Measured on vLLM 0.32: if an abort (or a closed connection) arrives as the step ends, the answer is "abort" although the
+engine holds the blocks. The router never learns the name of that hold (4 of 62 aborts within a 50 ms prefill). A leg
 that ends by itself names its hold, which is then released exactly. Only for long legs is an abort worth that risk.
 """
 
 CANCEL_WAIT_S = 30.0
-"""Longest wait for an aborted prefill leg's answer: vLLM's own lease has ended by then."""
+"""The longest wait for an aborted prefill leg's answer, in seconds: vLLM's own lease has ended by then."""
 
 HOLD_USE_S = 20.0
-"""How long after P's answer its hold may still be given to a D. vLLM 0.32's lease is 30 s, and only heartbeats of a D
-that has the leg extend it (the first within 5 s). After the lease the blocks may belong to another prompt, and D would
-not notice."""
+"""Seconds after P's answer for which its hold may still be given to a D. vLLM 0.32's lease is 30 s, and only heartbeats
+of a D that has the leg extend it (the first within 5 s). After the lease the blocks may belong to another prompt, and a
+D without Baton's connector would not notice."""
 
 TURN = 0.5
 """The share of a waiting client's time that one instance may use up while another could still take over."""
 
 TURN_LEAST_S = 0.1
-"""A shorter turn is too short for a prefill: then no other instance is asked."""
+"""A turn of fewer seconds is too short for a prefill: then no other instance is asked."""
 
 
 PREFILLED: frozenset[str | None] = frozenset({"length", "stop"})
 """The finish reasons of a prefill leg that has computed its prompt."""
 
-_NOBODY: frozenset[InstanceId] = frozenset()
+_NO_INSTANCES: frozenset[InstanceId] = frozenset()
 
 _OURS: Final = 500
-"""From this status on, the refusal is not the request's fault: an engine's failure is `Lost`, and so is such a
-refusal."""
+"""From this HTTP status on, a refusal is not the request's fault. (An engine's own 5xx comes as `Lost`; a `Refused`
+with such a status is the router's: the router lacks a resource.)"""
 
 
 class Journey:
@@ -173,7 +173,7 @@ class Journey:
         whole_deadline: float = math.inf,
         attempts_max: int = 3,
     ) -> None:
-        """A request that has not begun.
+        """Make the machine of a request that has not begun.
 
         Args:
             hand_over: whether `router.core.eligibility` allows a hand-over for this request.
@@ -183,8 +183,7 @@ class Journey:
             deadline_s: the same as a duration, since the request's arrival.
             stall_s: how long a client that has received a part waits for more, in seconds.
             whole_deadline: monotonic seconds by which an answer that is not streamed must be whole.
-            attempts_max: tries in all. Three: the second on another instance, the third for a fleet that is just being
-                restarted.
+            attempts_max: tries in all; a second takes another instance, a third helps while a fleet is restarted.
         """
         self.hand_over = hand_over
         self.stream = stream
@@ -196,7 +195,7 @@ class Journey:
         self.attempts_max = attempts_max
         self.state = JourneyState.CHOOSING
         self.attempt = 0
-        self.excluded: frozenset[InstanceId] = _NOBODY
+        self.excluded: frozenset[InstanceId] = _NO_INSTANCES
         self.prefill: InstanceId | None = None
         """The instance of the prefill leg that was sent last; once one has answered, the answering instance."""
         self.legs: tuple[InstanceId, ...] = ()
@@ -206,15 +205,15 @@ class Journey:
         self.decode: InstanceId | None = None
         self.transfer: TransferFields | None = None
         self.prefilled = False
-        """A P has held the prompt, and has told how much of it was cached. The client is told that of the first P: an
-        early leg would tell it of a later one."""
+        """A P has held the prompt, and has reported how many of its tokens were cached. The client gets the number of
+        the first P. An early leg would report that of a later P, so none is sent any more."""
         self.touched = False
         """A decode instance was sent that hold and failed. It may have pulled the hold, or given it back, so P's blocks
         may belong to another prompt by now. No other instance may pull the hold; it can only be released."""
         self.spared: InstanceId | None = None
-        """A D that is excluded only because it drew a token of its own. It is asked again if there is no other."""
+        """A D that is excluded only because its answer began with another token: asked again if no other is left."""
         self.untold = False
-        """The decode leg was sent early, before there was a first token to tell it."""
+        """The decode leg was sent early, before the first token was known: D could not be told that token."""
         self.first_token: int | None = None
         self.spoken = False
         """The client has received a status, and a token or more."""
@@ -223,13 +222,14 @@ class Journey:
         self.outcome = "served"
         self.last_failure = ""
         self.give_up = math.inf
+        """In state `CANCELLING`, the end of the wait for the prefill leg; P is asked to abort it once (`aborted`)."""
         self.aborted = False
         self.held_until = 0.0
         """Until when the hold may be given to a D."""
         self.early = False
         """The decode leg is at `decode` already, and waits for the hold of the only prefill leg."""
         self.early_at = math.inf
-        """When it is to be sent; infinite: not, or it was."""
+        """The time at which the early leg is to be sent; infinite: none is to be sent, or it was sent."""
         self.turn_ends = math.inf
         """The time at which the leg that was sent last has used up its share of a waiting client's time."""
 
@@ -295,8 +295,8 @@ class Journey:
         return (*release, prefill, *(self._send_early() if event.early_s <= 0 else ()))
 
     def _ask_spared(self, spared: InstanceId) -> tuple[Effect, ...]:
-        """Only the one that drew a token of its own is left. It will be told the client's."""
-        asked = frozenset({self.prefill}) if self.prefill is not None else _NOBODY
+        """Only the D that drew a token of its own is left. It will be told the client's token."""
+        asked = frozenset({self.prefill}) if self.prefill is not None else _NO_INSTANCES
         self.excluded, self.spared = (self.excluded | asked) - {spared}, None
         return (self._choose(),)
 

@@ -58,7 +58,9 @@ class ClientSeen:
 
 
 class Judged:
-    """The judgement of one request. Without a class (`slo`) nothing was promised, and the other values mean nothing."""
+    """The judgement of one request. Without a class (`slo` is None) nothing was promised: `result`, `late` and
+    `degraded` mean nothing.
+    """
 
     __slots__ = ("degraded", "foretold_ms", "late", "result", "seen", "slo")
 
@@ -72,7 +74,16 @@ class Judged:
         late: bool,
         degraded: bool,
     ) -> None:
-        """`foretold_ms`: the predicted TTFT and TPOT."""
+        """Keep a judgement.
+
+        Args:
+            foretold_ms: the predicted TTFT and TPOT.
+            seen: what the client saw.
+            slo: the request's class.
+            result: see `judge`.
+            late: the TTFT target was expected to be missed in any case (`Wanted.late`).
+            degraded: the request was served on its class's second promise.
+        """
         self.foretold_ms: Final = foretold_ms
         self.seen: Final = seen
         self.slo: Final = slo
@@ -137,8 +148,9 @@ def seen_in(times: Totals, tokens: int | None, *, streamed: bool) -> ClientSeen:
 
 
 def judge(slo: SloClass, seen: ClientSeen, outcome: str) -> str:
-    """The result that counts for the request. `outcome`: how its journey ended (`router.core.journey.OUTCOMES`), or
-    `SHED`.
+    """The result that counts for the request: `MET`, `MISSED`, `SHED`, `LEFT`, `REFUSED` or `UNKNOWN`.
+
+    `outcome`: how its journey ended (`router.core.journey.OUTCOMES`), `SHED`, or ``broken`` (a bug of the router).
     """
     if outcome in {SHED, REFUSED}:
         return outcome
@@ -152,7 +164,7 @@ def judge(slo: SloClass, seen: ClientSeen, outcome: str) -> str:
 
 
 def _broken(slo: SloClass, seen: ClientSeen) -> bool:
-    """Whether the client saw a missed target. A wait longer than a target counts as a miss, too."""
+    """Whether the client saw a missed target. A wait without a first token that is longer than its target is a miss."""
     waited_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else 0.0
     pairs = (
         (slo.ttft_ms, seen.ttft_ms or waited_ms),

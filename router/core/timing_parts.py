@@ -36,9 +36,9 @@ class Sum(msgspec.Struct, frozen=True):
 
     total_s: float
     parts: Mapping[str, float | None]
-    """By name, in order; None: no clock measured the part."""
+    """Seconds by part, in order; None: no clock measured the part."""
     residual_s: float
-    """The share of the total that is in no part."""
+    """The seconds of the total that are in no part."""
 
     def as_json(self) -> dict[str, float | None]:
         """The sum in milliseconds."""
@@ -73,8 +73,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     answer: Sum | None
     """From arrival until the answer is sent, if it comes in one piece."""
     first_made_s: float | None
-    """From arrival until the router had the first token, whether or not it was sent: shows what seeding gains
-    in TTFT."""
+    """Seconds from arrival until the router had the first token, sent or not: shows what seeding gains in TTFT."""
     total_s: float
     """From arrival until the last byte is sent."""
 

@@ -18,7 +18,7 @@ class Sort(StrEnum):
 
 
 class Unread:
-    """A field of a large body that is not parsed. True in a condition: it is larger than any neutral value."""
+    """A field of a large body that is not parsed. It is true in a condition, as no neutral value is so large."""
 
     __slots__ = ("count", "raw", "sort", "values")
 
@@ -41,7 +41,8 @@ class Unread:
 def beginning(raw: memoryview, limit: int) -> bytes:
     """The first bytes of a JSON text as UTF-8: at most `limit`, fewer if it has escapes.
 
-    The result is exact: the text begins with these bytes under any reading. `raw` begins with the text's quote.
+    `raw` begins with the text's quote. The decoded text begins with exactly these bytes: a character or an escape that
+    the limit cuts is left out.
     """
     if len(raw) <= limit:
         return _said(bytes(raw))

@@ -1,4 +1,4 @@
-"""Values that decision logs contain. The log reader finds the types of their fields here. Pure.
+"""Values that decision logs contain. The reader of a log takes the types of their fields from this module. Pure.
 
 They are a module of their own because compiled classes (docs/compiled.md) lose these types.
 """
@@ -22,11 +22,13 @@ class Promise:
     """
 
     ttft_ms: float = 0.0
+    """0: no promise."""
     tpot_ms: float = 0.0
     """0: no promise."""
     sheds: bool = False
     lengths_within: float = 1.0
-    """By how much more often than all together prompts of one length may be given up."""
+    """By how much the share of prompts of one length that are given up may exceed that share of all prompts, 0 to 1; 1:
+    no bound (`router.scheduler.flow_control.sizes`)."""
     degraded: Promise | None = None
     """The second promise, for a degraded request."""
 
@@ -49,7 +51,7 @@ class Reported:
     shuns: tuple[InstanceId, ...] = ()
     """Producers that the instance's engine pulls nothing from for now (peer health)."""
     peers: bool = False
-    """Whether its engine pulls prompts' beginnings from other instances, and holds them for such."""
+    """Whether its engine pulls prompts' beginnings from other instances, and holds them for other instances."""
     evicted: tuple[int, int] = (0, 0)
     """Since the engine's start: the tokens evicted from its KV cache, and how often the whole cache was cleared."""
     kept: Mapping[str, int] = field(default_factory=dict)
@@ -66,8 +68,8 @@ class ProofStanding(NamedTuple):
     takes: Mapping[InstanceId, int]
     """The same by consumer."""
     inexact: Mapping[tuple[InstanceId, InstanceId], str]
-    """Pairs that hand over but whose P token may not stand for D's first token, and why. A pair of one circle that was
-    not tried itself is no better than another pair of its P."""
+    """Pairs of P and D that hand over but where P's token may not stand for D's first token, and why. If one pair of P
+    is listed, P's pairs with proven consumers that were not tried themselves are listed, too."""
     doubts: Mapping[tuple[InstanceId, InstanceId], str]
     """Pairs whose last proof had no result, and why."""
 
@@ -82,11 +84,13 @@ class Sent(NamedTuple):
     life: int
     chunks: Sequence[int]
     former_s: tuple[float, ...]
-    """When each chunk that the instance was predicted to hold was last used there."""
+    """For each chunk that the instance was predicted to hold, when it was last used there, in monotonic seconds."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request needs of the fleet. A Struct, as each request makes two."""
+    """What a request needs of the fleet. A Struct, as each request makes two. It has many attributes, one for each
+    fact about a request that filters, scorers and flow control read.
+    """
 
     model: str | None
     """None: any model, as vLLM's own server treats a request that names none."""
@@ -102,11 +106,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The circle (`router.fleet.pair_proofs`) of the instance that made the output so far, if only proven instances
     count; 0: it was in none."""
     meaning: str = ""
-    """What the model's name meant on that instance (`InstanceView.meaning`). Empty: no output yet."""
+    """What the model's name meant on the instance that made the output so far (`InstanceView.meaning`). Empty: there is
+    no output yet."""
     routers: int = 1
     """The number of routers that share the instances' credits."""
     prompt_tokens: int = 0
-    """The estimated number of tokens; 0: no estimate."""
+    """The estimated number of the prompt's tokens; 0: no estimate."""
     prefix: tuple[int, ...] = ()
     """Names of the prompt's blocks from its beginning; empty if they were not hashed."""
     prefix_block_tokens: float = 0
@@ -114,28 +119,30 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     slo_class: str = ""
     output_tokens: float = 0.0
-    """The expected length of the answer; 0: no prediction."""
+    """The expected length of the answer, in tokens; 0: no prediction."""
     output_lengths: tuple[int, ...] = ()
     """Quantiles of the answer's length (`router.predict.answer_lengths.SHARES`); empty: no prediction."""
     output_variance: float = 0.0
+    """The variance of that length, in tokens squared."""
     ttft_ms: float = 0.0
     """The class's target for the first token, from the request's arrival; 0: none."""
     tpot_ms: float = 0.0
-    """The class's target for each later token."""
+    """The class's target for each later token; 0: none."""
     sheds: bool = False
-    """The request is refused rather than served late: what is let in is to keep its targets."""
+    """The request is refused rather than served late: a request that is admitted is to meet its targets."""
     lengths_within: float = 1.0
     """`Promise.lengths_within`."""
     arrived: float = 0.0
+    """The request's arrival, in monotonic seconds."""
     now: float = 0.0
-    """The request's arrival and the time of this choice, in monotonic seconds."""
+    """The time of this choice, in monotonic seconds."""
     late: bool = False
     """The request is expected to miss its TTFT target in any case (`router.scheduler.flow_control.queue`)."""
     whose: str = ""
     """The request's tenant, if some instances are reserved for it: other tenants use other instances."""
     one_prompt: bool = False
-    """Every leg of it reads one and the same prompt (`eligibility`), so that its beginning may come from another
-    instance's KV cache."""
+    """Every leg of the request reads the same prompt (`router.core.eligibility`), so the prompt's beginning may come
+    from another instance's KV cache."""
     unseeded: bool = False
     """A stream whose first token cannot come from P: it is handed over, and the client waits for D."""
     streamed: bool = True
@@ -151,5 +158,5 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def made_by(self) -> tuple[str, int, str]:
-        """What an instance must share with the instance that made the output so far, to continue the request."""
+        """Weights, circle and meaning of the instance that made the output so far: only an equal one may go on."""
         return (self.weights, self.circle, self.meaning)

@@ -24,15 +24,15 @@ async def read_body(
     """The whole body.
 
     Args:
-        http: its request.
-        bytes_max: the most that is read.
-        timeout_s: the time for all of it, waiting for its turn included.
+        http: the request.
+        bytes_max: the most bytes that are read.
+        timeout_s: the time for the whole body, waiting for its turn included.
         too_long: raised for more than `bytes_max`.
         uploads: all bodies that are being read; None: this one does not count.
         client: the upload's client (`Uploads.add`).
 
     Raises:
-        ApiError: `too_long`; 408 after `timeout_s`, or 503 where others were before it; 400 for one that breaks off.
+        ApiError: `too_long`; 408 after `timeout_s`, or 503 if it waited for other uploads; 400 if it breaks off.
     """
     if (http.content_length or 0) > bytes_max:
         raise too_long

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Final
 
 KEEPALIVE_S: Final = 75.0
-"""Idle client connections are kept this long, as common proxies do."""
+"""Seconds for which idle client connections are kept, as common proxies do."""
 
 _EARLY_S: Final = 0.001
-"""The loop may call a timer so much too early."""
+"""The loop may call a timer so many seconds too early."""
 
 
 class ClientTransport:
-    """The transport of one client's connection, and its deadline. A deadline that moves into the future leaves the
-    loop's timer as it is, and the timer is set again when it rings too early: so most deadlines cost no timer.
+    """The transport of one client's connection, and its deadline. If the deadline moves into the future, the loop's
+    timer stays, and is set again when it fires too early: so most deadlines cost no timer.
     """
 
     __slots__ = ("_due", "_late", "_loop", "_paused", "_timer", "_unwritten", "deadline", "raw")
@@ -27,12 +27,12 @@ class ClientTransport:
         self._late: Callable[[], None] | None = late
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        """When the timer rings."""
+        """The time at which the timer fires, on the loop's clock."""
         self._unwritten = 0
         """Bytes of answers that the client had not taken at the last look."""
         self._paused = False
         self.deadline = math.inf
-        """On the loop's clock; infinite: nothing is awaited. The owner may lift it, and sets it with `within`."""
+        """On the loop's clock; infinite: nothing is awaited. `within` sets it; the owner may set it to infinite."""
         self.raw: asyncio.Transport | None = None
         """None: the client is not connected yet, or has left."""
 
@@ -88,8 +88,8 @@ class ClientTransport:
 
     def finish(self, *, unheard: bool) -> None:
         """Close the connection when all is written. `unheard`: some of the client's bytes are not read, or may be on
-        their way. If a socket is closed with unread bytes, it is reset, and the client may never read its answer: so
-        only this side ends.
+        their way. A socket that is closed with unread bytes is reset, and the client may never read its answer. So only
+        the direction to the client is closed then.
         """
         if self.raw is None:
             return

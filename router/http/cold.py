@@ -43,7 +43,7 @@ _LATE: Final = ApiError(408, "RequestTimeoutError", "The request head did not ar
 
 
 class AiohttpConnection(RequestHandler):
-    """One connection of aiohttp's."""
+    """One connection that aiohttp serves."""
 
     __slots__ = ("_doors", "_first_s", "_patience")
 
@@ -170,10 +170,10 @@ class UploadTurn:
         self._client = client
         self._go: asyncio.Future[None] | None = None
         self.waited = False
-        """Other uploads were before it, so it is not its client's fault if it is late."""
+        """The upload waited for others: if it is late, that is not its client's fault."""
 
     async def brought(self, count: int) -> None:
-        """`count` more bytes have arrived. Returns when more may. Raises ApiError: 503."""
+        """`count` more bytes have arrived. Returns when more may be read. Raises ApiError: 503 if too many wait."""
         if not self._uploads.add(self, count, self._client):
             raise no_room_for_bodies()
         if self._go is not None:
@@ -192,13 +192,13 @@ class UploadTurn:
 
 
 def framing_of(head: RequestHead, data: bytes, bytes_max: int) -> Chunks | int | None:
-    """What tells the end of the body of a request for aiohttp, which begins with `data`: its chunks, or its number of
-    bytes. None: the client asks for another protocol, so all further bytes are aiohttp's.
+    """How the body of a request for aiohttp ends: with its chunks, or after a number of bytes. `data`: the request's
+    beginning. None: the client asks for another protocol, so all further bytes are aiohttp's.
 
     Raises:
         ApiError: aiohttp would read this request in another way, or it expects something unknown.
     """
-    if data.startswith(_TUNNEL):  # some readers see no body after such a head: aiohttp reads on in it
+    if data.startswith(_TUNNEL):  # aiohttp would read the bytes behind such a head as a body; other readers see none
         raise ApiError(405, "MethodNotAllowedError", "`CONNECT` is not allowed here: this is no proxy.")
     framing = Chunks(bytes_max, keeps=False) if head.comes_in_chunks() else head.length()
     expects = head.headers.get("expect")
@@ -243,7 +243,11 @@ class ColdRequests:
         return data[end:]
 
     def feed(self, data: bytes) -> bytes:
-        """Give aiohttp those of the next bytes that belong to its request. Returns the others. Raises ApiError."""
+        """Give aiohttp those of the next bytes that belong to its request. Returns the others.
+
+        Raises:
+            ApiError: as `Chunks.feed`.
+        """
         framing = self._framing
         if framing is None:
             used = len(data)

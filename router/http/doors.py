@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 CLIENTS_MAX: Final = 16384
-"""The limit with ample descriptors: one process cannot serve more streams."""
+"""The limit of connections where descriptors are ample: one process cannot serve more streams."""
 
 SPARE: Final = 24
 """Descriptors that are reserved for the registry, probes, the admin side, logs and refusals."""
@@ -20,7 +20,7 @@ REFUSALS_MAX: Final = 8
 """The number of connections above the limit that may get an answer."""
 
 IDLE_S: Final = 1.0
-"""A connection counts as idle only after this time: a request may be on its way."""
+"""A connection counts as idle only after so many seconds: a request may be on its way."""
 
 _LOOKS: Final = 8
 """The number of candidates that are checked for a new connection."""
@@ -37,9 +37,11 @@ class ConnectionPlace(Enum):
     """What a new connection gets."""
 
     TAKEN = auto()
+    """A place."""
     REFUSAL = auto()
     """A refusal with an answer."""
     NONE = auto()
+    """A refusal without an answer."""
 
 
 class Doors:

@@ -37,30 +37,32 @@ AHEAD_BYTES_MAX: Final = 1 << 16
 """The bytes that may arrive before an answer is complete; then the connection is not read until it is."""
 
 LINGER_S: Final = 10.0
-"""How long a refused client may continue to send: if the connection were closed at once, the client would never read
-why."""
+"""Seconds for which a refused client may continue to send: if the connection were closed at once, the client might not
+read the refusal."""
 
 REFUSAL_S: Final = 2.0
-"""How long a connection above the limit may take to send its request, and as long again to read the refusal."""
+"""Seconds in which a connection above the limit must send its request, and as many again to read the refusal."""
 
 _HOT: Final = {f"POST {path}{end}".encode(): path for path in (COMPLETIONS, CHAT) for end in " ?"}
 _HOT_LONGEST: Final = max(map(len, _HOT))
 _HEAD_TIMEOUT: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
 _DIGITS_MAX: Final = 9
-"""As there."""
+"""The most digits that `_LENGTH` matches."""
 _SPECIAL: Final = frozenset({"upgrade", "transfer-encoding", "expect"})
 """Headers of requests that are always read anew."""
 _NO_HEAD: Final = RequestHead(b"", b"", Headers(), keep=False, chunks=True)
-"""Stands for a head that is not read: a refusal may go out in chunks, and ends the connection."""
+"""In place of a head that is not read: its refusal may be sent in chunks, and ends the connection."""
 
 
 class FrontHandler(Protocol):
     """The part that answers requests."""
 
     def admit(self, headers: Mapping[str, str]) -> str:
-        """The tenant of this request, whose body is not read yet. From now on the request is open. Raises
-        `ApiError`.
+        """The tenant of this request, whose body is not read yet. From now on the request is open.
+
+        Raises:
+            ApiError: the request is refused, and not open.
         """
 
     def leave(self, tenant: str) -> None:
@@ -133,21 +135,21 @@ class _Phase(Enum):
 
 
 class _KnownHead:
-    """A head for generation as it was read, and all of its bytes but the digits of its length: most clients send the
-    same again and again. Other digits there make no other head.
+    """The head of a generation request as it was read, and its bytes without the digits of the body's length. Most
+    clients send the same head again and again, with other digits.
     """
 
     __slots__ = ("head", "path", "rest", "start")
 
     def __init__(self, start: bytes, rest: bytes, path: str, head: RequestHead) -> None:
-        """`start`, `rest`: what stands before and after the digits."""
+        """`start`, `rest`: the bytes before and after the digits."""
         self.start: Final = start
         self.rest: Final = rest
         self.path: Final = path
         self.head: Final = head
 
     def digits_end(self, data: bytes) -> int:
-        """Where the digits end, if this begins with the same head; else -1."""
+        """The end of the digits in `data`, if `data` begins with the same head; else -1."""
         if not data.startswith(self.start):
             return -1
         begin = len(self.start)
@@ -157,7 +159,7 @@ class _KnownHead:
 
 class RequestIntake:
     """Takes in one client's generation requests: a head, its admission, then its body, among all uploads. Bytes behind
-    a request are the caller's.
+    a request are the caller's. It has many attributes: all that is known of a request before it is answered.
     """
 
     __slots__ = (
@@ -173,7 +175,7 @@ class RequestIntake:
         """What the client expects before it sends its body."""
         self._chunks: Chunks | None = None
         self._body: BytesIO | None = None
-        """The beginning of a body that has not come at once. Its value is the written buffer, without a copy: copying
+        """The beginning of a body that has not come at once; None: there is none. `getvalue` makes no copy: copying
         33 MB takes 15 ms.
         """
         self._uploads = False
@@ -186,10 +188,10 @@ class RequestIntake:
         self.left = 0
         """Bytes of a body that are still to come; -1: it comes in chunks."""
         self.waited = False
-        """Other uploads were before it, so it is not its client's fault if it is late."""
+        """The upload waited for others: if it is late, that is not its client's fault."""
 
     def read_known_head(self, data: bytes) -> int:
-        """Read a head that is the same as an earlier one. Returns where it ends; 0: it is another, or not complete."""
+        """Read a head that is the same as an earlier one. Returns its end; 0: it differs, or is not complete."""
         known = self._known
         digits_end = -1 if known is None else known.digits_end(data)
         if known is None or digits_end < 0:
@@ -218,7 +220,11 @@ class RequestIntake:
         return True
 
     def admit(self, rest: bytes) -> None:
-        """Open the request, behind whose head `rest` has come. Raises ApiError; it may be open all the same."""
+        """Open the request; `rest` has come behind its head.
+
+        Raises:
+            ApiError: the request is refused. `open` says whether it is open nevertheless.
+        """
         front, left = self._front, self.left
         self.tenant = front.answers.admit(self.head.headers)
         self.open = True
@@ -230,7 +236,9 @@ class RequestIntake:
                 self._transport.raw.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def ends_in(self, data: bytes) -> bool:
-        """Whether the next request surely begins in `data` or behind it, wherever this one fails."""
+        """Whether this request's whole body surely is in `data`: then the next request begins behind it, even if this
+        one is refused.
+        """
         return self._expects is None and 0 <= self.left <= len(data)
 
     def read_body(self, data: bytes) -> tuple[bytes, bytes] | None:
@@ -305,8 +313,15 @@ class ClientConnection(asyncio.Protocol):
         """Bytes that have arrived and are not read yet."""
         self._cold: ColdRequests | None = None
         self.outlet: Outlet | None = None
-        """The way of the answer in progress."""
-        self._served = self._surplus = self._unheard = self._full = False
+        """The outlet of the answer in progress; None: no answer is in progress."""
+        self._served = False
+        """A request has been answered, or handed to aiohttp, on this connection."""
+        self._surplus = False
+        """The connection is above the limit: its first request is refused."""
+        self._unheard = False
+        """Bytes of the client may be on their way that will not be read."""
+        self._full = False
+        """The client reads too slowly: no further request begins."""
 
     @property
     def answering(self) -> bool:
@@ -393,7 +408,7 @@ class ClientConnection(asyncio.Protocol):
             front.answers.refuse(outlet, problem)
 
     def _outlet(self, *, keep: bool) -> Outlet:
-        """The way of the answer to the request that is read, or cannot be read."""
+        """Make the outlet for the answer to the request that has been read, or that cannot be read."""
         transport, head = self._transport, self._intake.head
         assert transport.raw is not None
         self._intake.end()
@@ -421,7 +436,7 @@ class ClientConnection(asyncio.Protocol):
             front.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Continue with the bytes that came meanwhile, once the former answer is on its way."""
+        """Continue with the bytes that came meanwhile, once the previous answer is given to the transport."""
         if self._full or self._transport.raw is None:
             return
         self._transport.resume()
@@ -498,7 +513,7 @@ class ClientConnection(asyncio.Protocol):
             self._front.loop.call_soon(self._go_on)
 
     def eof_received(self) -> bool:
-        """A client that will send nothing more counts as gone."""
+        """The client has closed its sending side: it counts as gone, so the connection is closed."""
         if self._cold is not None:
             self._cold.handler.eof_received()
         return False
@@ -548,7 +563,7 @@ def _hot(data: bytes) -> str:
 
 
 def _head_end(data: bytes) -> int:
-    """Where the head ends with which `data` begins, or what has come of it, if that is too long; 0: more is to come."""
+    """The end of the head at the beginning of `data`; 0: it is not complete. The length of `data` if it is too long."""
     end = data.find(b"\r\n\r\n") + 4
     if end >= 4:
         return end

@@ -1,6 +1,6 @@
-"""Connections to engines for legs: kept alive, one leg at a time on each, answers told piece by piece. A shell.
+"""Connections to engines for legs: kept alive, one leg at a time on each, answers reported piece by piece. A shell.
 
-A leg calls its `LegListener`: never during `Legs.send`, and not after `EngineLeg.close`. For a lost leg
+A leg calls its `LegListener`, but never during `Legs.send`, and not after `EngineLeg.close`. For a lost leg,
 `EngineLost.reached` tells whether a connection was made (`router.http.upstream`).
 """
 
@@ -16,12 +16,12 @@ from cluster.http.pool import Pool
 from router.http.upstream import CONNECT_S, EngineLost, not_connected
 
 SWEEP_S: Final = 0.5
-"""Idle connections are looked at this often, and legs that may be silent for long. (An idle connection older than
-`cluster.http.pool.KEEPALIVE_S` is never used in any case.)"""
+"""Seconds between two sweeps, which check idle connections and legs that may be silent for long. (An idle connection
+older than `cluster.http.pool.KEEPALIVE_S` is never used in any case.)"""
 
 LONG_SILENCE_S: Final = 10.0
-"""A leg that may be silent for this long is looked at in the sweep, without a timer of its own: half a second more does
-not matter then, and most legs never need one."""
+"""A leg that may be silent for so many seconds or more is checked in the sweep, without a timer of its own: half a
+second more does not matter then, and most legs never need a timer."""
 
 PIECE_BYTES: Final = 1 << 16
 """Bodies over this are not copied together with their heads."""
@@ -43,7 +43,8 @@ _EVENT_ENDS: Final = b"\n\n\r\n"
 """The end of an event, and of its chunk with it."""
 
 _FRAMINGS: Final = _framings(CHUNK_BYTES_MAX)
-"""How a whole chunk begins, by its length with framing. Comparing bytes is cheaper than reading a number."""
+"""The first line of a whole chunk (its size), by the chunk's length with framing. Comparing bytes is cheaper than
+reading a number."""
 
 
 class LegListener(Protocol):
@@ -56,8 +57,8 @@ class LegListener(Protocol):
         """Bytes of its body have come."""
 
     def chunk(self, framed: bytes, begin: int) -> object:
-        """One whole chunk with its framing, and an event ends with it: its bytes are ``framed[begin:-2]``. A value
-        other than None comes back through `happened`.
+        """One whole chunk that ends with an event. `framed` has its framing: its bytes are ``framed[begin:-2]``. A
+        returned value other than None comes back through `happened`.
         """
 
     def happened(self, found: object) -> None:
@@ -71,7 +72,7 @@ class LegListener(Protocol):
 
 
 class Patient(Protocol):
-    """Waits for an event that mostly comes long before its deadline."""
+    """An object with a far deadline, which is checked in the sweep instead of by a timer."""
 
     def look(self, now: float) -> None:
         """Called every `SWEEP_S`. `now`: monotonic seconds, as the loop counts them."""
@@ -158,8 +159,8 @@ class EngineLeg:
                 self.ride(connection)
 
     def broke(self, because: str, *, heard: bool) -> None:
-        """The connection is lost. If no byte of an answer has come, the engine probably closed an idle connection at
-        this moment: the leg is sent again on a new one, unless it has `once`.
+        """The connection is lost. If no byte of an answer has come (`heard`), the engine probably closed an idle
+        connection at this moment: the leg is sent once more, on a new connection, unless it has `once`.
         """
         self._connection = None
         if heard or self._once or self._tried:
@@ -201,7 +202,7 @@ class EngineLeg:
     # -- silence and slow readers --
 
     def limit_silence(self, silence_s: float) -> None:
-        """Set the longest silence of the engine, counted from now on."""
+        """Set the longest silence of the engine, in seconds from now on."""
         self._silence_s = silence_s
         if self._timer is not None:
             self._timer.cancel()
@@ -220,7 +221,7 @@ class EngineLeg:
     def _look(self) -> None:
         connection = self._connection
         if connection is None:
-            self._timer = None  # being sent again
+            self._timer = None  # the leg is being sent again
             return
         now = self._legs.loop.time()
         since = now if connection.paused else connection.heard_at
@@ -286,8 +287,8 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """It can take a leg. Unread bytes are the end of the connection, or stand behind the end of another client's
-        answer: they do not answer the next leg.
+        """Whether the connection can take a leg. It cannot with unread bytes: they are the connection's end, or stand
+        behind the end of an earlier answer, and would be taken for the answer of the next leg.
         """
         return (
             self._leg is None
@@ -331,7 +332,7 @@ class EngineConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._time()
         leg, size = self._leg, len(data)
-        # Mostly one token comes: one whole chunk. The check is no longer than it takes to be sure of that.
+        # Mostly one token comes, as one whole chunk: it needs no parser. This check makes sure of that, and no more.
         if self._whole_chunks and size <= CHUNK_BYTES_MAX and leg is not None:
             begin = _FRAMINGS[size]
             if data.startswith(begin) and data.endswith(_EVENT_ENDS):
@@ -416,7 +417,7 @@ def _encoded(found: str) -> EngineLost:
 
 
 class Legs:
-    """The connection pools of one process."""
+    """The connection pools for the legs of one process, by the engine's URL."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -447,7 +448,7 @@ class Legs:
             body: JSON, in pieces.
             listener: receives the answer.
             once: never send it a second time, because the engine may have acted on the first.
-            silence_s: longest silence of the engine; 0: any.
+            silence_s: the longest silence of the engine, in seconds; 0: no limit.
         """
         pool = self._pools.get(url)
         if pool is None:

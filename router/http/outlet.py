@@ -59,7 +59,9 @@ class Outlet:
         self.begun = False
         """Whether a head has been given."""
         self.full = False
+        """The client reads too slowly: the transport keeps too many bytes."""
         self.exchange: OutletListener | None = None
+        """Receives the connection's events until the answer has ended."""
 
     @property
     def gone(self) -> bool:
@@ -79,7 +81,7 @@ class Outlet:
     # -- writing --
 
     def whole(self, status: int, headers: Mapping[str, str], body: bytes, *, close: bool = False) -> None:
-        """A whole answer at once. `close`: the connection ends after it."""
+        """Write a whole answer at once. `close`: the connection ends after it."""
         if self.gone or self.begun:
             return
         self.begun = True
@@ -90,7 +92,9 @@ class Outlet:
         self._end()
 
     def begin(self, headers: bytes) -> None:
-        """A stream, with status 200 and these lines (`headers.lines`); its head goes out with its first bytes."""
+        """Begin a stream with status 200 and these header lines (`cluster.http.headers.lines`). Its head goes out with
+        its first bytes.
+        """
         self.begun = True
         if self._chunked:
             self._head = b"%b%bTransfer-Encoding: chunked\r\n\r\n" % (self._start(200), headers)
@@ -121,13 +125,13 @@ class Outlet:
         self._end()
 
     def cork(self) -> None:
-        """More bytes come immediately: written bytes go out with them, or with `uncork`. A write is a system call, and
-        those are a quarter of a short answer's cost.
+        """More bytes come immediately: keep written bytes, to send them with those, or at `uncork`. Each write is a
+        system call, and system calls are a quarter of a short answer's cost.
         """
         self._corked = True
 
     def uncork(self) -> None:
-        """No more bytes came."""
+        """No more bytes come: send those that were kept."""
         self._corked = False
         if self._head and self._transport is not None and not self.gone:
             self._write(b"")

@@ -1,4 +1,4 @@
-"""Signs what the router sends to guarded engines: legs and releases, each with a ticket of its own. A shell: its clock.
+"""Signs the legs and releases that the router sends to guarded engines, a ticket for each. A shell: it reads the clock.
 
 A ticket is valid for one instance, once, for a minute, and for exactly the transfer fields it travels with. Without
 keys, legs go without tickets, as to engines without a guard.
@@ -17,7 +17,7 @@ from kvtransfer.keys import instance_key
 from kvtransfer.screen import LIFE_S
 from kvtransfer.ticket import SigningKey, Ticket, sign
 
-_UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
+_UNIX_TIME: Final = time.time  # noqa: TID251 - router and engine share this clock alone
 _NONCE_BITS: Final = 62
 
 
@@ -27,7 +27,7 @@ class Tickets:
     def __init__(
         self, keys: Callable[[], tuple[SigningKey, ...]] | None, clock: Callable[[], float] = _UNIX_TIME
     ) -> None:
-        """`keys` returns the fleet's current keys."""
+        """`keys` returns the fleet's current keys, the first one signs; None: no tickets. `clock`: Unix seconds."""
         self._keys = keys
         self._clock = clock
         self._instance_keys: dict[InstanceId, SigningKey] = {}
@@ -41,7 +41,7 @@ class Tickets:
     def stamp(
         self, body: Mapping[str, Any], to: InstanceId, transfer: TransferId, *, producer: InstanceId
     ) -> Mapping[str, Any]:
-        """The leg `body` with a ticket for `to`, if it has transfer fields and there are keys.
+        """The leg `body` with a ticket for `to`; unchanged if it has no transfer fields, or if there are no keys.
 
         `producer` is the instance whose blocks the leg pulls or releases; for a leg that makes a hold, `to` itself.
         """

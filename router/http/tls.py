@@ -12,7 +12,7 @@ def server_context(cert_file: str, key_file: str | None) -> ssl.SSLContext:
     """TLS 1.2 and newer, with a certificate chain and its key (PEM). Read once: a new certificate needs a new start.
 
     Raises:
-        UsageError: a file cannot be read, or the two do not belong together; naming the flag.
+        UsageError: a file cannot be read, or the two do not belong together. The message names the flags.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -34,7 +34,7 @@ def _no_password() -> str:
 
 
 def limit_untaken(listening: socket.socket, limit_s: float) -> None:
-    """Make the kernel cut off connections whose client takes no sent bytes for this long.
+    """Make the kernel cut off connections whose client takes no sent bytes for `limit_s` seconds.
 
     Accepted sockets inherit it (tcp(7), ``TCP_USER_TIMEOUT``: sent and not acknowledged, or kept back because the
     client's window is closed). Without that option, only keep-alive probes and the stream's end detect such clients.

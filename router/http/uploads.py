@@ -29,7 +29,7 @@ SHARE: Final = 0.75
 
 
 def share_of(places: int) -> int:
-    """The number of places, of `places`, that one client may have, at least one."""
+    """The number of places that one client may have out of `places`; at least one."""
     return max(1, int(places * SHARE))
 
 
@@ -37,8 +37,8 @@ def client_of(tenant: str, address: object) -> str:
     """The client that has a share of its own.
 
     Args:
-        tenant: as found by its key; empty if no key is needed.
-        address: a socket's `peername`, or a host's name alone.
+        tenant: the tenant that the key names; empty if no key is needed.
+        address: a socket's `peername`, or a host name.
     """
     if tenant:
         return f"tenant {tenant}"
@@ -61,8 +61,12 @@ class _Client:
     __slots__ = ("bytes", "held", "kept", "uploads")
 
     def __init__(self) -> None:
-        self.bytes = self.kept = self.held = 0
-        """Bytes of all its bodies; kept bodies; uploads that are held."""
+        self.bytes = 0
+        """Bytes of all its bodies."""
+        self.kept = 0
+        """The number of its kept bodies (`Uploads.keep`)."""
+        self.held = 0
+        """The number of its uploads that are held."""
         self.uploads: Final[dict[Upload, None]] = {}
         """The oldest first."""
 
@@ -81,16 +85,18 @@ class Uploads:
     """The uploads of one router."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: the bytes of bodies from which uploads wait."""
+        """`bytes_max`: above so many bytes of bodies, uploads wait."""
         self._bytes_max: Final = bytes_max
         self._of: Final[dict[Upload, int]] = {}
         """The bytes of each upload, the oldest first."""
         self._whose: Final[dict[Upload, str | None]] = {}
+        """The client of each upload."""
         self._clients: Final[dict[str | None, _Client]] = {}
         """None: uploads without a share of their own."""
         self._kept = 0
         """The number of kept bodies."""
         self._held_up: Final[dict[Upload, None]] = {}
+        """The held uploads, in the order in which they were held."""
         self._reading: Final[dict[Upload, None]] = {}
         """The uploads that are not held."""
         self.bytes = 0
@@ -178,8 +184,8 @@ class Uploads:
         return not self._over_share(client) or (not own.kept and next(iter(own.uploads)) is upload)
 
     def _let_on(self) -> None:
-        """Let the oldest go on in any case, unless kept bodies make room; others as there is room, in the order in
-        which they were held.
+        """Let the oldest upload go on, unless kept bodies will make room. Let others go on as there is room, in the
+        order in which they were held.
         """
         oldest = next(iter(self._of))
         if self._may_read(oldest):

@@ -1,4 +1,4 @@
-"""HTTP to engines, but for the legs of generation (`router.http.legs`): probes, short words, whole other requests."""
+"""HTTP to engines other than legs (`router.http.legs`): probes, short messages, requests that are passed through."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from cluster.instance import Instance
 from cluster.wire import RANK_HEADER
 
 CONNECT_S = 5.0
-"""An engine that does not accept within this is as good as gone."""
+"""An engine that does not accept a connection within so many seconds counts as lost."""
 
 
 WORD_S = 1.0
-"""A short word to an engine (a release, an abort) is answered within this, or not at all: an engine that takes
-connections and says nothing would keep the request it belongs to, and its places, for ever. A release that is only late
-is then said twice, by another engine: no harm, and the hold is gone sooner."""
+"""Seconds until the answer to a short message (a release, an abort). After that the message counts as failed: an engine
+that accepts connections and does not answer would keep the request, and its places, for ever. If a release is only
+late, another engine sends it a second time: that does no harm."""
 
 PIECE_BYTES = 1 << 20
 """Bodies over this are sent in pieces."""
 
 
 class EngineLost(Exception):
-    """An engine could not be reached, broke off, or answered what is none.
+    """An engine could not be reached, broke off, or sent an invalid answer.
 
-    `reached` tells whether a connection was made at all, `ours` that it was for want of something that this process is
-    to have: the engine may be as well as ever. `unfit`: what was wrong with its answer, in one word, for the counter of
-    unfit answers (``too_long``, ``encoded``, ``malformed``, ``no_completion``); empty: there was none. `silent`: the
-    engine said nothing for as long as it may.
+    Attributes:
+        reached: whether a connection was made.
+        unfit: what was wrong with the answer, as a label of the counter of unfit answers (``too_long``, ``encoded``,
+            ``malformed``, ``no_completion``); empty: the loss has another cause.
+        ours: this process lacks a resource (file descriptors); the engine may be healthy.
+        silent: the engine sent nothing for as long as it may.
     """
 
     def __init__(
@@ -51,20 +53,22 @@ class EngineLost(Exception):
 
 
 def too_long(bytes_max: int) -> EngineLost:
-    """An answer that is not kept any further."""
+    """The loss of a leg whose answer has more bytes than are kept."""
     because = f"its answer is longer than {bytes_max} bytes (--answer-bytes-max)"
     return EngineLost(because, reached=True, unfit="too_long")
 
 
 def not_connected(error: OSError, because: str) -> EngineLost:
-    """No connection was made, for this reason."""
+    """The loss of a request for which no connection was made, for this reason."""
     if _no_descriptors(error):
         return EngineLost("the router is out of file descriptors (`ulimit -n`)", reached=False, ours=True)
     return EngineLost(because, reached=False)
 
 
 def _no_descriptors(error: OSError) -> bool:
-    """Names are looked up in files: without descriptors every host is unknown."""
+    """Whether this process has run out of file descriptors. A host's name is looked up in files: without descriptors,
+    `error` says that the host is unknown.
+    """
     if isinstance(error, socket.gaierror):
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
@@ -112,10 +116,10 @@ class Upstream:
         body: bytes | None,
         headers: Mapping[str, str],
     ) -> aiohttp.ClientResponse:
-        """Send a request to an instance, to its rank if it is one, and wait for the answer's headers. The caller reads
-        or closes it.
+        """Send a request to an instance (with its rank's header, if it is a rank), and wait for the answer's headers.
+        The caller must read or close the answer.
 
-        A connection that is closed under the request is taken for an idle one, and the request sent again.
+        If the connection closes before the headers, the engine probably closed an idle one: the request is sent again.
 
         Raises:
             EngineLost: no connection, or it broke before the headers.
@@ -155,7 +159,7 @@ class Upstream:
         return await read(response)
 
     async def status(self, instance: Instance, path: str, headers: Mapping[str, str]) -> int:
-        """What an engine answers to a GET, its body not read.
+        """The HTTP status of an engine's answer to a GET. The body is not read.
 
         Raises:
             EngineLost: no connection, or it broke before the headers.
@@ -165,10 +169,10 @@ class Upstream:
         return response.status
 
     async def say(self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Send a short word.
+        """POST a short message, and read the whole answer.
 
         Raises:
-            EngineLost: no answer within `WORD_S`.
+            EngineLost: no answer within `WORD_S`, or as `call`.
         """
         try:
             async with asyncio.timeout(WORD_S):
@@ -177,7 +181,9 @@ class Upstream:
             raise EngineLost(f"no answer within {WORD_S:g} s", reached=True) from None
 
     async def abort(self, instance: Instance, engine_ids: tuple[str, ...], headers: Mapping[str, str]) -> bool:
-        """Ask an engine to abort requests by id (vLLM with ``--enable-scale-out``). False: it does not know how."""
+        """Ask an engine to abort requests by id (vLLM with ``--enable-scale-out``). Returns whether it answered 200; an
+        engine without this path does not.
+        """
         body = msgspec.json.encode({"request_ids": engine_ids})
         try:
             answer = await self.say(instance, "/inference/v1/abort_requests", body, headers)
@@ -187,7 +193,7 @@ class Upstream:
 
 
 def limit_silence(response: aiohttp.ClientResponse, silence_s: float) -> None:
-    """Let an open stream be silent for no longer than this from now on."""
+    """Let an open stream be silent for at most so many seconds from now on."""
     connection = response.connection
     if connection is not None and connection.protocol is not None:  # None: all of it is here already
         connection.protocol.read_timeout = silence_s
@@ -212,10 +218,11 @@ async def read(response: aiohttp.ClientResponse) -> Answer:
 
 
 def last_words(error: BaseException) -> str:
-    """What it says, and nothing left of it: aiohttp's errors and the frames that they come from know each other.
+    """The error's text. The frames and tracebacks of the error and of its causes are cleared: aiohttp's errors and the
+    frames that raised them refer to each other.
 
-    An engine that is away is probed twice a second, and such a cycle of some 60 objects stays until the collector comes
-    (`make soak` saw 10 MB an hour).
+    Such a cycle of some 60 objects stays until the garbage collector runs, and a lost engine is probed twice a second:
+    `make soak` saw 10 MB an hour.
     """
     told = say(error)
     each: BaseException | None = error

@@ -29,7 +29,7 @@ from router.telemetry.timing import Stage
 
 
 class Answering(AnswerOwner):
-    """The answering leg of one request."""
+    """The answering leg of one request. It has many attributes: one for each other part of the request that it uses."""
 
     __slots__ = (
         "_in_one_piece", "_outgoing", "_parts", "_reply", "_request", "_scheduled", "_sink", "_trace", "_words",
@@ -47,7 +47,7 @@ class Answering(AnswerOwner):
         trace: RequestTrace,
         sink: EventSink,
     ) -> None:
-        """`sink` gets the events of its leg."""
+        """`sink` gets the events of the leg."""
         self._parts: Final = parts
         self._request: Final = request
         self._outgoing: Final = outgoing
@@ -58,15 +58,15 @@ class Answering(AnswerOwner):
         self._sink = sink
         self.leg: AnswerLeg | None = None
         self.paused = False
-        """Its client once read more slowly than its engine wrote: its times say nothing about the engine."""
+        """The client once read more slowly than the engine wrote: the request's times say nothing about the engine."""
         self.way = "whole"
-        """The label in metrics: by hand-over, or aggregated ("whole")."""
+        """The label in metrics: ``handoff``, or ``whole`` for an aggregated answer."""
         self.relayed = False
         """The client has received a part of an engine's answer."""
         self._in_one_piece: Final = None if request.stream else AnswerInOnePiece(parts, request, scheduled, trace)
 
     def send(self, effect: j.SendDecode, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
-        """Send the leg. `producer`: the leg whose hold it pulls."""
+        """Send the leg. `producer`: the prefill leg whose hold it pulls. Returns an event if the leg cannot be sent."""
         instance, transfer, parts = effect.instance, effect.transfer, self._parts
         away = turned_away(parts.view, instance)
         if away is not None:
@@ -113,7 +113,9 @@ class Answering(AnswerOwner):
     def transmit(
         self, leg: AnswerLeg, target: Instance, headers: bytes, fields: Mapping[str, Any], *, once: bool
     ) -> None:
-        """Send the client's body with these fields. `once`: never again, whatever becomes of it."""
+        """Send the client's body with these fields. `once`: do not send it again on a new connection if the first one
+        breaks.
+        """
         leg.http = self._parts.engines.legs.send(
             target.url,
             self._request.path,
@@ -183,7 +185,7 @@ class Answering(AnswerOwner):
     # -- how it begins --
 
     def why_none(self, leg: AnswerLeg) -> j.Event | None:
-        """Why what has arrived whole is no answer; None for an answer in one piece."""
+        """Why the complete answer that has arrived is not valid; None: it is a valid answer in one piece."""
         answer = Answer(leg.status, leg.content_type, leg.pieces)
         if answer.status != 200:
             return self._words.refused(leg.instance, answer)
@@ -217,7 +219,7 @@ class Answering(AnswerOwner):
     # -- relaying --
 
     def relay(self, *, seeded: bool) -> j.Event | None:
-        """Relay its bytes to the client from now on. `seeded`: the client already has its first token."""
+        """Relay the leg's bytes to the client from now on. `seeded`: the client already has the first token."""
         if not self.relayed and not seeded:
             self._parts.meters.first_byte(time.monotonic() - self._request.arrived)
         self.relayed = True
@@ -260,7 +262,7 @@ class Answering(AnswerOwner):
             self._in_one_piece.presume_no_more()
 
     def engine_said(self, tokens: int | None) -> d.EngineMs | None:
-        """Of an answer in one piece with so many tokens: see `AnswerInOnePiece.engine_said`."""
+        """The engine's times for an answer in one piece of so many tokens (`AnswerInOnePiece.engine_said`)."""
         return None if self._in_one_piece is None else self._in_one_piece.engine_said(tokens)
 
     def part(self) -> None:

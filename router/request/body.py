@@ -16,7 +16,7 @@ _REFUSED_PARTS = wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS | wire.FREE_FORM_KEYS 
 
 _KEYS: Final = frozenset(name.encode() for name in _REFUSED_PARTS | {wire.MEDIA_NAME})
 _KEY_BYTES_MAX: Final = 6 * max(map(len, _KEYS))
-"""The longest key with every letter escaped."""
+"""Bytes of the longest key with every letter escaped."""
 
 _ESCAPED: Final = rb"\u00"
 """The escape of a key's letter: all keys are ASCII."""
@@ -128,9 +128,9 @@ def form_steps(raw: bytes, content_type: str) -> Steps[list[wire.FormField]]:
 def is_plain(raw: bytes, body: dict[str, Any]) -> bool:
     """Whether the bytes of this JSON object may go to engines unchanged.
 
-    That is: no field that is removed or changed stands anywhere in them, also not under an escaped key or one that a
-    later key replaces (this reads `raw`, not a parser's result), and no value nests too deep. A text value that equals
-    such a name makes it False, too: then the body is written anew, which is always right.
+    They may if no field that is removed or changed stands anywhere in them, and if no value nests too deep. Escaped
+    keys, and keys that a later key replaces, are found, too: this reads `raw`, not a parser's result. A text value that
+    equals such a name also makes it False: then the body is written anew, which is always right.
     """
     short = _short_texts(raw)
     if short is None or not _KEYS.isdisjoint(short) or _ESCAPED in b'"'.join(short):
@@ -161,7 +161,7 @@ def _short_texts(raw: bytes) -> list[bytes] | None:
 
 
 def _split_short(raw: bytes, quotes_max: int, short: list[bytes]) -> list[bytes] | None:
-    """The same if quotes are close together; with those found before."""
+    """The rest of `_short_texts` for quotes that are close together: `short`, with the short texts of `raw` added."""
     pieces = raw.split(b'"', quotes_max)
     if len(pieces) > quotes_max:
         return None
@@ -183,7 +183,7 @@ def _shallow(raw: bytes) -> bool:
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether the value nests deeper than this."""
+    """Whether `levels` or more lists and objects stand inside each other within the value."""
     if levels == 0:
         return True
     for each in value.values() if isinstance(value, dict) else value:
@@ -214,7 +214,7 @@ def closing(fields: Mapping[str, Any]) -> bytes:
 
 
 def model_of(body: dict[str, Any]) -> str | None:
-    """The model the body names, None when it names none (vLLM then uses its first).
+    """The model that the body names; None: it names none (vLLM then uses its first).
 
     Raises:
         ApiError: 400 if it is not a text.

@@ -1,9 +1,9 @@
 """The request driver: carries out one `Journey` on real connections, effects in, events back. It makes no decisions.
 
 No call waits: reports of connections and timers are fed to the journey as they come, and its effects are carried out at
-once. Tasks are used only for rare work that outlives an answer (`router.request.releases`). Parts with a subject of
-their own: the prefill legs, the answering leg, an early one, the legs' content, the request at the scheduler, its
-waits. Each part gets the reports about its legs and timers, and hands the events on (`EventSink`).
+once. Tasks are used only for rare work that outlives an answer (`router.request.releases`). These have a part of their
+own: the prefill legs, the answering leg, an early leg, the legs' content, the request at the scheduler, its waits. Each
+part gets the reports about its legs and timers, and hands the events on (`EventSink`).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class RequestDriver(EventSink):
         client: Client,
         predicted: PredictedRequest | None,
     ) -> None:
-        """A request that is about to begin: `journey` is the machine at its beginning, `context` the request's at the
-        scheduler, `verdict` says how it may be served. `predicted`: None if no predictions are made.
+        """A request that is about to begin: `journey` is its machine, `context` its state at the scheduler, `verdict`
+        says how it may be served. `predicted`: None if no predictions are made.
         """
         self._parts: Final = parts
         self._request: Final = request
@@ -113,8 +113,8 @@ class RequestDriver(EventSink):
         self.run(None, event)
 
     def run(self, step: Callable[..., j.Event | None] | None, *given: Any) -> None:
-        """Run a step, or without one take an event, feed the result to the journey, and carry out its effects. A bug in
-        any of it ends this request and no other: places are given back.
+        """Run a step, or without one take an event. Feed the resulting event to the journey, and carry out its effects.
+        A bug in any of that ends this request and no other: places are given back.
         """
         if self._over:
             return
@@ -233,7 +233,7 @@ class RequestDriver(EventSink):
         if reply.broken_splices and not complete:
             parts.meters.broken_seams.inc()
         self._trace.finish(outcome, self._scheduled.context, tokens)
-        if reply.outlet.exchange is self._client:  # it got no end: better a cut connection than waiting for ever
+        if reply.outlet.exchange is self._client:  # the answer got no end: do not let the client wait for ever
             reply.outlet.abort()
         self._part()
 

@@ -1,6 +1,7 @@
-"""An early leg: sent to D while P computes the prompt, then the decode leg, or given up. A shell: it sends.
+"""An early leg: sent to D while P computes the prompt. It becomes the decode leg, or is given up. A shell: it sends.
 
-It goes out under the name of the hold-to-be. Its place at D is taken already, and stays taken if it is given up.
+It is sent with the name of the hold that P is to make. Its place at D is taken already, and stays taken if it is given
+up.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class EarlyLeg(AnswerOwner):
         words: EngineWords,
         sink: EventSink,
     ) -> None:
-        """`sink` gets its events, as long as it is early."""
+        """`sink` gets the leg's events, until it becomes the decode leg."""
         self._parts: Final = parts
         self._request: Final = request
         self._outgoing: Final = outgoing
@@ -45,10 +46,10 @@ class EarlyLeg(AnswerOwner):
         self._words: Final = words
         self._sink: Final = sink
         self._leg: AnswerLeg | None = None
-        """None: it was not sent, or it is over, or the decode leg."""
+        """None: the leg is not sent yet, has ended, or has become the decode leg."""
 
     def send(self, effect: j.SendEarly) -> j.Event | None:
-        """Send the leg. Its answer is to begin with P's token where that is exact."""
+        """Send the leg. Where that is exact, D is to begin with P's token. Returns an event if the leg was not sent."""
         instance, producer, parts = effect.instance, effect.producer, self._parts
         pins = not parts.view.not_exact(producer, instance) and self._seeding.may()
         away = turned_away(parts.view, instance)
@@ -65,7 +66,7 @@ class EarlyLeg(AnswerOwner):
         return None
 
     def use(self, transfer: wire.TransferFields) -> j.Event | None:
-        """Its producer has answered: the leg pulls this hold."""
+        """P has answered: the leg pulls this hold, and is the decode leg now. Returns an event if the leg has ended."""
         leg = self._leg
         if leg is None:
             return j.Lost("its early leg is gone")
@@ -80,7 +81,9 @@ class EarlyLeg(AnswerOwner):
         self._answering.adopt(leg)
 
     def drop(self, because: str = "") -> None:
-        """Close the leg, if it is still early. `because`: what metrics call it; empty: the request is over."""
+        """Close the leg, if it is still early. `because`: its label in metrics; empty: the request is over, and the leg
+        is not counted.
+        """
         leg = self._leg
         if leg is not None:
             self._forget(because)
@@ -130,7 +133,7 @@ class EarlyLeg(AnswerOwner):
         """Never called: an early leg relays nothing."""
 
     def _over(self, leg: AnswerLeg, failure: j.Event | None) -> j.Event:
-        """The leg has failed, or has its answer before its producer has answered."""
+        """The leg has failed, or has its answer before P has answered."""
         if failure is None:
             self._becomes_decode(leg, "answered first")
             return self._answering.opened(leg, None)

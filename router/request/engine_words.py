@@ -21,7 +21,7 @@ logger = logging.getLogger("baton.router")
 
 
 class EngineWords:
-    """For one request."""
+    """Reads the refusals, losses and invalid answers of the engines of one request, and keeps the last refusal."""
 
     __slots__ = ("_parts", "_refusal", "_request")
 
@@ -31,7 +31,9 @@ class EngineWords:
         self._refusal: Answer | None = None
 
     def refused(self, by: InstanceId, answer: Answer) -> j.Lost | j.Refused:
-        """A 4xx goes to the client; any other refusal is the engine's fault, and another engine may succeed."""
+        """The journey's event for an answer with another status than 200. A 4xx goes to the client; any other status
+        is the engine's fault, and another engine may succeed.
+        """
         if wire.is_ticket_refused(answer.status, answer.body):
             logger.error(
                 "%s: our ticket was refused: %s", self._request.label, answer.body[:300].decode(errors="replace")
@@ -63,7 +65,9 @@ class EngineWords:
         return self.lost(by, EngineLost(because, reached=True, unfit="no_completion"))
 
     def no_stream(self, by: InstanceId, pieces: bytes, because: str) -> j.Lost | j.Refused:
-        """The answer does not begin as a stream: it may be a refusal with a good status."""
+        """The journey's event for an answer that does not begin as a stream (`because`). It may be a refusal with
+        status 200 (`engine_answers.refusal_in`).
+        """
         refusal = engine_answers.refusal_in(pieces)
         if refusal is None:
             return self.unfit(by, because)

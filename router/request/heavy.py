@@ -37,25 +37,28 @@ LIGHT_VALUES: Final = 20_000
 """Parsing, checking and writing this many objects, arrays and texts takes 10 ms."""
 
 LIGHT_NUMBERS: Final = 50_000
+"""Bodies with more commas are heavy: a list of numbers has one for each."""
 
 _OPENINGS_FEW, _QUOTES_FEW, _LONG = 64, 256, 256
+"""`_mostly_text` looks at so many brackets of each kind and so many quotes; a text from so many bytes on is long."""
 _OUTSIDE: Final = b"0123456789+-.eE[]{},: \t\r\ntruefalsn"
 """The bytes that stand outside of texts."""
 _NO_MARKS: Final = bytes(set(range(256)) - set(b'[{",'))
 
 FIELDS_MAX: Final = 1024
-"""The number of fields of a heavy body at its top level; vLLM knows about a hundred."""
+"""The most fields of a heavy body at its top level; vLLM knows about a hundred."""
 
 SMALL_BYTES: Final = 1 << 16
 """A field up to this size is parsed."""
 
 BUILT_BYTES_MAX: Final = 1 << 20
-"""The limit of all parsed fields together."""
+"""The most bytes of all parsed fields together."""
 
 SINGLE_VALUES_MAX: Final = 50_000
 """In a body with more values, no large list is searched for its only element."""
 
 _TEXT_BYTES: Final = 1 << 20
+"""The bytes that one step decodes, checks or copies."""
 _AT_ONCE_BYTES: Final = 8 << 20
 """Copying this much takes 3 ms."""
 
@@ -64,9 +67,9 @@ _NAMES: Final = scan.Names(_LOOKED_FOR | {wire.MEDIA_NAME})
 _MESSAGES: Final = "messages"
 """The only field that may contain media."""
 _TEXT: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.){0,4096}")')
-"""The name of a medium: longer ones are refused."""
+"""The name of a medium, as JSON; names over 4,096 characters are refused."""
 _FOLLOWING_MAX: Final = 3
-"""The bytes of a character after its first."""
+"""The most bytes of a UTF-8 character after its first."""
 _HASHED: Final = "cache_salt"
 _NUMBERS: Final = b"0123456789-, \t\r\n"
 _LIST: Final = (ord("["), ord("]"))
@@ -80,7 +83,7 @@ _TEXTS: Final = frozenset({b'"', b"["})
 
 @dataclass(slots=True)
 class Heavy:
-    """A heavy body, read."""
+    """A heavy body that was read."""
 
     body: dict[str, Any]
     """Its fields, without those that no client may set; empty if it is not an object."""
@@ -137,14 +140,16 @@ class _TooManyFields(Exception):
 
 
 class _Field(str):
-    """A field's name, as msgspec's hook sees it: one by one, so that they can be counted before they take memory."""
+    """A field's name, for msgspec's hook: msgspec calls the hook for each name, so names are counted before they take
+    memory.
+    """
 
     __slots__ = ()
 
 
 def is_heavy(raw: bytes) -> bool:
-    """Whether this module reads the body. Never below `LIGHT_BYTES`, always above `HEAVY_BYTES`, else by what it may
-    contain.
+    """Whether this module reads the body: never up to `LIGHT_BYTES`, always above `HEAVY_BYTES`, and between them by
+    the number of values that the body may contain.
     """
     size = len(raw)
     if size <= LIGHT_BYTES or size > HEAVY_BYTES:
@@ -159,8 +164,9 @@ def is_heavy(raw: bytes) -> bool:
 
 
 def _mostly_text(raw: bytes) -> bool:
-    """Whether a few texts are nearly all of the body, as in most prompts. This takes some microseconds, while counting
-    takes 30 for 100 kB. The bytes between two quotes are one text, or outside of all, where few characters are allowed.
+    """Whether a few texts are nearly all of the body, as in most prompts. This takes some microseconds; counting takes
+    30 µs for 100 kB. The bytes between two quotes are either one text, or outside of all texts, where JSON allows few
+    characters (`_OUTSIDE`).
     """
     for opening in (b"{", b"["):
         at = -1
@@ -276,7 +282,7 @@ def _built(short: _Shortened, fields: dict[str, msgspec.Raw], values: int) -> sc
         view = short.whole(memoryview(value))
         if len(view) <= SMALL_BYTES:
             built += len(view)
-            if built > BUILT_BYTES_MAX:  # it would stay unread: `stream` and other fields decide what the router does
+            if built > BUILT_BYTES_MAX:  # it cannot stay unread: `stream` and other fields decide what the router does
                 limit = f"the fields of up to {SMALL_BYTES:,} bytes together take over {BUILT_BYTES_MAX:,}"
                 raise bad_request(f"The body has too much beside its large fields: {limit}.", name[:80])
             since += len(view)
@@ -320,7 +326,7 @@ def _unread(short: _Shortened, part: memoryview, values: int) -> scan.Steps[Unre
 
 
 def _within(view: memoryview) -> memoryview:
-    """The content between a list's brackets, without spaces around it, as far as those are few."""
+    """The content between a list's brackets, without up to `_SPACES_MAX` bytes of spaces around it."""
     start, end = 1, len(view) - 1
     while start < min(end, _SPACES_MAX) and view[start] in _SPACES:
         start += 1
@@ -354,8 +360,11 @@ def _clean(
     keys: Sequence[scan.FoundKey],
     namespace: str,
 ) -> scan.Steps[Heavy]:
-    """The body without what no client may set: small fields are stripped and written anew, large ones must contain none
-    of it.
+    """The body without fields that no client may set. Small fields are stripped and written anew; a large field that
+    contains such a field is refused.
+
+    Raises:
+        ApiError: 400.
     """
     for name in wire.TRANSFER_KEYS | wire.TOP_LEVEL_KEYS:
         if isinstance(body.get(name), Unread):
@@ -412,7 +421,7 @@ def _apart(raw: bytes, view: memoryview, keys: Sequence[scan.FoundKey], namespac
 
 
 def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.FoundKey]) -> None:
-    """Refuse a large field that could contain what no client may set."""
+    """Raises ApiError: 400 if a large field could contain a field that no client may set."""
     if name in wire.FREE_FORM_KEYS and bytes(view[:1]) in _TEXTS:
         raise bad_request(
             f"`{name}` is a text of {len(view):,} bytes that may hold JSON; up to {SMALL_BYTES:,} are looked into. "
@@ -429,7 +438,7 @@ def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.Fo
 
 
 def _address(data: bytes | memoryview) -> int:
-    """Its address in memory: msgspec's `Raw` is a view of the body itself."""
+    """The address of the data in memory. Differences give positions: msgspec's `Raw` is a view of the body itself."""
     address: int = np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0]
     return address
 

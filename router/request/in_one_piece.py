@@ -28,10 +28,11 @@ class AnswerInOnePiece:
         self.arrived: tuple[Answer, EngineTold] | None = None
         """The whole answer."""
         self._presumed: asyncio.TimerHandle | None = None
-        """The timer at which its prompt counts as computed, kept once it has passed: the leg computes the prompt."""
+        """The timer after which the prompt counts as computed. It is kept after it has fired, as a sign that this leg's
+        engine computes the prompt; None: another engine computes it, or no time is predicted."""
 
     def read(self, answer: Answer) -> str | None:
-        """Keep the answer of a leg with status 200, or return why it is none."""
+        """Keep the answer of a leg with status 200, or return why it is not a completion."""
         told = engine_answers.completion_in(answer.body)
         if isinstance(told, str):
             return told
@@ -56,7 +57,9 @@ class AnswerInOnePiece:
         self._presumed = self.arrived = None
 
     def engine_said(self, tokens: int | None) -> d.EngineMs | None:
-        """The engine's times: that of the prompt if the same engine computed it."""
+        """The engine's times for an answer of so many tokens; None: the engine reported none, or the number is not
+        known. The prompt's time is 0 if this engine has not computed the prompt.
+        """
         times = self._trace.times
         if times is None or not tokens:
             return None

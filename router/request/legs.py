@@ -21,7 +21,7 @@ from router.http.upstream import Answer, EngineLost, too_long
 
 
 class EventSink(ABC):
-    """Takes what happens to the parts of one request on to its journey."""
+    """Takes the events of the parts of one request to its journey."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class EventSink(ABC):
 
 
 class _OverSink(EventSink):
-    """The request is over: nothing happens to it any more."""
+    """The sink of a request that is over: it ignores all events."""
 
     def feed(self, event: j.Event) -> None:
         pass
@@ -103,7 +103,7 @@ class AnswerOwner(ABC):
 
 
 class CollectedAnswer:
-    """An answer whose bytes make sense only together: a `LegListener` but for its end."""
+    """An answer that is read only once it is complete: all of a `LegListener` but its end."""
 
     __slots__ = ("_bytes", "_bytes_max", "_content_type", "_pieces", "_status", "http")
 
@@ -152,7 +152,7 @@ class AwaitedSource(CollectedAnswer, ABC):
 
 
 class PrefillSaid:
-    """An engine's answer to a prefill leg, and its time."""
+    """An engine's answer to a prefill leg, and the time of its end in monotonic seconds (`at`)."""
 
     __slots__ = ("answer", "at")
 
@@ -162,8 +162,8 @@ class PrefillSaid:
 
 
 class PrefillLeg(CollectedAnswer):
-    """A prefill leg that is sent, at once or when its source is over. If the client leaves, a leg that was sent is not
-    cut off before its answer says what it holds.
+    """A prefill leg. It is sent at once, or, with a source, once the source leg is over. If the client leaves, a leg
+    that was sent is not cut off at once: its answer says what it holds.
     """
 
     __slots__ = ("_owner", "_said", "_told", "attempt", "instance", "source", "started")
@@ -177,11 +177,11 @@ class PrefillLeg(CollectedAnswer):
         self.started = 0.0
         self.source: AwaitedSource | None = None
         self._said: asyncio.Future[PrefillSaid | j.Lost | j.Refused] | None = None
-        """For work that outlives the request."""
+        """Made by `said`, for work that outlives the request."""
         self._told: PrefillSaid | j.Lost | j.Refused | None = None
 
     def said(self) -> asyncio.Future[PrefillSaid | j.Lost | j.Refused]:
-        """Done when the leg has ended."""
+        """A future with the leg's end."""
         if self._said is None:
             self._said = asyncio.get_running_loop().create_future()
             if self._told is not None:
@@ -200,7 +200,7 @@ class PrefillLeg(CollectedAnswer):
             self._owner.prefill_over(self)
 
     def forgo(self) -> bool:
-        """The leg is not wanted any more: end it if it still waits for its source. Returns whether it did."""
+        """The leg is not wanted any more: end it if it still waits for its source. Returns whether it was ended so."""
         waits = self.source is not None and self.http is None
         if waits:
             self._over(j.not_sent())
@@ -216,7 +216,7 @@ class PrefillLeg(CollectedAnswer):
         self.http = None
         source, self.source = self.source, None
         if source is not None and not (isinstance(told, PrefillSaid) and told.answer.status == 200):
-            source.close()  # nothing has pulled, or may: a pull that has ended has released it already
+            source.close()  # the hold may not have been pulled; a pull that has ended has released it already
         self._owner.prefill_over(self)
         self._told = told
         if self._said is not None:
@@ -343,14 +343,16 @@ class AnswerLeg:
         self.owner.answer_left(self)
 
     def relay(self, chunk: Callable[[bytes, int], object], silence_s: float) -> None:
-        """Its bytes go to the client from now on, whole chunks to `chunk`. `silence_s`: see `limit_silence`."""
+        """Relay the bytes to the client from now on. `chunk` takes whole chunks, framed as they came, and the position
+        at which their bytes begin. `silence_s`: see `limit_silence`.
+        """
         self.relays = True
         self.limit_silence(silence_s)
         if self.http is not None:
             self.http.chunk = chunk
 
     def limit_silence(self, silence_s: float) -> None:
-        """The engine may be silent for so long, in seconds; 0: as long as before."""
+        """Set how many seconds the engine may be silent; 0: as many as before."""
         if self.http is not None and silence_s > 0:
             self.http.limit_silence(silence_s)
 

@@ -50,7 +50,7 @@ class Outgoing:
         return self.early_lines(stage, target)
 
     def early_lines(self, stage: str, target: Instance) -> bytes:
-        """The same of a leg whose stage begins later, as another leg is waited for."""
+        """The headers of an early leg, as lines. Its stage begins later: the router still waits for another leg."""
         recorded = self._trace.recorded
         return _at_rank(lines(self._trace.traced(stage, target, self.headers)) if recorded else self._head, target)
 
@@ -63,7 +63,7 @@ class Outgoing:
         return (*self._open, closing(fields))
 
     def untraced(self, target: Instance) -> bytes:
-        """The headers of a leg of which traces do not tell, as lines."""
+        """The headers of a leg that gets no span of its own, as lines."""
         return _at_rank(self._head, target)
 
     def source_body(self, instance: InstanceId, attempt: int) -> tuple[bytes | memoryview, ...]:
@@ -74,7 +74,7 @@ class Outgoing:
     def prefill_body(
         self, instance: InstanceId, attempt: int, *, token_ids: bool, source: wire.TransferFields | None = None
     ) -> tuple[bytes | memoryview, ...]:
-        """The same with a prefill leg's. `token_ids`, `source`: see `wire.prefill_fields`."""
+        """The client's body with a prefill leg's fields. `token_ids`, `source`: see `wire.prefill_fields`."""
         request, transfer = self._request, self.transfer_id(instance, attempt)
         if source is not None or self._parts.engines.tickets.signs:
             fields = wire.prefill_fields(request.body, token_ids=token_ids, transfer=transfer, source=source)
@@ -97,7 +97,7 @@ class Outgoing:
         return TransferId(self._request.id, attempt, epoch)
 
     def stamped(self, body: Mapping[str, Any], to: InstanceId, producer: InstanceId, attempt: int) -> Mapping[str, Any]:
-        """A leg for `to` about the hold of `producer`, with the ticket that a guarded engine needs."""
+        """The body of a leg to `to` about the hold of `producer`, with the ticket that a guarded engine needs."""
         tickets = self._parts.engines.tickets
         if not tickets.signs:
             return body
@@ -116,8 +116,10 @@ _ANY_TRANSFER: Final = TransferId(RequestId("any"), 0, 0)
 
 @lru_cache(maxsize=16)
 def _prefill_ending(options: bool, limit: bool, least: bool, token_ids: bool) -> tuple[bytes, bytes]:  # noqa: FBT001
-    """The end of a prefill leg's body before and after its hold's name, which alone differs between requests that have
-    the same of these fields: `wire.prefill_fields` reads no others.
+    """The router's fields of a prefill leg's body, as JSON: the parts before and after the hold's name.
+
+    `options`, `limit`, `least`: the body has ``stream_options``, ``max_completion_tokens``, ``min_tokens``.
+    `wire.prefill_fields` reads no other fields, so requests with the same of these differ in the hold's name alone.
     """
     has = {"stream_options": options, "max_completion_tokens": limit, "min_tokens": least}
     fields = wire.prefill_fields(

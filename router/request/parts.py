@@ -17,7 +17,7 @@ from router.telemetry.explain_store import ExplainStore
 from router.telemetry.metrics import RouterMetrics
 
 BUG: Final = "%s: a request failed in the router"
-"""What the log says of a bug, with the request's names."""
+"""The log line for a bug of the router's; it takes the request's label."""
 
 
 class Open(Protocol):

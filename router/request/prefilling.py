@@ -33,7 +33,7 @@ logger = logging.getLogger("baton.router")
 
 
 class Prefilling(PrefillOwner):
-    """The prefill legs of one request."""
+    """The prefill legs of one request. It has many attributes: one for each other part of the request that it uses."""
 
     __slots__ = (
         "_attempt", "_had_cached", "_legs", "_outgoing", "_parts", "_releasing", "_request", "_scheduled", "_seeding",
@@ -51,7 +51,7 @@ class Prefilling(PrefillOwner):
         trace: RequestTrace,
         sink: EventSink,
     ) -> None:
-        """`sink` gets the events of its legs."""
+        """`sink` gets the events of the legs."""
         self._parts: Final = parts
         self._request: Final = request
         self._outgoing: Final = outgoing
@@ -67,7 +67,7 @@ class Prefilling(PrefillOwner):
         self.producer: PrefillLeg | None = None
         """The leg whose answer the journey uses; before there is one, the leg that was sent last."""
         self._had_cached: int | None = None
-        """Prompt tokens that the first P had cached."""
+        """Prompt tokens that the first P had cached; None: no P has reported them."""
         self._releasing: asyncio.Task[j.Event] | None = None
 
     def send(self, effect: j.SendPrefill) -> None:
@@ -159,7 +159,9 @@ class Prefilling(PrefillOwner):
         return j.PrefillAnswered(reason, transfer, token, not not_first, by=leg.instance)
 
     def _not_first(self, leg: PrefillLeg, transfer: wire.TransferFields | None, fields: Mapping[str, Any]) -> str:
-        """Why P's token is not known to be the answer's first: by P's own answer, and by the proof of the pair."""
+        """Why P's token is not known to be the answer's first, by P's own answer and by the proof of the pair; empty:
+        it is the first.
+        """
         if transfer is None:
             return "P holds nothing: what it has computed cannot be told"
         because, context, view = transfer.stops_short_of(fields), self._scheduled.context, self._parts.view
@@ -169,7 +171,9 @@ class Prefilling(PrefillOwner):
         return another or view.not_exact(leg.instance, context.decode)
 
     def _transfer_in(self, fields: dict[str, Any]) -> wire.TransferFields | None:
-        """The hold that P's answer describes. The client is told how much the first P of its request had cached."""
+        """The hold that P's answer describes; None: none. Its cached tokens are at most those that the request's first
+        P reported: a later P may find what an earlier try left in its cache.
+        """
         transfer = wire.read_transfer(fields)
         if transfer is None:
             return None
@@ -178,7 +182,7 @@ class Prefilling(PrefillOwner):
         return transfer.at_most_cached(self._had_cached)
 
     def _fields(self, by: InstanceId, answer: Answer) -> dict[str, Any] | j.Lost | j.Refused:
-        """The fields of P's answer."""
+        """The fields of P's answer, or the journey's event if the answer is not valid."""
         if answer.status != 200:
             return self._words.refused(by, answer)
         fields = engine_answers.prefilled_in(answer.body, reads_blocks=self._parts.engines.tickets.signs)
@@ -193,7 +197,7 @@ class Prefilling(PrefillOwner):
         return {**fields, "choices": None}  # half done: its hold is pulled or given back
 
     def answer_with(self, reply: Reply) -> None:
-        """P's answer is the request's: it ended with its first token."""
+        """Send P's answer to the client as the whole answer: it ended with its first token."""
         assert self.producer is not None
         raw = self.producer.answer.body
         body, told = wire.without_transfer(engine_answers.object_in(raw) or {}), engine_answers.completion_in(raw)
@@ -202,13 +206,13 @@ class Prefilling(PrefillOwner):
     # -- how they end --
 
     def close(self) -> None:
-        """No prefill leg is awaited any more."""
+        """Cut every prefill leg off."""
         for leg in list(self._legs.values()):
             leg.cut()
         self._legs.clear()
 
     def forgo(self, instance: InstanceId) -> None:
-        """No client waits for this leg's answer: do not send it, if it still waits for its source."""
+        """No client waits for this leg's answer: if the leg still waits for its source, do not send it."""
         leg = self._legs.get(instance)
         if leg is not None:
             leg.forgo()

@@ -59,7 +59,7 @@ class Releases:
             leg.cut()
 
     async def cancel_prefill(self, instance: InstanceId) -> None:
-        """Abort with vLLM's own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
+        """Ask P to abort the leg, by vLLM's own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
         engine_id = f"chatcmpl-{self.request.id}" if self.request.path == CHAT else f"cmpl-{self.request.id}-0"
         if not self.parts.view.knows(instance):
             return
@@ -78,12 +78,16 @@ class Releases:
         return j.Released(done)
 
     async def _give_up(self, transfer: wire.TransferFields, holder: PrefillLeg) -> bool:
-        """Use the name if P has reported it: then P has Baton's connector, and with a guard a path for releases."""
+        """Release by name, if P has reported the name: then P has Baton's connector, and with a guard a path for
+        releases. Returns whether P has taken it.
+        """
         name = transfer.fields.get(wire.TRANSFER)
         return isinstance(name, str) and await self._say_name(name, holder.instance, holder.attempt)
 
     async def give_up(self, holder: InstanceId, attempt: int) -> bool:
-        """Give up what this instance holds for the request, or will hold, under the name that the router chose."""
+        """Give up the hold of this instance for the request, made or not, by the name that the router chose. Returns
+        whether the instance has taken it.
+        """
         return await self._say_name(str(self.outgoing.transfer_id(holder, attempt)), holder, attempt)
 
     async def _say_name(self, name: str, holder: InstanceId, attempt: int) -> bool:
@@ -98,8 +102,10 @@ class Releases:
         return answer.status == 200
 
     async def _reject(self, via: InstanceId, transfer: wire.TransferFields, holder: PrefillLeg) -> bool:
-        """Make the instance reject a leg for this hold. To a producer that it has never met, D's first message only
-        starts a handshake, and the release leaves with the next: measured on vLLM 0.32, where an idle D polls nothing.
+        """Make the instance `via` reject a leg for this hold, which makes it tell P. Returns whether it has.
+
+        To a producer that the instance has never met, its first message only starts a handshake, and the release leaves
+        with the next message (measured on vLLM 0.32, where an idle D polls nothing): so the leg is sent twice.
         """
         done = await self._reject_once(via, transfer, holder)
         if done and not self.parts.view.pair_warm(transfer.producer, via):
@@ -125,6 +131,6 @@ class Releases:
 
 
 def _hold_in(answer: Answer) -> wire.TransferFields | None:
-    """The hold in a P's answer that is not used."""
+    """The hold in an answer of P's that is not used; None: the answer names none."""
     fields = object_in(answer.body) if answer.status == 200 else None
     return None if fields is None else wire.read_transfer(fields)

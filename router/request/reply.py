@@ -31,15 +31,15 @@ from router.request.trace import RequestTrace
 logger = logging.getLogger("baton.router")
 
 REMEMBERED_BYTES_MAX = 256 << 10
-"""The part of a stream that is kept for its resumption (about 1,000 chunks of vLLM's); a longer one ends with
-an error."""
+"""The most bytes of a stream that are kept for its resumption (about 1,000 chunks of vLLM's). If a longer stream
+breaks, it ends with an error."""
 
 _FRAME_ENDS = b"\n\n\r\n"
 
 _ERROR_LATER: Final = b"\n\n" + ERROR_EVENT
 
 _LAST_LINE = b"\n" + LAST_EVENT
-"""It cannot stand in a text: JSON texts have no raw line ends."""
+"""The last event as a line. It cannot stand in an answer's text: JSON texts have no raw line ends."""
 
 CUT_OFF = b'"finish_reason":"length"'
 """Marks an answer that ended by its limit. In the model's text its quotes would be escaped."""
@@ -48,9 +48,9 @@ _EVENTS = "text/event-stream; charset=utf-8"
 
 
 class SentEvents:
-    """The events of one answer that its client has, as they were written: bare, or as a framed chunk (`_bare`).
+    """The events of one answer that its client has, in pieces as they were written: bare, or framed chunks (`_bare`).
 
-    All of them are kept while another engine may continue the stream, else the last two pieces.
+    All pieces are kept while another engine may continue the stream, else the last two.
     """
 
     __slots__ = ("_bytes", "_counts", "_events", "_last", "_last_but_one", "_path", "_pieces", "_seed", "only_seed")
@@ -69,7 +69,7 @@ class SentEvents:
         """The number of events, if they are counted."""
         self._seed: Seed | None = None
         self.only_seed = False
-        """The client has P's first token, and no event of another engine's."""
+        """The client has P's first token, and no event of another engine."""
 
     @property
     def resumable(self) -> bool:
@@ -79,7 +79,7 @@ class SentEvents:
     def add(self, piece: bytes) -> None:
         """The client gets these whole events."""
         self._last_but_one, self._last = self._last, piece
-        if self.only_seed and b"data:" in piece:  # not so a comment, which keeps a connection alive
+        if self.only_seed and b"data:" in piece:  # a comment, which keeps a connection alive, has no data
             self.only_seed = False
         if self._pieces is not None:
             self._pieces.append(piece)
@@ -127,8 +127,8 @@ class SentEvents:
         return Splice(self._path, said)
 
     def tokens(self) -> int | None:
-        """The number of a stream's tokens, from its events; None if there is no stream. It is too low for engines that
-        put several tokens into one event.
+        """The number of a stream's tokens, counted by events; None: there are none, or they are not counted. It is too
+        low for engines that put several tokens into one event.
         """
         around = (self._path == CHAT) + (LAST_EVENT in self.tail()[-70:])
         return self._events - around if self._events > around else None
@@ -156,11 +156,11 @@ class Reply:
 
         Args:
             outlet: the way to the client.
-            request: the client's.
-            trace: is told of what is sent.
+            request: the client's request.
+            trace: records what is sent.
             resumable: another engine may continue a stream that breaks.
             counts: the number of tokens is wanted.
-            event_bytes_max: a stream with a longer event has failed.
+            event_bytes_max: a stream with an event of more bytes has failed.
         """
         self.outlet: Final = outlet
         self._request: Final = request
@@ -173,7 +173,7 @@ class Reply:
         """The number of passed-on bytes of an event that is too long to keep; 0: there is none."""
         self._event_bytes_max: Final = event_bytes_max
         self._simple = False
-        """Whole chunks may pass unchanged: both first tokens are sent, and nothing has to be removed."""
+        """Whole chunks may pass unchanged: the first two tokens are sent, and nothing has to be removed."""
         self._passage: Callable[[bytes], None] = outlet.write
         self.broken_splices = 0
         self.cut_off = False
@@ -216,8 +216,9 @@ class Reply:
     # -- a stream --
 
     def relay(self, content_type: str, cache_control: str) -> j.Event | None:
-        """A stream begins: raw bytes, whole events at a time, so that a stream that breaks never leaves half an event
-        with the client. A stream that continues after a seed, or after another that broke, passes a splice first.
+        """A stream begins. It is passed on in whole events, so that a stream that breaks never leaves half an event
+        with the client. A stream that follows a seed, or a broken stream, passes a splice first. Returns an event if
+        that is impossible.
         """
         self._rest, self._simple = b"", False
         self.sent.next_stream()
@@ -264,7 +265,9 @@ class Reply:
         return None
 
     def pass_on(self, framed: bytes, begin: int) -> j.Event | None:
-        """The same for one whole chunk that ends as an event does, framed as it came: ``framed[begin:-2]``."""
+        """`feed` for one whole chunk that ends with an event. It is framed as it came: its bytes are
+        ``framed[begin:-2]``.
+        """
         if not self._simple or ERROR_EVENT in framed:
             return self.feed(framed[begin:-2])
         self._passage(framed)
@@ -281,17 +284,17 @@ class Reply:
         return j.Ended()
 
     def broke_off(self, because: str, *, waited: bool) -> j.Event:
-        """The stream's connection is lost, maybe after the stream's own end. `waited`: as for `lost`."""
+        """The stream's connection is lost, perhaps after the stream's last event. `waited`: as for `lost`."""
         told = not self._rest and _LAST_LINE in (b"\n" + self.sent.tail())[-64:]
         return self.ended() if told else self.lost(because, waited=waited)
 
     def lost(self, because: str, *, waited: bool = False) -> j.Lost:
-        """The stream broke off. `waited`: the client has been kept waiting for as long as any client is."""
+        """The stream broke off. `waited`: its engine was silent for so long that no other can be tried after a seed."""
         return j.Lost(because, again=self.sent.said() is not None or (self.sent.only_seed and not waited))
 
     def _broken(self, broken: SpliceBroken) -> j.Lost:
-        """The stream is another answer. A client that has only P's token can get an answer that begins with it: of
-        what this engine has drawn it has nothing.
+        """The stream is another answer than the client has begun to read. If the client has only P's token, it has
+        nothing of this engine, so another engine may still make an answer that begins with P's token.
         """
         logger.warning("%s: the splice does not hold: %s", self._request.label, broken)
         self.broken_splices += 1
@@ -322,12 +325,12 @@ class Reply:
 
 @lru_cache(maxsize=64)
 def _lines(content_type: str, cache_control: str) -> bytes:
-    """The lines of a stream's head. An engine's are mostly the same."""
+    """The lines of a stream's head. They are kept, as most streams of an engine have the same."""
     return lines({"Content-Type": content_type} | ({"Cache-Control": cache_control} if cache_control else {}))
 
 
 def _bare(written: bytes) -> bytes:
-    """The events without framing. Only a frame ends with HTTP's line end; those of events differ."""
+    """The events without framing. Only a framed chunk ends with CRLF: events end with LF."""
     return written[written.find(b"\n") + 1 : -2] if written.endswith(_FRAME_ENDS) else written
 
 

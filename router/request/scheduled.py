@@ -1,4 +1,4 @@
-"""One request at the scheduler: its choices, and what is learned from its results. A shell: the clock."""
+"""One request at the scheduler: its choices, and what is learned from its results. A shell: it reads the clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ScheduledRequest:
         self._trace: Final = trace
         self.context: Final = context
         self.resumed = False
-        """Two engines made its answer, which therefore says nothing about the speed of either."""
+        """Two engines made the answer: its times say nothing about the speed of either."""
         self._sent: tuple[Sent, ...] = ()
         self._cached_tokens = 0
         """The number of its prompt tokens expected in the cache of the instance that computes it, until the real number
@@ -46,7 +46,7 @@ class ScheduledRequest:
         """The weights, the circle, and the meaning of the model's name, of the instance that made the client's output
         so far."""
         self._at_scheduler = True
-        """The scheduler has not been told of its end."""
+        """The scheduler has not been told of the request's end."""
 
     @property
     def foretold(self) -> bool:
@@ -65,7 +65,7 @@ class ScheduledRequest:
         assert type(chosen) is j.Chosen
         if len(effects) > 1 or self._parts.scheduler.wakeup_s is not None:  # most often there is nothing
             self._parts.dispatch.call(effects[1:])
-        if effect.second and chosen.prefill is None:  # all stays as it is
+        if effect.second and chosen.prefill is None:  # nothing changes
             return chosen
         if chosen.prefill is None and effect.hand_over and not self._parts.dispatch.said_aggregated:
             self._parts.dispatch.served_aggregated(chosen)
@@ -82,7 +82,7 @@ class ScheduledRequest:
         return chosen
 
     def found_none(self) -> None:
-        """The request waits for a place."""
+        """No instance has a place for the request: it waits in the flow-control queue."""
         self._parts.dispatch.tell(d.FoundNone(self.context), time.monotonic())
 
     def spoken_by(self, instance: InstanceId) -> None:
@@ -98,7 +98,9 @@ class ScheduledRequest:
         self._parts.dispatch.tell(d.Occupied(self.context, instance), time.monotonic())
 
     def prompt_over(self, *, done: bool, usage: Mapping[str, Any] = _NO_USAGE) -> None:
-        """Its prompt was computed where it was last sent to, or will not be (`done` false)."""
+        """The instance to which the prompt was last sent has computed it, or will not (`done` false). `usage`: the
+        engine's token counts.
+        """
         predictor, context = self._parts.predictor, self.context
         if predictor is None or self._predicted is None:
             return
@@ -121,7 +123,7 @@ class ScheduledRequest:
             self._parts.dispatch.scheduling.handle(over, now)
 
     def _look_for_room(self) -> None:
-        """A prompt is computed: if more than credits limits admission, there may be room."""
+        """A prompt is computed: if admission has other limits than credits, there may be room for a waiting request."""
         if self._parts.scheduler.admission is not None:
             self._parts.dispatch.tell(d.Roomy(), time.monotonic())
 
@@ -143,7 +145,7 @@ class ScheduledRequest:
         predictor, usage = self._parts.predictor, self._trace.usage
         if predictor is None or self._predicted is None:
             return None
-        if usage and self._sent:  # no P has reported it: one instance did all of it, and reports it at its end
+        if usage and self._sent:  # no P has reported the prompt: one instance did all, and reports it at its end
             self.context.wanted = predictor.told(self.context.wanted, self._predicted, usage)
             cached_tokens = cached_in(usage)
             if cached_tokens is not None:
@@ -164,13 +166,13 @@ class ScheduledRequest:
         complete: bool,
         paused: bool,
     ) -> None:
-        """The request is over. See `Scheduler.finish`."""
+        """The request is over, after `tokens` tokens; None: not counted, or of two engines. See `Scheduler.finish`."""
         finished = d.Finished(self.context, now, tokens, cut_off, engine_ms, complete, paused)
         self._parts.dispatch.tell(finished, now)
         self._at_scheduler = False
 
     def leave(self) -> None:
-        """A bug of the router's ends it: give its place back."""
+        """A bug of the router's ends the request: give its place back."""
         if self._at_scheduler:
             now = time.monotonic()
             self._parts.dispatch.tell(d.Finished(self.context, now, None, cut_off=False, complete=False), now)

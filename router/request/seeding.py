@@ -35,14 +35,16 @@ class Seeding:
         self._allowed: Final = parts.limits.seeding and verdict.way is Way.SEEDED
         self.seed: Seed | None = None
         self.early_unpinned = False
-        """An early leg is under way, sent before the pair was proven, that need not begin with P's token."""
+        """An early leg is under way that need not begin with P's token: when it was sent, the pair was not proven."""
 
     def may(self) -> bool:
         """Whether a seed is exact, and D can be told to begin with P's token."""
         return self._allowed and can_pin(self._parts.view, self._context.decode)
 
     def read(self, answer: dict[str, Any], not_first: str) -> int | None:
-        """The token of P's answer that is the seed, if it may be one. `not_first`: why it is not the answer's first."""
+        """The token of P's answer that is the seed; None: it may not be sent now. `not_first`: why it is not known to
+        be the first token of the client's answer; empty: it is.
+        """
         if self.seed is not None or not self.may():
             off = not self._parts.limits.seeding
             self._trace.not_seeded("seeding is off" if off else "D's engine cannot be told its first token")
@@ -66,7 +68,7 @@ class Seeding:
         seed, meters = self.seed, self._parts.meters
         assert seed is not None
         if reply.outlet.gone:
-            return  # at this moment: the connection will report it
+            return  # the client has just left: the connection will report it
         meters.first_byte(time.monotonic() - self._request.arrived)
         meters.seeds.inc()
         self._trace.seeds()

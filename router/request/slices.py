@@ -1,8 +1,8 @@
 """Runs work that comes in steps (`cluster.scan.Steps`) beside everything else that a router does. A shell.
 
-One piece of work at a time: other tasks run between its steps, and however many large bodies arrive at once, no other
-request waits for more than one step of one of them. Clients take turns: the bodies of one client wait for each other,
-and not for those of others. Each body counts as one that is being read (`router.http.uploads`) until its work is done.
+One piece of work runs at a time, and other tasks run between its steps. So no other request waits for more than one
+step, however many large bodies arrive at once. Clients take turns: one client's many bodies delay each other, not those
+of other clients. Each body counts as one that is being read (`router.http.uploads`) until its work is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cluster.scan import Steps
 from router.http.uploads import Uploads, share_of
 
 STEP_S: Final = 0.004
-"""Steps that take less together run without a pause: a pause costs some ten microseconds."""
+"""Steps that together take fewer seconds run without a pause: a pause costs some ten microseconds."""
 
 WAITING_MAX: Final = 128
 """The number of bodies that may wait to be read, whatever their size; one client has at most a share of them. More are
@@ -32,7 +32,7 @@ class ClientGone(Exception):
 
 
 class Slices:
-    """The slices of one router."""
+    """The work in steps of one router, one piece at a time."""
 
     def __init__(self, uploads: Uploads | None = None) -> None:
         """`uploads`: counts the bodies; None: they are not counted."""
@@ -55,13 +55,13 @@ class Slices:
 
         Args:
             steps: the work.
-            size: the body's bytes.
+            size: the number of the body's bytes.
             client: the upload's client (`Uploads.add`).
             gone: whether the client has left: then the work stops.
 
         Raises:
             ApiError: 503 if too much waits already, of all or of this client; and any error of the work.
-            ClientLeft: `gone` says so.
+            ClientGone: `gone` returned true.
         """
         self._let_in(client)
         kept = None if self._uploads is None else self._uploads.keep(size, client)

@@ -28,7 +28,7 @@ logger = logging.getLogger("baton.router")
 
 
 class Sourcing(AwaitedSource):
-    """One source leg."""
+    """One source leg. It has many attributes: the parts of the request that it uses, and how far the leg has come."""
 
     __slots__ = (
         "_attempt", "_began", "_held", "_outgoing", "_over", "_parts", "_request", "_send", "_sink", "_timer",
@@ -98,7 +98,7 @@ class Sourcing(AwaitedSource):
         self._send(held)
 
     def _read(self, said: Answer | EngineLost | None) -> tuple[wire.TransferFields | None, str]:
-        """The hold, if there is one, and the outcome as metrics call it."""
+        """The hold, if there is one, and the outcome as a label for metrics."""
         if said is None:
             self._give_up()
             self._tell_time()
@@ -120,13 +120,13 @@ class Sourcing(AwaitedSource):
         return held, "nothing" if held is None else "held"
 
     def _tell_cached(self, tokens: int) -> None:
-        """The prefix-cache index knows now what the source has of the prompt."""
+        """Report to the prefix-cache index how many of the prompt's tokens the source has."""
         wanted, now = self._wanted, time.monotonic()
         told = d.SourceSaid(self.source.instance, wanted.prefix, wanted.prefix_block_tokens, tokens, now)
         self._parts.dispatch.fleet.handle(told, now)
 
     def _tell_time(self) -> None:
-        """It has answered, or is late: the next price of a source knows how late."""
+        """The source has answered, or is late: report by how much, for the price of the next source."""
         now = time.monotonic()
         late_ms = (now - self._began) * 1000.0 - self.source.leg_ms
         self._parts.dispatch.fleet.handle(d.Sourced(late_ms, now), now)
@@ -153,5 +153,5 @@ class Sourcing(AwaitedSource):
             self._timer.cancel()
             self._parts.dispatch.leg_ended(self.source.instance)
         if http is not None:
-            http.close()  # nothing happens to one that has ended
+            http.close()  # without effect if the leg has ended
         self._parts.meters.sources.asked(outcome, tokens)

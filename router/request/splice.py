@@ -145,9 +145,9 @@ class SaidSoFar:
 
 
 def said_in(events: bytes, path: str) -> SaidSoFar | None:
-    """What these whole SSE events told the client; None if another answer could not be joined to them.
+    """What these whole SSE events told the client; None if another answer cannot be joined to them.
 
-    That is the case for an end that was already sent, an error, and anything but text.
+    It cannot if they hold an error, the answer's end, or anything but text.
     """
     text, role = "", False
     for event in events.split(b"\n\n"):
@@ -202,11 +202,11 @@ class Splice:
 
     @property
     def closed(self) -> bool:
-        """Whether everything is removed: bytes may pass unchanged."""
+        """Whether all that the client already has is removed: further bytes may pass unchanged."""
         return not self._left and not self._role
 
     def feed(self, chunk: bytes) -> bytes:
-        """The part of the stream so far that is for the client.
+        """Take the next bytes of the second stream; return those that the client gets.
 
         Raises:
             SpliceBroken: the stream is a different answer.

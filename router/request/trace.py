@@ -62,9 +62,9 @@ class RequestTrace:
         self._spans: RecordedSpans | None = None
         """None: the trace is not recorded."""
         self.untraced = b""
-        """A line for its legs' heads: the trace that begins here and is not recorded."""
+        """A header line for the legs if the trace begins here and is not recorded; else empty."""
         self.unsampled: RequestSpan | None = None
-        """The client's trace, if it is not recorded."""
+        """The request's span, if it is not recorded: the legs only pass its trace on."""
         if telling.tracing is not None:
             self.untraced = telling.tracing.dropped(headers)
             if not self.untraced:
@@ -131,7 +131,7 @@ class RequestTrace:
     # -- the prefill leg --
 
     def prefilled(self, at: float, finish_reason: str | None, answer: Mapping[str, Any]) -> None:
-        """P answered at this time."""
+        """P answered at this time, in monotonic seconds."""
         self._timeline.enter(Stage.ROUTER, at)
         times = engine_times(answer.get("metrics"))
         if times is not None:
@@ -165,8 +165,8 @@ class RequestTrace:
         self._story.add(at, "opened")
 
     def sent(self, events: bytes, count: int) -> None:
-        """So many events of a stream are sent; not called any more once the second token is. The end and the usage are
-        no tokens.
+        """So many events of a stream are sent. Not called any more once the second token is sent. The last event and
+        the usage do not count as tokens.
         """
         count -= events.count(b'"choices":[]') + (LAST_EVENT in events[-64:])
         before, self.events_due = self.events_due, self.events_due - count
@@ -181,7 +181,7 @@ class RequestTrace:
         return self.headers()
 
     def headers(self) -> dict[str, str]:
-        """The headers about times of an answer in one piece, if the client asked for them."""
+        """The headers with the times of an answer in one piece, if the client asked for them."""
         self._timeline.end(time.monotonic())
         return {HEADER: self._timing_json().decode()} if self._asked else {}
 
@@ -194,7 +194,7 @@ class RequestTrace:
         return self.comment()
 
     def comment(self) -> bytes:
-        """The comment about times of a stream, if the client asked for it."""
+        """The comment with the times of a stream, if the client asked for it."""
         return b": " + HEADER.encode() + b" " + self._timing_json() + b"\n\n" if self._asked else b""
 
     def _read(self, told: EngineTold) -> None:

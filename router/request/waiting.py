@@ -20,12 +20,13 @@ from router.scheduler.placements import SchedulingContext
 logger = logging.getLogger("baton.router")
 
 FAR_S = 5.0
-"""Deadlines later than this have no timer yet, as most events come before. They are checked every `legs.SWEEP_S`."""
+"""Deadlines more seconds away than this have no timer yet, as most events come before. They are checked every
+`router.http.legs.SWEEP_S`."""
 
 _TIMED = frozenset(
     {j.JourneyState.CHOOSING, j.JourneyState.PREFILLING, j.JourneyState.OPENING, j.JourneyState.CANCELLING}
 )
-"""States that a clock may end."""
+"""States that a deadline may end."""
 
 
 class Waiting:
@@ -58,7 +59,7 @@ class Waiting:
         than checking."""
 
     def begin(self) -> None:
-        """Begin without any wait."""
+        """Begin what the journey's state waits for: a call from the queue, a timer. May be called again at any time."""
         if self._journey.state not in _TIMED:
             return
         if self._journey.state is j.JourneyState.CHOOSING and not self._in_line:
@@ -82,7 +83,7 @@ class Waiting:
         self._timer = self._parts.engines.loop.call_later(max(0.0, left_s), self._tick)
 
     def look(self, now: float) -> None:
-        """Check again: a far deadline may be near now."""
+        """Set a timer if a far deadline is near now (`router.http.legs.Patient`)."""
         if self._timer is None and self._journey.state in _TIMED:
             wakeup = self._journey.next_wakeup()
             if wakeup is not None:
