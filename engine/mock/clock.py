@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.mock.playback import Made, Playback
@@ -25,6 +26,18 @@ QUANTUM_S = 0.001
 """Least real seconds between two wakeups: below what a network adds, above what the wakeups of 50 instances cost."""
 
 NS = 1_000_000_000
+
+PACES_KEPT = 64
+"""Speeds that are remembered, to tell how much real time a stretch of engine time took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """A speed, and where engine time and real time stood when it began."""
+
+    since_ns: int
+    since_s: float
+    speed: float
 
 
 class Timers(Protocol):
@@ -90,26 +103,31 @@ class Clock:
         self._playback = Playback(costs, made, told)
         self._done = done
         self._timers = timers
-        self._speed = speed
-        self._since_s, self._since_ns = timers.time(), 0
+        self._paces = [_Pace(0, timers.time(), speed)]
+        """The present speed is the last one."""
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
-        self._woke_s = self._since_s - QUANTUM_S
+        self._woke_s = self._paces[0].since_s - QUANTUM_S
         self._pending: deque[Event] = deque()
         self._busy = False
 
     def now_ns(self) -> int:
         """Engine time, in nanoseconds since the clock was made."""
-        return self._since_ns + round((self._timers.time() - self._since_s) * self._speed * NS)
+        pace = self._paces[-1]
+        return pace.since_ns + round((self._timers.time() - pace.since_s) * pace.speed * NS)
 
     def real_s(self, engine_ms: float) -> float:
-        """The real seconds that so many milliseconds of engine time take."""
-        return engine_ms / 1000 / self._speed
+        """The real seconds that so many milliseconds of engine time take at the present speed."""
+        return engine_ms / 1000 / self._paces[-1].speed
+
+    def took_s(self, begin_ns: int, end_ns: int) -> float:
+        """The real seconds between two moments of engine time, at the speeds of that time."""
+        return self._real(end_ns) - self._real(begin_ns)
 
     def set_speed(self, speed: float) -> None:
         """Let engine time run faster or slower from now on."""
-        self._since_ns, self._since_s = self.now_ns(), self._timers.time()
-        self._speed = speed
+        self._paces.append(_Pace(self.now_ns(), self._timers.time(), speed))
+        del self._paces[:-PACES_KEPT]
         self._arm()
 
     def tell(self, event: Event) -> None:
@@ -152,13 +170,18 @@ class Clock:
         self._done()
         self._arm()
 
+    def _real(self, at_ns: int) -> float:
+        """The real time at this moment of engine time; for one that is still to come, at the present speed."""
+        pace = next((each for each in reversed(self._paces) if each.since_ns <= at_ns), self._paces[0])
+        return pace.since_s + (at_ns - pace.since_ns) / NS / pace.speed
+
     def _arm(self) -> None:
         twin_ns, token_ns = self._twin.next_wakeup(), self._playback.next_due()
         due_ns = twin_ns if token_ns is None else token_ns if twin_ns is None else min(twin_ns, token_ns)
         if due_ns is None:
             self.stop()
             return
-        due_s = self._since_s + (due_ns - self._since_ns) / NS / self._speed
+        due_s = self._real(due_ns)
         if self._timer is not None and due_s == self._due_s:
             return
         self.stop()

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.instance import Load
-from engine.mock.settings import MS
 from engine.twin.events import RequestFinished
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -126,10 +125,11 @@ class Metrics:
         not_pulled: int,
         arrived_ns: int,
         first_ns: int | None,
-        speed: float,
+        took_s: Callable[[int, int], float],
     ) -> None:
         """Count a request that is over. `arrived_ns`, `first_ns`: its arrival and its first token, on the twin's clock.
-        `not_pulled`: tokens that were held for it and could not be pulled. `speed` turns these times into real seconds.
+        `not_pulled`: tokens that were held for it and could not be pulled. `took_s`: the real seconds between two
+        moments of the twin's clock.
         """
         self.ended[over.reason] += 1
         self.counts["generation_tokens"] += over.outputs
@@ -138,13 +138,12 @@ class Metrics:
         remote = 0 if not_pulled else over.remote_tokens
         failed = max(0, min(not_pulled, prompt_tokens) - over.local_tokens)
         self.prompt(prompt_tokens, over.local_tokens, remote, failed)
-        real_s = 1 / (1000 * MS) / speed
-        self.observe("time_to_first_token_seconds", (first_ns - arrived_ns) * real_s)
-        self.observe("request_queue_time_seconds", max(0, over.first_run_ns - arrived_ns) * real_s)
-        self.observe("request_prefill_time_seconds", max(0, first_ns - over.first_run_ns) * real_s)
-        decode_s = max(0, over.at_ns - first_ns) * real_s
+        self.observe("time_to_first_token_seconds", took_s(arrived_ns, first_ns))
+        self.observe("request_queue_time_seconds", max(0.0, took_s(arrived_ns, over.first_run_ns)))
+        self.observe("request_prefill_time_seconds", max(0.0, took_s(over.first_run_ns, first_ns)))
+        decode_s = max(0.0, took_s(first_ns, over.at_ns))
         self.observe("request_decode_time_seconds", decode_s)
-        self.observe("e2e_request_latency_seconds", (over.at_ns - arrived_ns) * real_s)
+        self.observe("e2e_request_latency_seconds", took_s(arrived_ns, over.at_ns))
         if over.outputs > 1:
             self.observe("request_time_per_output_token_seconds", decode_s / (over.outputs - 1))
 

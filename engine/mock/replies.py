@@ -14,7 +14,7 @@ from engine.mock.asked import MockRequest
 from engine.mock.faults import ON_TOKENS, FaultKind, MockFault, injected
 from engine.mock.http import Exchange
 from engine.mock.prompts import Prompted
-from engine.mock.settings import MS, MockSettings
+from engine.mock.settings import MockSettings
 from engine.mock.transfer import Producer, Reference, asks_a_source, cached_at_producer, hold_fields, wants_hold
 from engine.twin.events import RequestFinished
 from kvtransfer.fields import name_in
@@ -86,11 +86,20 @@ class TwinPart:
 class Replies:
     """Writes one instance's answers."""
 
-    def __init__(self, settings: MockSettings, here: Producer, abort: Callable[[MockAnswer], None]) -> None:
-        """`abort` makes the engine end an answer that a fault breaks off."""
+    def __init__(
+        self,
+        settings: MockSettings,
+        here: Producer,
+        abort: Callable[[MockAnswer], None],
+        took_s: Callable[[int, int], float],
+    ) -> None:
+        """`abort` makes the engine end an answer that a fault breaks off. `took_s`: the real seconds between two
+        moments of engine time.
+        """
         self.here = here
         self._settings = settings
         self._abort = abort
+        self._took_s = took_s
         self.touched: dict[TwinPart, None] = {}
         """Parts that have something to write once the moment is over."""
 
@@ -175,18 +184,18 @@ class Replies:
         return usage_of(prompt_tokens, sum(each.outputs for each in over), cached)
 
     def _timing(self, answer: MockAnswer) -> dict[str, Any] | None:
-        """``metrics`` as with vLLM's ``--enable-per-request-metrics``. Times are real, at the settings' `speed`."""
+        """``metrics`` as with vLLM's ``--enable-per-request-metrics``. Times are real."""
         part = answer.parts[0]
         if len(answer.parts) > 1 or part.over is None or part.first_ns is None:
             return None
-        over, real_ms = part.over, 1 / MS / self._settings.speed
-        decode_ms = max(0, over.at_ns - part.first_ns) * real_ms
+        over, took_s = part.over, self._took_s
+        decode_ms = max(0.0, took_s(part.first_ns, over.at_ns)) * 1000
         begun_ns = over.first_run_ns or part.first_ns
         steps = over.outputs - 1
         return {
-            "time_to_first_token_ms": (part.first_ns - begun_ns) * real_ms,  # from its first step on, as in vLLM
+            "time_to_first_token_ms": took_s(begun_ns, part.first_ns) * 1000,  # from its first step on, as in vLLM
             "generation_time_ms": decode_ms,
-            "queue_time_ms": max(0, begun_ns - answer.arrived_ns) * real_ms,
+            "queue_time_ms": max(0.0, took_s(answer.arrived_ns, begun_ns)) * 1000,
             "mean_itl_ms": decode_ms / steps if steps > 0 else None,
             "tokens_per_second": steps / decode_ms * 1000 if steps > 0 and decode_ms else None,
             "speculative_decoding": None,

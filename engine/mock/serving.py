@@ -51,7 +51,7 @@ class Serving:
         metrics: Metrics,
         here: Producer,
     ) -> None:
-        self.replies = Replies(settings, here, self._abort)
+        self.replies = Replies(settings, here, self._abort, clock.took_s)
         self._settings = settings
         self._clock = clock
         self._handoffs = handoffs
@@ -201,7 +201,7 @@ class Serving:
             not_pulled=part.not_pulled,
             arrived_ns=part.answer.arrived_ns,
             first_ns=part.first_ns,
-            speed=self._settings.speed,
+            took_s=self._clock.took_s,
         )
         self.replies.touched[part] = None
 
