@@ -118,7 +118,7 @@ def read_asked(body: Mapping[str, Any], limits: MockLimits, *, chat: bool) -> Mo
     texts = [chat_pieces(body)] if chat else _texts(body)
     if model is not None and model != limits.model:
         raise ApiError(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
-    _refuse_what_is_not_there(body)
+    _refuse_what_is_not_there(body, chat=chat)
     sizes.check(limits)
     salt, seed = body.get("cache_salt"), body.get("seed")
     prompts = tuple(_prompt(pieces, limits, salt if isinstance(salt, str) else "", seed) for pieces in texts)
@@ -206,10 +206,18 @@ def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
-    for name in ("logprobs", "top_logprobs", "prompt_logprobs", "echo", "use_beam_search"):
-        if body.get(name) not in {None, False}:
-            raise bad_request(f"A mock engine has no {name}.", name)
+def _refuse_what_is_not_there(body: Mapping[str, Any], *, chat: bool) -> None:
+    """Refuse what a mock has not. In vLLM, `logprobs` is a flag of chats and a number of completions, where 0 asks for
+    them, too. `top_logprobs` is 0 unless given.
+    """
+    flags = ("echo", "use_beam_search", "logprobs") if chat else ("echo", "use_beam_search")
+    numbers = {name: body.get(name) for name in ("logprobs", "prompt_logprobs", "top_logprobs") if name not in flags}
+    if numbers["top_logprobs"] == 0:
+        del numbers["top_logprobs"]
+    asked = [name for name in flags if _flag(body, name)]
+    asked += [name for name, value in numbers.items() if value is not None and value is not False]
+    if asked:
+        raise bad_request(f"A mock engine has no {asked[0]}.", asked[0])
 
 
 def _prompt(pieces: list[Ids], limits: MockLimits, salt: str, seed: int | None) -> Prompted:

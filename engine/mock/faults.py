@@ -145,7 +145,7 @@ def _read(body: object) -> MockFault:
 
 def _word(body: Mapping[str, Any], name: str, words: type[_Word]) -> _Word:
     value = body.get(name)
-    if value not in set(words):
+    if not isinstance(value, str) or value not in set(words):
         raise bad_request(f"`{name}` is {value!r}; it must be one of: {', '.join(words)}.", name)
     return words(value)
 
