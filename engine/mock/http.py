@@ -21,7 +21,8 @@ from engine.mock.answers import LAST_CHUNK, encode
 logger = logging.getLogger("baton.mock")
 
 IDLE_S = 5.0
-"""A connection without a request is closed after this (uvicorn's ``timeout_keep_alive``, which vLLM leaves at 5 s)."""
+"""A connection without a request is closed after this (uvicorn's ``timeout_keep_alive``, which vLLM leaves at 5 s). A
+request that has begun to come may take as long as it likes, as in uvicorn."""
 
 BODY_BYTES_MAX = 256 << 20
 """Largest body of a request."""
@@ -111,7 +112,7 @@ class MockConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._transport: asyncio.Transport | None = None
         self.idle_sweeps = 0
-        """How many times in a row the listener has found it without a request."""
+        """How many times in a row the listener has found it without a request, also one that is still coming."""
 
     # -- asyncio --
 
@@ -147,6 +148,11 @@ class MockConnection(asyncio.Protocol):
     def answering(self) -> bool:
         """Whether an answer is under way."""
         return self._exchange is not None
+
+    @property
+    def midway(self) -> bool:
+        """Whether a request is still coming."""
+        return self._reader.midway
 
     def _next(self) -> None:
         while self._waiting and self._exchange is None and self._transport is not None:

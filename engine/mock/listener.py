@@ -31,11 +31,6 @@ class MockListener:
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
-    def listening(self) -> bool:
-        """Whether connections are accepted."""
-        return self._server is not None
-
-    @property
     def answering(self) -> int:
         """The number of requests whose answers are under way."""
         return sum(connection.answering for connection in self._open)
@@ -87,7 +82,8 @@ class MockListener:
     def _sweep(self) -> None:
         """Close connections that have been idle for too many sweeps, and set the timer of the next sweep."""
         for connection in list(self._open):
-            connection.idle_sweeps = 0 if connection.answering else connection.idle_sweeps + 1
+            busy = connection.answering or connection.midway
+            connection.idle_sweeps = 0 if busy else connection.idle_sweeps + 1
             if connection.idle_sweeps > _SWEEPS:
                 connection.close()
         if self._sweeper is not None:
