@@ -106,6 +106,11 @@ class MockInstance:
         """Base URL at which its engine answers."""
         return f"http://{reachable(self.front.host)}:{self.front.port}"
 
+    @property
+    def alive(self) -> bool:
+        """Whether its engine runs or starts."""
+        return bool(self.handoffs.engine_id)
+
     def begin(self) -> None:
         """Start the engine, under a new epoch."""
         self.epoch += 1
@@ -238,6 +243,8 @@ class MockInstance:
         self._end_in_time(active)
 
     def _die(self, active: Active) -> None:
+        if active not in self.faults.active:
+            return  # removed before it struck
         for rank in self.ranks:  # vLLM ends the whole server with one of its engine cores
             rank.die()
         self._end_in_time(active)
@@ -255,9 +262,10 @@ class MockInstance:
         if timer := self._timers.pop(active.number, None):
             timer.cancel()
         match active.fault.fault:
-            case FaultKind.DIE if not self.faults.has(FaultKind.DIE):
+            case FaultKind.DIE if not any(rank.faults.has(FaultKind.DIE) for rank in self.ranks):
                 for rank in self.ranks:
-                    rank.begin()
+                    if not rank.alive:  # alive: another fault's end has started it, or none had struck
+                        rank.begin()
             case FaultKind.CLOSE if self.ready.is_set() and not self.faults.has(FaultKind.CLOSE):
                 self._spawn(self.front.open())
             case FaultKind.SLOW:

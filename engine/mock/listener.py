@@ -25,6 +25,7 @@ class MockListener:
         self._socket: socket.socket | None = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._server: asyncio.Server | None = None
+        self._opening = asyncio.Lock()
         self._open: set[MockConnection] = set()
         self._dropped = False
         """Whether a connection that is accepted, but has not reached its protocol yet, must be broken off."""
@@ -41,15 +42,16 @@ class MockListener:
         Raises:
             UsageError: another program has taken the port meanwhile.
         """
-        if self._server is not None:
-            return
-        taken, self._socket = self._socket or _bound(self.host, self.port), None
-        self._dropped = False
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: MockConnection(self._handler, self._open, lambda: self._dropped), sock=taken, backlog=BACKLOG
-        )
-        self._sweep()
+        async with self._opening:  # of two callers, the second finds it open
+            if self._server is not None:
+                return
+            taken, self._socket = self._socket or _bound(self.host, self.port), None
+            self._dropped = False
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(
+                lambda: MockConnection(self._handler, self._open, lambda: self._dropped), sock=taken, backlog=BACKLOG
+            )
+            self._sweep()
 
     def shut(self) -> None:
         """Accept no more connections; open ones go on."""
