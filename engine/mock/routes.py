@@ -127,10 +127,7 @@ class Routes:
         _json(exchange, {"openapi": "3.1.0", "info": {"title": "FastAPI", "version": "0.1.0"}, "paths": paths})
 
     def _metrics(self, _: Request, exchange: Exchange) -> None:
-        pages = []
-        for rank in self._instance.ranks:
-            rank.handoffs.holds()
-            pages.append(rank.metrics.text(rank.load()))
+        pages = [rank.metrics.text(rank.load()) for rank in self._instance.ranks]
         exchange.respond(200, (pages[0] if len(pages) == 1 else merged(pages)).encode(), CONTENT_TYPE)
 
     def _tokenize(self, request: Request, exchange: Exchange) -> None:

@@ -41,7 +41,6 @@ class Reference:
     """Another instance's hold, as a decode leg names it."""
 
     producer: Producer
-    request_id: str
     source: HoldSource
 
 
@@ -109,7 +108,7 @@ def read_reference(fields: Mapping[str, Any]) -> Reference | None:
     transfer = TransferId(RequestId(request_id), ATTEMPT, UNKNOWN_EPOCH)
     slot, ours = slot_in(fields), handed_over(fields)
     source = HoldSource(transfer, InstanceId(engine_id), tuple(blocks), tokens, transfer.request, slot, ours)
-    return Reference(Producer(engine_id, host, port), request_id, source)
+    return Reference(Producer(engine_id, host, port), source)
 
 
 def hold_of(engine_id: str, request_id: RequestId, fields: Mapping[str, Any]) -> HoldSource:
