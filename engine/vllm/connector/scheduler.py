@@ -130,7 +130,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         pull, prompt = pull_in(fields), len(request.prompt_token_ids or ())
         because = other_adapter(fields, self._adapters.asked(request.lora_request))
         if not because:
-            because = pull if isinstance(pull, str) else self._pulls.judge(pull.engine, time.monotonic())
+            now = time.monotonic()
+            because = pull if isinstance(pull, str) else self._pulls.judge(request.request_id, pull.engine, now)
         if isinstance(pull, str) or because:
             local = max(0, held_in(fields, prompt) - num_computed_tokens)
             if self._pulls.local(request.request_id, local):  # asked again at each step, until there is room
