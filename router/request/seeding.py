@@ -34,7 +34,7 @@ class Seeding:
         self._trace: Final = trace
         self._allowed: Final = parts.limits.seeding and verdict.way is Way.SEEDED
         self._seed: Seed | None = None
-        """The seed in the last answer of a P. The journey may have no use for that answer, and does not send it then."""
+        """The seed in P's last answer. If the journey has no use for that answer, the seed is not sent."""
         self.sent = False
         """The client has its seed."""
         self.early_unpinned = False

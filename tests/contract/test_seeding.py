@@ -86,7 +86,7 @@ async def test_a_token_of_p_that_no_client_got_is_no_seed(start: Starter, reason
             if ended:
                 return None
             ended.append(engine.name)
-            answer = json.loads((await engine._prefill(request)).body or b"")
+            answer = json.loads((await engine._prefill(request)).text or "")
             answer["choices"][0]["finish_reason"] = reason
             return web.json_response(answer)
 

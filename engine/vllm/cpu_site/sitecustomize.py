@@ -26,8 +26,8 @@ spinning threads, the yield returns at once and starves the others: 40 hand-over
 PROGRESS_PAUSE_US = 1000
 """Delay between two rounds of NIXL's progress thread, in microseconds. NIXL's Python API sets 0, which burns a whole
 core in an idle engine; 1,000 costs about 2 % of one. The thread must stay on: without it an idle prefill engine learns
-that its blocks were pulled only when it next has work (up to 21 s later). The connector's own `paced.PROGRESS_US` is the
-same: this file imports nothing of Baton, and a test compares the two."""
+that its blocks were pulled only when it next has work (up to 21 s later). `paced.PROGRESS_US` of Baton's connector is
+the same: this file imports nothing of Baton, and a test compares the two."""
 
 _NIXL_WORKERS = frozenset({"vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"})
 _NIXL_APIS = frozenset({"nixl_cu12._api", "nixl_cu13._api", "nixl_rocm._api"})
