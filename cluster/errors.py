@@ -49,7 +49,7 @@ class ApiError(BatonError):
     """
 
     retry_after_s: int | None = None
-    """Seconds after which a new attempt is worth it: ``Retry-After``."""
+    """Seconds after which a new attempt is worth it, if this error says so itself (`retry_after_s`)."""
 
     def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -65,6 +65,13 @@ class ApiError(BatonError):
         """
         message = self.message.encode("utf-8", "backslashreplace").decode()
         return {"error": {"message": message, "type": self.kind, "param": self.param, "code": self.status}}
+
+
+def retry_after_s(status: int, told_s: int | None = None) -> int | None:
+    """The seconds of an answer's ``Retry-After``: `told_s`, or 1 for a 503 that names none, as it may pass at any time.
+    None: the answer has no such header.
+    """
+    return 1 if told_s is None and status == 503 else told_s
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:

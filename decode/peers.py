@@ -126,13 +126,20 @@ class ProducerPeers:
         """The instances that this consumer pulls nothing from now."""
         return tuple(peer.instance for peer in self._peers.values() if peer.aside_s and now < peer.until)
 
-    def began(self, engine: str, now: float) -> None:
+    def began(self, engine: str, now: float) -> bool:
         """A pull from the producer begins. If the producer was set aside, this pull is the test, the only one for
-        another pause.
+        another pause. Returns whether it is.
         """
         peer = self.of(engine)
         if peer.aside:
             peer.trying, peer.until = True, now + peer.aside_s * self._unit
+        return peer.aside
+
+    def tested(self, engine: str) -> None:
+        """The pull that tests the connection has ended, also one without a result: its hold had ended, or nothing was
+        read. No request waits for it any more.
+        """
+        self.of(engine).trying = False
 
     def ended(self, engine: str, because: str, now: float) -> None:
         """A pull from the producer has ended: well (empty `because`), or not, and why."""

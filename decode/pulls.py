@@ -28,12 +28,14 @@ def worth_pulling(held_tokens: int, prompt_tokens: int, cached_tokens: int) -> i
 class _Wanted:
     """One request."""
 
-    __slots__ = ("because", "engine", "state", "tokens")
+    __slots__ = ("because", "engine", "state", "tests", "tokens")
 
     def __init__(self, state: Want, engine: str, tokens: int) -> None:
         self.state, self.engine, self.tokens = state, engine, tokens
         self.because: str | None = None
-        """The ranks' objection to the blocks; empty: none."""
+        """The ranks' objection to the blocks; empty: none. None: no rank has ended its reading."""
+        self.tests = False
+        """Whether its pull tests the connection to a producer that is set aside."""
 
 
 class Pulls:
@@ -51,12 +53,13 @@ class Pulls:
         """The number of requests whose blocks are being read."""
         return sum(want.state is not Want.LOCAL for want in list(self._wants.values()))
 
-    def judge(self, engine: str, now: float) -> str:
-        """Why no blocks can be pulled from this engine; empty: they can."""
+    def judge(self, request: str, engine: str, now: float) -> str:
+        """Why no blocks can be pulled from this engine for the request; empty: they can. If not, call `local` next."""
         if engine not in self.peers:
             return f"engine {engine} was not introduced"
         if not self.peers.may_pull(engine, now):
-            self.counts["set aside"] += 1
+            if request not in self._wants:  # else it was asked before, and has waited for room since
+                self.counts["set aside"] += 1
             peer = self.peers.of(engine)
             return f"pulls from {peer.instance} have failed, the last {peer.in_a_row}"
         return ""
@@ -85,11 +88,11 @@ class Pulls:
             return
         lost = tokens if handed_over else 0
         if want is None:
-            self._wants[request] = _Wanted(Want.PULLING, engine, lost)
+            want = self._wants[request] = _Wanted(Want.PULLING, engine, lost)
         else:
             want.engine, want.tokens = engine, lost
             self._move(request, want, PullCause.PULLED)
-        self.peers.began(engine, now)
+        want.tests = self.peers.began(engine, now)
 
     def finished(self, request: str) -> None:
         """The request is over."""
@@ -113,6 +116,8 @@ class Pulls:
             return
         if want.because is not None:
             self.peers.ended(want.engine, want.because, now)
+        if want.tests:
+            self.peers.tested(want.engine)
         if failed:
             self._move(request, want, PullCause.UNUSABLE)
         self._move(request, want, PullCause.ENDED)

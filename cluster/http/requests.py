@@ -69,6 +69,11 @@ class RequestReader:
             found.append(request)
         return found
 
+    @property
+    def midway(self) -> bool:
+        """Whether a part of a request has come, and its rest has not."""
+        return self._head is not None or bool(self._rest)
+
     def asked_to_go_on(self) -> bool:
         """Whether the client waits for ``100 Continue`` before it sends its body. True once for a request."""
         asks, self._asks = self._asks and self._head is not None, False

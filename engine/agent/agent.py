@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import EngineFailed
+from cluster.ids import InstanceId
 from cluster.instance import Load, Role
 from cluster.registry.membership import Member
 from cluster.registry.registry import Registry
 from cluster.telemetry import tracing
 from engine.agent.announcer import Announcer
+from engine.agent.background import keep_running
 from engine.agent.config import AgentConfig
 from engine.agent.grants import concerning
 from engine.agent.http import Gate, agent_app, listen
@@ -46,12 +49,15 @@ from engine.vllm.evictions import events_path
 from kvtransfer.seal import Identity
 
 GOODBYE_S = 5.0
-"""How long leaving the registry may take: a few of its time limits, when its name is fought over or its connection is
-broken."""
+"""How long leaving the registry may take: a few of the registry's time limits, in case the name is contested or the
+connection is broken."""
 
 
 class Agent:
-    """One instance of the fleet: wires the parts of an agent together. `run` returns the process's exit code."""
+    """One instance of the fleet: wires the parts of an agent together. `run` returns the process's exit code.
+
+    It has many attributes: a reference to each part that it wires.
+    """
 
     def __init__(
         self,
@@ -82,6 +88,8 @@ class Agent:
         self._say = say
         self._code: asyncio.Future[int] | None = None
         self._news: asyncio.Queue[EngineChange] = asyncio.Queue()
+        self._change: EngineChange | None = None
+        """The change that is being handled; if that fails, it is handled again."""
         self._engine_running = False
         self._local_epoch = 0
         self.announcer: Announcer | None = None
@@ -105,7 +113,7 @@ class Agent:
 
     @property
     def url(self) -> str:
-        """Where the agent answers; empty: nowhere yet."""
+        """Base URL of the agent's own HTTP; empty: it does not answer yet."""
         return self.report.agent_url
 
     # -- running --
@@ -129,7 +137,7 @@ class Agent:
                 await self.announcer.claim(self._code)
             return self._code.result() if self._code.done() else await self._run_tasks(self._code)
         finally:
-            with contextlib.suppress(TimeoutError):  # its lease ends without a goodbye, too
+            with contextlib.suppress(TimeoutError):  # without a goodbye the names are free after a ttl
                 async with asyncio.timeout(GOODBYE_S):
                     if self.announcer is not None:
                         await self.announcer.say_goodbye()
@@ -139,7 +147,7 @@ class Agent:
 
     async def _run_tasks(self, code: asyncio.Future[int]) -> int:
         failure: EngineFailed | None = None
-        tasks = [_spawn(work, name) for work, name in self._works()]
+        tasks = [_spawn(keep_running(work, f"{whose}: {name}"), name) for whose, name, work in self._works()]
         engine = _spawn(self.engine.run(), "engine")
         self._engine_running = True
         try:
@@ -163,18 +171,23 @@ class Agent:
             raise failure
         return code.result() if code.done() else 0
 
-    def _works(self) -> list[tuple[Coroutine[Any, Any, None], str]]:
-        works = [(self._follow_engine(), "news"), (self._readings.run(), "load")]
+    def _works(self) -> list[tuple[InstanceId, str, Callable[[], Awaitable[None]]]]:
+        """What runs beside the engine: each work's instance, its name, and what begins it."""
+        mine = self.spec.instance
+        works: list[tuple[InstanceId, str, Callable[[], Awaitable[None]]]] = [
+            (mine, "engine's states", self._follow_engine),
+            (mine, "engine's load", self._readings.run),
+        ]
         if self.announcer is None:
             return works
-        works.append((self.announcer.run(), "beats"))
+        works.append((mine, "heartbeats", self.announcer.run))
         for rank in self.ranks:
             if self.spec.evictions:
                 path = Path(events_path(self.spec.evictions, self.spec.first_rank + rank.number))
                 make_room(path)
-                works.append((follow(path, rank.evictions), f"evictions of {rank.id}"))
+                works.append((rank.id, "KV events", partial(follow, path, rank.evictions)))
             if self._introductions is not None:
-                works.append((self._introductions.begin(rank).run(), f"transfers of {rank.id}"))
+                works.append((rank.id, "introductions", self._introductions.begin(rank).run))
         return works
 
     # -- requests from outside --
@@ -192,7 +205,7 @@ class Agent:
         self._machines.feed(ResumeAsked())
 
     def ask_role(self, role: Role) -> str | None:
-        """Take another role; the reason if it cannot, else None."""
+        """Take another role. Returns why it cannot, or None."""
         refusal = self.machine.refuses(role)
         if refusal is None:
             self._machines.feed(RoleAsked(role))
@@ -220,7 +233,7 @@ class Agent:
             case Say(line):
                 self._say(line)
             case StopEngine() if self._machines.need_engine:
-                pass  # another rank has work: the last one of them stops the engine
+                pass  # another rank still needs the engine: the last rank's effect stops it
             case StopEngine() if self._engine_running:
                 self.engine.stop(at_once=True)
             case StopEngine():
@@ -236,7 +249,10 @@ class Agent:
 
     async def _follow_engine(self) -> None:
         while True:
-            await self._engine_changed(await self._news.get())
+            if self._change is None:
+                self._change = await self._news.get()
+            await self._engine_changed(self._change)
+            self._change = None
 
     async def _engine_changed(self, change: EngineChange) -> None:
         if change.state == "starting" and self.machine.state is not AgentState.STOPPING:
@@ -254,7 +270,7 @@ class Agent:
         """Give every start of the engine an epoch that this name never had: an old reference must not match."""
         if change.epoch == self._local_epoch:
             return
-        first, self._local_epoch = self._local_epoch == 0, change.epoch
+        first = self._local_epoch == 0
         await self._readings.restart()
         for rank in self.ranks:
             rank.evictions.restart()
@@ -264,6 +280,7 @@ class Agent:
                 await self.announcer.draw_epoch(rank)
             else:
                 rank.epoch += 1
+        self._local_epoch = change.epoch  # last: a start that could not be numbered is numbered again
 
     async def _meet_peers(self) -> None:
         """Meet enough peers before the instance takes work; say so if the time was too short."""
@@ -280,7 +297,7 @@ class Agent:
     # -- the registry --
 
     def _routers_heard(self, routers: list[Member]) -> None:
-        """Tell each rank which routers share its credits, and how many each of them wants."""
+        """Tell each rank which routers share its credits, and how many legs each router wants."""
         for rank in self.ranks:
             role, names = rank.machine.role, self._readings.names()
             said = (concerning(each.beat, rank.id, role, names, self.config.tenants) for each in routers)

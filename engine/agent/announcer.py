@@ -21,15 +21,15 @@ from engine.agent.rank import Rank
 logger = logging.getLogger("baton.agent")
 
 ROUTERS_MAX = 128
-"""Most routers that share an instance's credits: their names and grants take a third of a heartbeat. Of more routers,
-those whose names sort first."""
+"""Most routers that share an instance's credits: their names and grants take a third of a heartbeat. If there are more,
+the routers whose names sort first get credits."""
 
 CLAIM_ATTEMPTS_S = 2.5
 """A taken name is claimed again for this many ttls: the name of a killed agent is free after one."""
 
 
 class Announcer:
-    """See the module."""
+    """Claims the names of an engine's ranks, sends their heartbeats, and reads the routers' heartbeats."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Announcer:
         lost: Callable[[str], None],
         say: Callable[[str], None],
     ) -> None:
-        """What the registry has of an agent's ranks.
+        """Nothing is claimed or sent yet.
 
         Args:
             registry: the registry.
@@ -50,7 +50,7 @@ class Announcer:
             ranks: the engine's ranks.
             beat: makes a rank's next heartbeat.
             heard: takes the routers of each reading, at most `ROUTERS_MAX`.
-            lost: told why, when a name belongs to another agent.
+            lost: takes the reason when a name belongs to another agent now.
             say: takes lines for people.
         """
         self.routers: Final = Membership(registry.ttl_s)
@@ -70,8 +70,8 @@ class Announcer:
         self._over = True
 
     async def claim(self, ended: asyncio.Future[int]) -> None:
-        """Claim the names. The name of an agent that has just died is free after a ttl, so wait that long, or until
-        `ended`.
+        """Claim the names. The name of an agent that has just died is free after a ttl, so try for `CLAIM_ATTEMPTS_S`
+        ttls, or until `ended`.
 
         Raises:
             UsageError: a name is another agent's, or the registry is down.
@@ -84,7 +84,7 @@ class Announcer:
         told = False
         while not ended.done():
             try:
-                # A name that was another agent's needs an epoch that it never had.
+                # The name may have been another agent's: the epoch must be one that the name never had.
                 rank.machine.epoch = rank.epoch = await self._registry.next_epoch(rank.id, rank.epoch)
                 claimed = await self._registry.claim(self._beat(rank))
             except RegistryDown as down:

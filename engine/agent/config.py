@@ -16,9 +16,9 @@ class AgentConfig:
     port: int = 0
     """Port of the agent's own HTTP; 0 = a free one."""
     drain_s: float = 30.0
-    """Longest drain after SIGTERM."""
+    """Longest drain after SIGTERM, in seconds."""
     linger_s: float = 0.0
-    """How long an instance that is ready takes work after SIGTERM, before it drains."""
+    """For how many seconds an instance that is ready takes work after SIGTERM, before it drains."""
     revision: str = ""
     weights: Callable[[], str] = str
     """Identifies the weights that the engine serves (`engine.vllm.weights`); may read files. Empty: unknown."""

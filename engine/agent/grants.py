@@ -1,9 +1,9 @@
 """Decides how many legs each router may have at this instance: an agent's grants, and why they never exceed the
 credits. Pure.
 
-`cluster.credits` says what would be fair now. This module says how much of that can be granted *safely*: one router
-reads a heartbeat half a second later and another five seconds later, and a router that has not yet read a lower grant
-applies the older, higher one.
+`cluster.credits` says what would be fair now. This module says how much of that can be granted *safely*. One router
+reads a heartbeat half a second later, another five seconds later. A router that has not yet read a lower grant applies
+the older, higher one.
 
 **The most that each router can have** is known at all times (`RouterGrant.bound`). Every announcement gives, for one
 moment, the router's legs here (l) and the heartbeat whose grant it applies (h). Since that moment the router has begun
@@ -24,8 +24,8 @@ living routers.
 
 Not guaranteed:
 
-- A router that this agent has not heard of applies an equal share of the credits if no grants are given yet (the first
-  seconds of a fleet), else one leg. For about two seconds this may be too much by as many.
+- A router that this agent does not know yet applies an equal share of the credits if no grants are given so far (in
+  the first seconds of a fleet), else one leg. For about two seconds the legs may exceed the credits by that number.
 - A router that loses only the registry, and serves on, looks dead. It applies its last grant. After the ttl, other
   routers are granted the places that the engine's load shows free. The silent router's legs of that moment are counted;
   a later rise is not.
@@ -49,8 +49,8 @@ SURE_S: Final = 3.0
 second, and an announcement takes up to a second to be read."""
 
 TURN_BEATS: Final = 8
-"""Heartbeats of one turn if credits are fewer than routers: to take one credit back and give it on takes about
-three."""
+"""If there are fewer credits than routers, the routers take turns of so many heartbeats. To take one credit back and
+give it to the next router takes about three."""
 
 GHOST_S: Final = 120.0
 """Longest time that a dead router's legs are counted: by then the engine's machine has closed its connections."""
@@ -77,7 +77,7 @@ class RouterSays:
     goes_by: Order = _NEVER
     """The heartbeat that the router had read when it announced."""
     wants: dict[str, float] = field(default_factory=dict)
-    """By tenant: the legs that it wants in this pool, for each credit of the whole pool."""
+    """By tenant: the legs that the router wants in this pool, divided by the credits of all its instances together."""
     shares: dict[str, float] = field(default_factory=dict)
     """The tenants' weights."""
 
@@ -85,7 +85,9 @@ class RouterSays:
 def concerning(
     beat: Heartbeat, instance: str, role: Role, models: Iterable[str], tenants: Collection[str] = ()
 ) -> RouterSays:
-    """The part of a router's announcement for one instance; for a reserved instance, only its tenants' wants."""
+    """The part of a router's announcement for one instance. If `tenants` are named, the instance is reserved, and only
+    their wants count.
+    """
     served, wants, shares = {"", *models}, dict[str, float](), dict[str, float]()
     for pool in beat.demand:
         fits = role.prefills if pool.role is Role.PREFILL else role.decodes
@@ -127,7 +129,7 @@ class RouterGrant:
             del self.granted[0]
 
     def grant(self, order: Order, legs: int) -> None:
-        """Record a grant from that heartbeat on."""
+        """Record the grant that holds from this heartbeat (`order`) on."""
         if self.granted and self.granted[-1][1] == legs:
             return
         self.granted.append((order, legs))
@@ -143,10 +145,10 @@ class Grants:
         self.instance: Final = instance
         self.routers: Final[dict[str, RouterGrant]] = {}
         self._dead: dict[str, tuple[RouterGrant, int, float]] = {}
-        """Dead routers by name: the router, how many of its legs are still counted, and since when it is dead, in
+        """Dead routers by name: the router, how many of its legs are still counted, and the time of its death, in
         seconds."""
         self._looks: list[tuple[float, int]] = []
-        """Times of readings, and how many legs the engine then had besides those of the living routers."""
+        """Readings of the last `SURE_S`: the time, and the engine's legs besides those of the living routers."""
         self._last: tuple[Order, int] = (_NEVER, 0)
         """The last heartbeat, and the legs that a router without a named grant may have had by it."""
 
@@ -160,11 +162,11 @@ class Grants:
         """The most legs that all routers known here, living and dead, can have."""
         return self.ghosts + sum(router.bound for router in self.routers.values())
 
-    def heard(self, everybody: Iterable[RouterSays], now: float) -> None:
-        """Take the announcements of all living routers. A router that is not among them has left, or fell silent for
-        too long.
+    def heard(self, announcements: Iterable[RouterSays], now: float) -> None:
+        """Take the announcements of all living routers. A router that is not among them has left, or was silent for too
+        long. `now` in seconds.
         """
-        alive = {said.router: said for said in everybody}
+        alive = {said.router: said for said in announcements}
         for name in [name for name in self.routers if name not in alive]:
             gone = self.routers.pop(name)
             self._dead[name] = (gone, gone.bound, now)
@@ -177,7 +179,7 @@ class Grants:
             self.routers[name].heard(said)
 
     def engine_has(self, load: Load, now: float) -> None:
-        """Take the engine's own load: ghosts that it has not shown for `SURE_S` are gone."""
+        """Take the engine's own load, at `now` (seconds): ghosts that it has not shown for `SURE_S` are gone."""
         legs = load.running + load.waiting
         self._looks = [look for look in self._looks if look[0] > now - SURE_S]
         self._looks.append((now, max(0, legs - sum(router.legs for router in self.routers.values()))))

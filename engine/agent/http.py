@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from cluster.telemetry import Tracing
 
 BODY_BYTES_MAX = 4096
+"""Largest body of a request: each is one small JSON object."""
+
 DRAIN_S = 60.0
-"""Deadline of a drain that names none: a long stream may need it; an operator in a hurry names a shorter one."""
+"""Deadline of a drain whose request names none. A long stream may need it; an operator in a hurry names a shorter one.
+"""
 
 
 BODY_S = 10.0
@@ -91,8 +94,11 @@ class Gate:
         self._judge: Final = Judge(instance, clock())
 
     async def admit(self, http: web.Request) -> None:
-        """Raises ApiError unless the caller may ask: 401 and 403 say what is missing, 421 that another agent is
-        meant.
+        """Return if the caller may ask.
+
+        Raises:
+            ApiError: 401 and 403 say what is missing, 421 that another agent is meant; 408 and 413: the signed body is
+                too slow or too large.
         """
         meant = http.headers.get(TO, self._instance)
         if engine_of(InstanceId(meant)) != self._instance:
@@ -196,7 +202,7 @@ async def _deadline(http: web.Request) -> float:
 
 
 def _traces(traced: Tracing | None) -> Any:
-    """Middleware that makes a span of each POST, in the caller's trace: an action, and what the agent did."""
+    """Middleware that makes a span of each POST, in the caller's trace, with the status of its answer."""
 
     @web.middleware
     async def middleware(

@@ -17,7 +17,7 @@ from kvtransfer.seal import Identity
 
 
 class Introductions:
-    """Makes the `Transfers` of one engine's ranks, and waits for them."""
+    """Makes the `Transfers` of one engine's ranks, and waits until they have met peers."""
 
     def __init__(
         self,

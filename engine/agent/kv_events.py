@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from pathlib import Path
@@ -31,7 +32,12 @@ def leave_nothing(path: Path) -> None:
 
 
 async def follow(path: Path, heard: Evictions) -> None:
-    """Read the engine's events for ever; the engine may come and go. Cancel this after the engine has ended."""
+    """Read the engine's events into `heard` for ever; the engine may come and go. Cancel this after its end: then the
+    socket is removed. After an error it stays, as the engine may still have it open.
+
+    Raises:
+        zmq.ZMQError: the socket cannot be made, or its path is too long.
+    """
     import zmq.asyncio  # noqa: PLC0415 - vLLM brings it; no other part needs it
 
     context = zmq.asyncio.Context()
@@ -50,7 +56,9 @@ async def follow(path: Path, heard: Evictions) -> None:
                 if not told:
                     told = True
                     logger.warning("unreadable KV events are left out: %s", error)
+    except asyncio.CancelledError:
+        leave_nothing(path)
+        raise
     finally:
         socket.close(0)
         context.term()
-        leave_nothing(path)

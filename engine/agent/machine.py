@@ -24,8 +24,8 @@ from engine.agent.grants import Grants, Order, RouterSays
 from engine.agent.rules import RoleRules
 
 QUIET_S = 2.0
-"""How long an instance must be seen idle before it may leave: four times the routers' reading interval, so that the leg
-of a router that had not yet heard is there to be seen."""
+"""For how many seconds an instance must show no work before it may leave: four times the routers' reading interval. A
+router that had not read of the drain may have sent one more leg, and the engine shows it by then."""
 
 
 class AgentState(StrEnum):
@@ -128,7 +128,10 @@ Effect = Publish | Say | StopEngine | Leave
 
 @dataclass(slots=True, kw_only=True)
 class AgentMachine:
-    """The state of one agent."""
+    """The state of one instance.
+
+    It has many attributes: what the instance is, what its engine last showed, and where its drain stands.
+    """
 
     name: str
     rules: RoleRules
@@ -137,7 +140,7 @@ class AgentMachine:
     """The rules of every role that the instance may take; empty if its engine was started for one role."""
     state: AgentState = AgentState.STARTING
     engine: AgentState = AgentState.STARTING
-    """The state of its engine: the instance's own, but for a drain."""
+    """The last state of its engine; while the instance drains or stops, `state` differs from it."""
     detail: str = ""
     epoch: int = 0
     load: Load = field(default_factory=Load)
@@ -145,11 +148,15 @@ class AgentMachine:
     """Whether it drains and has shown no unfinished work for long enough."""
     leaving: bool = False
     deadline: float = math.inf
+    """When the drain's time is up, in seconds of `now`."""
     drain_s: float = 0.0
+    """The time that the drain was given."""
     leave_at: float = math.inf
-    """When an instance that lingers drains."""
+    """When an instance that lingers begins to drain."""
     idle_since: float | None = None
+    """While it drains: since when its engine has shown no unfinished work."""
     gone: bool = False
+    """Whether its engine has ended for good: no event changes anything any more."""
     shared: Grants = field(init=False)
     """The division of its credits among routers."""
 
@@ -162,11 +169,11 @@ class AgentMachine:
         return self.rules.credits(self.load) if self.state is AgentState.READY else 0
 
     def grants(self, order: Order) -> dict[str, int]:
-        """Those legs by router, for the heartbeat of this order: from then on they count as granted."""
+        """The credits by router, for the heartbeat of this order: from then on they count as granted."""
         return self.shared.issue(order, self.credits)
 
     def next_wakeup(self) -> float | None:
-        """The end of the lingering, of the quiet time, or the drain's deadline."""
+        """The end of the lingering, of the quiet time, or the drain's deadline; None: no `Tick` is needed."""
         if self.state is not AgentState.DRAINING:
             return None if self.gone or self.leave_at == math.inf else self.leave_at
         quiet = math.inf if self.idle_since is None or self.drained else self.idle_since + QUIET_S
@@ -174,7 +181,7 @@ class AgentMachine:
         return None if due == math.inf else due
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """Fold one event in."""
+        """Fold one event in, at `now` (seconds). Returns the effects to carry out, in order."""
         if self.gone:
             return ()
         match event:
@@ -206,7 +213,7 @@ class AgentMachine:
         if self.state is AgentState.DRAINING:
             if event.state == "ready":
                 return ()
-                # The engine died while draining: its work is lost already, and a new engine would get no work.
+            # The engine died while draining: its work is lost already, and a new engine would get no work.
             return self._stop(f"its engine died ({event.detail})") if self.leaving else self._set(event)
         if event.state != "ready":
             self.load = Load()  # a new engine holds nothing

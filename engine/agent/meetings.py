@@ -1,7 +1,7 @@
 """Decides which peers an engine has to know, and reads what its agent socket says about it. Pure.
 
-The agent tells its engine of every peer that it may hand over to or pull from, and of a peer's end. What the engine was
-told is remembered for one life of it: an engine that restarted knows no peer.
+The agent tells its engine of every peer that it may hand over to or pull from, and of a peer's end. The agent remembers
+what it has told the engine for one life of the engine: an engine that restarted knows no peer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from kvtransfer.asks import LEFT, PAYLOADS_MAX
 from kvtransfer.early_notes import CHANNEL_STAGE
 
 AGAIN_S, AGAIN_S_MAX = 15.0, 300.0
-"""After so long without a link the engine is told of a peer again; the pause doubles each time, up to the second."""
+"""Seconds without a link after which a peer is introduced to the engine again. The pause doubles each time, up to
+`AGAIN_S_MAX`."""
 TEXT_CHARS_MAX = 512
+"""Longest text that is kept from a socket's answer or from a peer."""
 PEERS_MAX = 4096
+"""Most peers that are read from a socket's report."""
 ALIVE = frozenset({MemberState.STARTING, MemberState.READY, MemberState.DRAINING})
 """States in which an instance can be met. A draining one still hands over its holds; a starting one is met before it
 takes work."""
@@ -32,7 +35,7 @@ PEERS_ENOUGH = 2
 
 @dataclass(frozen=True, slots=True)
 class EngineEndpoint:
-    """An engine as its socket describes it: how others reach its memory. Its text is what gets sealed."""
+    """An engine as its socket describes it: how others reach its memory. Agents seal its `text` for peers."""
 
     engine_id: str
     epoch: int
@@ -41,14 +44,14 @@ class EngineEndpoint:
     """Pipeline stage, rank and base64 data of each rank."""
 
     def text(self) -> bytes:
-        """The description in its one spelling."""
+        """The description as canonical JSON: equal descriptions give equal bytes."""
         payloads = [{"stage": stage, "rank": rank, "data": data} for stage, rank, data in self.payloads]
         told = {"engine_id": self.engine_id, "epoch": self.epoch, "compatibility": self.compatibility}
         return json.dumps({**told, "payloads": payloads}, sort_keys=True, separators=(",", ":")).encode()
 
     @property
     def early(self) -> bool:
-        """Whether it has a notice channel: then it takes early legs (`decode.early`)."""
+        """Whether it has a notice channel, and so takes early legs (`decode.early`)."""
         return any(stage == CHANNEL_STAGE for stage, _, _ in self.payloads)
 
     @property
@@ -97,9 +100,9 @@ class PullState:
     pulled: int
     failed: int
     aside: bool
-    """Whether only a try now and then is pulled from it, because too many pulls have failed."""
+    """Whether it is set aside: too many pulls have failed, so only a test pull is made now and then."""
     shunned: bool = False
-    """Whether not even a try is due: the pause between two tries."""
+    """Whether no pull may be made now, not even a test: it is set aside, and the next test is not due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ def read_state(told: object) -> HandoffReport:
 
 
 def with_door(load: Load, told: HandoffReport) -> Load:
-    """An engine's load by its own counts, corrected by its socket's report: Baton's connector counts exactly."""
+    """An engine's load by vLLM's metrics, with the recomputed tokens of its socket's report, which counts exactly."""
     return load if told.recomputed_tokens is None else replace(load, recomputed_tokens=told.recomputed_tokens)
 
 
@@ -179,7 +182,7 @@ def _escaped(text: str) -> str:
 
 
 def read_text(text: bytes) -> EngineEndpoint | None:
-    """An engine from its text."""
+    """An engine from its `text`; None if that is no such text. Never raises."""
     try:
         return read_engine(json.loads(text))
     except (ValueError, RecursionError):
@@ -205,7 +208,7 @@ def peers(
 ) -> tuple[Member, ...]:
     """The members that this engine has to know: alive, of a role that it meets, serving a model that it serves.
 
-    `shares`: it shares prompts' beginnings, so it meets others that do, whatever their role.
+    `shares`: this engine shares prompts' beginnings, so it also meets others that share, whatever their role.
     """
     mine = set(models)
     return tuple(
@@ -223,13 +226,13 @@ class Meetings:
     """The peers that one life of this engine was told of."""
 
     life: str = ""
-    """Digest of this engine: a different engine knows no peer."""
+    """Digest of this engine: another digest is another engine, and knows no peer."""
     known: dict[InstanceId, EngineEndpoint] = field(default_factory=dict)
     _apart: dict[str, tuple[float, float]] = field(default_factory=dict)
     """By engine id of a peer without a link: when the engine is told of it again, and the pause before that."""
 
     def began(self, ours: EngineEndpoint) -> None:
-        """Begin with this engine; if it is another one than before, nothing was told yet."""
+        """Begin with this engine; if it is another one than before, it was told of no peer yet."""
         if ours.digest != self.life:
             self.life, self.known, self._apart = ours.digest, {}, {}
 
@@ -255,12 +258,12 @@ class Meetings:
     def again(
         self, found: Mapping[InstanceId, EngineEndpoint], told: HandoffReport, now: float
     ) -> list[dict[str, Any]]:
-        """The introductions to repeat: of peers that the engine knows and has no link with. A handshake may have come
-        to nothing, or its connection been cut since: then no router sends a request that would try it again.
+        """The introductions to repeat: of peers that the engine knows and has no link with. The handshake may have
+        failed, or the connection been cut since. Then no router sends a request that would try the link again.
 
         Args:
             found: as in `due`.
-            told: the engine's own report.
+            told: the engine's own report, which has its links.
             now: in seconds.
         """
         links = {each.engine: each.link for each in told.pulls}
@@ -305,15 +308,15 @@ def unable(
 
 @dataclass(slots=True)
 class Acquainted:
-    """How many of one instance's peers it could hand a request over with, if it took work now."""
+    """Which peers one instance cannot pull from, and whether it has met enough peers to take work."""
 
     shuns: tuple[InstanceId, ...] = ()
-    """Producers, and others that share prompts' beginnings, that the engine can pull nothing from now; the heartbeat
+    """Producers, and others that share prompts' beginnings, from which the engine can pull nothing now; the heartbeat
     announces them."""
     enough: bool = False
-    """Whether there are `PEERS_ENOUGH` each way, or all that exist."""
+    """Whether hand-overs work with `PEERS_ENOUGH` peers each way, or with all that exist."""
     _since: dict[InstanceId, tuple[int, int]] = field(default_factory=dict)
-    """By consumer that has met this engine: the order of its heartbeat when that was first seen."""
+    """By consumer that has met this engine: the order of the consumer's heartbeat when this was first seen."""
 
     def look(
         self,
@@ -325,8 +328,8 @@ class Acquainted:
         *,
         shares: bool = False,
     ) -> bool:
-        """Judge anew; True if `shuns` has changed. `met` has this engine's peers; `found` is as in `unable`; `shares`
-        is as in `peers`.
+        """Compute `shuns` and `enough` anew; True if `shuns` has changed. `met` has this engine's peers; `found` is as
+        in `unable`; `shares` is as in `peers`.
         """
         listed = tuple(met)
         producers = [each for each in listed if role.decodes and each.beat.role.prefills]
@@ -335,7 +338,7 @@ class Acquainted:
         former, self.shuns = self.shuns, unable([*producers, *sources], found, told)
         knows = {each.id: self._since.get(each.id, each.beat.order) for each in consumers if each.id in found}
         self._since = knows
-        # A consumer that has met this engine announces with any later heartbeat whether it cannot pull from it.
+        # A consumer that has met this engine says with any later heartbeat if it cannot pull from this engine.
         ready = [each for each in consumers if each.id in knows and each.beat.order > knows[each.id]]
         able = sum(me not in each.beat.shuns for each in ready)
         pulled_from = sum(each.id not in self.shuns for each in producers)
@@ -345,7 +348,7 @@ class Acquainted:
 
     def look_as_vllms(self, role: Role, met: Iterable[Member], found: Mapping[InstanceId, EngineEndpoint]) -> bool:
         """As `look`, for an engine of vLLM's own connector. Such an engine reaches others of its kind by their
-        addresses, without a meeting. It reaches no engine of Baton's connector (in `found`): that one opens no port.
+        addresses, without a meeting. It reaches no engine of Baton's connector (those in `found`): they open no port.
         """
         producers = [each.id for each in met if role.decodes and each.beat.role.prefills]
         former, self.shuns = self.shuns, tuple(sorted(name for name in producers if name in found))

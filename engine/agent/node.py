@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-"""The kernel's own id, new with each start and equal in all containers on it; a machine id is an image's."""
+"""The kernel's own id: new at each boot, and equal in all containers of a machine. (`/etc/machine-id` may come from a
+container's image, and be equal on many machines.)"""
 
 
 def this_node(boot_id: Path = BOOT_ID) -> str:

@@ -1,7 +1,7 @@
 """One instance that an agent announces: its engine, or one of the engine's data parallel ranks. A shell.
 
-The ranks of an engine live and die together: they start, drain, change roles and end with it. Each has its own state in
-the fleet beside that: credits, load, epoch, evictions, peers.
+The ranks of an engine live and die together: they start, drain, change roles and end with it. Beside that each rank has
+its own state in the fleet: credits, load, epoch, evictions, peers.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class Rank:
         self.machine = machine
         self.evictions = Evictions(tiered=tiered)
         self.transfers: Transfers | None = None
-        """The part that introduces it to its peers, while there is one."""
+        """The part that introduces it to its peers; None: it meets no peers."""
         self.epoch = 0
-        """The number of this start of the engine, among all that its name ever had."""
+        """The number of this start of the engine, among all starts under its name."""
         self.seq = 0
         """The number of its last heartbeat."""
 
     def read(self, load: Load) -> Load:
-        """Its load, with what its agent socket counts better than vLLM."""
+        """Its load by vLLM's metrics, corrected where its agent socket counts exactly (`with_door`)."""
         return load if self.transfers is None else with_door(load, self.transfers.handoffs)
 
     def shuns(self) -> tuple[InstanceId, ...]:
-        """Producers from which it can pull nothing now; of very many, the first that fit into a heartbeat."""
+        """Producers from which it can pull nothing now; if they are very many, the first that fit into a heartbeat."""
         if self.transfers is None:
             return ()
         kept, left = [], SHUNS_BYTES_MAX
@@ -56,7 +56,7 @@ class Rank:
         return tuple(kept)
 
     def told(self) -> dict[str, Any]:
-        """What its agent tells of it."""
+        """Its part of the agent's `/state`."""
         machine = self.machine
         return {
             "instance": self.id,
@@ -108,11 +108,11 @@ class RankMachines:
         return any(rank.machine.state in _NEEDING for rank in self._ranks)
 
     def feed(self, event: Event) -> None:
-        """Tell all ranks: what happens to an engine happens to each of them."""
+        """Feed one event to the machines of all ranks: what happens to an engine happens to each of them."""
         self.feed_each([(rank, event) for rank in self._ranks])
 
     def feed_each(self, events: Iterable[tuple[Rank, Event]]) -> None:
-        """Tell ranks their own events. Their effects are carried out once all have been told."""
+        """Feed each rank's machine its own event. The effects are carried out once all machines have their events."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for effect in [effect for rank, event in events for effect in rank.machine.handle(event, now)]:
@@ -130,7 +130,7 @@ class RankMachines:
 
 
 def figures(load: Load) -> dict[str, float]:
-    """What an agent tells of a load."""
+    """A load as `/state` shows it; `kv_usage` is a share, 0 to 1."""
     return {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage}
 
 

@@ -23,7 +23,7 @@ MODELS_EVERY_LOOKS = 20
 seconds)."""
 
 ADAPTERS_EVERY_LOOKS = 2
-"""The same for an engine that has adapters: a name with new weights is noticed within a second."""
+"""The same for an engine that has adapters (one second): a name with new weights is noticed within that time."""
 
 
 class EngineReadings:
@@ -43,9 +43,9 @@ class EngineReadings:
         Args:
             spec: the engine.
             config: says how weights and adapters are identified.
-            serves: whether the engine has requests to look after.
+            serves: whether the engine may have requests; otherwise nothing is read.
             loaded: takes the loads of the engine's ranks, at each reading.
-            changed: told when its adapters have changed.
+            changed: called when the digests of the engine's adapters have changed.
         """
         self.models: tuple[dict[str, Any], ...] = ()
         """The engine's ``/v1/models`` entries."""

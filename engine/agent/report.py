@@ -18,14 +18,14 @@ from engine.vllm.child import EngineProcess
 
 
 class InstanceReport:
-    """The report on one instance. It reads, and changes nothing but the heartbeats' numbers."""
+    """The report on one engine and its ranks. It only reads, except that it numbers heartbeats and issues grants."""
 
     def __init__(
         self, agent: str, engine: EngineProcess, config: AgentConfig, ranks: tuple[Rank, ...], readings: EngineReadings
     ) -> None:
         """`agent`: the id of the agent's process. `readings`: what it has read of its engine."""
         self.agent_url = ""
-        """Where the agent answers."""
+        """Base URL of the agent's own HTTP; empty: it does not answer yet."""
         self._agent: Final = agent
         self._spec: Final = engine.spec
         self._log: Final = str(engine.log_path)
@@ -68,7 +68,7 @@ class InstanceReport:
         )
 
     def state(self) -> dict[str, Any]:
-        """Everything that the agent knows of the instance."""
+        """Everything that the agent knows of the instance, for `/state` and `/ready`."""
         machine = self._ranks[0].machine
         handoffs = [rank.transfers.handoffs for rank in self._ranks if rank.transfers is not None]
         told = {

@@ -1,10 +1,10 @@
 """The agent's half of hand-overs: agents introduce engines to each other, without an open network port. A shell.
 
-When its engine's socket answers, the agent posts the engine's metadata into the registry, sealed for each instance that
-may hand over to it or pull from it (`kvtransfer.seal`). It opens what these have sealed for it, and tells its engine of
-them through the socket; and also of those that left. So a pair is introduced when the second of the two has joined, and
-no request waits for it. Without the registry, every engine keeps the peers that it knows. The producers that the engine
-shuns go out with the heartbeat.
+When its engine's socket answers, the agent posts the engine's metadata into the registry, sealed for each peer: each
+instance that may hand over to it or pull from it (`kvtransfer.seal`). It opens what peers have sealed for it. Through
+the socket it introduces them to its engine, and makes the engine forget peers that left. So a pair is introduced when
+the second of the two has joined, and no request waits for it. Without the registry, every engine keeps the peers that
+it knows. The producers that the engine shuns go out with the heartbeat.
 """
 
 from __future__ import annotations
@@ -38,26 +38,27 @@ from kvtransfer.seal import NONCE_BYTES, Identity
 logger = logging.getLogger("baton.transfers")
 
 CREDENTIALS = "/credentials"
-"""The posted item that every instance may read. No instance has a slash in its name."""
+"""The name of the posted item that every instance may read. No instance has a slash in its name."""
 MEETING_EVERY_S = 0.2
 """Seconds between two questions whether the engine has met its new peers: a handshake takes about as long."""
 MEETING_S = 10.0
-"""How long these questions go on after a change; also the longest that an instance waits for it before it takes
-work."""
+"""How long these questions go on after a change. Also the longest time for which an instance that is ready waits to
+meet peers before it takes work."""
 LINE_BYTES_MAX = 16 << 20
+"""Longest answer of a socket."""
 DOOR_S = 5.0
 """Time limit of a socket's answer, which comes from memory."""
 
 
 class DoorShut(Exception):
-    """The engine's socket does not answer, or gives an answer that makes no sense."""
+    """The engine's socket does not answer, or its answer is no JSON object."""
 
 
 async def ask_door(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     """Send one question to an engine's socket.
 
     Raises:
-        DoorShut: there is no answer, or none that makes sense.
+        DoorShut: there is no answer within `DOOR_S`, or it is no JSON object.
     """
     try:
         async with asyncio.timeout(DOOR_S):
@@ -78,7 +79,10 @@ async def ask_door(path: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 class Transfers:
-    """One instance's introductions. One `look` does all of it; `run` repeats it."""
+    """One instance's introductions. One `look` does all of it; `run` repeats it.
+
+    It has many attributes: what it asks (socket, registry, heartbeat), what it has read, and what it has posted.
+    """
 
     def __init__(
         self,
@@ -160,12 +164,10 @@ class Transfers:
         ):
             self._settles_until = now + MEETING_S
             self._on_change()
-        if (
-            ours is None and not self.left
-        ) or not models:  # the socket opens before the engine lists its models, and until then it cannot meet peers
+        # The socket opens before the engine lists its models, and until then the engine cannot meet peers.
+        if (ours is None and not self.left) or not models:
             self.acquainted.enough = False
-            # Last: a peer that reads that this engine knows it finds in the next heartbeat whether the engine can
-            # pull.
+        # Posted last: once a peer reads this, the next heartbeat says whether the engine can pull from that peer.
         await self._post(ours, {author: said for author, said in shown.items() if said is not None})
         self._turn.set()
         self._turn = asyncio.Event()
@@ -193,8 +195,7 @@ class Transfers:
         self.early = ours is not None and ours.early
         return ours
 
-        # --- this engine, for others
-        # -------------------------------------------------------------------------------------
+    # --- this engine, for others ---
 
     async def _post(self, ours: EngineEndpoint | None, shown: dict[Author, bytes]) -> None:
         """Post the credentials for all, and the engine sealed for each peer; writes only if something is new."""
@@ -224,8 +225,7 @@ class Transfers:
             self._say_once(f"{peer.name} shows credentials that the fleet's key has not signed: it is not introduced")
         return sealed
 
-        # --- others, for this engine
-        # -------------------------------------------------------------------------------------
+    # --- others, for this engine ---
 
     async def _found(self, shown: dict[Author, bytes | None]) -> dict[InstanceId, EngineEndpoint]:
         """The engines of the peers that have sealed something for this instance."""
@@ -240,10 +240,10 @@ class Transfers:
         return found
 
     async def _meet(self, found: dict[InstanceId, EngineEndpoint], snapshot: tuple[Member, ...], now: float) -> None:
-        """Tell the engine of these peers, and of those that are gone; again of those that it has no link with."""
+        """Introduce new peers to the engine, make it forget those that are gone, and repeat where there is no link."""
         for ask in self.meetings.due(found, [member.id for member in snapshot]):
             await self._tell(ask, found)
-        if self._role().decodes or self.shares:  # others read from no peer, and have no link to report
+        if self._role().decodes or self.shares:  # other engines read from no peer, and have no link to report
             for ask in self.meetings.again(found, self.handoffs, now):
                 await self._tell(ask, found)
 

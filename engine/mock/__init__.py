@@ -6,8 +6,12 @@
         transfer, metrics  the hand-over's fields; `/metrics`
         faults             faults on purpose
         settings           the settings of one mock
-        frontend, serving, replies    the API server; requests in the engine; what is written, and when
-        clock, http, instance, peers, fleet    the shells: time, connections, one instance, other processes, all of them
+        routes, frontend   paths; the API server, before the engine sees a request
+        serving, replies   requests in the engine; what is written, and when
+        handoffs, peers    pulls and holds; how a mock reaches the producers of holds
+        clock              the twin's time
+        listener, http     one port; one connection
+        instance, fleet    one instance; all instances of a process
 
-docs/mock.md has the table of faults, and what is like vLLM and what is not.
+docs/mock.md has the table of faults, and the differences from vLLM.
 """

@@ -1,7 +1,7 @@
 """The mock's answers: bodies and server-sent events, byte for byte in vLLM 0.32's order of keys.
 
-Events of a stream come framed for HTTP's chunked transfer coding. A token's event is made of parts that are the same
-for all tokens of an answer: only its four bytes differ, so that its length is known beforehand.
+Events of a stream are framed for HTTP's chunked transfer coding. The events of an answer's tokens differ only in the
+four bytes of the token, so the parts around them, and the length, are made once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from engine.mock.words import END, words
 
 VERSION: Final = "0.32.0"
-"""The vLLM whose API this is."""
+"""The version of vLLM whose API this is."""
 LAST_CHUNK: Final = b"0\r\n\r\n"
 DONE: Final = b"e\r\ndata: [DONE]\n\n\r\n" + LAST_CHUNK
 _SLOT: Final = "\x00slot"
@@ -37,7 +37,7 @@ def event(body: object) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
-    """What all parts of one answer share."""
+    """The values that all parts of one answer share."""
 
     id: str
     model: str
@@ -46,18 +46,19 @@ class AnswerHead:
     chat: bool
     token_ids: bool
     usage: bool
-    """An event with the usage comes after the last token."""
+    """Whether an event with the usage comes after the last token."""
     running_usage: bool
+    """Whether every event has the usage so far."""
 
     def begin(self, *, stream: bool) -> dict[str, Any]:
-        """The first keys."""
+        """The first keys of a body or event."""
         kind = ("chat.completion.chunk" if stream else "chat.completion") if self.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 @dataclass(slots=True)
 class MockChoice:
-    """One choice of an answer, as far as it has come."""
+    """One choice of an answer so far. `prompt` has the prompt's ids, or a range of their number."""
 
     index: int
     prompt: Sequence[int]
@@ -66,7 +67,7 @@ class MockChoice:
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The text of its ids."""
         known = words()
         return b"".join(known[token] for token in self.ids if token != END).decode()
 
@@ -85,7 +86,7 @@ class Events:
             self._after = after + b"\r\n"
 
     def opening(self) -> bytes:
-        """The event before the first token: in a chat, the role of the message."""
+        """The event before the first token: in a chat, the role of the message; for a completion nothing."""
         if not self._head.chat:
             return b""
         delta = {"role": "assistant", "content": ""}
@@ -111,7 +112,7 @@ class Events:
         text = b"".join(known[token] for token in ids if token != END).decode()
         body = self._body(ids, text, reason)
         if reason is not None and not self._head.usage:
-            body["system_fingerprint"] = fingerprint()  # on whatever is the last event
+            body["system_fingerprint"] = fingerprint()  # only the last event has it
         count = len(self._choice.ids) + len(ids)
         self._choice.ids += ids
         return event(self._with_usage(body, count))
@@ -146,7 +147,7 @@ def usage_event(head: AnswerHead, usage: Mapping[str, Any], metrics: Mapping[str
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """``usage``, with ``--enable-prompt-tokens-details``."""
+    """``usage`` as with vLLM's ``--enable-prompt-tokens-details``."""
     return {**_counts(prompt_tokens, completion_tokens), "prompt_tokens_details": {"cached_tokens": cached_tokens}}
 
 
@@ -156,7 +157,7 @@ def _counts(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 def fingerprint() -> str:
-    """``system_fingerprint``: says that it was a mock."""
+    """``system_fingerprint``, which says that a mock answered."""
     return f"vllm-{VERSION}-mock"
 
 

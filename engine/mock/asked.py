@@ -1,4 +1,4 @@
-"""Reads a generation request from its body: what vLLM would do with it, or vLLM's own refusal.
+"""Reads a generation request from its body, as vLLM does, or refuses it in vLLM's form.
 
 The fields are those that change what a mock does. Other fields are accepted without effect, as in vLLM, except those
 whose result a client would miss (`logprobs`, `echo`). These are refused, because a mock has no such numbers.
@@ -24,10 +24,10 @@ COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
 
 COMPLETION_TOKENS: Final = 16
-"""vLLM's default of ``max_tokens`` for completions; for chats it is what fits."""
+"""vLLM's default of ``max_tokens`` for completions; for chats: as many as the context still holds."""
 
 _PARTS_MAX: Final = 64
-"""Prompts times ``n`` of one request."""
+"""Most parts of one request: prompts times ``n``."""
 
 _NUMBERS: Final[Mapping[str, tuple[bool, float, float]]] = {
     "max_tokens": (True, 1, float("inf")),
@@ -39,12 +39,12 @@ _NUMBERS: Final[Mapping[str, tuple[bool, float, float]]] = {
     "seed": (True, -(2**63), 2**63 - 1),
     "priority": (True, -(2**63), 2**63 - 1),
 }
-"""Whether it is a whole number, least and most."""
+"""Fields with a number: whether it must be whole, its least and its greatest value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockLimits:
-    """What of an instance a request is measured by."""
+    """The properties of an instance by which a request is checked. Lengths in tokens."""
 
     model: str
     max_model_len: int
@@ -53,20 +53,20 @@ class MockLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockRequest:
-    """One request, fit to be run."""
+    """One valid request."""
 
     chat: bool
     prompts: tuple[Prompted, ...]
     n: int
     max_tokens: int | None
-    """None: what fits."""
+    """None: as many as the context still holds."""
     min_tokens: int
     ignore_eos: bool
     stream: bool
     usage: bool
-    """A last event with the usage."""
+    """Whether the stream ends with an event that has the usage."""
     running_usage: bool
-    """The usage so far in every event."""
+    """Whether every event of the stream has the usage so far."""
     token_ids: bool
     priority: int
     transfer: Mapping[str, Any]
@@ -81,7 +81,7 @@ def read_body(raw: bytes, content_type: str) -> dict[str, Any]:
     """The JSON object of a request.
 
     Raises:
-        ApiError: it is none, in vLLM's words.
+        ApiError: 400 with vLLM's message: another content type, or the body is no JSON object.
     """
     if content_type.lower().partition(";")[0].strip() != "application/json":
         raise ApiError(400, "Bad Request", "Unsupported Media Type: Only 'application/json' is allowed")
@@ -95,16 +95,16 @@ def read_body(raw: bytes, content_type: str) -> dict[str, Any]:
 
 
 def invalid(field: str, because: str) -> ApiError:
-    """400, as vLLM answers what does not fit its types."""
+    """The 400 with which vLLM answers a field of a wrong type."""
     where = field if field == "body" else f"body.{field}"
     return ApiError(400, "Bad Request", f"1 validation error:\n  {{'loc': '{where}', 'msg': '{because}'}}", where)
 
 
 def read_asked(body: Mapping[str, Any], limits: MockLimits, *, chat: bool) -> MockRequest:
-    """What a body asks for.
+    """The request in a body.
 
     Raises:
-        ApiError: vLLM would refuse it.
+        ApiError: vLLM would refuse the body, or it asks for something that a mock has not.
     """
     for name, (whole, least, most) in _NUMBERS.items():
         _check_number(body, name, least, most, whole=whole)
@@ -118,7 +118,7 @@ def read_asked(body: Mapping[str, Any], limits: MockLimits, *, chat: bool) -> Mo
     texts = [chat_pieces(body)] if chat else _texts(body)
     if model is not None and model != limits.model:
         raise ApiError(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
-    _refuse_what_is_not_there(body)
+    _refuse_what_is_not_there(body, chat=chat)
     sizes.check(limits)
     salt, seed = body.get("cache_salt"), body.get("seed")
     prompts = tuple(_prompt(pieces, limits, salt if isinstance(salt, str) else "", seed) for pieces in texts)
@@ -206,10 +206,18 @@ def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
-    for name in ("logprobs", "top_logprobs", "prompt_logprobs", "echo", "use_beam_search"):
-        if body.get(name) not in {None, False}:
-            raise bad_request(f"A mock engine has no {name}.", name)
+def _refuse_what_is_not_there(body: Mapping[str, Any], *, chat: bool) -> None:
+    """Refuse what a mock has not. In vLLM, `logprobs` is a flag of chats and a number of completions, where 0 asks for
+    them, too. `top_logprobs` is 0 unless given.
+    """
+    flags = ("echo", "use_beam_search", "logprobs") if chat else ("echo", "use_beam_search")
+    numbers = {name: body.get(name) for name in ("logprobs", "prompt_logprobs", "top_logprobs") if name not in flags}
+    if numbers["top_logprobs"] == 0:
+        del numbers["top_logprobs"]
+    asked = [name for name in flags if _flag(body, name)]
+    asked += [name for name, value in numbers.items() if value is not None and value is not False]
+    if asked:
+        raise bad_request(f"A mock engine has no {asked[0]}.", asked[0])
 
 
 def _prompt(pieces: list[Ids], limits: MockLimits, salt: str, seed: int | None) -> Prompted:
@@ -228,7 +236,7 @@ def _prompt(pieces: list[Ids], limits: MockLimits, salt: str, seed: int | None) 
 
 
 def _texts(body: Mapping[str, Any]) -> list[list[Ids]]:
-    """A text, ids, or a list of either."""
+    """The prompts of a completion: a text, ids, or a list of either."""
     prompt = body.get("prompt")
     if prompt is None:
         raise invalid("prompt", "Field required")
@@ -255,7 +263,11 @@ def _ids(prompt: object) -> Ids:
 
 
 def chat_pieces(body: Mapping[str, Any]) -> list[Ids]:
-    """Pieces of ids: text and what the assistant said in turn; in the order of a chat template, tools first."""
+    """The ids of a chat, in the order of a chat template, tools first. Pieces alternate: other text, the assistant's.
+
+    Raises:
+        ApiError: ``messages`` is no list of objects.
+    """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
         raise invalid("messages", "Input should be a valid list of messages")
@@ -278,12 +290,13 @@ def chat_pieces(body: Mapping[str, Any]) -> list[Ids]:
 
 
 MEDIA: Final = frozenset({"image_url", "input_image", "video_url", "audio_url", "input_audio"})
+"""Types of the parts of a message that are pictures, sounds or videos."""
 PICTURE_TOKENS: Final = 576
-"""As LLaVA's of one tile of 336 × 336 pixels."""
+"""Tokens of each of them: as many as LLaVA has for one tile of 336 × 336 pixels."""
 
 
 def _picture(part: Mapping[str, Any]) -> str:
-    """What a picture, a sound or a video is to the model: as many tokens whatever its bytes, and its own."""
+    """The text that stands for a picture, a sound or a video: `PICTURE_TOKENS` tokens, which follow from its JSON."""
     digest = hashlib.blake2b(json.dumps(part).encode()).digest()
     return hashlib.shake_256(digest).hexdigest(PICTURE_TOKENS * BYTES_PER_TOKEN // 2)
 
@@ -293,7 +306,7 @@ def _mark(token: int) -> Ids:
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """The text of a message, with what stands for pictures; whatever else is in it counts as its JSON."""
+    """The text of a message, with `_picture` for its media, and any other part as JSON."""
     content = message.get("content")
     parts = [content] if isinstance(content, str) else []
     for part in content if isinstance(content, list) else []:

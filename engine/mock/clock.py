@@ -1,12 +1,11 @@
 """Runs one twin on the wall clock. A shell: it owns one timer, and nothing else of the outside world.
 
-The twin's effects of one moment are passed on piece by piece (`made`, `told`); then `done` says that the moment is
-over.
+The clock passes on the twin's effects of one moment one by one (`made`, `told`), and then calls `done`.
 
 Engine time is `speed` times real time. One timer wakes the clock at the twin's own next moment or at the next token,
-but at most once in `QUANTUM_S`. Everything that has become due in between is done together, so that a machine that
-cannot keep up writes fewer and larger pieces instead of falling ever further behind. `lateness` counts how late the
-clock wakes.
+but at most once in `QUANTUM_S`. Everything that has become due in between is done together. So a machine that cannot
+keep up writes fewer and larger pieces, and does not fall ever further behind. `lateness` counts how late the clock
+wakes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.mock.playback import Made, Playback
@@ -27,6 +27,18 @@ QUANTUM_S = 0.001
 
 NS = 1_000_000_000
 
+PACES_KEPT = 64
+"""Speeds that are remembered, to tell how much real time a stretch of engine time took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """A speed, and where engine time and real time stood when it began."""
+
+    since_ns: int
+    since_s: float
+    speed: float
+
 
 class Timers(Protocol):
     """Real time."""
@@ -35,22 +47,22 @@ class Timers(Protocol):
         """Seconds, never backwards."""
 
     def call_later(self, delay: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
-        """Call once, so many seconds from now."""
+        """Call `callback` once, `delay` seconds from now."""
 
 
 class WallTime:
-    """Real time of an event loop. uvloop updates its own clock only once a millisecond, too coarse for short steps."""
+    """Real time by `time.monotonic`. uvloop updates its own clock once a millisecond, too coarse for short steps."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.call_later = loop.call_later
 
     def time(self) -> float:
-        """Seconds."""
+        """Seconds, never backwards."""
         return time.monotonic()
 
 
 class Lateness:
-    """How far behind its own time a clock has woken."""
+    """How late a clock has woken, in real seconds."""
 
     def __init__(self) -> None:
         self.wakeups = 0
@@ -58,19 +70,22 @@ class Lateness:
         self.worst_s = 0.0
 
     def add(self, late_s: float) -> None:
-        """One wakeup."""
+        """Count one wakeup that was so late."""
         self.wakeups += 1
         self.sum_s += late_s
         self.worst_s = max(self.worst_s, late_s)
 
     def as_json(self) -> dict[str, float]:
-        """In real milliseconds."""
+        """The count, and the mean and worst lateness in real milliseconds."""
         mean_s = self.sum_s / self.wakeups if self.wakeups else 0.0
         return {"wakeups": self.wakeups, "mean_ms": round(mean_s * 1000, 3), "worst_ms": round(self.worst_s * 1000, 3)}
 
 
 class Clock:
-    """One twin, its playback and its time. `made` receives tokens, `told` all other effects of the twin."""
+    """One twin, its playback and its time. `made` receives tokens, `told` all other effects of the twin.
+
+    It has many attributes: the twin and its callbacks, and where engine time stands beside real time.
+    """
 
     def __init__(
         self,
@@ -88,26 +103,31 @@ class Clock:
         self._playback = Playback(costs, made, told)
         self._done = done
         self._timers = timers
-        self._speed = speed
-        self._since_s, self._since_ns = timers.time(), 0
+        self._paces = [_Pace(0, timers.time(), speed)]
+        """The present speed is the last one."""
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
-        self._woke_s = self._since_s - QUANTUM_S
+        self._woke_s = self._paces[0].since_s - QUANTUM_S
         self._pending: deque[Event] = deque()
         self._busy = False
 
     def now_ns(self) -> int:
-        """Engine time."""
-        return self._since_ns + round((self._timers.time() - self._since_s) * self._speed * NS)
+        """Engine time, in nanoseconds since the clock was made."""
+        pace = self._paces[-1]
+        return pace.since_ns + round((self._timers.time() - pace.since_s) * pace.speed * NS)
 
     def real_s(self, engine_ms: float) -> float:
-        """How long this takes in real time."""
-        return engine_ms / 1000 / self._speed
+        """The real seconds that so many milliseconds of engine time take at the present speed."""
+        return engine_ms / 1000 / self._paces[-1].speed
+
+    def took_s(self, begin_ns: int, end_ns: int) -> float:
+        """The real seconds between two moments of engine time, at the speeds of that time."""
+        return self._real(end_ns) - self._real(begin_ns)
 
     def set_speed(self, speed: float) -> None:
         """Let engine time run faster or slower from now on."""
-        self._since_ns, self._since_s = self.now_ns(), self._timers.time()
-        self._speed = speed
+        self._paces.append(_Pace(self.now_ns(), self._timers.time(), speed))
+        del self._paces[:-PACES_KEPT]
         self._arm()
 
     def tell(self, event: Event) -> None:
@@ -117,8 +137,8 @@ class Clock:
             self._carry_out((), None)
 
     def read(self, event: ReadLoad | ReadBlocks | ReadSlot) -> LoadIs | Contents | SlotSays:
-        """Ask the twin. Not from within what it says."""
-        assert not self._busy, "a twin that is speaking answers no questions"
+        """Ask the twin now. Do not call this from `made` or `told`: the twin is handling an event then."""
+        assert not self._busy, "a twin that handles an event answers no questions"
         now_ns = self.now_ns()
         effects = self._twin.handle(event, now_ns)
         answer = next(effect for effect in effects if isinstance(effect, LoadIs | Contents | SlotSays))
@@ -126,7 +146,7 @@ class Clock:
         return answer
 
     def stop(self) -> None:
-        """No more wakeups."""
+        """Wake no more, until the next event."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -150,13 +170,18 @@ class Clock:
         self._done()
         self._arm()
 
+    def _real(self, at_ns: int) -> float:
+        """The real time at this moment of engine time; for one that is still to come, at the present speed."""
+        pace = next((each for each in reversed(self._paces) if each.since_ns <= at_ns), self._paces[0])
+        return pace.since_s + (at_ns - pace.since_ns) / NS / pace.speed
+
     def _arm(self) -> None:
         twin_ns, token_ns = self._twin.next_wakeup(), self._playback.next_due()
         due_ns = twin_ns if token_ns is None else token_ns if twin_ns is None else min(twin_ns, token_ns)
         if due_ns is None:
             self.stop()
             return
-        due_s = self._since_s + (due_ns - self._since_ns) / NS / self._speed
+        due_s = self._real(due_ns)
         if self._timer is not None and due_s == self._due_s:
             return
         self.stop()

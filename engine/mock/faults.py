@@ -1,5 +1,5 @@
-"""The mock's faults: which are set, which requests they strike, and their form in JSON. The shell gives the random
-generator, so that a seed repeats a run.
+"""The mock's faults: which are set, which requests they strike, and their form in JSON. The random generator is passed
+in, so a seed repeats a run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ MEANS: Final[Mapping[FaultKind, str]] = {
     FaultKind.SLOW: "the whole engine takes `factor` times as long",
     FaultKind.UNWELL: "`/health` answers 503",
     FaultKind.CLOSE: "nothing listens on its port, open connections go on",
-    FaultKind.DIE: "the engine dies with all it has; it comes back after `seconds` under a new epoch, or never",
+    FaultKind.DIE: "the engine dies with all it has; it comes back under a new epoch after `seconds`, or when "
+    "the fault is removed",
     FaultKind.CORRUPT: "a pulled block is not what was sent",
     FaultKind.STALE: "a pulled block is another prompt's",
     FaultKind.FAIL_PULL: "a pull fails; the prompt is computed again",
@@ -53,7 +54,7 @@ MEANS: Final[Mapping[FaultKind, str]] = {
 }
 
 ON_TOKENS: Final = frozenset({FaultKind.KEEP_BACK, FaultKind.WRONG_TOKEN})
-"""Faults of what a prefill leg answers."""
+"""Faults that make the token of a prefill leg's answer wrong."""
 ON_REQUESTS: Final = frozenset({FaultKind.REFUSE, FaultKind.HANG, FaultKind.BREAK, FaultKind.ERROR}) | ON_TOKENS
 """Faults that strike one request as it comes."""
 ON_PULLS: Final = frozenset({FaultKind.CORRUPT, FaultKind.STALE, FaultKind.FAIL_PULL, FaultKind.DROP_NOTICE})
@@ -116,10 +117,10 @@ EXAMPLE: Final = '{"fault": "hang", "leg": "decode", "after_tokens": 5, "share":
 
 
 def read_faults(body: object) -> list[MockFault]:
-    """One fault or a list of them.
+    """The faults in a JSON value: one object, or a list of them.
 
     Raises:
-        ApiError: it says which field, and what would do.
+        ApiError: a field is wrong; the message names it and the values it may have.
     """
     return [_read(each) for each in (body if isinstance(body, list) else [body])]
 
@@ -144,7 +145,7 @@ def _read(body: object) -> MockFault:
 
 def _word(body: Mapping[str, Any], name: str, words: type[_Word]) -> _Word:
     value = body.get(name)
-    if value not in set(words):
+    if not isinstance(value, str) or value not in set(words):
         raise bad_request(f"`{name}` is {value!r}; it must be one of: {', '.join(words)}.", name)
     return words(value)
 
@@ -160,7 +161,7 @@ def _number(name: str, value: object) -> float:
 
 @dataclass(slots=True)
 class Active:
-    """A fault that is set."""
+    """A fault that is set, under its number."""
 
     number: int
     fault: MockFault
@@ -172,7 +173,7 @@ class Active:
         return self.fault.times is not None and self.struck >= self.fault.times
 
     def as_json(self) -> dict[str, Any]:
-        """Only what was asked for or differs from a default, and how often it struck."""
+        """The fault's fields that differ from their defaults, and how often it struck."""
         said = {each.name: getattr(self.fault, each.name) for each in fields(MockFault)}
         plain = {each.name: each.default for each in fields(MockFault)}
         shown = {name: value for name, value in said.items() if name == "fault" or value != plain[name]}
@@ -181,15 +182,15 @@ class Active:
 
 @dataclass(slots=True)
 class MockFaults:
-    """Those that are set on one instance, in order; the first that fits strikes."""
+    """The faults that are set on one instance, in order; the first that fits strikes."""
 
     draw: Callable[[], float]
-    """A number from 0 to 1."""
+    """Gives a random number from 0 to below 1."""
     active: list[Active] = field(default_factory=list)
     _count: int = 0
 
     def add(self, faults: Iterable[MockFault]) -> list[Active]:
-        """Set them, behind those that are set already."""
+        """Set these faults, behind those that are set already."""
         added = []
         for fault in faults:
             self._count += 1
@@ -203,7 +204,7 @@ class MockFaults:
         return ended
 
     def end(self, number: int) -> None:
-        """One of them is over."""
+        """Remove the fault of this number."""
         self.active = [each for each in self.active if each.number != number]
 
     def strike(self, kinds: frozenset[FaultKind], leg: FaultLeg, request: str) -> MockFault | None:
@@ -222,12 +223,12 @@ class MockFaults:
         return None
 
     def has(self, kind: FaultKind) -> bool:
-        """Whether one of this kind is set."""
+        """Whether a fault of this kind is set."""
         return any(each.fault.fault is kind for each in self.active)
 
     @property
     def factor(self) -> float:
-        """How much slower the engine is."""
+        """How many times slower the engine is: the product of all `slow` faults' factors."""
         product = 1.0
         for each in self.active:
             if each.fault.fault is FaultKind.SLOW:
@@ -240,7 +241,7 @@ class MockFaults:
 
 
 def spoil(kind: FaultKind, contents: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
-    """The content that is read instead: one block with a changed bit, or (`stale`) blocks of another prompt.
+    """The contents that a pull reads instead: one block with a changed bit (`corrupt`), or another prompt's (`stale`).
 
     `others` are the contents of an earlier pull, if there was one.
     """

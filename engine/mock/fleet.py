@@ -1,7 +1,7 @@
 """All mock instances of one process: opened together, closed in order. A shell.
 
-`async with MockFleet(...) as fleet` opens the ports and waits until every engine is ready; on the way out it stops
-accepting, lets answers end for `drain_s`, and closes.
+`async with MockFleet(...) as fleet` opens the ports and waits until every engine is ready. At its end it accepts no
+more connections, lets answers end for up to `drain_s` seconds, and closes all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOK_EVERY_S = 0.05
 
 
 class MockFleet:
-    """Some mocks on one host, on ports from `port` on; 0 = free ones."""
+    """Mocks on one host, on ports from `port` on; 0 = free ones. `UsageError`: a port is taken."""
 
     def __init__(
         self, settings: Sequence[MockSettings], *, host: str = "127.0.0.1", port: int = 0, drain_s: float = 0.0
@@ -39,7 +39,7 @@ class MockFleet:
         try:
             number = 0
             for each in self._settings:
-                behind = (rank_of(InstanceId(each.name)) or 0) > 0  # its own port is for pulls alone
+                behind = (rank_of(InstanceId(each.name)) or 0) > 0  # such a rank's own port serves pulls alone
                 port = 0 if behind else self._port and self._port + number
                 number += not behind
                 self.instances[each.name] = MockInstance(
@@ -63,7 +63,7 @@ class MockFleet:
             await self._close()
 
     def hurry(self) -> None:
-        """Do not wait for answers any longer."""
+        """Make the drain end now: wait for no more answers."""
         self._at_once.set()
 
     async def _drain(self) -> None:
@@ -89,7 +89,7 @@ class MockFleet:
         await asyncio.sleep(0)  # connections that were dropped learn of it
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """A task with an owner; its failure is a bug, and says so in the log."""
+        """Run a task that this fleet ends. Its failure is a bug, and is logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

@@ -1,5 +1,5 @@
-"""An instance's API server, before its engine sees a request: bodies are read, and refused or given to the engine. A
-shell: it writes to connections.
+"""An instance's API server: reads bodies, and refuses them or gives them to the engine. A shell: it writes to
+connections.
 
 Faults that leave the engine nothing to do strike here.
 """
@@ -38,7 +38,7 @@ class Frontend:
         )
 
     def generate(self, request: Request, exchange: Exchange, *, chat: bool) -> None:
-        """Answer a request to one of OpenAI's two endpoints."""
+        """Answer a request to one of OpenAI's two endpoints; `chat`: chat completions, else completions."""
         fields: Mapping[str, Any] = {}
         body: dict[str, Any] = {}
         base = request.headers.get("x-request-id") or uuid.uuid4().hex
@@ -62,12 +62,12 @@ class Frontend:
         self._start(asked, reference, exchange, f"{'chatcmpl' if chat else 'cmpl'}-{base}", fault)
 
     def strikes_release(self, request: Request, exchange: Exchange) -> bool:
-        """Whether a fault keeps a hold from being given up by its name."""
+        """Apply a fault to a request that gives a hold up by its name. Returns whether one struck."""
         fault = self._faults.strike(ON_REQUESTS, FaultLeg.RELEASE, request.headers.get("x-request-id") or "")
         return fault is not None and self._strikes_at_once(fault, exchange)
 
     def _strikes_at_once(self, fault: MockFault, exchange: Exchange) -> bool:
-        """Apply faults that leave the engine nothing to do; whether one struck."""
+        """Apply a fault that leaves the engine nothing to do. Returns false for a fault that strikes later."""
         if fault.fault is FaultKind.REFUSE:
             error = ApiError(fault.status, "ServiceUnavailableError", "Refused (a fault of the mock)")
             exchange.respond(error.status, encode(error.body()))
@@ -91,7 +91,7 @@ class Frontend:
 
 
 def leg_of(body: Mapping[str, Any], fields: Mapping[str, Any]) -> FaultLeg:
-    """Which part of a hand-over a request is."""
+    """The leg that a request is, by its body and its ``kv_transfer_params`` (`fields`)."""
     if body.get("model") == RELEASE_MODEL:
         return FaultLeg.RELEASE
     if wants_hold(fields):

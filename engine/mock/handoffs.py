@@ -1,9 +1,9 @@
 """Both sides of hand-overs between mocks: pulls from others, and holds for them. A shell: timers, peers.
 
-The consumer reads the producer's blocks when the transfer's time is over, whatever their content by then, and after
-them the hold's slot; until then it sends a heartbeat every few seconds. The two twins decide what may be used, what the
-producer is told, and when a hold ends, by the rules of engines with Baton's connector (`prefill`, `decode`). With
-digests, the consumer also reads the producer's digests.
+When the transfer's time is over, the consumer reads the producer's blocks, whatever their content by then, and after
+them the hold's slot. Until then it sends a heartbeat every few seconds. With digests, it also reads the producer's
+digests. The two twins decide what may be used, what the producer is told, and when a hold ends. Their rules are those
+of engines with Baton's connector (`prefill`, `decode`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from kvtransfer.notes import Beat
 from kvtransfer.notes import ReadNote as HasRead
 
 PRODUCERS_MAX = 4096
-"""The number of addresses that are remembered."""
+"""The most producers whose addresses are remembered."""
 
 CONSUMER = InstanceId("consumer")
 """The sender in notices about holds: a notice is recognised by the hold's mark, not by its sender."""
@@ -53,11 +53,12 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 @dataclass(frozen=True, slots=True)
 class BlocksRead:
-    """The result of reading blocks: one number for the content of each."""
+    """The result of reading blocks."""
 
     contents: tuple[int, ...]
+    """One number for the content of each block."""
     vouched: tuple[int, ...] | None
-    """What the producer held there by its digests; None: it has no digests of that, or not any more."""
+    """By the producer's digests, the contents of these blocks when the hold began; None: it has none of them now."""
     said: bytes | None
     """The content of the hold's slot after that; None: it could not be read."""
 
@@ -66,29 +67,34 @@ class MockPeers(Protocol):
     """Other mocks, in this process or elsewhere. Unreachable ones answer None or False."""
 
     async def read(self, producer: Producer, source: HoldSource, blocks: tuple[int, ...]) -> BlocksRead | None:
-        """The contents of its blocks, its digests under this hold, and the content of its slot after that."""
+        """What a pull reads: blocks, their digests under this hold, and after them the hold's slot."""
 
     async def notify(self, producer: Producer, what: str, words: list[str]) -> bool:
-        """`what` is ``release`` (a request and its mark) or ``heartbeat`` (requests)."""
+        """Send a notice about holds; returns whether it arrived. `what` is ``release`` (`words`: a request and its
+        mark) or ``heartbeat`` (`words`: requests).
+        """
 
     def near(self, producer: Producer) -> MockHandoffs | None:
         """The producer itself, if it runs in this process."""
 
     def wait_for(self, name: str, told: Callable[[Ready], None]) -> None:
-        """An early leg waits for the hold of this name, of an instance in this process."""
+        """An early leg waits for the hold of this name, at an instance of this process: `told` gets the hold."""
 
     def wait_no_more(self, name: str) -> None:
-        """That leg is over."""
+        """The early leg that waited for this name is over."""
 
     def ready(self, hold: str, ready: Ready) -> None:
         """A hold is there. `hold`: unique in this process."""
 
     def over(self, hold: str) -> None:
-        """It is over."""
+        """The hold is over."""
 
 
 class MockHandoffs:
-    """The hand-overs of one instance."""
+    """The hand-overs of one instance.
+
+    It has many attributes: those of a consumer, those of a producer, and what both use (twin's clock, peers, faults).
+    """
 
     def __init__(
         self, settings: MockSettings, clock: Clock, faults: MockFaults, metrics: Metrics, peers: MockPeers, spawn: Spawn
@@ -104,16 +110,17 @@ class MockHandoffs:
         self._loop = asyncio.get_running_loop()
         self._producers: OrderedDict[str, Producer] = OrderedDict()
         self._wanted: dict[TransferId, Producer] = {}
-        """Other instances' holds that requests here wait for."""
+        """Other instances' holds that requests here wait for, and their producers."""
         self._beating: asyncio.TimerHandle | None = None
         self._under_way = 0
+        """The number of transfers to this instance now."""
         self._last: tuple[int, ...] = ()
         """The contents of the last pull."""
         self._holds: dict[str, dict[int, int]] = {}
-        """This instance's holds, and with digests the contents of each one's blocks when it began."""
+        """This instance's holds by request. With digests: by block, its content when the hold began."""
 
     def begin_life(self, epoch: int, engine_id: str) -> None:
-        """The engine has started: drop everything from a former life."""
+        """A life of the engine begins, or with an empty `engine_id` none: drop everything from the former life."""
         for request in self._holds:
             self._peers.over(f"{self.engine_id}/{request}")
         self.epoch, self.engine_id = epoch, engine_id
@@ -123,7 +130,7 @@ class MockHandoffs:
     # -- as a consumer --
 
     def want(self, reference: Reference) -> None:
-        """A request has arrived that will pull this hold."""
+        """A request has arrived that will pull this hold: send the producer heartbeats for it."""
         producer = reference.producer
         self._producers[producer.engine_id] = producer
         self._producers.move_to_end(producer.engine_id)
@@ -133,7 +140,7 @@ class MockHandoffs:
         self._keep_beating()
 
     def pull(self, order: PullBlocks) -> None:
-        """The engine orders the read of these blocks."""
+        """The engine orders the read of these blocks: read them when the transfer's time is over."""
         bytes_ = len(order.remote) * self._settings.config.block_size * self._settings.kv_bytes_per_token
         self._under_way += 1
         delay_s = self._clock.real_s(self._settings.transfer_ms(bytes_, self._under_way))
@@ -167,7 +174,7 @@ class MockHandoffs:
         self._clock.tell(KvArrived(order.request, contents, read.said, wrong))
 
     def give_back(self, source: HoldSource, leg: FaultLeg = FaultLeg.DECODE) -> None:
-        """Tell the producer that its hold is not wanted any more."""
+        """Tell the producer that its hold is not wanted any more. `leg`: which faults may lose this notice."""
         self._wanted.pop(source.transfer, None)
         request_id = source.transfer.request
         if self._faults.strike(frozenset({FaultKind.DROP_NOTICE}), leg, request_id) is not None:
@@ -209,15 +216,15 @@ class MockHandoffs:
             self._beating = None
 
     def forget(self, source: HoldSource) -> None:
-        """The request is over; its hold is not wanted any more."""
+        """The request is over: send no more heartbeats for its hold."""
         self._wanted.pop(source.transfer, None)
 
     def early(self, name: str, told: Callable[[Ready], None]) -> None:
-        """An early leg waits for this hold, without blocks."""
+        """An early leg waits for the hold of this name, without blocks."""
         self._peers.wait_for(name, told)
 
     def early_over(self, name: str) -> None:
-        """It waits no more."""
+        """The early leg waits no more."""
         self._peers.wait_no_more(name)
 
     # -- as a producer --
@@ -231,10 +238,10 @@ class MockHandoffs:
         return TransferId(request, ATTEMPT, self.epoch)
 
     def held(self, hold: Hold) -> None:
-        """Blocks are held from now on."""
+        """These blocks are held from now on."""
         self._holds[hold.request] = {}
         if self._settings.digests:
-            self._loop.call_soon(self._vouch, hold)  # after the twin's effects; no reader knows it yet
+            self._loop.call_soon(self._vouch, hold)  # after the twin's effects; no consumer knows the hold yet
 
     def _vouch(self, hold: Hold) -> None:
         if hold.request not in self._holds:
@@ -250,11 +257,11 @@ class MockHandoffs:
         self.metrics.counts["nixl_num_kv_expired_reqs"] += effect.because == TIME_UP
 
     def holds(self) -> int:
-        """The number of holds."""
+        """The number of holds that stand."""
         return len(self._holds)
 
     def read(self, engine_id: str, source: HoldSource, blocks: tuple[int, ...]) -> BlocksRead | None:
-        """What a consumer reads now; None under the name of a former life."""
+        """What a consumer reads here now; None: `engine_id` is of a former life."""
         contents = self.contents(engine_id, blocks)
         if contents is None:
             return None
@@ -264,14 +271,14 @@ class MockHandoffs:
         return BlocksRead(contents, vouched, said.said if isinstance(said, SlotSays) else None)
 
     def contents(self, engine_id: str, blocks: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The contents of these blocks now; None under the name of a former life."""
+        """The contents of these blocks now; None: `engine_id` is of a former life."""
         if engine_id != self.engine_id:
             return None
         answer = self._clock.read(ReadBlocks(blocks))
         return answer.contents if isinstance(answer, Contents) else None
 
     def heard(self, what: str, engine_id: str, words: Sequence[str]) -> bool:
-        """A consumer's notice about holds. False: it is for a former life."""
+        """Take a consumer's notice about holds. False: it is for a former life."""
         if engine_id != self.engine_id:
             return False
         if what == "heartbeat":
@@ -283,5 +290,5 @@ class MockHandoffs:
         return True
 
     def give_up(self, name: str) -> None:
-        """A router gives up what is, or will be, held under a name."""
+        """A router gives up the hold of this name, made already or not."""
         self._clock.tell(GiveUpHold(name))

@@ -1,7 +1,8 @@
 """The mock's HTTP/1.1: one connection as an asyncio protocol, with what engines' clients use. A shell.
 
 It is made for thousands of open streams on one core: a token costs one `write` of bytes that are ready. Requests of one
-connection are answered one after the other. An idle connection is closed after `IDLE_S`, as in vLLM's own server.
+connection are answered one after the other. The listener closes a connection that is idle for about `IDLE_S`, as vLLM's
+own server does.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from engine.mock.answers import LAST_CHUNK, encode
 logger = logging.getLogger("baton.mock")
 
 IDLE_S = 5.0
-"""A connection without a request is closed after this (uvicorn's ``timeout_keep_alive``, which vLLM leaves at 5 s)."""
+"""A connection without a request is closed after this (uvicorn's ``timeout_keep_alive``, which vLLM leaves at 5 s). A
+request that has begun to come may take as long as it likes, as in uvicorn."""
 
 BODY_BYTES_MAX = 256 << 20
+"""Largest body of a request."""
 
 _STREAM = (
     b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
@@ -52,7 +55,7 @@ class Exchange:
         self.over = False
 
     def respond(self, status: int, body: bytes = b"", content_type: str = "application/json") -> None:
-        """The whole answer."""
+        """Send the whole answer."""
         if self.over:
             return
         kind = f"content-type: {content_type}\r\n" if body else ""
@@ -63,17 +66,17 @@ class Exchange:
         self._finish()
 
     def begin(self) -> None:
-        """The head of a stream of events."""
+        """Send the head of a stream of events."""
         if not self.over:
             self._connection.write(_STREAM)
 
     def write(self, data: bytes) -> None:
-        """Chunks, framed already."""
+        """Send chunks that are framed already (`engine.mock.answers.chunk`)."""
         if not self.over:
             self._connection.write(data)
 
     def end(self, data: bytes = LAST_CHUNK) -> None:
-        """The last bytes of a stream, its last chunk among them."""
+        """Send the last bytes of a stream, its last chunk among them."""
         if not self.over:
             self._connection.write(data)
             self._finish()
@@ -96,7 +99,9 @@ class Exchange:
 
 
 class MockConnection(asyncio.Protocol):
-    """One client's connection. The listener that made it keeps it in `open_ones`, unless `too_late` forbids it."""
+    """One client's connection. It is in `open_ones` while it is open. `too_late`: whether the listener has dropped all
+    connections meanwhile; then this one is broken off at once.
+    """
 
     def __init__(self, handler: MockHandler, open_ones: set[MockConnection], too_late: Callable[[], bool]) -> None:
         self._handler = handler
@@ -107,7 +112,7 @@ class MockConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._transport: asyncio.Transport | None = None
         self.idle_sweeps = 0
-        """How often the listener found it without a request."""
+        """How many times in a row the listener has found it without a request, also one that is still coming."""
 
     # -- asyncio --
 
@@ -144,6 +149,11 @@ class MockConnection(asyncio.Protocol):
         """Whether an answer is under way."""
         return self._exchange is not None
 
+    @property
+    def midway(self) -> bool:
+        """Whether a request is still coming."""
+        return self._reader.midway
+
     def _next(self) -> None:
         while self._waiting and self._exchange is None and self._transport is not None:
             request = self._waiting.popleft()
@@ -164,17 +174,17 @@ class MockConnection(asyncio.Protocol):
             self._next()
 
     def write(self, data: bytes) -> None:
-        """Bytes to the client."""
+        """Send bytes to the client, if the connection is open."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:
-        """Once all is sent."""
+        """Close the connection once everything is sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """At once."""
+        """Break the connection off; bytes that are not sent yet are lost."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,4 +1,4 @@
-"""One mock instance: a twin, its clock, its port, its lives. A shell."""
+"""One mock instance: a twin, its clock, its port, and the lives of its engine. A shell."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ logger = logging.getLogger("baton.mock")
 
 
 class MockInstance:
-    """One engine, as its clients see it. `begin` starts it; `ready` is set while it takes requests."""
+    """One engine, as its clients see it. `begin` starts it; `ready` is set while it takes requests.
+
+    It has many attributes because it wires all parts of a mock together: each part is one, and needs several others.
+    """
 
     def __init__(
         self,
@@ -100,8 +103,13 @@ class MockInstance:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Base URL at which its engine answers."""
         return f"http://{reachable(self.front.host)}:{self.front.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether its engine runs or starts."""
+        return bool(self.handoffs.engine_id)
 
     def begin(self) -> None:
         """Start the engine, under a new epoch."""
@@ -112,7 +120,7 @@ class MockInstance:
         self.clock.tell(StartEngine(self.epoch))
 
     def die(self) -> None:
-        """The engine's process is gone, and with it all connections."""
+        """End the engine's process, and with it all connections and holds."""
         self.ready.clear()
         self.listener.shut()
         self.clock.tell(Die())
@@ -122,7 +130,7 @@ class MockInstance:
         self.handoffs.metrics = self.serving.metrics = self.metrics
 
     def close(self) -> None:
-        """The end."""
+        """Stop the clock and close the port, for good."""
         for timer in self._timers.values():
             timer.cancel()
         self.clock.stop()
@@ -130,7 +138,7 @@ class MockInstance:
         self._peers.remove(self.serving.replies.here.host, self.serving.replies.here.port)
         self.listener.close()
 
-    # -- what the twin says --
+    # -- the twin's effects --
 
     def _made(self, request: Any, key: int, first: int, count: int) -> None:
         self.serving.made(request, key, first, count)
@@ -161,7 +169,7 @@ class MockInstance:
             case EngineReady():
                 self._spawn(self._open())
             case _:
-                pass  # answers to questions
+                pass  # answers to questions (`Clock.read`)
 
     async def _open(self) -> None:
         if not self.faults.has(FaultKind.CLOSE):
@@ -169,16 +177,16 @@ class MockInstance:
         self.ready.set()
         logger.info("%s: engine ready at %s, epoch %d", self.settings.name, self.url, self.epoch)
 
-    # -- what is asked of it --
+    # -- its state --
 
     def load(self) -> Load:
-        """How busy it is."""
+        """Its load now, as its `/metrics` report it."""
         answer = self.clock.read(ReadLoad())
         assert isinstance(answer, LoadIs)
         return answer.load
 
     def state(self) -> dict[str, Any]:
-        """All about it."""
+        """What `GET /mock/state` answers."""
         load = self.load()
         return {
             "instance": self.settings.name,
@@ -199,10 +207,10 @@ class MockInstance:
     # -- faults --
 
     def set_faults(self, raw: bytes) -> dict[str, Any]:
-        """Set faults from JSON.
+        """Set faults from JSON, and begin those of the whole instance.
 
         Raises:
-            ApiError: they are none.
+            ApiError: this is no fault, or no list of faults.
         """
         try:
             body = json_in(raw)
@@ -213,13 +221,13 @@ class MockInstance:
         return self.faults.as_json()
 
     def clear_faults(self) -> dict[str, Any]:
-        """Take all faults back. An engine that is dead stays dead until its time, or is started now if it had none."""
+        """Take all faults back. An engine that a fault has ended is started now."""
         for active in self.faults.clear():
             self._over(active)
         return self.faults.as_json()
 
     def _strike(self, active: Active) -> None:
-        """Faults of the whole instance begin now."""
+        """Begin a fault, if it is one of the whole instance."""
         fault = active.fault
         if fault.fault not in ON_INSTANCE:
             return
@@ -235,6 +243,8 @@ class MockInstance:
         self._end_in_time(active)
 
     def _die(self, active: Active) -> None:
+        if active not in self.faults.active:
+            return  # removed before it struck
         for rank in self.ranks:  # vLLM ends the whole server with one of its engine cores
             rank.die()
         self._end_in_time(active)
@@ -252,9 +262,10 @@ class MockInstance:
         if timer := self._timers.pop(active.number, None):
             timer.cancel()
         match active.fault.fault:
-            case FaultKind.DIE if not self.faults.has(FaultKind.DIE):
+            case FaultKind.DIE if not any(rank.faults.has(FaultKind.DIE) for rank in self.ranks):
                 for rank in self.ranks:
-                    rank.begin()
+                    if not rank.alive:  # alive: another fault's end has started it, or none had struck
+                        rank.begin()
             case FaultKind.CLOSE if self.ready.is_set() and not self.faults.has(FaultKind.CLOSE):
                 self._spawn(self.front.open())
             case FaultKind.SLOW:
@@ -267,5 +278,5 @@ class MockInstance:
 
 
 def reachable(host: str) -> str:
-    """The address others use for a server that listens on `host`."""
+    """The address at which other programs of this machine reach a server that listens on `host`."""
     return "127.0.0.1" if host in {"", "0.0.0.0", "::"} else host  # noqa: S104 - recognised, not listened on

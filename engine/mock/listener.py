@@ -10,8 +10,10 @@ from cluster.errors import UsageError
 from engine.mock.http import IDLE_S, MockConnection, MockHandler
 
 BACKLOG = 4096
+"""Connections that may wait to be accepted."""
 _SWEEPS = 2
-"""An idle connection is closed at its second sweep: after between one and two times half of `IDLE_S` more."""
+"""Sweeps in `IDLE_S`. A connection that is idle at more than so many sweeps in a row is closed: after 1 to 1.5 times
+`IDLE_S`."""
 
 
 class MockListener:
@@ -23,35 +25,36 @@ class MockListener:
         self._socket: socket.socket | None = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._server: asyncio.Server | None = None
+        self._opening = asyncio.Lock()
         self._open: set[MockConnection] = set()
         self._dropped = False
-        """What was accepted and has not reached its protocol yet is broken off, too."""
+        """Whether a connection that is accepted, but has not reached its protocol yet, must be broken off."""
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
-    def listening(self) -> bool:
-        """Whether connections are accepted."""
-        return self._server is not None
-
-    @property
     def answering(self) -> int:
-        """Requests whose answers are under way."""
+        """The number of requests whose answers are under way."""
         return sum(connection.answering for connection in self._open)
 
     async def open(self) -> None:
-        """Accept connections."""
-        if self._server is not None:
-            return
-        taken, self._socket = self._socket or _bound(self.host, self.port), None
-        self._dropped = False
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: MockConnection(self._handler, self._open, lambda: self._dropped), sock=taken, backlog=BACKLOG
-        )
-        self._sweep()
+        """Accept connections.
+
+        Raises:
+            UsageError: another program has taken the port meanwhile.
+        """
+        async with self._opening:  # of two callers, the second finds it open
+            if self._server is not None:
+                return
+            taken, self._socket = self._socket or _bound(self.host, self.port), None
+            self._dropped = False
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(
+                lambda: MockConnection(self._handler, self._open, lambda: self._dropped), sock=taken, backlog=BACKLOG
+            )
+            self._sweep()
 
     def shut(self) -> None:
-        """Accept no more; what is open goes on."""
+        """Accept no more connections; open ones go on."""
         if self._server is not None:
             close_server(self._server)
             self._server = None
@@ -66,22 +69,23 @@ class MockListener:
             connection.abort()
 
     def close(self) -> None:
-        """The end."""
+        """Close the port and all connections, for good."""
         self.shut()
         self.drop_all()
         if self._sweeper is not None:
             self._sweeper.cancel()
 
     def close_idle(self) -> None:
-        """End connections that wait for a next request."""
+        """Close connections on which no answer is under way."""
         for connection in list(self._open):
             if not connection.answering:
                 connection.close()
 
     def _sweep(self) -> None:
-        """Close connections on which nothing is asked."""
+        """Close connections that have been idle for too many sweeps, and set the timer of the next sweep."""
         for connection in list(self._open):
-            connection.idle_sweeps = 0 if connection.answering else connection.idle_sweeps + 1
+            busy = connection.answering or connection.midway
+            connection.idle_sweeps = 0 if busy else connection.idle_sweeps + 1
             if connection.idle_sweeps > _SWEEPS:
                 connection.close()
         if self._sweeper is not None:
@@ -90,10 +94,10 @@ class MockListener:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket with this address.
+    """A socket that is bound to this address.
 
     Raises:
-        UsageError: it is taken.
+        UsageError: the address is taken, or not this machine's.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

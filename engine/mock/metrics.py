@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.instance import Load
-from engine.mock.settings import MS
 from engine.twin.events import RequestFinished
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -64,12 +63,12 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Count one value; one on a bound belongs below it."""
+        """Count one value; a value that equals a bound belongs into the bucket of that bound."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def lines(self, name: str, label: str) -> Iterable[str]:
-        """Its samples."""
+        """Its samples as lines of Prometheus' text. `label`: the labels, without braces."""
         below = 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             below += count
@@ -85,25 +84,29 @@ class Metrics:
     model: str
     block_size: int = 16
     num_blocks: int = 0
-    """Of its KV cache; 0: it does not say."""
+    """Blocks of its KV cache; 0: they are not reported."""
     engine: int = 0
     """Its number among the data parallel ranks of its server."""
     counts: Counter[str] = field(default_factory=Counter)
+    """By the names of `_COUNTERS`."""
     ended: Counter[str] = field(default_factory=Counter)
     """Requests by finish reason."""
     local_compute: int = 0
+    """Prompt tokens that were computed here."""
     local_cache_hit: int = 0
+    """Prompt tokens that were in the prefix cache here."""
     histograms: dict[str, Histogram] = field(
         default_factory=lambda: {name: Histogram(bounds) for name, bounds in _HISTOGRAMS.items()}
     )
 
     def anew(self) -> Metrics:
-        """Those of the next life of the engine: counts begin at zero."""
+        """The counts of the engine's next life, which begin at zero."""
         return Metrics(self.model, self.block_size, self.num_blocks, self.engine)
 
     def prompt(self, tokens: int, local: int, remote: int, failed: int = 0) -> None:
-        """Count a computed prompt: tokens that were in the cache here, tokens that came from another engine, and tokens
-        that were to come and did not. vLLM counts the last ones as a hit, too, and asks its connector a second time.
+        """Count a computed prompt of so many tokens: `local` were in the cache here, `remote` were pulled from another
+        engine, `failed` should have been pulled and were computed here. vLLM counts the failed ones as a hit, too, and
+        asks its connector a second time.
         """
         self.counts["prompt_tokens"] += tokens
         self.counts["prefix_cache_queries"] += tokens
@@ -122,10 +125,11 @@ class Metrics:
         not_pulled: int,
         arrived_ns: int,
         first_ns: int | None,
-        speed: float,
+        took_s: Callable[[int, int], float],
     ) -> None:
         """Count a request that is over. `arrived_ns`, `first_ns`: its arrival and its first token, on the twin's clock.
-        `not_pulled`: tokens that were held for it and could not be pulled. `speed` turns these times into real seconds.
+        `not_pulled`: tokens that were held for it and could not be pulled. `took_s`: the real seconds between two
+        moments of the twin's clock.
         """
         self.ended[over.reason] += 1
         self.counts["generation_tokens"] += over.outputs
@@ -134,22 +138,21 @@ class Metrics:
         remote = 0 if not_pulled else over.remote_tokens
         failed = max(0, min(not_pulled, prompt_tokens) - over.local_tokens)
         self.prompt(prompt_tokens, over.local_tokens, remote, failed)
-        real_s = 1 / (1000 * MS) / speed
-        self.observe("time_to_first_token_seconds", (first_ns - arrived_ns) * real_s)
-        self.observe("request_queue_time_seconds", max(0, over.first_run_ns - arrived_ns) * real_s)
-        self.observe("request_prefill_time_seconds", max(0, first_ns - over.first_run_ns) * real_s)
-        decode_s = max(0, over.at_ns - first_ns) * real_s
+        self.observe("time_to_first_token_seconds", took_s(arrived_ns, first_ns))
+        self.observe("request_queue_time_seconds", max(0.0, took_s(arrived_ns, over.first_run_ns)))
+        self.observe("request_prefill_time_seconds", max(0.0, took_s(over.first_run_ns, first_ns)))
+        decode_s = max(0.0, took_s(first_ns, over.at_ns))
         self.observe("request_decode_time_seconds", decode_s)
-        self.observe("e2e_request_latency_seconds", (over.at_ns - arrived_ns) * real_s)
+        self.observe("e2e_request_latency_seconds", took_s(arrived_ns, over.at_ns))
         if over.outputs > 1:
             self.observe("request_time_per_output_token_seconds", decode_s / (over.outputs - 1))
 
     def observe(self, name: str, value: float) -> None:
-        """One value of a histogram."""
+        """Count one value in the histogram of this name."""
         self.histograms[name].observe(value)
 
     def text(self, load: Load) -> str:
-        """Prometheus' text."""
+        """All metrics as Prometheus' text, with the present load."""
         model = self.model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         label = f'engine="{self.engine}",model_name="{model}"'
         lines = [*_gauges(load, label), *self._cache(), *self._counters(load, label)]
@@ -181,7 +184,7 @@ class Metrics:
 
 
 def merged(pages: Iterable[str]) -> str:
-    """The pages of an engine's ranks as one: each name's type once, with the samples of all ranks after it."""
+    """The pages of an engine's ranks as one page: each name's type once, followed by the samples of all ranks."""
     families: dict[str, list[str]] = {}
     for page in pages:
         family = ""

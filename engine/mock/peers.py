@@ -1,7 +1,7 @@
 """How a mock reaches the producers of holds: in this process directly, elsewhere over HTTP. A shell.
 
-A producer's token and address come from transfer fields, as with a real engine: a client that can send these fields can
-make a mock call an address. Routers remove them from clients' requests.
+A producer's id and address come from transfer fields. A client that can send these fields can make a mock call any
+address. Routers remove them from clients' requests.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ ANSWER_S = 5.0
 
 
 class HttpPeers:
-    """All producers that the instances of this process know of."""
+    """The way from the instances of this process to all producers, and the early legs that wait in this process."""
 
     def __init__(self) -> None:
         self._near: dict[tuple[str, int], MockHandoffs] = {}
         self._session: aiohttp.ClientSession | None = None
         self._callers = Callers()
-        """Of this process's instances, by the rules of Baton's connector."""
+        """The early legs that ask this process's instances for holds, by the rules of Baton's connector."""
         self._early: dict[str, Callable[[Ready], None]] = {}
         """Early legs of this process that wait for a hold, by its name."""
 
     def wait_for(self, name: str, told: Callable[[Ready], None]) -> None:
-        """An early leg waits for the hold of this name: `told` is called once it is there, or now."""
+        """An early leg waits for the hold of this name: `told` is called once the hold is there, now if it is."""
         ready = self._callers.wanted(name, name, asyncio.get_running_loop().time())
         if ready is None:
             self._early[name] = told
@@ -43,7 +43,7 @@ class HttpPeers:
             told(ready)
 
     def wait_no_more(self, name: str) -> None:
-        """The leg is over."""
+        """The early leg that waited for this name is over."""
         self._early.pop(name, None)
 
     def ready(self, hold: str, ready: Ready) -> None:
@@ -54,7 +54,7 @@ class HttpPeers:
                 told(ready)
 
     def over(self, hold: str) -> None:
-        """It is over."""
+        """The hold is over."""
         self._callers.over(hold)
 
     def add(self, host: str, port: int, handoffs: MockHandoffs) -> None:
@@ -75,7 +75,7 @@ class HttpPeers:
             await self._session.close()
 
     async def read(self, producer: Producer, source: HoldSource, blocks: tuple[int, ...]) -> BlocksRead | None:
-        """The contents of its blocks; None if it does not answer, or has another life now."""
+        """What a pull reads at the producer; None if it does not answer, or is in another life now."""
         slot = None if source.slot is None else source.slot.field()
         answer = await self._ask(producer, "read", {"request_id": source.request, "blocks": blocks, FIELD: slot}) or {}
         contents, vouched, said = answer.get("contents"), answer.get("vouched"), answer.get("said")

@@ -1,8 +1,8 @@
 """Decides which tokens of a twin's runs exist by now.
 
-A run is announced when it begins, and may be cut short. Its tokens exist at the ends of its steps, so they are given
-out then and not before. Tokens of its last step are given out only after the twin has passed that moment, because at
-the same moment it may report that a request ended there, or was aborted and never got this token.
+The twin announces a run when the run begins, and may cut it short. A run's tokens exist at the ends of its steps, so
+they are given out then and not before. Tokens of the last step are given out only after the twin has passed that
+moment. For at the same moment the twin may report that a request ended, or was aborted and never got this token.
 
 What always holds: the tokens of a request come in order, each once, and no later effect takes a token back.
 """
@@ -17,7 +17,7 @@ from engine.twin.config import StepCosts
 from engine.twin.events import Cut, Effect, RequestFinished, RequestLost, RequestRefused, RunShare, StepRun
 
 Made = Callable[[RequestId, int, int, int], None]
-"""Receives tokens: the request, its key, the first token's index, how many."""
+"""Receives tokens: the request, the key of its answer, the first token's index, the number of tokens."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Playback:
         """The index of the next token of each request that has had one."""
 
     def next_due(self) -> int | None:
-        """When the next token exists that the twin sends no effect for."""
+        """When the next token exists for which the twin sends no effect, in engine nanoseconds; None: there is none."""
         playing = self._playing
         if playing is None or playing.done >= playing.steps - 1:
             return None
@@ -78,7 +78,7 @@ class Playback:
         return self._costs.decode_run_ns(playing.run.batch, playing.run.sum_context, steps)
 
     def _play(self, now_ns: int) -> None:
-        """All but the last step's tokens are certain once their time has come."""
+        """Give out the tokens whose time has come, except those of the last step: only they are not certain yet."""
         playing = self._playing
         if playing is None or playing.done >= playing.steps - 1:
             return
@@ -88,7 +88,7 @@ class Playback:
         self._give(playing, min(over, playing.steps - 1))
 
     def _complete(self) -> None:
-        """The twin has passed the end of the run: requests that are still in it have all of its tokens."""
+        """Give out the rest: the twin has passed the run's end, so requests still in the run have all of its tokens."""
         if self._playing is not None:
             self._give(self._playing, self._playing.steps)
             self._playing = None
@@ -107,7 +107,7 @@ class Playback:
             self._made(share.request, share.key, first, upto - first)
 
     def _end(self, request: RequestId, outputs: int) -> None:
-        """A request is over and has so many tokens."""
+        """Give out what is left of a request that is over with so many tokens (`outputs`)."""
         playing = self._playing
         if playing is not None:
             for share in playing.shares:

@@ -1,9 +1,9 @@
 """The twin's form of a prompt: a row of segments, equal where blocks of real ids would be equal.
 
-Ids are cut at the edges of blocks, and each cut is named by a hash of its content. An answer of a mock is recognised
-when it comes back in a chat (it follows from the text before it, so no state is needed). It gets the twin's own name:
-turn two then finds the answer's blocks in the prefix cache of the instance that wrote them, as with a real engine.
-Every instance comes to the same names by itself.
+Ids are cut at the edges of blocks, and each piece is named by a hash of its content. An answer of a mock is recognised
+when it comes back in a chat: it follows from the text before it, so no state is needed. Its segment gets the twin's own
+name. So the second turn finds the answer's blocks in the prefix cache of the instance that wrote them, as with a real
+engine. Every instance computes the same names by itself.
 
 What the client reads follows from the ids alone: neither the size of blocks nor a `cache_salt` changes an answer.
 """
@@ -27,20 +27,20 @@ _LOOK_FIRST: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """One prompt."""
+    """One prompt: its ids, and its form for the twin."""
 
     ids: Ids
     segments: Prompt
     key: int
     """Determines the prompt's right answer, as the client reads it."""
     right: int
-    """The same under the twin's name: a share with another key means that something wrong was read."""
+    """The twin's key of the right answer. A share of a run with another key means that wrong KV was read."""
 
 
 def prompted(pieces: Sequence[Ids], block_size: int, *, salt: str = "", seed: int | None = None) -> Prompted:
-    """A prompt from its pieces. Every second piece is the assistant's and is looked at as an answer.
+    """A prompt from its pieces. Every second piece is the assistant's, and may be an answer of a mock.
 
-    A prompt that is no chat is one piece.
+    A prompt that is no chat is one piece. `salt`: the request's ``cache_salt``.
     """
     names = _Names(block_size, salt)
     told = bytearray()
@@ -60,7 +60,8 @@ def prompted(pieces: Sequence[Ids], block_size: int, *, salt: str = "", seed: in
 def said_tokens(prompt: Prompted, key: int, first: int, count: int, pinned: int | None = None) -> list[int]:
     """The tokens of an answer from its `first` on, for a share of a run under `key`.
 
-    `pinned` is the token it must begin with; another than its own changes all that follows, as in a model.
+    `pinned` is the token with which the answer must begin. If it is not the answer's own, all that follows changes, as
+    in a model.
     """
     source = prompt.key if key == prompt.right else mix(prompt.key, key)
     if pinned is not None and pinned != token(prompt.key, 0):
@@ -72,7 +73,7 @@ def said_tokens(prompt: Prompted, key: int, first: int, count: int, pinned: int 
 
 
 class _Names:
-    """Segments as they grow."""
+    """Builds the segments of a prompt."""
 
     def __init__(self, block_size: int, salt: str) -> None:
         self.segments: list[Segment] = []
@@ -81,7 +82,7 @@ class _Names:
         self._tokens = 0
 
     def text(self, ids: Ids) -> None:
-        """Plain ids, cut where blocks end."""
+        """Add plain ids, cut where blocks end."""
         raw, width = ids.astype("<u4").tobytes(), ids.itemsize
         at, size = 0, len(ids)
         while at < size:
@@ -93,7 +94,7 @@ class _Names:
             self._tokens += count
 
     def answer(self, tokens: int) -> None:
-        """What the twin said after all that is here."""
+        """Add an answer of so many tokens, which the twin gave to the segments so far."""
         if tokens:
             self.segments.append(Segment(answer_key(tuple(self.segments)), tokens))
             self._tokens += tokens
@@ -104,7 +105,7 @@ def _key(raw: bytes) -> int:
 
 
 def _is_answer(piece: Ids, key: int) -> bool:
-    """Whether the mock would have said this, as far as it goes."""
+    """Whether these ids are the answer of a mock under this key, or its beginning."""
     ids: list[int] = piece.tolist()
     first = min(_LOOK_FIRST, len(ids))
     return _follows(ids[:first], key, 0) and _follows(ids[first:], key, first)

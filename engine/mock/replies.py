@@ -1,4 +1,4 @@
-"""Writes the mock's replies: which bytes an answer's parts give, and when. A shell: it writes to connections."""
+"""Writes the mock's replies: the bytes of an answer's parts, each at its moment. A shell: it writes to connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.mock.asked import MockRequest
 from engine.mock.faults import ON_TOKENS, FaultKind, MockFault, injected
 from engine.mock.http import Exchange
 from engine.mock.prompts import Prompted
-from engine.mock.settings import MS, MockSettings
+from engine.mock.settings import MockSettings
 from engine.mock.transfer import Producer, Reference, asks_a_source, cached_at_producer, hold_fields, wants_hold
 from engine.twin.events import RequestFinished
 from kvtransfer.fields import name_in
@@ -22,7 +22,7 @@ from kvtransfer.fields import name_in
 
 @dataclass(slots=True, eq=False)
 class MockAnswer:
-    """One client's request."""
+    """One client's request and its answer so far. `arrived_ns` in engine time."""
 
     asked: MockRequest
     exchange: Exchange
@@ -31,19 +31,22 @@ class MockAnswer:
     arrived_ns: int
     parts: list[TwinPart] = field(default_factory=list)
     begun: bool = False
-    """The head of the stream is sent."""
+    """Whether the head of the stream is sent."""
     cut: bool = False
-    """A fault has ended it: nothing more is written."""
+    """Whether a fault has ended it: nothing more is written."""
 
     @property
     def running(self) -> bool:
-        """Whether some part of it is not over."""
+        """Whether any part of it is not over."""
         return any(part.over is None for part in self.parts)
 
 
 @dataclass(slots=True, eq=False)
 class TwinPart:
-    """One request of the twin's."""
+    """One request of the twin's.
+
+    It has many attributes: what was asked, what the hand-over adds, and how far tokens are made and written.
+    """
 
     id: RequestId
     name: str
@@ -55,22 +58,25 @@ class TwinPart:
     stop_after: int | None
     reference: Reference | None
     pinned: int | None = None
-    """The token it is to begin with."""
+    """The token with which the answer must begin; None: any."""
     fresh: list[int] = field(default_factory=list)
     """Tokens that are made and not written."""
     made: int = 0
+    """The number of tokens that are made, written or not."""
     first_ns: int | None = None
+    """When the first token was made, in engine time."""
     over: RequestFinished | None = None
+    """How the twin's request ended; None: it has not."""
     not_pulled: int = 0
     """Tokens that were held for it, and whose pull has failed."""
     submitting: asyncio.TimerHandle | None = None
-    """Until the engine sees it."""
+    """The timer that will give it to the engine; None: the engine has it, or it is an early leg that waits."""
     awaits: str = ""
-    """An early leg that the engine has not seen: the name of its hold-to-be."""
+    """For an early leg that waits: the name of its hold-to-be. The engine has not seen it."""
 
     @property
     def misspeaks(self) -> FaultKind | None:
-        """The fault that makes a prefill leg's token wrong as the answer's first, if one struck."""
+        """The fault that makes a prefill leg answer with another token than the answer's first, if one struck."""
         fault = self.answer.fault
         if fault is None or fault.fault not in ON_TOKENS or not wants_hold(self.answer.asked.transfer):
             return None
@@ -80,16 +86,25 @@ class TwinPart:
 class Replies:
     """Writes one instance's answers."""
 
-    def __init__(self, settings: MockSettings, here: Producer, abort: Callable[[MockAnswer], None]) -> None:
-        """`abort` makes the engine end an answer that a fault breaks off."""
+    def __init__(
+        self,
+        settings: MockSettings,
+        here: Producer,
+        abort: Callable[[MockAnswer], None],
+        took_s: Callable[[int, int], float],
+    ) -> None:
+        """`abort` makes the engine end an answer that a fault breaks off. `took_s`: the real seconds between two
+        moments of engine time.
+        """
         self.here = here
         self._settings = settings
         self._abort = abort
+        self._took_s = took_s
         self.touched: dict[TwinPart, None] = {}
         """Parts that have something to write once the moment is over."""
 
     def flush(self) -> None:
-        """The moment is over: write its tokens."""
+        """Write the tokens of the moment that is over."""
         while self.touched:
             part, _ = self.touched.popitem()
             fresh, part.fresh = part.fresh, []
@@ -111,7 +126,7 @@ class Replies:
                 self._respond(answer)
 
     def _break_off(self, part: TwinPart, fault: MockFault, fresh: list[int]) -> None:
-        """A fault ends an answer, after so many tokens."""
+        """A fault ends an answer, after the fault's `after_tokens`."""
         answer = part.answer
         kept = fresh[: max(0, len(fresh) - (part.made - fault.after_tokens))]
         if answer.asked.stream and kept:
@@ -169,25 +184,25 @@ class Replies:
         return usage_of(prompt_tokens, sum(each.outputs for each in over), cached)
 
     def _timing(self, answer: MockAnswer) -> dict[str, Any] | None:
-        """``metrics``, with ``--enable-per-request-metrics``: in real time."""
+        """``metrics`` as with vLLM's ``--enable-per-request-metrics``. Times are real."""
         part = answer.parts[0]
         if len(answer.parts) > 1 or part.over is None or part.first_ns is None:
             return None
-        over, real_ms = part.over, 1 / MS / self._settings.speed
-        decode_ms = max(0, over.at_ns - part.first_ns) * real_ms
+        over, took_s = part.over, self._took_s
+        decode_ms = max(0.0, took_s(part.first_ns, over.at_ns)) * 1000
         begun_ns = over.first_run_ns or part.first_ns
         steps = over.outputs - 1
         return {
-            "time_to_first_token_ms": (part.first_ns - begun_ns) * real_ms,  # from its first step on, as in vLLM
+            "time_to_first_token_ms": took_s(begun_ns, part.first_ns) * 1000,  # from its first step on, as in vLLM
             "generation_time_ms": decode_ms,
-            "queue_time_ms": max(0, begun_ns - answer.arrived_ns) * real_ms,
+            "queue_time_ms": max(0.0, took_s(answer.arrived_ns, begun_ns)) * 1000,
             "mean_itl_ms": decode_ms / steps if steps > 0 else None,
             "tokens_per_second": steps / decode_ms * 1000 if steps > 0 and decode_ms else None,
             "speculative_decoding": None,
         }
 
     def _fail(self, answer: MockAnswer, error: ApiError) -> None:
-        """As vLLM: an error event in a stream, a status otherwise."""
+        """Answer with an error, as vLLM does: an event in a stream, else a status."""
         if not answer.asked.stream:
             answer.exchange.respond(error.status, encode(error.body()))
             return

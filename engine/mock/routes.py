@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 Answer = Callable[[Request, Exchange], None]
 
 _GUARDED = ("/v1", "/inference")
-"""vLLM's ``--api-key`` guards these."""
+"""Beginnings of the paths that vLLM's ``--api-key`` guards."""
 
 
 class Routes:
-    """One instance's."""
+    """The paths of one instance."""
 
     def __init__(self, instance: MockInstance, siblings: Mapping[str, MockInstance]) -> None:
         self._instance = instance
@@ -73,7 +73,11 @@ class Routes:
         return ranks[int(said)].routes
 
     def find(self, request: Request) -> Answer:
-        """What answers a request here, whatever rank it names."""
+        """The function that answers a request here, whatever rank it names.
+
+        Raises:
+            ApiError: the path names an instance that this process does not have.
+        """
         path = request.path
         if path.startswith("/mock/") and path.count("/") == 3:
             return self._of_sibling(path)
@@ -88,7 +92,7 @@ class Routes:
         return methods[request.method]
 
     def _of_sibling(self, path: str) -> Answer:
-        """``/mock/NAME/faults``: an instance of this process that may not answer for itself."""
+        """``/mock/NAME/faults`` or ``/mock/NAME/state``: of another instance of this process, which may be dead."""
         _, _, name, rest = path.split("/")
         sibling = self._siblings.get(name)
         if sibling is None or rest not in {"faults", "state"}:
@@ -123,10 +127,7 @@ class Routes:
         _json(exchange, {"openapi": "3.1.0", "info": {"title": "FastAPI", "version": "0.1.0"}, "paths": paths})
 
     def _metrics(self, _: Request, exchange: Exchange) -> None:
-        pages = []
-        for rank in self._instance.ranks:
-            rank.handoffs.holds()
-            pages.append(rank.metrics.text(rank.load()))
+        pages = [rank.metrics.text(rank.load()) for rank in self._instance.ranks]
         exchange.respond(200, (pages[0] if len(pages) == 1 else merged(pages)).encode(), CONTENT_TYPE)
 
     def _tokenize(self, request: Request, exchange: Exchange) -> None:
@@ -200,7 +201,7 @@ def _json(exchange: Exchange, body: object) -> None:
 
 
 def _refuse(status: int, because: str) -> Answer:
-    """As the framework under vLLM's server does it, in its own shape."""
+    """A refusal in the shape of FastAPI, on which vLLM's server is built."""
     return lambda _, exchange: exchange.respond(status, encode({"detail": because}))
 
 

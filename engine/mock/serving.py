@@ -1,7 +1,7 @@
 """Generation requests in one instance's engine, until they are over. A shell: timers, and connections that break.
 
 One request has one or more parts (its prompts times ``n``); each part is a request of the twin's. The tokens of a
-moment are gathered and written at once when the moment is over: the last token's event also says why the answer ended.
+moment are written together when the moment is over, because the last token's event also says why the answer ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kvtransfer.fields import name_in
 
 
 class Serving:
-    """All requests of one instance."""
+    """All requests of one instance. `here`: how consumers reach this instance."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Serving:
         metrics: Metrics,
         here: Producer,
     ) -> None:
-        self.replies = Replies(settings, here, self._abort)
+        self.replies = Replies(settings, here, self._abort, clock.took_s)
         self._settings = settings
         self._clock = clock
         self._handoffs = handoffs
@@ -62,7 +62,7 @@ class Serving:
 
     @property
     def open_requests(self) -> int:
-        """Requests that the engine has, or will have in a moment."""
+        """The number of requests' parts that the engine has, or will have soon."""
         return len(self._parts)
 
     # -- a request comes --
@@ -109,7 +109,7 @@ class Serving:
                 self._submit(part, twin_request)
 
     def _ready(self, part: TwinPart, ready: Ready) -> None:
-        """The hold of an early leg is there: it is a decode leg from here on."""
+        """The hold of an early leg is there: from here on the leg is a decode leg."""
         if self._parts.get(part.id) is not part:
             return
         part.awaits = ""
@@ -166,10 +166,10 @@ class Serving:
         part.submitting = None
         self._clock.tell(Submit(request))
 
-    # -- what the twin says of it --
+    # -- the twin's effects --
 
     def made(self, request: RequestId, key: int, first: int, count: int) -> None:
-        """Tokens are there."""
+        """Take `count` tokens of a request, from index `first` on, under the twin's `key`."""
         part = self._parts.get(request)
         if part is None or part.answer.exchange.over or part.answer.cut:
             return
@@ -201,12 +201,12 @@ class Serving:
             not_pulled=part.not_pulled,
             arrived_ns=part.answer.arrived_ns,
             first_ns=part.first_ns,
-            speed=self._settings.speed,
+            took_s=self._clock.took_s,
         )
         self.replies.touched[part] = None
 
     def _tell_early(self, part: TwinPart, hold: Hold, cached_tokens: int) -> None:
-        """Before the answer is written: an early leg may wait for this hold."""
+        """Tell the early leg that may wait for this hold, before the answer is written."""
         name = name_in(part.answer.asked.transfer)
         if name is None:
             return
@@ -215,7 +215,7 @@ class Serving:
         self._handoffs.ready(part.id, Ready(name, fields, made[-1] if made else None))
 
     def refused(self, request: RequestId, because: str) -> None:
-        """The twin does not take it."""
+        """The twin does not take this request."""
         part = self._parts.pop(request, None)
         if part is None:
             return
@@ -230,7 +230,7 @@ class Serving:
             part.answer.exchange.drop()
 
     def not_used(self, request: RequestId) -> None:
-        """Its prompt will be computed here."""
+        """The request's pull is not used: its prompt is computed here."""
         part = self._parts.get(request)
         if part is not None and part.reference is not None:
             part.not_pulled = part.reference.source.tokens
@@ -269,13 +269,13 @@ class Serving:
         self.replies.flush()
 
     def abort_named(self, names: list[str]) -> None:
-        """vLLM's ``/inference/v1/abort_requests``: the tokens so far are the answer."""
+        """End requests by vLLM's ids, as ``/inference/v1/abort_requests`` does: the tokens so far are the answer."""
         for part in [part for part in self._parts.values() if part.name in names]:
             self._abort_part(part)
 
 
 def _without_last(prompt: Prompt) -> Prompt:
-    """A prompt without its last token, unless that is its only one."""
+    """A prompt without its last token, unless it has no other token."""
     *others, last = prompt
     if last.tokens > 1:
         return (*others, Segment(last.seed, last.tokens - 1, last.first))

@@ -12,69 +12,72 @@ from engine.twin.config import StepCosts, TwinConfig
 from engine.twin.tokens import mix
 
 MS = 1_000_000
-"""Nanoseconds."""
+"""Nanoseconds of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockSettings:
-    """One instance."""
+    """The settings of one instance. It has many attributes: one for each thing that `baton mock` can set."""
 
     name: str
-    """Of a data parallel rank with its number (`cluster.ids`): the ranks of an engine answer at the port of rank 0, and
-    die together."""
+    """For a data parallel rank with its number (`cluster.ids`). The ranks of an engine answer at rank 0's port, and die
+    together."""
     role: Role
     model: str
-    """The name it is served under."""
+    """The name under which the model is served."""
     config: TwinConfig
     costs: StepCosts
     transfer_ms: Callable[[int, int], float]
-    """(bytes, transfers at once) -> milliseconds."""
+    """Time of a KV transfer: (bytes, transfers at once) -> milliseconds."""
     kv_bytes_per_token: int
+    """Size of one token's KV."""
     first_token_ms: float = 0.0
-    """Time before the engine sees a request: tokenising and the rest of the server's work."""
+    """Milliseconds before the engine sees a request: tokenising and the rest of the API server's work."""
     answers: Ends | None = None
-    """How answers end by themselves; None: they run to ``max_tokens``."""
+    """After how many tokens answers end by themselves; None: they run to ``max_tokens``."""
     tp: int = 1
+    """Tensor parallelism, as told to consumers."""
     speed: float = 1.0
-    """Engine time over real time."""
+    """How many times as fast as real time engine time runs."""
     digests: bool = False
     """Whether pulled blocks are compared with held ones, as Baton's connector does with ``transfer.digests``."""
     seed: int = 0
     """Seed of the faults' random draws."""
     api_key: str | None = None
+    """The key that clients must send; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Number of tokens after which an answer stops, unless the client ignores the end: drawn evenly, from the
-    prompt.
+    """The number of tokens after which an answer stops, unless the client ignores the end: from `least` to `most`,
+    drawn evenly by the prompt.
     """
 
     least: int
     most: int
 
     def after(self, prompt: Prompted) -> int:
-        """The same for the same prompt, on every instance."""
+        """The number for this prompt, the same on every instance."""
         return self.least + mix(prompt.key, 0x0E05) % (self.most - self.least + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimpleCosts:
-    """Step times as straight as they can be, for tests that want to know them: milliseconds become nanoseconds."""
+    """Step times that a test can calculate by hand: a constant, and a part in proportion to new tokens. `StepCosts`."""
 
     step_ms: float = 10.0
-    """Any step."""
+    """Milliseconds of any step."""
     prefill_ms_per_1k: float = 50.0
-    """On top, for each 1,000 tokens of prompts computed in it."""
+    """Milliseconds on top, for each 1,000 tokens of prompts computed in the step."""
 
     def step_ns(self, work: StepWork) -> int:
-        """One step."""
+        """Nanoseconds of one step."""
         return max(1, round(self.step_ms * MS + self.prefill_ms_per_1k * MS / 1000 * work.new_tokens))
 
     def decode_run_ns(self, batch: int, sum_context: int, steps: int) -> int:
-        """Some decode steps."""
+        """Nanoseconds of so many decode steps."""
         return steps * max(1, round(self.step_ms * MS))
 
     def decode_steps_for(self, batch: int, sum_context: int, duration_ns: int) -> int:
-        """How many of them it takes."""
+        """The number of decode steps that take at least so many nanoseconds."""
         return max(0, -(-duration_ns // max(1, round(self.step_ms * MS))))

@@ -1,4 +1,4 @@
-"""The hand-over's fields as vLLM 0.32 has them with Baton's connector, and what mocks say to each other about holds.
+"""The hand-over's fields as vLLM 0.32 has them with Baton's connector, and how mocks name each other's holds.
 
 Two mocks speak over HTTP, on the port where the producer also answers clients. ``remote_host`` and ``remote_port`` name
 that port, where a real engine names its side channel. ``remote_engine_id`` is new at each life of an engine. A consumer
@@ -22,14 +22,14 @@ from kvtransfer.fields import handed_over, name_in
 from kvtransfer.hold_marks import FIELD, slot_in
 
 ATTEMPT: Final = 1
-"""vLLM names a hold by its own id of the request, which it never has twice."""
+"""vLLM names a hold by its own id of the request, which it never uses twice: so there is one attempt of each."""
 UNKNOWN_EPOCH: Final = 0
-"""A consumer does not know the epoch: the producer's id stands for its life."""
+"""A consumer does not know the producer's epoch. The producer's ``engine_id`` identifies its life."""
 
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """One life of the engine that holds the blocks, and where it is asked."""
+    """One life of the engine that holds the blocks, and the address at which consumers ask it."""
 
     engine_id: str
     host: str
@@ -38,18 +38,18 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A hold somewhere else, as a decode leg names it."""
+    """Another instance's hold, as a decode leg names it."""
 
     producer: Producer
-    request_id: str
     source: HoldSource
 
 
 def hold_fields(
     hold: Hold, here: Producer, *, name: str | None, tp: int, cached_tokens: int, from_cache: bool = False
 ) -> dict[str, Any]:
-    """``kv_transfer_params`` of a prefill leg's answer. `name`: what the router calls the hold. `from_cache`: it was a
-    source leg.
+    """``kv_transfer_params`` of a prefill leg's answer. `name`: the router's name for the hold. `tp`: tensor
+    parallelism here. `cached_tokens`: the prompt's tokens that were in the cache here. `from_cache`: it was a source
+    leg.
     """
     vouched = {} if hold.slot is None else {FIELD: hold.slot.field()}
     return {
@@ -74,17 +74,17 @@ def hold_fields(
 
 
 def early_name(fields: Mapping[str, Any]) -> str:
-    """The name of the hold that an early leg waits for; empty: it is none."""
+    """The name of the hold that an early leg waits for; empty: this is no early leg."""
     return (name_in(fields) or "") if EARLY in fields else ""
 
 
 def wants_hold(fields: Mapping[str, Any]) -> bool:
-    """Whether the prompt's blocks are to be kept."""
+    """Whether a leg asks to hold the prompt's blocks."""
     return bool(fields.get("do_remote_decode"))
 
 
 def asks_a_source(fields: Mapping[str, Any]) -> bool:
-    """Whether it is a source leg."""
+    """Whether a leg is a source leg (`CACHED_ONLY`): it asks to hold only what is in the cache."""
     return wants_hold(fields) and fields.get(CACHED_ONLY) is True and not fields.get("do_remote_prefill")
 
 
@@ -108,11 +108,11 @@ def read_reference(fields: Mapping[str, Any]) -> Reference | None:
     transfer = TransferId(RequestId(request_id), ATTEMPT, UNKNOWN_EPOCH)
     slot, ours = slot_in(fields), handed_over(fields)
     source = HoldSource(transfer, InstanceId(engine_id), tuple(blocks), tokens, transfer.request, slot, ours)
-    return Reference(Producer(engine_id, host, port), request_id, source)
+    return Reference(Producer(engine_id, host, port), source)
 
 
 def hold_of(engine_id: str, request_id: RequestId, fields: Mapping[str, Any]) -> HoldSource:
-    """A hold of ours, as a consumer's read names it."""
+    """A hold of this instance, as a consumer's read names it."""
     transfer = TransferId(request_id, ATTEMPT, UNKNOWN_EPOCH)
     return HoldSource(transfer, InstanceId(engine_id), (), 0, request_id, slot_in(fields))
 
@@ -125,12 +125,12 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 
 def pinned_token(fields: Mapping[str, Any]) -> int | None:
-    """The token that the answer must begin with; one that does not exist pins nothing."""
+    """The token with which the answer must begin; None: any, also if the named token does not exist."""
     token = pinned(fields)
     return token if token is not None and token < VOCABULARY else None
 
 
 def cached_at_producer(fields: Mapping[str, Any]) -> int | None:
-    """How much of the prompt the producer had in its cache: what the usage of both legs tells the client."""
+    """The prompt's tokens that the producer had in its cache, which usage reports to the client; None: not told."""
     cached = fields.get("remote_prefill_cached_tokens")
     return cached if type(cached) is int else None

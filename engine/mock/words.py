@@ -1,8 +1,8 @@
 """Text and token ids without a model: every four bytes are a token.
 
-A token of an answer is a word of exactly four bytes (a space and three of 32 characters), so that an answer's text
-gives back its ids, and a client can check both. Any other four bytes of UTF-8 are a token whose id is a hash of them:
-equal beginnings of texts have equal beginnings of ids, up to the group of four that holds their first difference.
+A token of an answer is a word of exactly four bytes: a space and three of 32 characters. So an answer's text gives back
+its ids, and a client can check both. Any other four bytes of UTF-8 are a token whose id is a hash of them. Equal
+beginnings of texts have equal beginnings of ids, up to the group of four that holds their first difference.
 
     0 .. 31,999          words, what answers are made of          32,000    end of text, end of a message
     32,001 .. 32,007     beginnings of messages, by role          32,768 .. 131,071    any other four bytes
@@ -40,13 +40,13 @@ _PLACE[[ord(letter) for letter in LETTERS]] = range(32)
 
 @cache
 def words() -> tuple[bytes, ...]:
-    """The text of each token that answers are made of; needs no escape in JSON."""
+    """The text of each token that answers are made of, by id; none needs an escape in JSON."""
     triples = (f" {LETTERS[i >> 10]}{LETTERS[i >> 5 & 31]}{LETTERS[i & 31]}" for i in range(VOCABULARY))
     return tuple(word.encode() for word in triples)
 
 
 def tokenize(text: str) -> Ids:
-    """The ids of a text. What is no valid UTF-8 (half a surrogate pair in JSON) is a question mark."""
+    """The ids of a text. A character that UTF-8 cannot encode (half a surrogate pair in JSON) is a question mark."""
     raw = text.encode("utf-8", "replace")
     raw += bytes(-len(raw) % BYTES_PER_TOKEN)
     groups = np.frombuffer(raw, np.uint8).reshape(-1, BYTES_PER_TOKEN)
@@ -58,7 +58,7 @@ def tokenize(text: str) -> Ids:
 
 
 def text_of(ids: Iterable[int]) -> str:
-    """The text of ids. Those that are no words show as their number; the end of text shows as nothing."""
+    """The text of ids. An id that is no word shows as its number; the end of text shows as nothing."""
     known = words()
     return "".join(_shown(known, token) for token in ids)
 

@@ -38,7 +38,7 @@ class TwinPulls:
         if source is None or sequence.pulled:
             return 0
         tokens = worth_pulling(source.tokens, sequence.text.prompt_tokens, local_tokens)
-        if source.slot is None or self.wants.judge(self._met(source), self.now_ns):
+        if source.slot is None or self.wants.judge(sequence.request.id, self._met(source), self.now_ns):
             self.wants.local(sequence.request.id, tokens if source.handed_over else 0)
             return 0
         return tokens

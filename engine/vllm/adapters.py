@@ -5,8 +5,8 @@ Run by an engine's agent, for its heartbeats, and by Baton's connector inside th
 Two engines may serve different weights under one adapter's name, and an engine may get new weights under it while it
 runs. KV computed with one set of weights is useless with the other. So an agent announces the digest of each adapter's
 files as they are when it first sees the adapter loaded. If the files change while the adapter stays loaded, the agent
-cannot know which of them the engine uses (vLLM reads them again after it has dropped an adapter from its cache). The
-digest is then empty until the name is loaded from another path, or goes and comes again.
+cannot know which version the engine uses: vLLM reads them again after it has dropped an adapter from its cache. The
+digest is then empty until the name is loaded from another path, or is unloaded and loaded again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Adapters:
         return self.of(lora_request.lora_name, lora_request.lora_path, lora_request.lora_int_id)
 
     def of(self, name: str, root: str, load: int) -> str:
-        """The digest of one adapter, at each of its requests. Reads the adapter's files at the first.
+        """The digest of one adapter; call this at each of its requests. The first call reads the adapter's files.
 
         `load`: the engine's number for it (vLLM's ``lora_int_id``): a new one means that it was loaded anew.
         """

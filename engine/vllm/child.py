@@ -84,7 +84,10 @@ class EngineChange:
 
 
 class EngineProcess:
-    """A supervised vLLM server. `model` is the name that it serves under, known once it is ready."""
+    """A supervised vLLM server. `model` is the name that it serves under, known once it is ready.
+
+    It has many attributes: the machine that decides, what it drives (log, keeper, timer, tasks), and how a run ended.
+    """
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class EngineProcess:
 
     @property
     def epoch(self) -> int:
-        """How often it was started."""
+        """The number of starts so far."""
         return self._machine.epoch
 
     @property
@@ -123,7 +126,11 @@ class EngineProcess:
         return worth_showing(self._log.this_start(), count)
 
     async def run(self) -> None:
-        """Start the engine and keep it alive until a stop; raise `EngineFailed` if it cannot be kept alive."""
+        """Start the engine and keep it alive until a stop.
+
+        Raises:
+            EngineFailed: the engine cannot be kept alive; carries its last log lines.
+        """
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -180,7 +187,7 @@ class EngineProcess:
             self._done.set()
 
     def _explain(self, because: str) -> str:
-        """The machine's reason, with the reason in the log."""
+        """The machine's reason, followed by the reason that the log gives, if any."""
         why = reason(self._log.this_start()[-REASON_LINES:])
         return because if why is None else f"{because}: {why}"
 
@@ -205,7 +212,7 @@ class EngineProcess:
         self._feed(ChildExited(epoch, code if code >= 0 else 128 - code))
 
     async def _kept(self, epoch: int, env: Mapping[str, str]) -> int:
-        """Run it under a keeper; the keeper's exit code, below 0 if the keeper was killed."""
+        """Run the engine under a keeper; the keeper's exit code, below 0 if the keeper was killed."""
         keeper = self._keeper = await self._spawn(epoch, env)
         if self._ending is not None:
             self._end(self._ending)

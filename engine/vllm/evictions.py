@@ -1,13 +1,13 @@
 """Counts what an engine has evicted from its KV cache, from vLLM's KV events. Pure: `engine.agent.kv_events` reads
 them.
 
-vLLM names blocks by hashes that cannot be computed from text, so events cannot tell which instance has which prompt
-(`router.predict.prefix_cache` guesses that from earlier requests). They tell how much was evicted: routers forget as
+vLLM names blocks by hashes that cannot be computed from text, so events cannot tell which instance has which prompt.
+(`router.predict.prefix_cache` guesses that from earlier requests.) They tell how much was evicted: routers forget as
 much, also if other routers filled that cache. The events hold the prompts' tokens, so their socket is a file that only
 its owner can open.
 
-With tiers below the KV cache (`engine.vllm.tiers`) a block counts when the last of them drops it. Then the agent keeps,
-by block, the tiers that have it.
+With tiers below the KV cache (`engine.vllm.tiers`) a block counts as evicted when the last tier drops it. With tiers
+the agent remembers for each block which of them have it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import msgspec
 from cluster.instance import Tier
 
 SOCKET = "inproc"
-"""The name of the socket's file; `events_path` says why it is this one."""
+"""The name of the socket's file; `events_path` says why vLLM needs this word in it."""
 
 BATCHES_MAX = 1000
-"""Batches that vLLM keeps for an agent that does not read; routers do not forget what is in lost batches."""
+"""Batches that vLLM keeps for an agent that does not read. Evictions in lost batches are not counted."""
 
 
 BLOCKS_MAX = 2_000_000
-"""Blocks whose tiers are remembered, about 150 bytes each; of more, those stored longest ago count as dropped."""
+"""Blocks whose tiers are remembered, about 150 bytes each. Beyond that, blocks stored longest ago count as dropped."""
 
 _DEVICE, _HOST, _DISK = 1, 2, 4
 _TIERS = {None: _DEVICE, "GPU": _DEVICE, "CPU": _HOST, "STORAGE": _DISK}
@@ -59,13 +59,13 @@ _DECODER = msgspec.msgpack.Decoder(_Batch)
 
 
 class Evictions:
-    """Counts since the engine's start. `tiered`: there are tiers below its KV cache."""
+    """Counts of evicted tokens since the engine's start. `tiered`: there are tiers below its KV cache."""
 
     def __init__(self, *, tiered: bool = False) -> None:
         self.tokens = 0
         """Tokens of blocks that were evicted one by one, from the last tier that had them."""
         self.clears = 0
-        """How often the whole cache was dropped. With tiers never: what is in them stays."""
+        """How often the whole cache was dropped. Always 0 with tiers: their blocks stay."""
         self._block_tokens = 0
         self._tiered = tiered
         self._where: dict[bytes, int] = {}
@@ -79,7 +79,7 @@ class Evictions:
         return {name: self._blocks[tier] * self._block_tokens for name, tier in named.items()}
 
     def restart(self) -> None:
-        """The engine starts anew."""
+        """The engine starts anew, with an empty cache: all counts begin at 0."""
         self.tokens = self.clears = 0
         self._where.clear()
         self._blocks = dict.fromkeys(self._blocks, 0)
@@ -88,7 +88,7 @@ class Evictions:
         """Take one batch of vLLM's (`vllm.distributed.kv_events.EventBatch`, msgpack).
 
         A model with several groups of layers evicts each block once for each group: only the first group counts.
-        Blocks in tiers below have no size of their own.
+        Events of tiers below give no block size: the KV cache's counts.
 
         Raises:
             msgspec.DecodeError: the batch has an unknown form.
@@ -134,7 +134,7 @@ class Evictions:
             self._move(name, drop=_DEVICE)
 
     def _move(self, name: bytes, *, add: int = 0, drop: int = 0) -> None:
-        """A block is in other tiers now. A block that no tier has counts as dropped, once."""
+        """Record that a block is in (`add`) or no longer in (`drop`) a tier. In no tier: it counts as evicted, once."""
         before = self._where.get(name, 0)
         after = (before | add) & ~drop
         for tier in self._blocks:
@@ -147,14 +147,14 @@ class Evictions:
 
 
 def events_path(path: str, rank: int) -> str:
-    """Where a data parallel rank publishes, if rank 0 does at `path`: vLLM appends a suffix to an address that has
-    ``inproc`` in it (`SOCKET`), and refuses other sockets.
+    """The socket's path of a data parallel rank, if rank 0 has `path`. vLLM appends this suffix only to an address that
+    has ``inproc`` in it (`SOCKET`), and refuses other ``ipc`` addresses.
     """
     return path if rank == 0 else f"{path}_dp{rank}"
 
 
 def config_of(path: str) -> dict[str, Any]:
-    """vLLM's `--kv-events-config` for a socket there."""
+    """vLLM's `--kv-events-config` for a socket at this path."""
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",

@@ -31,7 +31,7 @@ class EngineHardware:
 
     @property
     def device(self) -> Device:
-        """What engines compute on here."""
+        """The device on which engines of this machine compute."""
         return "gpu" if self.gpus else "cpu"
 
 
@@ -79,7 +79,7 @@ def _vllm() -> tuple[str | None, bool]:
 
 
 def _version(package: str) -> str | None:
-    """A package's version where it can be imported."""
+    """A package's version; None if it cannot be imported."""
     if importlib.util.find_spec(package) is None:
         return None
     return _distribution(package) or "unknown"

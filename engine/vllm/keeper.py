@@ -2,16 +2,18 @@
 
     python -I -S keeper.py COMMAND...        run by `child`; standard library only, as it must start at once
 
-vLLM is a tree: the API server starts the engine core, that one its workers, and a killed parent leaves the rest behind
-with gigabytes of memory and the GPU. The keeper makes itself the reaper of the whole tree, so that orphans come to it:
+vLLM is a tree of processes: the API server starts the engine core, and the core its workers. A killed parent leaves the
+rest behind with gigabytes of memory and the GPU. The keeper makes itself the reaper of the whole tree (a subreaper of
+prctl(2)), so orphans become its children:
 
-* stdin is a pipe its parent holds. End of file (the parent died, even by SIGKILL, or wants it) ends the tree now.
+* stdin is a pipe that the parent holds. At its end of file (the parent died, even by SIGKILL, or closed it) the tree
+  ends at once.
 * SIGTERM is passed on to the command, which drains in its own time. SIGINT is ignored: only the parent decides.
 * When the command ends, what it left behind is killed, and the keeper exits with its code (128 + n for signal n).
-* Python's resource trackers, and keepers below this one, are let live until the others are gone: each then cleans up
-  after its own tree, and ends. Killed with the rest, trackers would leave shared memory and semaphores in /dev/shm (240
-  MiB and more an engine), and keepers their `BATON_SCRATCH`.
-* The folders that `BATON_SCRATCH` names, if it does, are removed at the end.
+* Python's resource trackers, and keepers below this one, may live until the others are gone: each then cleans up after
+  its own tree, and ends. Killed with the rest, trackers would leave shared memory and semaphores in /dev/shm (240 MiB
+  and more an engine), and keepers their `BATON_SCRATCH`.
+* The folders that `BATON_SCRATCH` names are removed at the end.
 * If the keeper itself is killed, the kernel kills the command, and the parent sweeps the rest by session
   (`child`; the keeper leads a session of its own).
 * Parent and keeper killed at once is the one gap. `pkill -9 python` or `pkill -9 -f baton` would do that, and miss
@@ -131,7 +133,7 @@ class Keeper:
         self.code: int | None = None  # of the child, once it has ended
 
     def run(self) -> int:
-        """Until the child ended by itself or the parent is gone; then until nothing is left."""
+        """Wait until the child ended by itself or the parent is gone, then end the tree. Returns the exit code."""
         watched = [0, self.wakeups]
         while self.code is None:
             readable, _, _ = select.select(watched, [], [])
@@ -173,8 +175,8 @@ class Keeper:
 
 
 def end_all(left: Callable[[], list[int]], grace_s: float = 0.0) -> None:
-    """SIGTERM to all of these, SIGKILL after `grace_s`, until none is left. Resource trackers and keepers come last,
-    and end by themselves if they can.
+    """SIGTERM to all processes that `left` gives, SIGKILL after `grace_s`, until none is left, at most `SWEEP_MAX_S`.
+    Resource trackers and keepers come last, and end by themselves if they can.
     """
     begun = time.monotonic()
     asked: set[int] = set()

@@ -1,6 +1,6 @@
-"""Which files of a tier on disk are kept: at most so many, those used longest ago go first. Pure.
+"""Decides which files of a tier on disk are kept: up to a bound, files used longest ago are removed first. Pure.
 
-A file that is being written is not removed: it would come into being after its removal, and nobody would know of it.
+A file that is being written is not removed: the write would create it again afterwards, and it would never be removed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable
 
 
 class KeptFiles:
-    """The files by their keys. There are never more than the bound and those that are being written."""
+    """The files by their keys: never more than the bound plus those that are being written."""
 
     def __init__(self, files_max: int) -> None:
         self._files_max = files_max
@@ -21,13 +21,13 @@ class KeptFiles:
         return len(self._used)
 
     def used(self, key: Hashable) -> None:
-        """A file was asked for. One that is not known stays unknown."""
+        """A file was asked for. An unknown file stays unknown."""
         if key in self._used:
             del self._used[key]
             self._used[key] = None
 
     def added(self, keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
-        """Files are about to be written. Returns those to remove for them."""
+        """Files are about to be written. Returns the files to remove in exchange."""
         for key in keys:
             self._used.pop(key, None)
             self._used[key] = None

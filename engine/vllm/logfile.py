@@ -15,7 +15,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 """Errors of a full or failing disk. An engine runs without its log then."""
 
 ROTATE_BYTES = 20 * 1024 * 1024
-"""At a start, a log longer than this becomes `NAME.log.1`, and that one is dropped: two files at most."""
+"""At a start, a log longer than this replaces `NAME.log.1`: two files at most."""
 
 HEAD_BYTES = 1024 * 1024
 """If a start writes more than `ROTATE_BYTES`, this much of its beginning stays in its log, with its settings."""
@@ -24,7 +24,7 @@ CUT = b"--- cut: "
 """Begins the line where a log was cut while the engine ran."""
 
 TAIL_BYTES = 256 * 1024
-"""What is read from a log's end to show its last lines."""
+"""The most that is read from a log's end at once."""
 
 
 def default_path(instance: str, environ: Mapping[str, str]) -> Path:
@@ -93,7 +93,7 @@ class LogFile:
         return True
 
     def _put_aside(self, begin: int) -> bytes:
-        """Copy the log from here to its end; a line that says where it went."""
+        """Copy the log from the offset `begin` on into `NAME.log.1`. Returns words about the copy, for the log."""
         aside = self.path.with_name(self.path.name + ".1")
         try:
             with self.path.open("rb") as file, open(aside, "wb", opener=_private) as copy:

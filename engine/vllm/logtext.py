@@ -1,4 +1,4 @@
-"""Reads vLLM's log for people: how far a start is, and why it failed. Pure and total.
+"""Reads vLLM's log for people: how far a start is, and why it failed. Pure and total: any text is read.
 
 The phrases are those of vLLM 0.32. If a later version words a line differently, a start shows an older stage a little
 longer; nothing else depends on it.
@@ -58,7 +58,7 @@ def stage(line: str) -> str | None:
 
 
 def reason(lines: Sequence[str]) -> str | None:
-    """The line that says why vLLM ended: a wrong flag, or the error that its first traceback ends with.
+    """The line that says why vLLM ended: a wrong flag, or the error that its first traceback ends with; else None.
 
     The first error counts, not the last: later ones come from processes that notice the first one's end. An error that
     only points to another is skipped if there is another.

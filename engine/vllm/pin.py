@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def pinned(params: SamplingParams) -> int | None:
-    """The token that a request must begin with."""
+    """The token with which a request's answer must begin; None: any."""
     return pins.pinned((params.extra_args or {}).get("kv_transfer_params"))
 
 

@@ -60,8 +60,9 @@ def share(
 ) -> tuple[MachineShare, ...]:
     """Split a machine between `engines` engines of `gpus_each` GPUs each; without a GPU, split the cores.
 
-    GPUs go round: where there are too few, engines share them and their memory. Cores are split into contiguous parts
-    whose sizes differ by one at most. More engines than cores are bound to none, with one thread each.
+    GPUs are given out in turn: if there are too few, engines share them and their memory. Cores are split into
+    contiguous parts whose sizes differ by one at most. If there are more engines than cores, no engine is bound to a
+    core, and each has one thread.
     """
     if gpus:
         return _share_gpus(engines, [gpu.id for gpu in gpus], gpus_each)
@@ -84,10 +85,10 @@ def _share_cores(engines: int, cores: Sequence[int]) -> tuple[MachineShare, ...]
     if not cores:
         return (MachineShare(),) * engines
     if engines > len(cores):
-        # Bound, vLLM pins *all* threads of a worker, NIXL's progress thread too, and that one spins while a peer's
-        # connection is being set up. Two engines pinned to one core starved each other by it: in 6 of 8 cold starts of
-        # three engines on two cores the first hand-overs took 5 to 24 s, with every other thread of that core, the
-        # kernel's own network thread included, waiting for seconds at a time. Unbound they took 0.1 to 0.6 s.
+        # When bound, vLLM pins *all* threads of a worker, and NIXL's progress thread spins while a peer's connection is
+        # being set up. So two engines pinned to one core starve each other. In 6 of 8 cold starts of three engines on
+        # two cores the first hand-overs took 5 to 24 s: every other thread of that core, the kernel's own network
+        # thread included, waited for seconds at a time. Unbound they took 0.1 to 0.6 s.
         return (MachineShare(threads=1),) * engines
     return tuple(MachineShare(cores=part) for part in split(cores, engines))
 
@@ -108,7 +109,7 @@ def visible_gpus(listed: str, visible: str | None) -> tuple[CudaGpu, ...]:
     """The GPUs CUDA will see: nvidia-smi's lines `index, uuid, MiB, name` under CUDA_VISIBLE_DEVICES' rules.
 
     `visible` holds indices, UUIDs or beginnings of UUIDs; the first one that names no GPU ends the list, as in CUDA.
-    Parts of a GPU (``MIG-...``) are not listed by nvidia-smi's query and are taken at their word.
+    Parts of a GPU (``MIG-...``) are not in nvidia-smi's list and are accepted unchecked.
     """
     found = {}
     for line in listed.splitlines():

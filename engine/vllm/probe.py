@@ -30,7 +30,7 @@ class Unwell(Exception):
 
 
 class Probe:
-    """Questions to one engine. Use as `async with Probe(url, key) as probe`."""
+    """Questions to one engine, by `async with Probe(url, key) as probe`. Each raises `Unwell` if the answer is bad."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self._url = url
@@ -72,7 +72,7 @@ class Probe:
         await self._json("POST", "/v1/completions", FIRST_TOKEN_S, body)
 
     async def loads(self, ranks: int = 1) -> tuple[Load, ...]:
-        """The present load of each data parallel rank; of an engine without ranks, its own alone."""
+        """The present load of each data parallel rank; an engine without ranks has one load."""
         return parse_loads((await self._ask("GET", "/metrics", HEALTH_S)).decode(errors="replace"), ranks)
 
     async def _json(self, method: str, path: str, limit_s: float, body: object = None) -> Any:

@@ -30,17 +30,17 @@ BASE_BYTES_MAX = 40
 
 @contextlib.contextmanager
 def scratch(env: dict[str, str], kept: str = "") -> Iterator[dict[str, str]]:
-    """The same environment with a folder of its own for sockets, which is removed afterwards.
+    """Give `env` with a folder of its own for sockets, which is removed afterwards.
 
-    If the usual folder has too long a path for sockets below it, or cannot be written to, there is none.
+    If the usual folder's path is too long for sockets below it, or cannot be written to, `SOCKETS` stays as it is.
 
     Args:
         env: the environment.
         kept: the folder of a tier on disk, which is emptied before and removed afterwards; empty: none.
 
     Raises:
-        UsageError: this folder's name is none of a tier's.
-        OSError: this folder cannot be made.
+        UsageError: the name of `kept` does not begin with `FOLDER_PREFIX`.
+        OSError: `kept` cannot be made.
     """
     if kept:
         _empty(kept)
@@ -58,7 +58,7 @@ def scratch(env: dict[str, str], kept: str = "") -> Iterator[dict[str, str]]:
 
 
 def _empty(folder: str) -> None:
-    """A private folder with nothing in it: what an earlier start has left may be of other weights."""
+    """Make this folder private and empty: files that an earlier start has left may be of other weights."""
     if not Path(folder).name.startswith(FOLDER_PREFIX):
         raise UsageError(f"{folder} would be emptied: its name does not begin with {FOLDER_PREFIX}")
     shutil.rmtree(folder, ignore_errors=True)

@@ -29,7 +29,11 @@ OURS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """One stock vLLM server. A value of None or empty leaves the choice to vLLM."""
+    """One stock vLLM server. A value of None or empty leaves the choice to vLLM.
+
+    It has many attributes: one for each thing that an engine's flags or environment can say. `UsageError`: a name, a
+    number of ranks, a memory share or a user's flag that cannot be.
+    """
 
     instance: InstanceId
     role: Role
@@ -56,12 +60,12 @@ class EngineSpec:
     max_model_len: int | None = None
     """Tokens."""
     kv_lease_s: int | None = None
-    """How long a prefill engine keeps blocks that no engine pulls, in whole seconds; vLLM's default is 30."""
+    """How long a prefill engine keeps blocks that no engine pulls, in whole seconds; None: vLLM's 30, on CPU 120."""
     shutdown_timeout_s: int = 30
-    """How long a stopping engine may finish its requests; vLLM's default of 0 aborts every request."""
+    """For how many seconds a stopping engine may finish its requests; vLLM's default of 0 aborts every request."""
     seqs_max: int = 256
-    """Requests that the engine runs at once (``max_num_seqs``), or each of its `ranks`: its agent gives credits for
-    these."""
+    """Requests that the engine, or each of its `ranks`, runs at once (``max_num_seqs``). Its agent gives credits for
+    them."""
     ranks: int = 1
     """Data parallel ranks behind its port. Each is an instance of its own (docs/ranks.md)."""
     flips: bool = False
@@ -81,7 +85,7 @@ class EngineSpec:
     kv_events: str = ""
     """Path of the socket on which vLLM reports evictions from its KV cache; empty: they are not read."""
     tiers: Tiers | None = None
-    """Where its prompts' KV goes when its cache is full; None: nowhere."""
+    """Tiers that keep its prompts' KV below its KV cache; None: it has none."""
     digests: bool = False
     """Whether Baton's connector vouches for blocks, and compares pulled ones (`kvtransfer.block_digests`)."""
     extra_args: tuple[str, ...] = ()
@@ -113,25 +117,25 @@ class EngineSpec:
 
     @property
     def instances(self) -> tuple[InstanceId, ...]:
-        """What the fleet knows it as: itself, or each of its ranks."""
+        """The fleet's ids for it: its own, or one for each of its ranks."""
         return ranks_of(self.instance, self.ranks)
 
     @property
     def has_peers(self) -> bool:
-        """Whether its connector takes part in such pulls, as far as the flags say."""
+        """Whether its connector pulls from instances of any role, as `peers` allows: Baton's can, vLLM's cannot."""
         return self.peers and self.connector == "baton"
 
     @property
     def evictions(self) -> str:
-        """Path of the socket for reported evictions, of rank 0. Empty if the user's own flags configure KV events, or
-        if the server has some of a deployment's ranks: vLLM numbers their sockets.
+        """Path of rank 0's socket for reported evictions. Empty if the user's own flags configure KV events, or if the
+        server has only some of a deployment's ranks: vLLM numbers their sockets itself.
         """
         mine = given(self.extra_args, "--kv-events-config") or any(given(self.extra_args, *flag) for flag in SOME_RANKS)
         return "" if mine else self.kv_events
 
     @property
     def first_rank(self) -> int:
-        """vLLM's own number of its first rank: of a server with one rank of many, that rank's."""
+        """vLLM's number of the first rank behind this port: the user's ``--data-parallel-rank``, else 0."""
         said = value_of(self.extra_args, "--data-parallel-rank", "-dpn")
         return int(said) if said is not None and said.isdecimal() else 0
 
@@ -142,7 +146,7 @@ class EngineSpec:
         return int(said) if said is not None and said.isdecimal() else self.shutdown_timeout_s
 
     def api_key(self, base_env: Mapping[str, str]) -> str | None:
-        """The key the engine asks of its clients, if any."""
+        """The key that the engine asks of its clients; None: it asks for none. `base_env`: Baton's environment."""
         return value_of(self.extra_args, "--api-key") or self.extra_env.get(
             "VLLM_API_KEY", base_env.get("VLLM_API_KEY")
         )
@@ -150,7 +154,7 @@ class EngineSpec:
 
 _NO_PINNING = (("--speculative-config", ("-sc",)), ("--spec-method", ()), ("--logits-processors", ()),
                ("--runner", ()), ("--convert", ()))  # fmt: skip
-"""User flags that rule the pinning out: drafts, own logits processors, models that only embed."""
+"""User flags that rule pinning out: speculative decoding, own logits processors, models that only embed."""
 
 
 SOME_RANKS = (("--data-parallel-start-rank", "-dpr"), ("--data-parallel-hybrid-lb", "-dph"))
@@ -158,12 +162,12 @@ SOME_RANKS = (("--data-parallel-start-rank", "-dpr"), ("--data-parallel-hybrid-l
 
 _BALANCED_OUTSIDE = (*SOME_RANKS, ("--data-parallel-rank", "-dpn"), ("--data-parallel-external-lb", "-dpe"),
                      ("--data-parallel-multi-port-external-lb", "-dpm"))  # fmt: skip
-"""vLLM flags of a server that has one of the ranks, or some, and not all of them."""
+"""vLLM flags of a server that has one or some of a deployment's ranks, but not all."""
 
 
 def ranks_in(args: tuple[str, ...]) -> int:
-    """Data parallel ranks that vLLM starts behind one port and balances itself, by its flags: those that a request's
-    ``X-data-parallel-rank`` may name. 1: it is one engine, perhaps one rank among servers that others balance.
+    """The number of data parallel ranks that vLLM, by its flags, starts behind one port and balances itself. A
+    request's ``X-data-parallel-rank`` may name one of them. 1: the port has one engine, perhaps one rank of many.
     """
     size = value_of(args, "--data-parallel-size", "-dp")
     if size is None or not size.isdecimal() or any(given(args, *flag) for flag in _BALANCED_OUTSIDE):

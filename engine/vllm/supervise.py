@@ -1,12 +1,12 @@
 """The life cycle of one engine, as a pure machine: when to start, restart, give up, stop, and kill.
 
-It does not know what an engine is. `child` turns processes and probes into its events and its effects into processes.
+It knows nothing of vLLM. `child` turns processes and probes into its events, and its effects into processes.
 
-    Idle -Begin-> Starting -Healthy-> Ready -ChildExited-> Waiting -Tick-> Starting ...
+    IDLE -Begin-> STARTING -Healthy-> READY -ChildExited-> RESTARTING -Tick-> STARTING ...
                      |                  |                     |
-                     | StopAsked        | StopAsked           | StopAsked
+                     | StopSupervised   | StopSupervised      | StopSupervised
                      v                  v                     v
-                  Stopping --------ChildExited----------> Stopped          (Failed: given up)
+                  STOPPING --------ChildExited----------> STOPPED          (FAILED: given up)
 
 An engine that never was ready is not restarted: a wrong flag or a missing file stays wrong. An engine that was ready is
 restarted, with growing pauses, a bounded number of times in a window. Every start has its own `epoch`; reports about an
@@ -53,8 +53,9 @@ class SuperviseLimits:
     silent_max_s: float = 30.0
     """A ready engine that fails its health checks this long is hanging: a long prefill on CPU blocks for seconds."""
     dead_max_s: float = 1.0
-    """The same if the engine itself says that it is dead (503, or its port refuses connections): more than one answer.
-    vLLM's server lives on after its engine core's death while a client's connection is open (a minute was seen)."""
+    """The same if the engine itself says that it is dead (503, or its port refuses connections): long enough for more
+    than one such answer. vLLM's server lives on after its engine core's death while a client's connection is open (a
+    minute was seen)."""
     stop_s: float = 40.0
     """Time from the stop request to the kill: the engine's own drain time and a little."""
     stop_starting_s: float = 5.0
@@ -169,7 +170,7 @@ class Supervisor:
         return self._wakeup
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """Fold one event in; the effects to carry out, in order."""
+        """Fold one event in, at `now` (seconds); the effects to carry out, in order."""
         match event:
             case Begin() if self.state is EngineState.IDLE:
                 return self._start(now)

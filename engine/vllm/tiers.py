@@ -1,12 +1,12 @@
 """Tiers below an engine's KV cache: vLLM's own offloading to host memory and disk, beside the connector. Pure.
 
-vLLM copies the blocks of prompts into host memory as they are computed, from there into files, and brings them back
+vLLM copies the blocks of prompts into host memory as they are computed, and from there into files. It brings them back
 when a prompt needs them (`OffloadingConnector` with its tiers, vLLM 0.32). It runs inside vLLM's `MultiConnector`
 behind the connector that hands over. `engine.vllm.connector.tiers` has what vLLM lacks: a fence against pulls, copies
 on CPUs, a bound for the files, and the removal of the shared memory's name.
 
-A tier lives as long as one start of its engine: vLLM's files are named by the model's name and the prompt, and not by
-its weights, so those of an earlier start could be of other weights.
+A tier lives as long as one start of its engine. vLLM's file names contain the model's name and the prompt, but not its
+weights, so files of an earlier start could be of other weights.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FOLDER_PREFIX: Final = "baton-kv-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiers:
-    """The tiers of one engine."""
+    """The tiers of one engine. `UsageError`: a tier on disk without host memory or without a folder."""
 
     host_bytes: int
-    """Host memory, of all ranks of the engine together."""
+    """Bytes of host memory, of all ranks of the engine together."""
     disk_bytes: int = 0
-    """Files; 0: none."""
+    """Bytes of files, of all ranks of the engine together; 0: no tier on disk."""
     folder: str = ""
-    """Where they go, absolute. It belongs to this engine alone, and is removed with it."""
+    """The files' folder, absolute. It belongs to this engine alone, and is removed with it."""
 
     def __post_init__(self) -> None:
         if self.host_bytes <= 0:
@@ -51,8 +51,8 @@ def beside(own: Mapping[str, Any], tiers: Tiers, ranks: int = 1) -> dict[str, An
     """vLLM's `--kv-transfer-config` for a connector (`own`, its whole configuration) with tiers beside it. Each data
     parallel rank has its part of them.
 
-    The connector comes first: vLLM loads a prompt from the first one that has any of it, and a hold is exact by its
-    proof, while a tier has blocks of whole prompts only.
+    The connector comes first: vLLM loads a prompt from the first connector that has any of it. So a decode leg pulls
+    its hold, and a tier serves only what no hold has.
     """
     files = {"type": FILES, "module_path": SPEC_MODULE, "root_dir": tiers.folder,
              "limit_bytes": tiers.disk_bytes // ranks, "enable_kv_events": True}  # fmt: skip

@@ -25,7 +25,8 @@ def left_by_flags(vllm_args: tuple[str, ...]) -> str | None:
     What follows from the model is decided inside the engine (`engine.vllm.connector.served`).
     """
     here = value_of(vllm_args, "--data-parallel-size-local", "-dpl")
-    elsewhere = here is not None and here.isdecimal() and int(here) < ranks_in(vllm_args)  # their agent sockets, too
+    # Ranks on other machines have their agent sockets there, too.
+    elsewhere = here is not None and here.isdecimal() and int(here) < ranks_in(vllm_args)
     if elsewhere or any(given(vllm_args, *flag) for flag in SOME_RANKS):
         return RANKS
     for flag, short, what in _SIZES:
@@ -38,16 +39,16 @@ def left_by_flags(vllm_args: tuple[str, ...]) -> str | None:
 def connector_for(
     asked: str, *, device: str, vllm: str | None, meets: bool, vllm_args: tuple[str, ...] = ()
 ) -> Connector:
-    """Baton's connector where it was measured against vLLM's and is the better one, which is on CPU; else vLLM's.
+    """Baton's connector on CPU, where it was measured against vLLM's and is the better one; elsewhere vLLM's.
 
     Args:
         asked: the user's choice, one of `ASKED`.
         device: ``cpu`` or ``gpu``: what the engine computes on.
-        vllm: vLLM's version.
+        vllm: vLLM's version; None: it is not installed.
         meets: whether an agent with a registry introduces the engine to its peers. Baton's connector pulls nothing from
             unknown engines.
-        vllm_args: the user's own words to vLLM. A transfer configuration among them decides; flags that Baton's
-            connector cannot serve lead to vLLM's.
+        vllm_args: the user's own vLLM flags. ``--kv-transfer-config`` or a flag that Baton's connector cannot serve
+            leads to vLLM's.
     """
     if asked != "auto":
         return "baton" if asked == "baton" else "nixl"

@@ -1,10 +1,10 @@
 """Identifies the weights that an engine will serve: equal files get equal names on every machine.
 
-Two instances that serve one name with different weights (a model that is being replaced, a folder that one machine
-lacks yet) must hand nothing over: the KV of one is useless to the other, and no layout tells them apart.
+Two instances may serve one name with different weights, while a model is being replaced or one machine lacks the new
+folder. They must hand nothing over: the KV of one is useless to the other, and no layout tells them apart.
 
-The name of a folder is a digest of its configuration, tokenizer, templates and generation defaults, and of samples of
-its weight files, whatever the folder is called: reading a whole model takes as long as loading it. Another training run
+The name of a folder is a digest, whatever the folder is called: of its configuration, tokenizer, templates, generation
+defaults, and samples of its weight files. (Reading a whole model takes as long as loading it.) Another training run
 changes nearly every tensor, so samples differ. A change of a few tensors in files of the same size can be missed, and
 needs a name of its own (`baton engine --weights`). The name of a model on the hub is the commit.
 """
@@ -21,7 +21,7 @@ TOLD: Final = frozenset({
     "tekken.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
 })  # fmt: skip
 """Files that are read whole: they decide how an instance tokenizes a prompt, and how it draws tokens if a request
-leaves that open. (So are ``*.jinja``, templates of chats.)"""
+leaves that open. ``*.jinja`` files (chat templates) are read whole, too."""
 
 SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 SAMPLES: Final = 16
@@ -32,8 +32,8 @@ disk."""
 
 
 def weights_of(model: str, revision: str | None, environ: Mapping[str, str]) -> str:
-    """The name of a folder, a file, or a model on the hub (`revision`: as given to vLLM). Empty: unknown, as for a
-    model that is still to be downloaded.
+    """The name of the weights in a folder, in a file, or of a model on the hub (`revision`: as given to vLLM). Empty:
+    unknown, as for a model that is still to be downloaded.
     """
     path = Path(model)
     try:
@@ -104,7 +104,7 @@ def _of_files(files: list[Path], whole: list[Path]) -> str:
 
 
 def _of_hub(name: str, revision: str, environ: Mapping[str, str]) -> str:
-    """The commit that this machine's hub cache has under this name."""
+    """A hub model's name and the commit that this machine's hub cache has of it; empty: it has none."""
     home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/huggingface"
     cache = Path(environ.get("HF_HUB_CACHE") or f"{home}/hub") / f"models--{name.replace('/', '--')}"
     reference = cache / "refs" / revision

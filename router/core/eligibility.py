@@ -96,12 +96,6 @@ def _asked_of(names: frozenset[str]) -> tuple[tuple[Rule, int], ...]:
     )
 
 
-def whole_because(path: str, body: Body) -> str | None:
-    """The rule by which this request must run on one engine; None: it may be handed over."""
-    said = verdict(path, body)
-    return said.because if said.way is Way.AGGREGATED else None
-
-
 def single_token(body: Body) -> bool:
     """Whether the client asked for one token: then P's own answer is the whole answer."""
     limit = _token_limit(body)

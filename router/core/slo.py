@@ -164,22 +164,20 @@ def judge(slo: SloClass, seen: ClientSeen, outcome: str) -> str:
 
 
 def _broken(slo: SloClass, seen: ClientSeen) -> bool:
-    """Whether the client saw a missed target. A wait without a first token that is longer than its target is a miss."""
-    waited_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else 0.0
-    pairs = (
-        (slo.ttft_ms, seen.ttft_ms or waited_ms),
-        (slo.tt2t_ms, seen.tt2t_ms or 0.0),
-        (slo.tpot_ms, seen.tpot_ms or 0.0),
-        (slo.e2e_ms, seen.e2e_ms),
-    )
-    return any(target is not None and value > target for target, value in pairs)
+    """Whether the client saw a missed target."""
+    return any(late_by(slo, seen)) or _over(slo.tt2t_ms, seen.tt2t_ms) or _over(slo.e2e_ms, seen.e2e_ms)
 
 
 def late_by(slo: SloClass, seen: ClientSeen) -> tuple[bool, bool]:
-    """Whether the first token came too late, and whether the later tokens did."""
-    waited_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else 0.0
-    ttft_late = slo.ttft_ms is not None and (seen.ttft_ms or waited_ms) > slo.ttft_ms
-    return ttft_late, slo.tpot_ms is not None and (seen.tpot_ms or 0.0) > slo.tpot_ms
+    """Whether the first token came too late, and whether the later tokens did. A wait without a first token that is
+    longer than its target is late.
+    """
+    ttft_ms = seen.e2e_ms if seen.ttft_ms is None and seen.streamed else seen.ttft_ms
+    return _over(slo.ttft_ms, ttft_ms), _over(slo.tpot_ms, seen.tpot_ms)
+
+
+def _over(target_ms: float | None, seen_ms: float | None) -> bool:
+    return target_ms is not None and seen_ms is not None and seen_ms > target_ms
 
 
 def _in_one_piece(slo: SloClass, seen: ClientSeen) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 import msgspec
@@ -17,7 +18,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
-from cluster.errors import ApiError, bad_request, no_room
+from cluster.errors import ApiError, bad_request, no_room, retry_after_s
 from cluster.http.framing import Chunks
 from cluster.http.heads import HEADERS_MAX, LINE_BYTES_MAX, RequestHead, check_expectation, too_long
 from router.http.client_transport import KEEPALIVE_S
@@ -93,11 +94,15 @@ class AiohttpConnection(RequestHandler):
         if transport is None:
             return
         body = msgspec.json.encode(problem.body())
-        reason = "Request Timeout" if problem.status == 408 else "Service Unavailable\r\nRetry-After: 1"
-        transport.write(
-            b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
-            % (problem.status, reason.encode(), len(body), body)
-        )
+        again_s = retry_after_s(problem.status, problem.retry_after_s)
+        lines = [
+            f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",
+            "Content-Type: application/json",
+            "Connection: close",
+            f"Content-Length: {len(body)}",
+            *([] if again_s is None else [f"Retry-After: {again_s}"]),
+        ]
+        transport.write("\r\n".join([*lines, "", ""]).encode() + body)
         transport.close()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:

@@ -197,7 +197,7 @@ class RequestDriver(EventSink):
         self._answering.close()
 
     def _relay(self, _: j.Relay) -> j.Event | None:
-        return self._answering.relay(seeded=self._seeding.seed is not None)
+        return self._answering.relay(seeded=self._seeding.sent)
 
     def _answer_from_prefill(self, _: j.AnswerFromPrefill) -> None:
         self._prefilling.answer_with(self.reply)

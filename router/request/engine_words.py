@@ -80,9 +80,7 @@ class EngineWords:
         refusal = self._refusal
         assert refusal is not None
         if engine_answers.object_in(refusal.body) is not None:
-            retry_after_s = 1 if refusal.status == 503 else None
-            kind = engine_answers.json_type(refusal.content_type)
-            reply.respond(refusal.status, refusal.body, kind, retry_after_s=retry_after_s)
+            reply.respond(refusal.status, refusal.body, engine_answers.json_type(refusal.content_type))
         else:
             error = engine_answers.refusal(refusal.status, refusal.body)
             reply.respond(error.status, msgspec.json.encode(error.body()))

@@ -337,16 +337,17 @@ def _within(view: memoryview) -> memoryview:
 
 def _ids(view: memoryview) -> scan.Steps[int]:
     """The number of a list's whole numbers; 0 if it contains anything else, or nothing."""
-    commas, size = 0, len(view)
+    commas, size, empty = 0, len(view), True
     start = 1
     while start < size - 1:
         piece = bytes(view[start : min(start + _TEXT_BYTES, size - 1)])
         if piece.translate(None, _NUMBERS):
             return 0
         commas += piece.count(b",")
+        empty = empty and not piece.strip(_SPACES)
         start += len(piece)
         yield
-    return commas + 1
+    return 0 if empty else commas + 1
 
 
 # --- what no client may set -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.errors import ApiError
+from cluster.errors import ApiError, retry_after_s
 from router.http.outlet import Outlet
 from router.telemetry.metrics import RouterMetrics
 
@@ -40,9 +40,8 @@ def broken() -> ApiError:
 
 def headers_of(problem: ApiError) -> dict[str, str]:
     """The headers of an error's answer."""
-    headers = {"Retry-After": "1"} if problem.status == 503 else {}
-    if problem.retry_after_s is not None:
-        headers["Retry-After"] = str(problem.retry_after_s)
+    again_s = retry_after_s(problem.status, problem.retry_after_s)
+    headers = {} if again_s is None else {"Retry-After": str(again_s)}
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers

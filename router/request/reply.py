@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.errors import ApiError
+from cluster.errors import ApiError, retry_after_s
 from cluster.http.headers import lines
 from cluster.request import Request
 from router.core import journey as j
@@ -185,11 +185,11 @@ class Reply:
         body: bytes,
         content_type: str = "application/json",
         *,
-        retry_after_s: int | None = None,
+        again_s: int | None = None,
         told: EngineTold | None = None,
     ) -> None:
-        """Answer in one piece. `told`: what an engine's completion says beside its text; None: the answer is an
-        error.
+        """Answer in one piece. `again_s`: seconds after which an error itself says to try again. `told`: what an
+        engine's completion says beside its text; None: the answer is an error.
         """
         if self.outlet.gone:
             return  # the client has left
@@ -197,14 +197,15 @@ class Reply:
         request = self._request
         names = {"X-Request-Id": request.told_id, "X-Baton-Request-Id": request.id}
         headers = {"Content-Type": content_type} | names | about
-        if retry_after_s is not None:
-            headers["Retry-After"] = str(retry_after_s)
+        again_s = retry_after_s(status, again_s)
+        if again_s is not None:
+            headers["Retry-After"] = str(again_s)
         self.cut_off = CUT_OFF in body
         self.outlet.whole(status, headers, body)
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error."""
-        self.respond(error.status, msgspec.json.encode(error.body()), retry_after_s=error.retry_after_s)
+        self.respond(error.status, msgspec.json.encode(error.body()), again_s=error.retry_after_s)
 
     def give(self, seed: Seed) -> None:
         """Begin the stream with P's first token."""

@@ -23,7 +23,7 @@ logger = logging.getLogger("baton.router")
 class Seeding:
     """The seeding of one request."""
 
-    __slots__ = ("_allowed", "_context", "_parts", "_request", "_trace", "early_unpinned", "seed")
+    __slots__ = ("_allowed", "_context", "_parts", "_request", "_seed", "_trace", "early_unpinned", "sent")
 
     def __init__(
         self, parts: Parts, request: Request, verdict: Verdict, context: SchedulingContext, trace: RequestTrace
@@ -33,7 +33,10 @@ class Seeding:
         self._context: Final = context
         self._trace: Final = trace
         self._allowed: Final = parts.limits.seeding and verdict.way is Way.SEEDED
-        self.seed: Seed | None = None
+        self._seed: Seed | None = None
+        """The seed in P's last answer. If the journey has no use for that answer, the seed is not sent."""
+        self.sent = False
+        """The client has its seed."""
         self.early_unpinned = False
         """An early leg is under way that need not begin with P's token: when it was sent, the pair was not proven."""
 
@@ -45,7 +48,9 @@ class Seeding:
         """The token of P's answer that is the seed; None: it may not be sent now. `not_first`: why it is not known to
         be the first token of the client's answer; empty: it is.
         """
-        if self.seed is not None or not self.may():
+        if self.sent:
+            return None
+        if not self.may():
             off = not self._parts.limits.seeding
             self._trace.not_seeded("seeding is off" if off else "D's engine cannot be told its first token")
             return None
@@ -60,13 +65,14 @@ class Seeding:
             logger.debug("%s: not seeded: %s", self._request.id, seed)
             self._trace.not_seeded(seed)
             return None
-        self.seed = seed
+        self._seed = seed
         return seed.token
 
     def send(self, reply: Reply) -> None:
         """Give the client its seed."""
-        seed, meters = self.seed, self._parts.meters
+        seed, meters = self._seed, self._parts.meters
         assert seed is not None
+        self.sent = True
         if reply.outlet.gone:
             return  # the client has just left: the connection will report it
         meters.first_byte(time.monotonic() - self._request.arrived)

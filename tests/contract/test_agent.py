@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import stat
 import sys
 import time
@@ -25,7 +26,7 @@ from cluster.instance import Load, Role
 from cluster.registry.membership import Heartbeat, MemberState
 from cluster.registry.memory import MemoryRegistry
 from decode.rules import DecodeRules
-from engine.agent import machine, readings
+from engine.agent import background, machine, readings
 from engine.agent.agent import Agent
 from engine.agent.config import AgentConfig
 from engine.agent.machine import AgentState
@@ -437,3 +438,99 @@ async def test_heartbeats_say_how_much_its_engine_has_thrown_out(starter: Starte
     stage.puppet.becomes(Process.STARTING, 2)
     beat = await says(stage, lambda beat: beat.epoch == 2)
     assert beat.evicted == (0, 0), "a new engine has a new cache"
+
+
+# --- faults of its own ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "AGAIN_S", 0.01)
+    monkeypatch.setattr(readings, "LOOK_EVERY_S", 0.02)
+
+
+def faults(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says of faults; each has its traceback."""
+    found = [each for each in caplog.records if "a fault of the agent's" in each.message]
+    assert all(each.exc_info is not None and each.levelno == logging.ERROR for each in found)
+    return [each.message for each in found]
+
+
+class Fails:
+    """In the place of a method: fails at its next calls, then works."""
+
+    def __init__(self, plain: Any, times: int = 1) -> None:
+        self.plain, self.times = plain, times
+
+    def __call__(self, *given: Any) -> Any:
+        if self.times:
+            self.times -= 1
+            raise RuntimeError("a bug")
+        return self.plain(*given)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_heartbeats_go_on(
+    starter: Starter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = await starter.start()
+    await until_ready(stage)
+    monkeypatch.setattr(starter.registry, "read", Fails(starter.registry.read, 2))
+    await eventually(lambda: len(faults(caplog)) == 2, "it is told")
+    seq = stage.agent.ranks[0].seq
+    stage.agent._nudge()
+    await eventually(lambda: stage.agent.ranks[0].seq > seq, "heartbeats are sent again")
+    assert all(line.startswith("i: heartbeats: ") for line in faults(caplog))
+    await stage.sees(MemberState.READY)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_readings_go_on(
+    starter: Starter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = await starter.start()
+    await until_ready(stage)
+    monkeypatch.setattr(stage.agent._readings, "_loaded", Fails(stage.agent._readings._loaded))
+    stage.engine.holds["x"] = {}
+    await eventually(lambda: stage.agent.machine.load.kv_usage > 0, "the load is read")
+    assert [line.rpartition(":")[0] for line in faults(caplog)] == ["i: engine's load"]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_change_of_the_engine_is_taken_again(starter: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    """Else an instance whose weights could not be read once would never be ready, and nobody would know why."""
+    weights = Fails(str)
+    stage = await starter.start(weights=weights)
+    epoch = (await until_ready(stage)).epoch
+    assert len(faults(caplog)) == 1
+    weights.times = 1
+    stage.puppet.becomes(Process.RESTARTING, 1, "exit code 137")
+    await stage.sees(MemberState.RESTARTING)
+    assert (await until_ready(stage, epoch=2)).epoch > epoch, "it is numbered, although that failed at first"
+    assert len(faults(caplog)) == 2
+
+
+@pytest.mark.usefixtures("quick")
+async def test_evictions_are_heard_of_again(
+    starter: Starter, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own" / "events"
+    stage = await starter.start(kv_events=str(path))
+    await until_ready(stage)
+    publisher = Publisher(path)
+    evictions = stage.agent.ranks[0].evictions
+    fails = Fails(type(evictions).hear)
+
+    def hear(self: object, raw: bytes) -> None:
+        fails(self, raw)
+
+    monkeypatch.setattr(type(evictions), "hear", hear)
+    try:
+        await says(stage, lambda beat: beat.evicted[0] >= 64, publisher)
+        assert len(faults(caplog)) == 1
+        assert path.exists(), "the engine's socket"
+    finally:
+        publisher.close()
+    stage.agent.ask_stop()
+    assert await stage.running == 0
+    await eventually(lambda: not path.parent.exists(), "nothing is left")

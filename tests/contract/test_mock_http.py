@@ -7,10 +7,12 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
+from support.fleet import eventually
 from support.mock import mock_settings
 
 from cluster.instance import Role
 from engine.mock.fleet import MockFleet
+from engine.mock.listener import MockListener
 
 BODY = json.dumps({"model": "fake", "prompt": "hello", "max_tokens": 3}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -18,9 +20,14 @@ WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 @pytest.fixture
-async def port() -> AsyncIterator[int]:
+async def listener() -> AsyncIterator[MockListener]:
     async with MockFleet([mock_settings("one", Role.BOTH)]) as fleet:
-        yield fleet.instances["one"].listener.port
+        yield fleet.instances["one"].listener
+
+
+@pytest.fixture
+def port(listener: MockListener) -> int:
+    return listener.port
 
 
 async def answers(port: int, *sent: bytes, count: int = 1) -> bytes:
@@ -85,6 +92,24 @@ async def test_what_is_no_request_is_refused_and_ends_the_connection(port: int, 
     got = await answers(port, sent)
     assert got.startswith(b"HTTP/1.1 " + status)
     assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["code"] == int(status)
+
+
+@pytest.mark.parametrize("sent", [WHOLE[:20], WHOLE[: len(HEAD) + 5], WHOLE[:-3]], ids=["head", "length", "body"])
+async def test_a_request_that_comes_slowly_is_waited_for(listener: MockListener, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    _, idle = await asyncio.open_connection("127.0.0.1", listener.port)
+    writer.write(sent)
+    await eventually(lambda: [each.midway for each in listener._open].count(True) == 1, "a part has come", 5)
+    await eventually(lambda: len(listener._open) == 2, "both are open", 5)
+    for _ in range(5):
+        listener._sweep()
+    await eventually(lambda: len(listener._open) == 1, "the idle one is closed", 5)
+    writer.write(WHOLE[len(sent) :])
+    async with asyncio.timeout(5):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    for each in (writer, idle):
+        each.close()
+        await each.wait_closed()
 
 
 async def test_a_client_that_only_connects_is_no_harm(port: int) -> None:

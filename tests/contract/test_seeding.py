@@ -73,6 +73,33 @@ def says(*texts: str, done: bool = True) -> Callable[[web.Request, dict[str, Any
     return behave
 
 
+@pytest.mark.parametrize("reason", ["abort", "stop"])
+async def test_a_token_of_p_that_no_client_got_is_no_seed(start: Starter, reason: str) -> None:
+    """P's answer names its token and a hold, but P is about to end, or its token is the last: the client gets no seed,
+    and the first byte that it does get is counted.
+    """
+    fleet = await start(prefill=2, pins=True)
+    ended: list[str] = []
+
+    def ends(engine: FakeEngine) -> Callable[[web.Request, dict[str, Any]], Awaitable[web.Response | None]]:
+        async def behave(request: web.Request, body: dict[str, Any]) -> web.Response | None:
+            if ended:
+                return None
+            ended.append(engine.name)
+            answer = json.loads((await engine._prefill(request)).text or "")
+            answer["choices"][0]["finish_reason"] = reason
+            return web.json_response(answer)
+
+        return behave
+
+    for name in ("prefill-0", "prefill-1"):
+        fleet.engines[name].behave = ends(fleet.engines[name])
+    assert text_of(await listen(fleet, GREEDY)) == "".join(TOKENS)
+    assert len(ended) == 1
+    assert await metric(fleet, "baton_seeds_total") == 0
+    assert await metric(fleet, "baton_first_byte_seconds_count") == 1
+
+
 async def test_the_first_token_comes_while_d_has_said_nothing(start: Starter) -> None:
     fleet = await start(pins=True)
     may_speak = asyncio.Event()

@@ -66,6 +66,17 @@ def test_what_is_no_request_is_refused(data: bytes, status: int) -> None:
     assert refused.value.status == status
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+def test_between_two_requests_nothing_is_midway(chunked: bool) -> None:
+    reader, data = RequestReader(100), written(b"12345", chunked=chunked)
+    assert not reader.midway
+    for byte in data[:-1]:
+        assert reader.feed(bytes([byte])) == []
+        assert reader.midway
+    assert len(reader.feed(data[-1:])) == 1
+    assert not reader.midway
+
+
 def test_a_client_that_waits_for_a_word_is_known_once() -> None:
     asks = HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     reader = RequestReader(100)

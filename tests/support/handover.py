@@ -203,7 +203,9 @@ class Consumer:
         """A decode leg comes, and there is room for it."""
         leg = Leg(f"{self.name}{self.life}-{len(self.legs)}", offer, ())
         self.legs.append(leg)
-        because = "nothing vouches for it" if offer.slot is None else self.pulls.judge(offer.engine, self.world.now)
+        because = "nothing vouches for it"
+        if offer.slot is not None:
+            because = self.pulls.judge(leg.request, offer.engine, self.world.now)
         free = [block for block, owner in enumerate(self.owners) if owner is None][: len(offer.blocks)]
         if because or len(free) < len(offer.blocks):
             self.pulls.local(leg.request, len(offer.blocks))

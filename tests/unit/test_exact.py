@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.core.eligibility import CHAT, COMPLETIONS, single_token, whole_because
+from router.core.eligibility import CHAT, COMPLETIONS, Way, single_token, verdict
 
 CHAT_BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -48,14 +48,14 @@ WHOLE: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("path", "body"), HANDED_OVER)
 def test_handed_over(path: str, body: dict[str, Any]) -> None:
-    assert whole_because(path, body) is None
+    assert verdict(path, body).way is not Way.AGGREGATED
 
 
 @pytest.mark.parametrize(("path", "body", "words"), WHOLE)
 def test_whole(path: str, body: dict[str, Any], words: str) -> None:
-    because = whole_because(path, body)
-    assert because is not None
-    assert words in because
+    said = verdict(path, body)
+    assert said.way is Way.AGGREGATED
+    assert words in said.because
 
 
 def test_single_token_is_prefill_work() -> None:

@@ -263,6 +263,17 @@ def test_a_prompt_is_the_same_read_either_way(prompt: Any) -> None:
         assert kept.way is Way.AGGREGATED or unread.sort is Sort.TEXT
 
 
+@pytest.mark.parametrize("prompt", [b"[%b]", b"[[%b]]"], ids=["list", "list in a list"])
+def test_a_large_list_of_nothing_but_spaces_has_no_ids(prompt: bytes) -> None:
+    spaces = b" \n" * HEAVY_BYTES
+    found = run(read(b'{"prompt": ' + prompt % spaces + b"}"))
+    unread = found.body["prompt"]
+    assert (unread.sort, unread.count) == (Sort.LIST, 0)
+    assert verdict(COMPLETIONS, found.body) == verdict(COMPLETIONS, {"prompt": []})
+    found = run(read(b'{"prompt": ' + prompt % (spaces + b"7" + spaces) + b"}"))
+    assert (found.body["prompt"].sort, found.body["prompt"].count) == (Sort.IDS, 1)
+
+
 def test_large_tools_stand_for_themselves() -> None:
     tools = [{"type": "function", "function": {"name": "f" * 1000}}] * 100
     raw = json.dumps(

@@ -68,6 +68,14 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"n": 65}, 400, "n"),
     ({"n": 40, "prompt": ["a", "b"]}, 400, "n"),
     ({"logprobs": 3}, 400, "logprobs"),
+    ({"logprobs": 0}, 400, "logprobs"),
+    ({"logprobs": []}, 400, "logprobs"),
+    ({"prompt_logprobs": 0}, 400, "prompt_logprobs"),
+    ({"prompt_logprobs": {"a": 1}}, 400, "prompt_logprobs"),
+    ({"top_logprobs": 1}, 400, "top_logprobs"),
+    ({"echo": 1}, 400, "echo"),
+    ({"echo": []}, 400, "body.echo"),
+    ({"use_beam_search": "yes"}, 400, "use_beam_search"),
     ({"kv_transfer_params": "x"}, 400, "body.kv_transfer_params"),
     ({"stream": "maybe"}, 400, "body.stream"),
     ({"stream": 2, "prompt": [1 << 40]}, 400, "body.stream"),
@@ -83,6 +91,14 @@ def test_what_vllm_would_refuse(change: dict[str, Any], status: int, param: str)
         read_asked({**GOOD, **change}, LIMITS, chat=False)
     assert (refused.value.status, refused.value.param) == (status, param)
     assert refused.value.message
+
+
+@pytest.mark.parametrize("flag", [True, 1, "true"])
+def test_a_chat_asks_for_logprobs_with_a_flag(flag: object) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "top_logprobs": 0}
+    assert read_asked({**chat, "logprobs": 0, "echo": "false"}, LIMITS, chat=True).chat
+    with pytest.raises(ApiError, match="has no logprobs"):
+        read_asked({**chat, "logprobs": flag}, LIMITS, chat=True)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"[" * 5000, b'"x"', b"\xff"])

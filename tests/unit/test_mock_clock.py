@@ -9,7 +9,7 @@ from typing import Any
 from support.twin import ask, text
 
 from cluster.ids import RequestId
-from engine.mock.clock import QUANTUM_S, Clock
+from engine.mock.clock import PACES_KEPT, QUANTUM_S, Clock
 from engine.mock.settings import SimpleCosts
 from engine.twin import events as ev
 from engine.twin.config import TwinConfig
@@ -98,6 +98,29 @@ def test_speed_may_change_under_way() -> None:
     watched.clock.set_speed(0.5)
     watched.timers.run()
     assert [when for when, _ in watched.tokens] == [0.01, 0.02, 0.04, 0.06, 0.08]
+
+
+def test_what_a_stretch_of_engine_time_took_in_real_time() -> None:
+    watched = Watched(speed=2.0)
+    watched.timers.run(until_s=1000.02)
+    watched.clock.set_speed(0.5)
+    watched.timers.run(until_s=1000.06)
+    watched.clock.set_speed(2.0)
+    watched.timers.run(until_s=1000.08)
+    ms = 1_000_000
+    assert watched.clock.now_ns() == 100 * ms, "40 ms, 20 ms and 40 ms"
+    parts = [(0, 40), (40, 60), (60, 100), (20, 50), (0, 100)]
+    took = [round(watched.clock.took_s(begin * ms, end * ms), 9) for begin, end in parts]
+    assert took == [0.02, 0.04, 0.02, 0.03, 0.08]
+
+
+def test_a_speed_that_changes_again_and_again_keeps_the_last_ones() -> None:
+    watched = Watched()
+    for number in range(1, 10 * PACES_KEPT):
+        watched.timers.run(until_s=1000 + number)
+        watched.clock.set_speed(1.0 + number % 2)
+    assert len(watched.clock._paces) == PACES_KEPT
+    assert watched.clock.took_s(watched.clock.now_ns(), watched.clock.now_ns()) == 0.0
 
 
 def test_wakeups_are_gathered() -> None:

@@ -48,6 +48,8 @@ BAD: list[tuple[Any, str]] = [
     ({"fault": "refuse", "status": 200}, "from 400 to 599"),
     ({"fault": "hang", "leg": "both"}, "any, prefill, decode"),
     ({"fault": "hang", "request": 3}, "a text"),
+    ({"fault": ["die"]}, "must be one of: refuse, hang"),
+    ({"fault": "hang", "leg": {"a": 1}}, "any, prefill, decode"),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.spec import SloClass, WhenMissed
-from router.core.slo import ClientSeen, judge, promises_of, seen_in
+from router.core.slo import ClientSeen, judge, late_by, promises_of, seen_in
 from router.core.values import Promise
 from router.telemetry.timing import RequestTimeline, Stage
 
@@ -59,6 +59,21 @@ def test_second_promises_that_go_round_in_a_circle_end() -> None:
 )
 def test_every_target_counts(what: dict[str, Any], outcome: str, result: str) -> None:
     assert judge(SLO, seen(**what), outcome) == result
+
+
+@pytest.mark.parametrize(
+    ("what", "late"),
+    [
+        ({}, (False, False)),
+        ({"ttft_ms": 501}, (True, False)),
+        ({"tpot_ms": 41, "tt2t_ms": 101}, (False, True)),
+        ({"ttft_ms": None, "tpot_ms": None, "e2e_ms": 501}, (True, False)),
+        ({"ttft_ms": None, "tpot_ms": None, "e2e_ms": 501, "streamed": False}, (False, False)),
+    ],
+)
+def test_which_tokens_were_late(what: dict[str, Any], late: tuple[bool, bool]) -> None:
+    assert late_by(SLO, seen(**what)) == late
+    assert late_by(SloClass(), seen(**what)) == (False, False)
 
 
 @pytest.mark.parametrize(

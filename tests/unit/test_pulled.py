@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decode.peers import FAILURES, ProducerPeers
+from decode.peers import ASIDE_S, FAILURES, ProducerPeers
 from decode.pulls import Pulls, worth_pulling
 
 READ = "a read failed"
@@ -26,7 +26,7 @@ def test_what_is_worth_pulling(held: int, prompt: int, cached: int, worth: int) 
 
 def test_what_is_not_pulled_counts_as_computed_again_once_there_is_room() -> None:
     p = pulls()
-    assert "was not introduced" in p.judge("p@2", 1.0) and p.judge("p@1", 1.0) == ""
+    assert "was not introduced" in p.judge("r", "p@2", 1.0) and p.judge("r", "p@1", 1.0) == ""
     assert p.local("r", 300) and not p.local("r", 200), "it is asked again at each step"
     assert (p.under_way, p.recomputed_tokens, dict(p.counts)) == (0, 0, {})
     p.allocated("r", "", 0, 2.0)
@@ -70,7 +70,50 @@ def test_a_handshake_that_failed_is_no_read_that_failed() -> None:
     for number in range(2 * FAILURES):
         p.allocated(f"r{number}", "p@1", 10, 2.0)
         p.ended(f"r{number}", 3.0, failed=True)
-    assert p.recomputed_tokens == 20 * FAILURES and p.judge("p@1", 4.0) == ""
+    assert p.recomputed_tokens == 20 * FAILURES and p.judge("r", "p@1", 4.0) == ""
+
+
+def set_aside(p: Pulls, now: float) -> None:
+    for number in range(FAILURES):
+        p.allocated(f"f{number}", "p@1", 10, now)
+        p.said(f"f{number}", READ)
+        p.ended(f"f{number}", now)
+
+
+def test_a_request_that_waits_for_room_is_set_aside_once() -> None:
+    p = pulls()
+    set_aside(p, 1.0)
+    for request in ("r", "s"):
+        for _ in range(100):
+            assert "have failed" in p.judge(request, "p@1", 1.0)
+            p.local(request, 300)
+    assert p.counts == {"set aside": 2}
+
+
+@pytest.mark.parametrize(("because", "failed"), [(STALE, False), (None, True), (None, False)])
+def test_a_test_pull_without_a_result_is_waited_for_no_longer(because: str | None, failed: bool) -> None:
+    """What is asked for after it would find the producer set aside, when its hold is there."""
+    p = pulls()
+    set_aside(p, 1.0)
+    now = 1.0 + ASIDE_S
+    p.allocated("r", "p@1", 10, now)
+    assert p.peers.may_wait("p@1", now) and not p.peers.may_pull("p@1", now)
+    if because is not None:
+        p.said("r", because)
+    p.ended("r", now, failed=failed)
+    assert not p.peers.may_wait("p@1", now)
+    assert p.peers.may_pull("p@1", now + ASIDE_S) and p.peers.of("p@1").failed == FAILURES
+
+
+def test_another_pull_without_a_result_does_not_end_the_test() -> None:
+    p = pulls()
+    p.allocated("earlier", "p@1", 10, 1.0)
+    set_aside(p, 1.0)
+    now = 1.0 + ASIDE_S
+    p.allocated("test", "p@1", 10, now)
+    p.said("earlier", STALE)
+    p.ended("earlier", now)
+    assert p.peers.may_wait("p@1", now)
 
 
 def test_what_is_not_there_changes_nothing() -> None:

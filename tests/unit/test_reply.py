@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from cluster.errors import ApiError, no_instance, shed, upstream_failed
 from cluster.ids import RequestId
 from cluster.request import Request
 from router.core import journey as j
@@ -73,6 +74,16 @@ def _text(transport: _Transport) -> str:
 @pytest.fixture(autouse=True)
 async def loop() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
+
+
+@pytest.mark.parametrize(
+    ("error", "header"), [(no_instance("all drain"), "1"), (shed("late", 7), "7"), (upstream_failed("died"), "")]
+)
+async def test_a_refusal_says_when_to_try_again(error: ApiError, header: str) -> None:
+    reply, transport = _reply(resumable=False)
+    reply.refuse(error)
+    head = transport.written.partition(b"\r\n\r\n")[0].decode().splitlines()[1:]
+    assert dict(line.split(": ", 1) for line in head).get("Retry-After", "") == header
 
 
 @pytest.mark.parametrize("resumable", [True, False])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from engine.vllm.child import CPU_SITE
+from engine.vllm.connector.paced import PROGRESS_US
 
 FAKE_BINDINGS = """
 class Config:  # as pybind11 makes them: attributes are properties of the class
@@ -47,6 +49,15 @@ def test_nixls_thread_gets_a_pause_and_a_delay_that_was_chosen_stays(tmp_path: P
     (nixl / "_api.py").write_text(FAKE_API)
     source = "import nixl_cu13._api as api; print(api.delay_for(0), api.delay_for(7))"
     assert python(source, CPU_SITE, tmp_path) == "(1000, True) (7, True)"
+
+
+def test_the_connectors_own_agents_have_the_same_pause() -> None:
+    """The start-up patch imports nothing of Baton, so the number stands in two files."""
+    spec = importlib.util.spec_from_file_location("cpu_site", CPU_SITE / "sitecustomize.py")
+    assert spec is not None and spec.loader is not None
+    patch = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(patch)  # under another name it patches nothing
+    assert patch.PROGRESS_PAUSE_US == PROGRESS_US
 
 
 def test_another_nixl_is_left_as_it_is(tmp_path: Path) -> None:

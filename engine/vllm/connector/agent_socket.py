@@ -36,8 +36,9 @@ class AgentSocket:
         state: Callable[[], dict[str, Any]],
         wake: Callable[[], None],
     ) -> None:
-        """`path`: where it opens; None: nowhere. `peers` are read, `state` gives the answer to `HeldState`, and `wake`
-        is called when something waits for a step. All three on a thread of the socket.
+        """`path`: where it opens; None: nowhere. `engine_id` and `epoch`: of the engine, told to agents. `peers` are
+        read, `state` gives the answer to `HeldState`, and `wake` is called when something waits for a step. All three
+        on a thread of the socket.
         """
         self._path: Final = path
         self._about: Final[dict[str, Any]] = {"engine_id": engine_id, "epoch": epoch}
@@ -49,7 +50,12 @@ class AgentSocket:
         self._asked: Final[queue.SimpleQueue[Ask]] = queue.SimpleQueue()
 
     def open(self, handshakes: dict[tuple[int, int], Any], more: tuple[Payload, ...]) -> None:
-        """Tell agents what the ranks' handshakes are, by stage and rank, and `more` payloads of this engine."""
+        """Open the socket. It tells agents the ranks' `handshakes`, by stage and rank, and `more` payloads.
+
+        Raises:
+            OSError: the socket cannot be opened there (`kvtransfer.door`).
+            ValueError: its path is too long, or other users may enter its folder.
+        """
         encoder = msgspec.msgpack.Encoder()
         ranks = [Payload(stage, rank, encoder.encode(told)) for (stage, rank), told in sorted(handshakes.items())]
         self._metadata = {
@@ -64,7 +70,7 @@ class AgentSocket:
             logger.info("The agent socket is at %s", self._path)
 
     def close(self) -> None:
-        """Shut it."""
+        """Close the socket."""
         if self._door is not None:
             self._door.close()
 
@@ -81,7 +87,7 @@ class AgentSocket:
         return asked
 
     def _answer(self, ask: Ask) -> dict[str, Any]:
-        """On a thread of the socket."""
+        """Answer one question of an agent. Runs on a thread of the socket."""
         match ask:
             case Metadata():
                 return self._metadata

@@ -2,7 +2,7 @@
 
 vLLM has no request that only looks into the cache. It has one that is cut before it is scheduled: its own connector
 does so with prompts of hybrid models (``NixlBaseConnectorScheduler._truncate_request_for_prefill``). So a source leg is
-cut to the cached blocks and the token after them, which vLLM computes in one step, and the hold is of whole blocks.
+cut to the cached blocks and the token after them, which vLLM computes in one step. Its hold has the cached blocks only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cut_to_cached(request: Any, core: Any, block_size: int) -> int:
 
 
 def only_whole_blocks(fields: dict[str, Any], block_size: int) -> None:
-    """Leave the token that was computed out of a source leg's hold, and say what kind of hold it is."""
+    """Leave the computed token out of the fields of a source leg's hold, and mark these (`FROM_CACHE`)."""
     tokens = fields["remote_num_tokens"] // block_size * block_size
     fields["remote_num_tokens"] = tokens
     fields["remote_block_ids"] = tuple(list(group)[: tokens // block_size] for group in fields["remote_block_ids"])

@@ -27,7 +27,7 @@ class Digests:
         self.blocks = blocks
         self.offered, self._landing = (PagedMemory(blocks * DIGEST_BYTES) for _ in range(2))
         self._tables: dict[tuple[str, int], tuple[int, int]] = {}
-        """As D: the producers' tables by engine and rank: address and number of blocks."""
+        """As D, the producers' tables: by engine and rank, the address and the number of blocks."""
         self._vouchers: Vouchers | None = None
 
     @property
@@ -97,8 +97,8 @@ class Digests:
         return handle
 
     def compare(self, names: Sequence[bytes], local: Sequence[int]) -> Callable[[], str]:
-        """A function to call once all bytes have arrived: it returns why these blocks, named by `names`, must not be
-        used.
+        """A function to call once all bytes have arrived. It returns why these blocks, named by `names`, must not be
+        used; empty: they may.
         """
         vouchers = self._vouchers
         assert vouchers is not None

@@ -25,7 +25,7 @@ but arrived late, asks within the router's own few milliseconds."""
 
 
 class EarlyHandoffs:
-    """Both sides of early legs in one engine: as D its waiting legs, as P the engines that ask for its holds."""
+    """Both sides of early legs in one engine: as D the legs that wait here, as P the engines that ask for holds."""
 
     def __init__(self, peers: ProducerPeers) -> None:
         self._channel: NoticeChannel | None = open_channel()
@@ -35,8 +35,9 @@ class EarlyHandoffs:
         self._requests: Final[dict[str, Any]] = {}
         """vLLM's requests of early legs, by their ids."""
         self._cached: Final[dict[str, int]] = {}
-        """Tokens that prefill legs under way had in the prefix cache."""
+        """By prefill leg under way: its prompt's tokens that were in the prefix cache."""
         self._filled_at = 0.0
+        """When the last hold was made, in monotonic seconds."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -88,7 +89,7 @@ class EarlyHandoffs:
         return next((engine for engine in self._peers.lives(instance) if engine in self._channel), "")
 
     def ask(self) -> None:
-        """Ask the producers, where a question is due."""
+        """Ask the producers for the holds of waiting legs, where a question is due."""
         now = time.monotonic()
         self._legs.lost(lambda engine: not self._peers.may_wait(engine, now))
         for engine, name in self._legs.due(now):
@@ -100,8 +101,8 @@ class EarlyHandoffs:
         return self._legs.waits(request, time.monotonic())
 
     def report_cached(self) -> None:
-        """Let the answers of early legs say how much *P* had cached, as those of other decode legs do: the API server
-        reads that of a leg's own fields, and an early leg has none when it gets there.
+        """Let the answers of early legs report how much of the prompt *P* had cached, as other decode legs' answers do.
+        The API server reads this number from a leg's own fields, and an early leg arrives there without them.
         """
         for name, request in list(self._requests.items()):
             ready, stats = self._legs.ready(name), request.prefill_stats
@@ -118,7 +119,7 @@ class EarlyHandoffs:
 
     def filled(self, request: Any, fields: dict[str, Any]) -> list[Any]:
         """A prefill leg has left a hold: tell the consumers that asked for it, before its answer is on its way.
-        Returns what `hear` does, as questions that have just come are heard first.
+        Takes the notices that have just come first, and so returns what `hear` returns.
         """
         name, cached = name_in(fields), self._cached.pop(request.request_id, 0)
         if name is None or self._channel is None:
@@ -148,9 +149,7 @@ class EarlyHandoffs:
         return self._legs.waiting > 0 or time.monotonic() - self._filled_at < LISTEN_S
 
     def hear(self) -> list[Any]:
-        """Take the notices that have come. Returns the early legs that are pulls from now on: they have their holds'
-        fields.
-        """
+        """Take the notices that have come. Returns the early legs that have their holds' fields: pulls from now on."""
         if self._channel is None:
             return []
         requests: list[Any] = []
@@ -167,9 +166,9 @@ class EarlyHandoffs:
         return requests
 
     def take_declined(self) -> list[Any]:
-        """Stand-ins for the requests that this engine computes although their hold is there now, once. Each has its
-        request's id, and the hold's fields: with them the ranks tell the producer that the hold is not wanted. The
-        requests themselves keep their fields, so vLLM pulls nothing for them.
+        """Stand-ins for the requests that this engine computes although their hold is there now; each is given once. A
+        stand-in has its request's id and the hold's fields: with them the ranks tell the producer that the hold is not
+        wanted. The requests themselves keep their fields, so vLLM pulls nothing for them.
         """
         return [
             SimpleNamespace(request_id=request, kv_transfer_params=dict(ready.fields))
@@ -178,7 +177,7 @@ class EarlyHandoffs:
         ]
 
     def _take(self, name: str, ready: Ready) -> Any:
-        """The hold's fields become the request's, as if they had come with it."""
+        """Give the request its hold's fields, as if they had come with it. Returns the request."""
         request = self._requests[name]
         fields = request.kv_transfer_params
         told = {key: value for key, value in ready.fields.items() if key not in {EARLY, PINS, FIRST_TOKEN, TRANSFER}}
@@ -187,5 +186,5 @@ class EarlyHandoffs:
         whole = told.get("remote_num_tokens") == len(request.prompt_token_ids or ())
         if fields.get(PINS) is True and whole and ready.token is not None:
             told[FIRST_TOKEN] = ready.token
-        fields.update(told)  # the very mapping that the sampling parameters have
+        fields.update(told)  # the sampling parameters share this mapping
         return request

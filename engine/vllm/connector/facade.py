@@ -99,13 +99,13 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
         else:
             self.connector_worker = worker(vllm_config, self.engine_id, kv_cache_config)
         self._started = False
-        # On a GPU the forward pass is only launched when vLLM starts loads; on a CPU it is over by then, and a load
-        # that starts before it runs beside it. The blocks to read into have belonged to their request since it was
-        # scheduled, and no earlier step is under way on a CPU.
+        # vLLM starts loads after it has launched the forward pass. On a CPU the pass is over by then, so loads start
+        # before it here and run beside it. That is safe: the blocks to read into have belonged to their request since
+        # it was scheduled, and no earlier step is under way on a CPU.
         self._early = why is None and current_platform.device_type == "cpu"
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        """A worker's first call in a step."""
+        """Take the scheduler half's message: vLLM's first call to a worker in a step."""
         super().bind_connector_metadata(connector_metadata)
         self._started = False
         if isinstance(self.connector_worker, BatonWorker):
@@ -116,13 +116,13 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
                 self.start_load_kv(None)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Called once a step."""
+        """Start a step's loads. On a CPU `bind_connector_metadata` has done so, and vLLM's own call does nothing."""
         if not self._started:
             self._started = True
             super().start_load_kv(forward_context, **kwargs)
 
     def wait_for_save(self) -> None:
-        """Called after a step's forward pass, before any of its results is reported."""
+        """Write the block digests of a step; vLLM calls this after its forward pass, before it reports any result."""
         super().wait_for_save()
         if isinstance(self.connector_worker, BatonWorker):
             assert isinstance(self._connector_metadata, BatonMetadata)
@@ -133,7 +133,7 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
         return self.connector_worker.tell() if isinstance(self.connector_worker, BatonWorker) else None
 
     def shutdown(self) -> None:
-        """Called when the engine ends."""
+        """Close the agent socket; vLLM calls this when the engine ends."""
         if self._door is not None:
             self._door.close()
         super().shutdown()

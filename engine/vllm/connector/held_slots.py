@@ -21,7 +21,7 @@ class HeldSlots:
     """The table of one rank."""
 
     def __init__(self, lease_s: float) -> None:
-        """`lease_s`: vLLM's ``kv_lease_duration``."""
+        """`lease_s`: vLLM's ``kv_lease_duration``, in seconds."""
         self.memory: Final = PagedMemory(SLOTS * SLOT_BYTES)
         self._leases: Final = Leases(terms(lease_s), self._write)
 

@@ -1,7 +1,7 @@
-"""An engine core without work: it rests while it only holds blocks, and wakes for news.
+"""Pauses of an engine core without work: it rests while it only holds blocks, and wakes for events.
 
-vLLM steps an engine that holds blocks once a millisecond, and steps none that has nothing at all to do. The rule of the
-pauses is `prefill.rests`. Runs inside vLLM's engine core.
+vLLM steps an engine that holds blocks once a millisecond, and does not step an engine that has nothing to do. The rule
+of the pauses is in `prefill.rests`. Runs inside vLLM's engine core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Idling:
 
     def __init__(self) -> None:
         self.core: Final = _engine_core()
-        """vLLM's; None: it was not found."""
+        """vLLM's engine core; None: it was not found."""
         self._rests: Final = Rest()
         if self.core is None:
             logger.warning("The engine's core was not found: what comes to an idle engine waits for its next request.")
@@ -44,10 +44,11 @@ class Idling:
         self._rests.news(time.monotonic())
 
     def rest(self, waiting: int, listens: Callable[[], bool], hear: Callable[[], bool]) -> None:
-        """Called in a step without work. Wait for the next request, or for a notice.
+        """Wait, in a step without work, for the next request or for a notice.
 
         Args:
-            waiting: the requests that wait for a notice: if there are others, the engine makes its step at once.
+            waiting: the number of requests that wait for a notice. If the engine has more requests than these, it makes
+                its step at once.
             listens: whether a notice may come at any moment.
             hear: takes the notices; returns whether one of them is work.
         """
@@ -68,12 +69,12 @@ class Idling:
 
 
 def _engine_core() -> Any:
-    """The engine core that makes this scheduler: vLLM gives a connector no way to it, nor to a wake-up.
+    """The engine core that makes this scheduler: vLLM gives a connector no other way to it, nor to a wake-up.
 
-    It is the `self` of one of the callers, recognised by the attributes that are needed. None: there is none (another
-    executor).
+    It is the `self` of one of the callers, recognised by the attributes that are needed. None: no caller has them
+    (another executor).
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to one's callers
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to a function's callers
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(getattr(caller, "input_queue", None), queue.Queue) and hasattr(caller, "is_running"):

@@ -1,7 +1,7 @@
 """A worker's links with other engines: which were introduced, where their slots are, and how each link stands.
 
-The worker shakes hands (vLLM's part); this module decides with whom, and what a peer's metadata must say. Runs inside
-vLLM's workers. vLLM's thread calls it, and `try_all` runs on the handshake thread.
+The worker shakes hands (vLLM's part). This module decides with which engines, and what a peer's metadata must say. Runs
+inside vLLM's workers. vLLM's thread calls it; `try_all` runs on the handshake thread.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Links:
     """The links of one rank, by the other engine's id."""
 
     def __init__(self, digests: Digests | None, readable: Callable[[str, int], bool]) -> None:
-        """`digests`: told of tables of digests; None: they are off. `readable`: whether this NIXL agent's slot at this
-        address can be read.
+        """`digests`: learns of peers' tables of digests; None: digests are off. `readable`: whether the slot at an
+        address of a peer's NIXL agent can be read.
         """
         self._digests: Final = digests
         self._readable: Final = readable
@@ -69,15 +69,15 @@ class Links:
         self._introduced.pop(engine, None)
 
     def address(self, engine: str) -> tuple[str, int]:
-        """In place of a host: the instance's name, and its number of ranks."""
+        """For vLLM's handshake: the instance's name in place of a host, and its number of ranks; unknown: "" and 1."""
         met = self._introduced.get(engine)
         return ("", 1) if met is None else (met.instance, met.ranks)
 
     def introduction(self, engine: str) -> Introduce:
-        """With what the engine was introduced.
+        """The introduction of an engine.
 
         Raises:
-            NotServed: it was not.
+            NotServed: the engine was not introduced.
         """
         met = self._introduced.get(engine)
         if met is None:
@@ -90,7 +90,7 @@ class Links:
         """The slots of a rank that has `told` its metadata.
 
         Raises:
-            NotServed: it has none, or no digests where they are needed.
+            NotServed: the rank has no slots, or no digests where they are needed.
         """
         match told.get(TABLE):
             case [int(address), int(slots)] if address > 0 and 0 < slots <= SLOTS_MAX:
@@ -102,18 +102,18 @@ class Links:
         return SlotTable(address, slots)
 
     def reached(self, engine: str, rank: int, slots: SlotTable) -> None:
-        """NIXL knows this rank."""
+        """NIXL knows this rank now, and its slots are there."""
         self._tables[engine, rank] = slots
 
     def table(self, engine: str, rank: int) -> SlotTable:
-        """The slots of a rank; none if it was not reached."""
+        """The slots of a rank; a table of 0 slots if the rank was not reached."""
         return self._tables.get((engine, rank), SlotTable(0, 0))
 
     def check_slot(self, engine: str, ranks: Iterable[int], slot: Slot | None) -> None:
         """Check that a pull from these ranks could be confirmed.
 
         Raises:
-            NotServed: the hold has no slot, or a rank has not.
+            NotServed: the hold has no slot, or one of the ranks has no such slot.
         """
         if slot is None:
             raise NotServed("nothing would confirm that the hold outlived our read")
@@ -133,8 +133,8 @@ class Links:
     # --- how links stand ---
 
     def report_met(self, engine: str) -> bool:
-        """Report once more that the engine can be read, if it can: the scheduler half may have forgotten. Returns
-        whether it can.
+        """Report once more that the engine can be read, if so: the scheduler half may have forgotten. Returns whether
+        the engine can be read.
         """
         stands = self._standing.get(engine) == MET
         if stands:
@@ -151,7 +151,7 @@ class Links:
         self._standing[engine] = self._news[engine] = standing
 
     def take_news(self) -> dict[str, str]:
-        """How links stand that were tried or released since the last call."""
+        """The state of each link that was tried or released since the last call, by engine."""
         news, self._news = self._news, {}
         return news
 

@@ -44,7 +44,7 @@ class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]
         self.reqs_to_send: dict[str, float] = {}
         self.reqs_not_processed: set[str] = set()
         self.expected: dict[str, ExpectedHold] = {}
-        """For `reqs_to_recv`."""
+        """By request of `reqs_to_recv`: what it must find at its producer."""
         self.vouched: dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]] = {}
         """Prefill legs whose prompts this step completes: their blocks, and each block's name."""
 

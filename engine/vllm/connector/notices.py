@@ -18,7 +18,7 @@ class NoticeChannel:
     """The agent, and the engines at its other ends, by their engine ids."""
 
     def __init__(self, agent: Any) -> None:
-        """`agent`: as NIXL's Python agent."""
+        """`agent`: NIXL's Python agent, or one like it."""
         self._agent = agent
         self.payload: bytes = agent.get_agent_metadata()
         """What another engine needs in order to send notices here."""
@@ -65,7 +65,7 @@ class NoticeChannel:
         return True
 
     def heard(self) -> list[tuple[str, bytes]]:
-        """The notices that have come, each with the engine that sent it. Those of strangers are left out."""
+        """The notices that have come, each with the engine that sent it; without those of unknown engines."""
         if not self._names:
             return []
         try:

@@ -1,8 +1,9 @@
 """NIXL agents with the settings that Baton's connector needs, made through vLLM's own start-up. Runs inside vLLM's
 workers.
 
-NIXL's Python agent writes ``pthrDelay = 0`` into its configuration and offers no option for it, so its progress thread
-spins on a whole core while the engine is idle. It also asks for no locking, which two threads with one agent need.
+NIXL's Python agent writes ``pthrDelay = 0`` into its configuration and offers no option for this delay. So its progress
+thread spins on a whole core while the engine is idle. It also asks for no locking, which two threads with one agent
+need.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from kvtransfer.hold_marks import Slot
 from kvtransfer.notes import with_proof
 
 PROGRESS_US: Final = 1000
-"""The pause between two rounds of the progress thread. The thread must run: a read over shared memory or TCP may need
+"""The pause between two rounds of the progress thread, in microseconds; on CPU, `sitecustomize.PROGRESS_PAUSE_US` sets
+the same one for agents that vLLM's own connector makes. The thread must run: a read over shared memory or TCP may need
 the target's help, which would otherwise come only with the target's next step. Measured: 0 burns half a core and more,
 1,000 about 2 % of one."""
 
@@ -76,8 +78,8 @@ class NoticesKept:
 
     @contextmanager
     def pulling(self, slot: Slot | None) -> Iterator[list[RankSource]]:
-        """In this context vLLM posts the reads of one request, whose hold has this slot (None: it has none), and its
-        notices prove that. Gives the list that the ranks it reads from are put into.
+        """In this context vLLM posts the reads of one request, whose hold has this slot (None: it has none). Notices
+        carry the slot's proof. Gives the list that gets the ranks that are read from.
         """
         self._slot, self._sources = slot, []
         try:

@@ -1,4 +1,4 @@
-"""Memory by its address: whole pages of Baton's own, and views of other memory. A shell, of ctypes alone."""
+"""Memory by its address: whole pages of Baton's own, and views of other memory. A shell that uses ctypes alone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def view(address: int, size: int) -> memoryview:
 def regions(
     bases: Sequence[int], strides: Sequence[int], lengths: Sequence[int], *, blocks: int, parts: int
 ) -> list[Region]:
-    """The tensors of a KV cache in host memory, by their base addresses: each has `blocks` times `parts` pieces of
-    `length` bytes, `stride` bytes apart.
+    """The tensors of a KV cache in host memory. The n-th begins at address ``bases[n]`` and has `blocks` times `parts`
+    pieces of ``lengths[n]`` bytes, whose beginnings are ``strides[n]`` bytes apart.
     """
     return [
         Region(view(base, (blocks * parts - 1) * stride + length), stride, length, parts)

@@ -1,8 +1,8 @@
 """The connector's scheduler half: passes vLLM's hooks to `prefill.holds` and `decode.pulls`, and opens the agent
 socket.
 
-Runs inside vLLM's engine core. It only ever answers vLLM's own hooks, on vLLM's own thread. Requests at the agent
-socket wait in a queue for the next step; the engine is woken for them, as an engine without work makes no step.
+Runs inside vLLM's engine core, in vLLM's own hooks and on vLLM's own thread. Requests at the agent socket wait in a
+queue for the next step. They wake the engine, because an engine without work makes no step.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     # --- the agent socket ---
 
     def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Where vLLM would open its ZMQ port to all callers, open the agent socket instead."""
+        """Open the agent socket, where vLLM would open its ZMQ port to all callers."""
         self._socket.open(metadata, self._early.payloads())
 
     def _state(self) -> dict[str, Any]:
-        """What the engine has under way. On a thread of the socket."""
+        """The answer to `HeldState`: the engine's holds, pulls and counts. Runs on a thread of the socket."""
         counts = self._holds.counts + self._pulls.counts + self._counts + self._early.counts
         told = held_state(self._holds, self._pulls, self._early.waiting, counts, time.monotonic())
         return {"engine_id": self.engine_id, **told}
 
     def has_pending_push_work(self) -> bool:
-        """vLLM asks whether a step is needed: for a queued request of the socket, or for a handshake. A handshake ends
-        between two steps and is reported with the second, which an engine without requests would not make.
+        """Whether a step is needed (vLLM asks): for a queued request of the socket, or for a handshake. A handshake's
+        end is reported with the next step, and an engine without requests would not make that step.
         """
         return self._socket.waits or self._pulls.peers.meeting(time.monotonic())
 
@@ -114,11 +114,11 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             return
         logger.warning("%s: its first token is of another adapter, and is not pinned", request.request_id)
         self._counts["not pinned"] += 1
-        del fields[FIRST_TOKEN]  # the very mapping that the sampling parameters have
+        del fields[FIRST_TOKEN]  # the sampling parameters share this mapping
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many of a prompt's tokens are pulled: those that P holds, if the hold can be confirmed; else none. None:
-        the engine asks again at its next step, and goes on with other requests.
+        """How many of a prompt's tokens are pulled, and whether any is: those that P holds, if the hold can be
+        confirmed, else 0. None: the engine asks again at its next step, and goes on with other requests.
         """
         if self._early.waits(request.request_id):
             self._hear()
@@ -130,7 +130,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         pull, prompt = pull_in(fields), len(request.prompt_token_ids or ())
         because = other_adapter(fields, self._adapters.asked(request.lora_request))
         if not because:
-            because = pull if isinstance(pull, str) else self._pulls.judge(pull.engine, time.monotonic())
+            now = time.monotonic()
+            because = pull if isinstance(pull, str) else self._pulls.judge(request.request_id, pull.engine, now)
         if isinstance(pull, str) or because:
             local = max(0, held_in(fields, prompt) - num_computed_tokens)
             if self._pulls.local(request.request_id, local):  # asked again at each step, until there is room
@@ -142,7 +143,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return tokens, tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """The blocks to read into are allocated, if any are needed."""
+        """Note the blocks to read into, which vLLM has just allocated, if the request needs any."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         now, entry = time.monotonic(), self._reqs_need_recv.get(request.request_id)
         if entry is None or not entry[3]:  # the request waits for no pull
@@ -182,7 +183,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             fields[FIELD] = slot.field()
         if request.kv_transfer_params.get(CACHED_ONLY):
             only_whole_blocks(fields, self.block_size)
-        else:  # also without a slot: its early leg is told that nothing would confirm the pull, and does not wait
+        else:  # also without a slot: the early leg learns that nothing would confirm the pull, and does not wait
             self._ready(self._early.filled(request, fields))
         return held, fields
 
@@ -221,15 +222,15 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             super().on_new_request(request)  # from here on P is asked to hold
 
     def _take_asked(self) -> tuple[tuple[Introduce, ...], tuple[str, ...]]:
-        """What was asked since the last step. Of one engine that was forgotten and introduced, or the reverse, the
-        workers hear the last word alone: they are told in one batch, without its order.
+        """The agent's introductions and the engines to forget since the last step. Of one engine that was both
+        introduced and forgotten, the workers get only the last request: their batch has no order.
         """
         introductions: dict[str, Introduce] = {}
         forgotten: set[str] = set()
         for ask in self._socket.take():
             match ask:
                 case Introduce() as met:
-                    meets = self.vllm_config.kv_transfer_config.kv_role != "kv_producer"  # such a one meets none
+                    meets = self.vllm_config.kv_transfer_config.kv_role != "kv_producer"  # producers read nothing
                     for former in self._pulls.peers.lives(met.instance, but=met.engine_id):
                         self._early.forget(former)
                     self._early.meet(met)
@@ -246,7 +247,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return tuple(introductions.values()), tuple(sorted(forgotten))
 
     def _rest(self, scheduler_output: Any) -> None:
-        """An engine that only holds blocks waits for news here, instead of making a step a millisecond."""
+        """Pause an engine that only holds blocks until there is news, instead of a step each millisecond."""
         if (
             scheduler_output.total_num_scheduled_tokens
             or self._pulls.under_way
@@ -278,14 +279,14 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._early.over(request)
 
     def shutdown(self) -> None:
-        """Called when the engine ends."""
+        """Close the agent socket; vLLM calls this when the engine ends."""
         self._socket.close()
         super().shutdown()
 
 
 def _pulled(request: Any, local: list[int], cached: int, block_size: int) -> list[int]:
-    """The blocks of a request that its pull fills. vLLM may have taken one more: for the token that D computes after
-    it. `local` blocks come after `cached` ones.
+    """The blocks of a request that its pull fills. vLLM may have allocated one more, for the token that D computes
+    after the pull. `local` blocks come after the `cached` ones.
     """
     span = pull_span(
         held_tokens=request.kv_transfer_params["remote_num_tokens"],
@@ -297,7 +298,9 @@ def _pulled(request: Any, local: list[int], cached: int, block_size: int) -> lis
 
 
 def _expected(request: Any, local: Any, vouched: VouchedPrompts | None) -> ExpectedHold:
-    """What a request must find at its producer. Without `local` blocks it reads nothing, and only sends the notice."""
+    """The hold that a request must find at its producer. Without `local` blocks it reads nothing, and only sends the
+    notice.
+    """
     fields = request.kv_transfer_params or {}
     names = () if vouched is None or not any(local) else vouched.names(request, fields["remote_num_tokens"])
     return ExpectedHold(slot_in(fields), names)

@@ -51,7 +51,7 @@ def left_to_vllm(config: Any, *, full_attention: bool, device: str) -> str | Non
 def rank_in(config: Any) -> int | None:
     """The number of the data parallel rank that this engine core is; None: the engine has no ranks.
 
-    vLLM tells a dense model's rank of no other ranks, and marks its engine id alone.
+    vLLM tells a dense model's rank nothing of other ranks: only its engine id shows that it is one.
     """
     parallel, engine_id = config.parallel_config, config.kv_transfer_config.engine_id or ""
     ranked = parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0 or _RANK.search(engine_id)
@@ -59,7 +59,7 @@ def rank_in(config: Any) -> int | None:
 
 
 def _shares_its_door(config: Any) -> bool:
-    """Whether other ranks have the same path for their agent socket. A rank with a server of its own shares none."""
+    """Whether other ranks have the same path for their agent socket. A rank with a server of its own shares no path."""
     door = config.kv_transfer_config.get_from_extra_config("door", None)
     alone = config.parallel_config.data_parallel_external_lb
     return bool(rank_in(config) is not None and door and RANK not in door and not alone)

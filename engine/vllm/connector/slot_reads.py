@@ -1,4 +1,4 @@
-"""How a worker reads producers' slots: the memory that slots arrive in, and the thread that follows reads to their end.
+"""A worker's reads of producers' slots: the memory that slots arrive in, and the thread that follows reads to the end.
 
 Runs inside vLLM's workers. What a slot's content means is decided in `decode.reads`.
 """
@@ -58,7 +58,7 @@ class SlotReads:
 
 
 class Follower:
-    """The thread that follows reads: they end, and are confirmed, while the engine computes other requests."""
+    """The thread that follows reads, so that they end and are confirmed while the engine computes other requests."""
 
     def __init__(self, reads: Reads, begin: Callable[[], None]) -> None:
         """`begin` is called on the thread before its first step."""
@@ -75,7 +75,7 @@ class Follower:
             self._work.notify()
 
     def stop(self) -> None:
-        """End the thread, whatever is under way."""
+        """End the thread, whatever is under way. Waits at most a second."""
         self._over.set()
         self.wake()
         self._thread.join(timeout=1.0)

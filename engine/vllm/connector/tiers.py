@@ -24,17 +24,19 @@ from engine.vllm.kept_files import KeptFiles
 
 
 class BatonOffloading(OffloadingConnector):  # type: ignore[misc]
-    """vLLM's, beside a connector that writes into KV blocks: these wait for copies of what the blocks had before.
+    """vLLM's offloading beside a connector that writes into KV blocks: a pull waits until the blocks' former content is
+    copied.
 
-    vLLM copies a request's blocks while and after they are freed, and ends a copy before another request gets its
-    blocks: of those that a step computes, and of those that the tier itself loads
-    (``OffloadingConnectorScheduler._current_batch_allocated_block_ids``). Blocks that another connector
-    pulls into belong to neither group until the pull has ended, so the copy would store the pulled prompt's bytes under
-    the former prompt's hash.
+    vLLM may copy a request's blocks after they are freed. It ends such a copy before a step computes into the blocks,
+    or the tier itself loads into them (``OffloadingConnectorScheduler._current_batch_allocated_block_ids``). Blocks
+    that another connector pulls into are in neither group until the pull has ended. So the copy would store the pulled
+    prompt's bytes under the former prompt's hash.
     """
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """A request has got blocks, before the step's copies are chosen. Without a hash: they are not shared."""
+        """Fence the blocks that a request was given, before the step's copies are chosen. Blocks with a hash are
+        shared, so nothing is written into them.
+        """
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         self.scheduler._current_batch_allocated_block_ids.update(  # noqa: SLF001 - as vLLM does for its own loads
             each.block_id for group in blocks.blocks for each in group if not each.is_null and each.block_hash is None
@@ -50,8 +52,8 @@ class BatonTiers(TieringOffloadingSpec):  # type: ignore[misc]
     _worker: Any
 
     def get_manager(self) -> Any:
-        """The scheduler's half. Once it has mapped the shared region, every rank has, and the region's name goes: the
-        kernel frees the memory with the last process, however it ends.
+        """The scheduler's half. It maps the shared region after every rank has, so the region's name is removed then:
+        the kernel frees the memory with the last process, however that ends.
         """
         manager = super().get_manager()
         region = self._scheduler_mmap
@@ -61,7 +63,7 @@ class BatonTiers(TieringOffloadingSpec):  # type: ignore[misc]
         return manager
 
     def get_worker(self, kv_caches: Any) -> Any:
-        """A rank's half. vLLM's own wants a GPU."""
+        """A rank's half; on CPUs Baton's, because vLLM's own needs a GPU."""
         if not current_platform.is_cpu():
             return super().get_worker(kv_caches)
         made: Any = self._worker
@@ -137,22 +139,22 @@ class HostCopies(OffloadingWorker):  # type: ignore[misc]
             begin += count
 
     def get_finished(self) -> list[TransferResult]:
-        """Those since the last call."""
+        """The copies that have ended since the last call."""
         done, self._done = self._done, []
         return done
 
     def wait(self, job_ids: set[int]) -> None:
-        """A copy is over when it has been submitted."""
+        """Nothing to wait for: a copy is over when it has been submitted."""
 
     def shutdown(self) -> None:
-        """Let the region go."""
+        """Release the shared region."""
         self._pages.clear()
         self._region.cleanup()
 
 
 class BoundedFiles(FileSystemTierManager):  # type: ignore[misc]
-    """vLLM's tier of files, with a bound: those used longest ago are removed. vLLM's own grows without one. Each data
-    parallel rank has a folder of its own: it removes no other's files.
+    """vLLM's tier of files, with a bound: files used longest ago are removed. vLLM's own grows without a bound. Each
+    data parallel rank has a folder of its own, so it removes no other rank's files.
     """
 
     def __init__(self, offloading_spec: Any, *args: Any, limit_bytes: int, root_dir: str, **more: Any) -> None:
@@ -162,14 +164,14 @@ class BoundedFiles(FileSystemTierManager):  # type: ignore[misc]
         self._writing: Final[dict[Any, tuple[Any, ...]]] = {}
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """A file that is asked for stays."""
+        """vLLM's; a file that is asked for counts as used now."""
         found = super().lookup(key, req_context)
         if found is LookupResult.HIT:
             self._kept.used(key)
         return found
 
     def submit_store(self, job_metadata: Any) -> None:
-        """Write blocks, and remove as many others as are too many."""
+        """Write blocks, and remove the files that are then too many."""
         keys = self._writing[job_metadata.job_id] = tuple(job_metadata.keys)
         gone = self._kept.added(keys)
         super().submit_store(job_metadata)

@@ -38,7 +38,9 @@ class VouchedPrompts:
         return names(prompt, self._block_size, repr(about).encode())
 
     def step(self, output: Any) -> dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]]:
-        """The prompts that this step completes: a connector learns a request's blocks only from vLLM's steps."""
+        """The prompts that this step completes, by request: their blocks, and the blocks' names. `output`: vLLM's for
+        the step, the only place from which a connector learns a request's blocks.
+        """
         computed: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
             self._computing.given(new.req_id, new.block_ids[0], anew=True)

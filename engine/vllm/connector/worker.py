@@ -39,7 +39,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         api = sys.modules[NixlWrapper.__module__]
         with paced(api, api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT.value):
             super().__init__(vllm_config, engine_id, kv_cache_config)
-        # vLLM's drops peers that nothing is read from for an hour; agents tell which peers have gone.
+        # vLLM drops a peer after an hour without reads; 0 turns that off, as agents tell which peers have gone.
         self._engine_ttl = 0.0
         self._agent: Any = vars(self)["nixl_wrapper"]
         self.nixl_wrapper = NoticesKept(self._agent)
@@ -49,7 +49,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._slots = SlotReads(self._agent)
         self._links = Links(self._digests, self._slots.readable)
         self._expected: dict[str, ExpectedHold] = {}
-        """As D: what requests must find, until their pull has ended."""
+        """As D: the hold that each request must find, until its pull has ended."""
         self._told = WorkerReport(Counter(), {}, {})
         """The next report to the scheduler half."""
         self._reads = Reads(self._agent, self._slots.landings(), self._slots.prepare)
@@ -58,7 +58,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # --- memory that peers read ---
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """vLLM's, with the slots registered before it, and their address in the metadata."""
+        """Register the slots before vLLM registers the KV caches, and put the slots' address into the metadata."""
         digests = () if self._digests is None else self._digests.memory
         for memory in (self._held.memory, *self._slots.memory, *digests):
             descs = self._agent.get_reg_descs([(memory.address, memory.size, 0, "")], "DRAM")
@@ -80,8 +80,8 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # --- peers ---
 
     def meet(self, metadata: BatonMetadata) -> None:
-        """Shake hands with introduced engines, in the background; forget engines that are gone. An engine that is
-        introduced again is looked at again: its agent does so while the link is not well.
+        """Shake hands with introduced engines, in the background; forget engines that are gone. An agent repeats an
+        introduction while the link is not well: then the link is tried again.
         """
         for met in metadata.introductions:
             for former in self._links.introduce(met):
@@ -99,8 +99,8 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 del self._engine_by_address[address]
 
     def _look_again(self, engine_id: str) -> None:
-        """The two have shaken hands before: report how the link stands, or try the first read once more, on the
-        handshake thread. vLLM releases no peer while a handshake is under way.
+        """For an engine that has shaken hands with this one before: report how the link stands, or try the first read
+        once more, on the handshake thread. vLLM releases no peer while a handshake is under way.
         """
         if self._links.report_met(engine_id):
             return
@@ -113,14 +113,16 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         future.add_done_callback(lambda _: self._handshake_futures.pop(engine_id, None))
 
     def _ensure_handshake(self, engine_id: str, host: str, port: int, tp_size: int, *more: Any, **named: Any) -> Any:
-        """vLLM's, but only for introduced engines: this engine never connects to an address in a request."""
+        """vLLM's, but with the introduced instance's name for `host`: no address in a request is ever connected to."""
         instance, ranks = self._links.address(engine_id)
         return super()._ensure_handshake(engine_id, instance, 0, ranks)
 
     def _nixl_handshake(
         self, host: str, port: int, remote_tp_size: int, expected_engine_id: str, *more: Any, **named: Any
     ) -> tuple[dict[tuple[int, int], str], float]:
-        """vLLM's, without its question over ZMQ. On the handshake thread; its errors are failed handshakes."""
+        """vLLM's, but with the introduction in place of a question over ZMQ. Runs on the handshake thread; an error is
+        a failed handshake.
+        """
         met = self._links.introduction(expected_engine_id)
         if not self.use_host_buffer:
             current_platform.set_device(self.device_id)
@@ -144,7 +146,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # --- as D: reads ---
 
     def start_load_kv(self, metadata: BatonMetadata) -> None:
-        """vLLM's, with what requests must find in the slots."""
+        """vLLM's, after noting which hold each request must find in its slot."""
         self._expected.update(metadata.expected)
         super().start_load_kv(metadata)
 
@@ -250,7 +252,9 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._told.counts["not vouched for"] += 1
 
     def get_transfer_results(self) -> Any:
-        """vLLM's. A hold's slot is cleared before its end is reported, and its blocks are freed only after that."""
+        """vLLM's, with ended holds. A hold's slot is cleared before its end is reported, and its blocks are freed only
+        after the report.
+        """
         results = super().get_transfer_results()
         for request in self._held.expire():
             self.xfer_stats.record_kv_expired_req()
@@ -268,14 +272,14 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # --- reports ---
 
     def tell(self) -> WorkerReport | None:
-        """The report since the last one."""
+        """What happened here since the last report; None: nothing."""
         self._told.counts.update(self._held.take_counts())
         self._told.peers.update(self._links.take_news())
         told, self._told = self._told, WorkerReport(Counter(), {}, {})
         return told or None
 
     def shutdown(self) -> None:
-        """Called when the engine ends."""
+        """End the following thread; vLLM calls this when the engine ends."""
         if hasattr(self, "_follower"):
             self._follower.stop()
         super().shutdown()
@@ -299,6 +303,6 @@ def _aligned(meta: Any, blocks_max: int) -> tuple[list[int], ...]:
         if len(needed) < cached + len(local):
             raise NotServed(f"{len(needed)} blocks are held, and {cached + len(local)} would be read")
         if not all(0 <= block < blocks_max for block in needed):
-            raise NotServed("a block is named that there is not")
+            raise NotServed(f"a held block is not among the producer's {blocks_max} blocks")
         groups.append(needed)
     return tuple(groups)

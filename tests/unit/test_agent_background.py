@@ -1,0 +1,55 @@
+"""An agent's background work that fails begins anew, ever later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from engine.agent.background import AGAIN_S, AGAIN_S_MAX, keep_running
+
+
+async def test_pauses_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def work() -> None:
+        if len(pauses) < 9:
+            raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "sleep", sleep)
+        await keep_running(work, "i: heartbeats")
+    assert pauses == [min(AGAIN_S * 2**number, AGAIN_S_MAX) for number in range(9)]
+    assert [(each.levelno, each.exc_info is not None) for each in caplog.records] == [(logging.ERROR, True)] * 9
+    assert caplog.messages[0] == "i: heartbeats: a fault of the agent's; this work begins anew in 1 s"
+
+
+async def test_a_fault_after_a_long_time_is_a_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pauses = 0.0, list[float]()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def work() -> None:
+        nonlocal now
+        if len(pauses) < 4:
+            now += AGAIN_S_MAX if len(pauses) == 2 else 1.0
+            raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "sleep", sleep)
+        await keep_running(work, "x")
+    assert pauses == [AGAIN_S, 2 * AGAIN_S, AGAIN_S, 2 * AGAIN_S]
+
+
+async def test_work_that_is_cancelled_ends() -> None:
+    running = asyncio.ensure_future(keep_running(asyncio.Event().wait, "x"))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
