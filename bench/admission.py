@@ -282,6 +282,8 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, help="one part")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), metavar="N", help="loads drawn (default %(default)s)")
     args = parser.parse_args()
+    if not 1 <= args.seeds <= len(SEEDS):
+        parser.error(f"--seeds {args.seeds}: there are 1 to {len(SEEDS)}")
     facts = machine()
     figures: dict[str, Any] = {}
     targets: dict[str, Any] = {}

@@ -39,6 +39,7 @@ from bench.defaults_tables import Rows, figures_of, tables_of, targets_of
 from bench.processes import BATON_COMMAND, ROOT, Running, asked, page, stopping
 from bench.published import machine, note_of, publish, result, say, show
 from bench.rivals import NotInstalled, environment, version_of
+from bench.sources import text_of
 
 MODEL: Final = "meta-llama/Llama-3.1-8B"
 KEPT: Final = ROOT / ".bench" / "defaults.jsonl"
@@ -149,7 +150,7 @@ def digest() -> str:
     for name in SOURCES:
         folder = ROOT / name
         for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
-            found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+            found.update(f"{path.relative_to(ROOT)}\0{text_of(path)}".encode())
     return found.hexdigest()[:16]
 
 

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from bench import inputs, policy_figures, policy_grid, policy_tables, published
 from bench.policy_cell import of_cell
+from bench.sources import text_of
 from costs import shipped
 from sim.experiments.systems import Shelf
 
@@ -51,7 +52,7 @@ def digest() -> str:
         for path in sorted(paths):
             shown = path.name in ("policy_tables.py", "policy_figures.py")
             if path.suffix in (".py", ".json", ".csv") and not shown:
-                found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+                found.update(f"{path.relative_to(ROOT)}\0{text_of(path)}".encode())
     return found.hexdigest()[:16]
 
 

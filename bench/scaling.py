@@ -14,7 +14,6 @@ them. Scenarios are `bench.scaling_grid`; systems are `sim.experiments.scaling`.
 from __future__ import annotations
 
 import argparse
-import ast
 import gc
 import hashlib
 import json
@@ -25,12 +24,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from baton import compiled
 from bench import inputs, published, rivals, scaling_grid
+from bench.sources import text_of
 from costs import shipped
 from sim.baselines.scaling.dynamo import Ask, DynamoPlanner, opening
 from sim.experiments import scaling, scaling_ours
@@ -83,29 +82,8 @@ def digest(system: str) -> str:
     for each in sorted(files):
         name = str(each.relative_to(ROOT))
         if name not in left and not name.startswith(LIVE):
-            found.update(f"{name}\0{_text(each)}".encode())
+            found.update(f"{name}\0{text_of(each)}".encode())
     return found.hexdigest()[:16]
-
-
-@cache
-def _text(path: Path) -> str:
-    """The text that counts for the digest, read once: a long run executes the code that it has read at first."""
-    text = path.read_text()
-    return code(text) if path.suffix == ".py" else text
-
-
-def code(source: str) -> str:
-    """A module's code without comments, layout and docstrings, so that rows outlive a mended sentence."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
-    return ast.dump(tree)
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def kept() -> dict[str, dict[str, Any]]:

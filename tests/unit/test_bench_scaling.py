@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from bench import scaling
+from bench import scaling, sources
 
 IMPORTED = """
 import sys
@@ -41,6 +41,6 @@ def test_what_rows_depend_on_is_there() -> None:
 
 
 def test_a_mended_sentence_keeps_rows_and_a_changed_number_does_not() -> None:
-    before = scaling.code('"""Says."""\n\nLEAST = 3  # of them\n"""Fewest."""\n')
-    assert scaling.code('"""Says it better."""\nLEAST = 3\n') == before
-    assert scaling.code('"""Says."""\n\nLEAST = 4  # of them\n"""Fewest."""\n') != before
+    before = sources.code('"""Says."""\n\nLEAST = 3  # of them\n"""Fewest."""\n')
+    assert sources.code('"""Says it better."""\nLEAST = 3\n') == before
+    assert sources.code('"""Says."""\n\nLEAST = 4  # of them\n"""Fewest."""\n') != before
