@@ -1,4 +1,4 @@
-"""Carries out what agents can do by themselves: other roles, drains. For a fleet that others start. A shell."""
+"""An actuator without a launcher: flips and drains through agents. For fleets that other programs start. A shell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AgentsOnly:
     """See `protocol.Actuator`. An instance that is drained to leave stays, without work, until its owner ends it."""
 
     def __init__(self, pools: Iterable[str], beats: Callable[[], Mapping[str, Heartbeat]], agents: Agents) -> None:
-        """`pools`: their names, which instances' names begin with."""
+        """`pools`: names of pools; an instance `POOL-…` is of that pool. `beats`: last heartbeats, by instance."""
         self._pools: Final = tuple(pools)
         self._beats: Final = beats
         self._agents: Final = agents

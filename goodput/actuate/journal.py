@@ -1,8 +1,8 @@
 """The controller's kept log: what it was told and what it decided, one JSON object a line. A shell.
 
-A line is one event with what came of it (`goodput.decisionlog`), when in Unix time, and whose controller's it is. One
-with `began` says what a new controller was made with; from there on the same events give the same decisions (`baton
-plan --replay-decisions`). A file that is full becomes ``NAME.1``; a disk that is full costs lines, never a decision.
+A line is one event with its effects (`goodput.decisionlog`), its Unix time, and the model whose controller had it. A
+line with `began` has the settings of a new controller; from there on the same events give the same decisions (`baton
+plan --replay-decisions`). A full file becomes ``NAME.1``; a full disk loses lines, never a decision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from goodput.decisionlog import encode
 logger = logging.getLogger("baton.controller")
 
 BYTES_MAX: Final = 64 << 20
-"""Of one file; two are kept. A look at ten instances has 3 KB: some 30 hours at one look in 5 s."""
+"""Most bytes of one file; two files are kept. A look at ten instances takes 3 KB: a file holds 30 hours at one look in
+5 s."""
 
 _UNIX_TIME: Final = time.time  # noqa: TID251 - people read the log beside others
 
@@ -34,31 +35,31 @@ class Line(NamedTuple):
     model: str
     raw: bytes
     began: Mapping[str, Any] | None
-    """What a new controller was made with; None: the line is an event."""
+    """Settings of a new controller; None: the line is an event."""
     effects: tuple[tuple[str, dict[str, Any]], ...]
-    """What came of the event: kind and fields of each."""
+    """Effects of the event: kind and fields of each."""
 
 
 class Journal:
-    """Of one controller process."""
+    """Writes the log of one controller process."""
 
     def __init__(self, path: Path, made_with: Mapping[str, Any]) -> None:
-        """`made_with`: what its first line says, as JSON would have it."""
+        """`made_with`: the controller's settings for the first line, as JSON values."""
         self.path: Final = path
         self._made_with = made_with
         self._dropped = 0
         self._begun = False
 
     def begin(self, made_with: Mapping[str, Any]) -> None:
-        """The controller goes by other things from now on: another line says which."""
+        """The controller has other settings from now on: another `began` line comes before the next event."""
         self._made_with, self._begun = made_with, False
 
     def add(self, model: str, now: float, event: Event, effects: tuple[Effect, ...]) -> None:
-        """One event of the controller of `model`, and what came of it. `now` on the controller's clock."""
+        """Write one event of the controller of `model` and its effects. `now`: seconds of the controller's clock."""
         head = msgspec.json.encode({"at": round(_UNIX_TIME(), 3), "model": model})
         try:
             self._write(head[:-1] + b"," + encode(now, event, effects)[1:])
-        except (OSError, TypeError, ValueError) as error:  # whatever is wrong with a line, the fleet needs its size
+        except (OSError, TypeError, ValueError) as error:  # a line that cannot be written must not stop scaling
             self._dropped += 1
             if self._dropped == 1:
                 logger.warning("the scaling log %s cannot be written (%s); scaling goes on", self.path, error)

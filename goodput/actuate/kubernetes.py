@@ -1,7 +1,7 @@
 """Carries out actions on Kubernetes, through a `KubernetesCluster`: what an operator sees and may do. A shell.
 
-The operator makes pools as large as they are wanted, and rolls them; a controller says how large, and which instance
-leaves. So every action here is two facts of the world, written in an order that a crash between them undoes by itself:
+The operator brings pools to their wanted sizes and rolls them; a controller decides the sizes, and which instance
+leaves. So every action here writes two facts, in an order that the operator undoes after a crash between the two:
 
 - `start`: the size first, then the workload of this very name. Without the workload the operator makes one of its own.
 - `drain` to leave: the mark on the workload first, then the size. Without the size the operator takes the mark back.
@@ -9,8 +9,8 @@ leaves. So every action here is two facts of the world, written in an order that
 The operator makes no plan between the two: it would see one fact without the other, and undo it.
 
 Nothing is remembered here: sizes stand in a child of the cluster (k8s/plan), marks on workloads. The user's resource
-is never written. Where a `BatonPool` decides on a pool, and while a rollout makes instances come and go, the world
-refuses.
+is never written. `KubernetesCluster` refuses to resize a pool on which a `BatonPool` decides, and to shrink one during
+a rollout.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class KubernetesCluster(Protocol):
     """One cluster, as its operator has it. A refusal is a text, as `goodput.actuate.protocol` says."""
 
     def alone(self) -> AbstractAsyncContextManager[None]:
-        """The operator carries out no plan within it. Not within itself."""
+        """A lock: while it is held, the operator carries out no plan of this cluster. Not reentrant."""
 
     async def look(self) -> ExistingFleet:
-        """All instances there are workloads of.
+        """All instances that have a workload.
 
         Raises:
             Unobservable: the operator does not act on this cluster now.
@@ -41,7 +41,7 @@ class KubernetesCluster(Protocol):
         """Why `resize` would refuse; empty: it would not."""
 
     async def resize(self, pool: str, by: int) -> str:
-        """Have so many instances more, or fewer, of a pool."""
+        """Change the wanted size of a pool by `by` instances."""
 
     async def make(self, name: InstanceId, pool: str, because: str) -> str:
         """Make the workload of an instance."""
@@ -50,10 +50,10 @@ class KubernetesCluster(Protocol):
         """Mark an instance as leaving and tell its agent: the operator deletes it once it is drained."""
 
     async def unmark(self, name: InstanceId) -> str:
-        """Take the mark back and tell its agent to take work again."""
+        """Remove the mark and tell its agent to take work again."""
 
     async def quiet(self, name: InstanceId, deadline_s: float) -> str:
-        """Tell its agent to take nothing new; it stays."""
+        """Tell its agent to take no new work; the instance does not end."""
 
     async def flip(self, name: InstanceId, role: Role) -> str:
         """Tell its agent to take another role. The pod is not restarted."""

@@ -1,7 +1,7 @@
 """Carries actions out on one machine: engines are child processes of `baton up`. A shell.
 
-`baton up` owns the processes (starts them, restarts what is killed, ends them); this decides nothing but whether there
-is room on the machine, and keeps what waits for it.
+`baton up` owns the processes: it starts them, restarts killed ones and ends them. This module only decides whether the
+machine has room for one more, and keeps the instances that wait for room.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Child:
     asked_s: float
     leaving: bool = False
     failed: str = ""
-    """Why it has ended for good; empty: it has not."""
+    """Why it has ended for good; empty: it runs."""
     share: MachineShare = field(default_factory=MachineShare)
 
 
@@ -38,16 +38,16 @@ class Children(Protocol):
     """The processes of `baton up`."""
 
     def listed(self) -> Iterable[Child]:
-        """All that have not ended, and those that failed."""
+        """All processes that have not ended, and those that failed."""
 
     def begin(self, name: InstanceId, pool: str, share: MachineShare) -> None:
-        """Start one."""
+        """Start an engine on this part of the machine."""
 
     def drain(self, name: InstanceId, deadline_s: float) -> None:
-        """Have it drain and end; nothing where it does already."""
+        """Let it drain, then end; no effect if it does so already."""
 
     def end(self, name: InstanceId) -> None:
-        """End it now, in order; forget it where it has failed."""
+        """End it now, in order; one that has failed is only forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class LocalActuator:
         self._waiting: Final[dict[InstanceId, _Waiting]] = {}
 
     async def observe(self) -> ExistingFleet:
-        """Also starts what was waiting for room that there is now, the oldest first."""
+        """Also starts instances that waited for room, oldest first, as far as there is room now."""
         for name, waiting in [*self._waiting.items()]:
             await self._place(name, waiting)
         children = tuple(self._running(each) for each in self._children.listed() if each.pool in self._kinds)

@@ -5,9 +5,8 @@ never restarts: Baton replaces an instance that ends. Both exist from `start` on
 the group. So everything there is to know stands in Ray's own tables, and another driver finds it there:
 
     group pending                     the instance waits for a GPU; Ray says whether they are busy or do not exist
-    group placed, its actor alive     it runs, or leaves where the actor was told to
-    group placed, no actor            what is left of an instance whose actor died, or of a `start` that was cut off:
-                                      removed at the next look
+    group placed, its actor alive     it runs, or leaves if the actor was told to drain
+    group placed, no actor            the actor died, or a `start` was cut off: the group is removed at the next look
 
 Ray places, counts GPUs and brings nodes. It carries no request.
 """
@@ -32,7 +31,7 @@ from goodput.actuate.ray_tables import RayGroup, RayLook, RayPool, RayTables
 logger = logging.getLogger("baton.controller")
 
 FAILED_KEPT_S: Final = 60.0
-"""So long an instance that ended by itself is told as failed."""
+"""Seconds for which an instance that ended by itself is listed as failed."""
 
 _WAITS: Final = {
     "NO_RESOURCES": "no GPU is free: all that fit are in use",
@@ -42,7 +41,9 @@ _WAITS: Final = {
 
 @dataclass(slots=True)
 class _KnownInstance:
-    """What this driver remembers of one instance; used in messages only."""
+    """What this driver remembers of one instance: when it was asked for, and how it ended. Another driver begins
+    without it: it lists no instance as failed, and ages begin anew.
+    """
 
     pool: str
     asked_s: float
@@ -66,15 +67,15 @@ class RayActuator:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Of one cluster.
+        """For one cluster.
 
         Args:
             address: ``auto`` for the Ray cluster that this machine is part of, or ``ray://HOST:PORT``.
             cluster: its name; other clusters' groups are left alone.
             pools: by name.
-            launch: what the actor of an instance starts, by its name and pool.
-            beats: instances' last heartbeats, by name.
-            agents: speaks to their agents.
+            launch: returns what the actor of an instance starts, given the instance's name and pool.
+            beats: returns instances' last heartbeats, by name.
+            agents: sends requests to their agents.
             clock: monotonic seconds.
         """
         self._tables: Final = RayTables(cluster, is_client=address.startswith("ray://"))

@@ -13,9 +13,10 @@ from goodput.actuate.ray_actor import EngineActor, Launch
 from goodput.actuate.ray_connection import CALL_S
 
 LABEL: Final = "baton.io/gpu"
-"""Of nodes: the type of their GPUs, by the cluster file's name. Ray's own label of it is looked at, too."""
+"""Label of a node: the type of its GPUs, as the cluster file names it."""
 
 RAY_LABEL: Final = "ray.io/accelerator-type"
+"""Ray's own label for the type; free GPUs are counted under both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,8 @@ class RayLook:
 
     groups: list[RayGroup] = field(default_factory=list)
     states: dict[InstanceId, dict[str, Any] | None] = field(default_factory=dict)
-    """By instance: its actor's word; None: the actor is being placed, or is too busy to answer."""
+    """By instance: the answer of its actor (`EngineActor.state`). Missing: the actor is being placed, or did not answer
+    in time."""
     orphans: list[RayGroup] = field(default_factory=list)
     free: dict[str, int] | None = None
 
@@ -55,13 +57,13 @@ class RayTables:
     """The instances of one cluster in a Ray cluster. Other clusters' groups are left alone."""
 
     def __init__(self, cluster: str, *, is_client: bool) -> None:
-        """`is_client`: Ray is reached by its server for clients (``ray://``), which cannot be asked by node."""
+        """`is_client`: Ray is reached by its server for clients (``ray://``), which reports no resources by node."""
         self.namespace: Final = f"baton-{cluster}"
         self._prefix: Final = f"baton:{cluster}:"
         self._is_client: Final = is_client
 
     def look(self) -> RayLook:
-        """Read groups, and ask their actors; remove what is left of dead ones."""
+        """Read groups and ask their actors; remove groups whose actor is gone."""
         look = RayLook(groups=self.groups(), free=self._free())
         asked: dict[Any, RayGroup] = {}
         for group in look.groups:
@@ -93,7 +95,7 @@ class RayTables:
                 look.orphans.append(group)
 
     def groups(self) -> list[RayGroup]:
-        """All groups of this cluster, without the actors' words."""
+        """All groups of this cluster, without asking their actors."""
         import ray
 
         found = []
@@ -125,7 +127,7 @@ class RayTables:
         return free
 
     def actor(self, instance: InstanceId) -> Any:
-        """The handle of an instance's actor; None where Ray has none of that name."""
+        """The handle of an instance's actor; None if Ray has none of that name."""
         import ray
 
         try:
@@ -142,11 +144,11 @@ class RayTables:
         remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group.id)))
 
     def group_of(self, instance: InstanceId) -> RayGroup | None:
-        """The group of one instance."""
+        """The group of one instance; None if there is none."""
         return next((group for group in self.groups() if group.instance == instance), None)
 
     def place(self, instance: InstanceId, name: str, pool: RayPool, launch: Launch) -> None:
-        """Make a group and the actor that Ray runs once it has placed the group. `name`: the pool's."""
+        """Make a group and the actor that Ray runs once it has placed the group. `name`: the name of the pool."""
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -1,4 +1,4 @@
-"""What routers, agents and an actuator say, put together as the controller sees it. Pure."""
+"""Makes the controller's observations from what routers, agents and an actuator report. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from goodput.observation import ClassCounts, InstanceSeen, Phase, RouterCounts
 from goodput.sketch import Sketch
 
 UNHEARD_S: Final = 60.0
-"""A router that announces no counters counts as one that was last heard so long ago: what it serves is unknown."""
+"""A router that announces no counters is treated as if it was last heard so many seconds earlier: its load is
+unknown."""
 
 _PHASES: Final = {
     MemberState.STARTING: Phase.STARTING,
@@ -34,7 +35,7 @@ class Readiness:
         self._coming: Final[set[InstanceId]] = set()
 
     def saw(self, instance: InstanceId, epoch: int, now: float, *, ready: bool) -> float | None:
-        """Since when it is ready; None where it is not ready, or was ready already when it was first seen."""
+        """Since when an instance is ready, in seconds of `now`; None: it is not, or it was ready when first seen."""
         if not ready:
             self._coming.add(instance)
             return None
@@ -44,7 +45,7 @@ class Readiness:
         return self._ready_s[key]
 
     def keep(self, instances: Iterable[InstanceId]) -> None:
-        """Forget all others."""
+        """Forget all instances but these."""
         known = set(instances)
         self._coming.intersection_update(known)
         for key in [key for key in self._ready_s if key[0] not in known]:
@@ -58,14 +59,14 @@ def seen_all(
     readiness: Readiness,
     now: float,
 ) -> tuple[InstanceSeen, ...]:
-    """Every instance that exists.
+    """Every instance that exists, in a pool of `pools`.
 
     Args:
-        observed: the actuator's word; its ages are taken over to the controller's clock.
+        observed: what the actuator reports; its times are converted to the controller's clock.
         beats: agents' last heartbeats, by name.
         pools: by name, the role that its instances start in, and whether they may take another one.
-        readiness: remembers.
-        now: on the controller's clock.
+        readiness: remembers when instances became ready; it is updated.
+        now: seconds of the controller's clock.
     """
     known = [each for each in observed.instances if each.pool in pools]
     readiness.keep(each.instance for each in known)
@@ -118,8 +119,8 @@ def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[Router
 
     Args:
         routers: as last heard, on the controller's clock.
-        model: its name in the API; empty: the only one there is, so all that is counted is its.
-        queued: prompts that wait in engines; told with the first router's own.
+        model: its name in the API; empty: the only model, so all counts are its.
+        queued: prompts that wait in engines; they are added to the first router's.
     """
     found: list[RouterCounts] = []
     for member in routers:
