@@ -1,7 +1,7 @@
-"""Routers' cumulative counts turned into what came between two looks, across restarts and silence. Pure.
+"""Turns routers' cumulative counts into what came between two looks, across restarts and silence. Pure.
 
-A router that is silent for longer than `STALE_S` makes the whole unknown: its requests are not zero because no router
-reports them. One that has not been heard of for `FORGOTTEN_S` is taken to be gone.
+A router that is silent for longer than `STALE_S` makes the load unknown: its requests go on, though no router reports
+them. A router that has been silent for `FORGOTTEN_S` is taken to be gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class Between:
 
     seconds: float
     classes: dict[str, ClassCounts]
+    """Counts of these seconds, by SLO class."""
     waiting: int | None
+    """Requests that wait now; None: a router does not say."""
     oldest_wait_s: float | None
 
 
@@ -35,7 +37,7 @@ class Counters:
         """When all routers were last known."""
 
     def silent(self, routers: Iterable[RouterCounts], now: float) -> str:
-        """Why the whole is unknown now, as a sentence; empty: it is known."""
+        """Why the load is unknown now, as a sentence; empty: it is known."""
         heard = {each.router: each for each in routers}
         known = {**self._last, **heard}
         if not heard:
@@ -47,7 +49,7 @@ class Counters:
         return ""
 
     def read(self, routers: Iterable[RouterCounts], now: float) -> Between | None:
-        """Fold one look in; None where there is nothing to compare with yet."""
+        """Fold one look in; None: there is no earlier look to compare with."""
         found: dict[str, ClassCounts] = {}
         heard = sorted(routers, key=lambda each: each.router)
         for each in heard:
@@ -55,7 +57,7 @@ class Counters:
             for name, counts in each.classes.items():
                 was = before.classes.get(name, NO_COUNTS) if before and before.life == each.life else NO_COUNTS
                 if before is None and self._complete_s is None:
-                    continue  # the first look at a fleet that has served for long: only a point to count from
+                    continue  # the first look at a fleet that has served before: counts begin here
                 found[name] = found.get(name, NO_COUNTS) + counts.since(was)
             self._last[each.router] = each
         self._forget(now)
