@@ -1,4 +1,4 @@
-"""Objects compared and patched: a pod template's patch, and whether a live object still is what was applied. Pure."""
+"""Patches pod templates, and compares live objects with what was applied. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 MERGE_KEYS: Final = ("name", "mountPath", "containerPort", "key", "ip", "topologyKey")
-"""How Kubernetes tells the entries of its lists apart, as far as pods have such lists."""
+"""Merge keys of lists of mappings, in order of preference, as far as pods have such lists."""
 
 
 def _keyed(items: list[Any]) -> str | None:
-    """The merge key of a list of mappings; None for lists that are replaced whole."""
+    """The merge key of a list of mappings; None: its entries have no common key."""
     if not items or not all(isinstance(each, Mapping) for each in items):
         return None
     return next((key for key in MERGE_KEYS if all(key in each for each in items)), None)
 
 
 def patched(base: Any, patch: Any) -> Any:
-    """`patch` merged into `base` as Kubernetes' strategic merge does with pods: mappings by key, named lists by name.
+    """`patch` merged into `base` as in Kubernetes' strategic merge of pods: mappings by key, lists by their merge key.
 
-    A null takes a key away.
+    A null removes a key of a mapping. Of lists without a merge key, entries are added; an empty list removes all.
     """
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         merged = {key: value for key, value in base.items() if key not in patch or patch[key] is not None}
@@ -40,7 +40,7 @@ def patched(base: Any, patch: Any) -> Any:
 
 
 def contains(live: Any, wanted: Any) -> bool:
-    """Whether a live object still has everything that was applied; what others have added does not matter."""
+    """Whether a live object still has everything that was applied; additions of others do not matter."""
     if isinstance(wanted, Mapping):
         return isinstance(live, Mapping) and all(
             key in live and contains(live[key], value) for key, value in wanted.items()
@@ -57,7 +57,7 @@ def contains(live: Any, wanted: Any) -> bool:
 
 
 def view(live: Any, wanted: Any) -> Any:
-    """The part of a live object that `wanted` speaks of, as the server keeps it."""
+    """The part of a live object that `wanted` has fields for, with the server's values."""
     if isinstance(wanted, Mapping) and isinstance(live, Mapping):
         return {key: view(live[key], value) for key, value in wanted.items() if key in live}
     if isinstance(wanted, list) and isinstance(live, list):
