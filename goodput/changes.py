@@ -77,18 +77,30 @@ class Changes:
         outlook: Outlook,
         now: float,
         horizon_s: float,
-        ordered: Collection[Role] = (),
+        orders: Mapping[Role, tuple[int, str]],
+        *,
+        takes: bool = True,
     ) -> ChosenChange:
-        """One change, or none. `horizon_s`: how long a start takes. `ordered`: roles whose size an operator decides."""
-        self.down.see(needs, now)
-        return (
-            self._cancel(now)
-            or self._fewest(ordered, now)
-            or self._flip(needs, outlook, now)
-            or self._up(needs, now)
-            or self._down(needs, outlook, now, horizon_s)
-            or ChosenChange(What.HOLD, _told(needs))
-        )
+        """One change, or none.
+
+        Args:
+            needs: by role, what is needed and what exists.
+            outlook: the forecast that `needs` come from.
+            now: seconds of the controller's clock.
+            horizon_s: how long a start takes.
+            orders: by role, the size that an operator wants, and the operator.
+            takes: whether a role may lose an instance. False: `needs` are the least that is needed, so instances only
+                start, but for orders.
+        """
+        first = self._cancel(now) or self._fewest(orders, now)
+        if takes:
+            self.down.see(needs, now)
+            found = first or self._flip(needs, outlook, now) or self._up(needs, now)
+            found = found or self._down(needs, outlook, now, horizon_s)
+        else:
+            self.down.held()
+            found = first or self._up(needs, now, flips=False) or self._as_ordered(orders, now)
+        return found or ChosenChange(What.HOLD, _told(needs))
 
     def without_traffic(self, orders: Mapping[Role, tuple[int, str]], now: float) -> ChosenChange | None:
         """Changes that need no measurement: failed instances end, pools get their `min`, operators' orders hold."""
@@ -154,11 +166,11 @@ class Changes:
 
     # --- up -----------------------------------------------------------------------------------------------------------
 
-    def _up(self, needs: Mapping[Role, Need], now: float) -> ChosenChange | None:
+    def _up(self, needs: Mapping[Role, Need], now: float, *, flips: bool = True) -> ChosenChange | None:
         if now - self._up_s < self._rules.up_every_s:
             return None
         usage, actions, told = self._standing.usage(), list[do.Action](), list[str]()
-        for role, short in sorted(self._short(needs).items(), key=lambda each: -each[1]):
+        for role, short in sorted(self._short(needs, flips=flips).items(), key=lambda each: -each[1]):
             for _ in range(short):
                 pool, lacks = self._pool_for(role, usage, now)
                 if pool is None:
@@ -176,9 +188,9 @@ class Changes:
         usage.add(name, pool.footprint)
         return do.Start(instance=name, pool=pool.name, because=because)
 
-    def _short(self, needs: Mapping[Role, Need]) -> dict[Role, int]:
-        """By role, how many instances to start: those that are missing, less those that flip from another role, less
-        those whose work instances of role `both` take over.
+    def _short(self, needs: Mapping[Role, Need], *, flips: bool) -> dict[Role, int]:
+        """By role, how many instances to start: those that are missing, less those that flip from another role if
+        `flips`, less those whose work instances of role `both` take over.
         """
         missing = {role: max(0, math.ceil(need.ahead - need.have - ROUND)) for role, need in needs.items()}
         both = needs.get(Role.BOTH)
@@ -190,7 +202,7 @@ class Changes:
                 if taken:
                     missing[role] -= taken
                     left -= taken
-        for role, given in self._flips.to_give(needs).items():
+        for role, given in (self._flips.to_give(needs) if flips else {}).items():
             for other, count in missing.items():
                 if other is not role:
                     missing[other] = max(0, count - given)

@@ -97,11 +97,10 @@ class Controller:
     # --- a look -------------------------------------------------------------------------------------------------------
 
     def _observed(self, seen: Observation, now: float) -> tuple[Effect, ...]:
-        silent = self._counters.silent(seen.routers, now)
-        if not silent:
-            between = self._counters.read(seen.routers, now)
-            if between is not None:
-                self.needs.add(between, now)
+        between = self._counters.see(seen.routers, now)
+        silent = self._counters.silent
+        if between is not None:
+            self.needs.add(between, now)
         if seen.instances is None:
             return self._hold(now, "the actuator could not say what instances there are", unknown="instances")
         self.manual.saw(seen.instances, self.standing, now)
@@ -132,7 +131,8 @@ class Controller:
             return self._given(seen, now, too_few or "no arrivals are counted yet")
         needs = self._weighed(outlook, seen, now)
         learned = self._learn(needs, now)
-        chosen = self._changes.choose(needs, outlook, now, horizon_s, self.manual.orders(now))
+        missing = self._counters.missing
+        chosen = self._changes.choose(needs, outlook, now, horizon_s, self.manual.orders(now), takes=not missing)
         because = "; ".join(part for part in (chosen.because, learned) if part)
         idle = self._idle(seen)
         decision = Decision(
@@ -145,7 +145,7 @@ class Controller:
             expected=outlook.ahead.upper,
             forecaster=outlook.ahead.who,
             horizon_s=horizon_s,
-            conditions=self._changes.conditions(now),
+            conditions=(*self._changes.conditions(now), *((f"{missing}: nothing ends or flips",) if missing else ())),
             dry=bool(idle),
         )
         if idle:

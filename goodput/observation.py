@@ -94,6 +94,10 @@ class RouterCounts:
     """Requests without a first token that no instance computes yet: in the router's queue, or in an engine's."""
     oldest_wait_s: float | None = None
     """Seconds that the oldest of them has waited; 0: none waits."""
+    left: bool = False
+    """Whether it has just said goodbye; these are its last counts."""
+    address: str = ""
+    """Where it listens: no two routers listen there at once. Empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,7 @@ class InstanceSeen:
     asked_s: float | None = None
     """When it was asked for, in seconds of the controller's clock; None: unknown."""
     ready_s: float | None = None
-    """When it became ready under its present epoch; None: it is not ready, or this was not observed."""
+    """When it became ready for the first time; None: it is not ready, or this was not observed."""
     flips: bool = False
     """Whether it may take another role."""
     leaving: bool = False
@@ -128,7 +132,8 @@ class Observation:
 
     at_s: float
     routers: tuple[RouterCounts, ...]
-    """Every router that is heard; empty: the registry could not be read, or no router is in it."""
+    """Every router that is heard, and those that have left since the last look; empty: the registry could not be read,
+    or no router is in it."""
     instances: tuple[InstanceSeen, ...] | None
     """None: the actuator could not say."""
     leads: bool = True

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, MemberKind, Membership
+from cluster.registry.membership import ChangeKind, Heartbeat, Member, MemberKind, Membership, MemberState
 from cluster.registry.registry import Registry, RegistryDown
 from cluster.telemetry import tracing
 from goodput.actions import Action, Start
@@ -123,6 +123,8 @@ class Scaler:
         self._clock: Final = clock or _steady()
         self._instances: Final = Membership(registry.ttl_s)
         self._routers: Final = Membership(registry.ttl_s)
+        self._left: tuple[Member, ...] = ()
+        """Routers that have said goodbye since the look before, with their last counts."""
         self._readiness: Final = {each.model: Readiness() for each in fleets}
         self._at_start = dict(at_start or {})
         self._nudge: Final = asyncio.Event()
@@ -218,7 +220,10 @@ class Scaler:
             self._routers.deaf(now)
             return False
         self._instances.fold(beats, now)
-        self._routers.fold(routers, now)
+        changes = self._routers.fold(routers, now)
+        left = {each.id for each in changes if each.what is ChangeKind.LEFT}
+        last = {each.id: each for each in routers if each.id in left and each.state is MemberState.GONE}
+        self._left = tuple(Member(beat=each, heard_at=now, joined_at=now) for each in last.values())
         self.beats = by_engine(member.beat for member in self._instances.snapshot())
         return True
 
@@ -247,7 +252,7 @@ class Scaler:
 
     def _counts(self, fleet: ScaledFleet, instances: tuple[InstanceSeen, ...]) -> tuple[RouterCounts, ...]:
         queued = sum(each.waiting or 0 for each in instances)
-        return tuple(counts_of(self._routers.snapshot(), fleet.model, queued))
+        return tuple(counts_of((*self._routers.snapshot(), *self._left), fleet.model, queued))
 
     # --- effects ------------------------------------------------------------------------------------------------------
 

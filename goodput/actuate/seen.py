@@ -118,7 +118,7 @@ def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[Router
     """What routers have counted of one model's requests. A router that announces no counters was not heard.
 
     Args:
-        routers: as last heard, on the controller's clock.
+        routers: as last heard, on the controller's clock; those that have just left come last.
         model: its name in the API; empty: the only model, so all counts are its.
         queued: prompts that wait in engines; they are added to the first router's.
     """
@@ -128,7 +128,8 @@ def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[Router
         counted, heard_at = beat.counted or (), member.heard_at
         if beat.counted is None:
             heard_at -= UNHEARD_S
-        lines = [each for each in beat.backlog if not model or each.model in {model, OTHERS}]
+        left = beat.state is MemberState.GONE
+        lines = [each for each in beat.backlog if not left and (not model or each.model in {model, OTHERS})]
         found.append(
             RouterCounts(
                 router=str(beat.id),
@@ -137,6 +138,8 @@ def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[Router
                 classes=_classes([each for each in counted if not model or each.model in {model, OTHERS}]),
                 waiting=sum(each.waiting for each in lines) + (0 if found else queued),
                 oldest_wait_s=max((each.oldest_s for each in lines), default=0.0),
+                left=left,
+                address=beat.agent_url or beat.url,
             )
         )
     return found

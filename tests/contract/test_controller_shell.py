@@ -219,6 +219,21 @@ async def test_a_router_without_counters_is_one_that_was_not_heard() -> None:
     assert machine.looks[-1].at_s - seen.at_s > 20, "`goodput.counters` holds then"
 
 
+async def test_a_routers_goodbye_is_told_once_with_its_last_counts() -> None:
+    rig = Rig()
+    machine = Scripted(lambda _: {})
+    scaler = rig.scaler(machine)
+    await rig.registry.beat(router(1, (FlowCounts(model="m", arrivals=7),)))
+    await scaler.look()
+    await rig.registry.beat(router(2, (FlowCounts(model="m", arrivals=9),), waiting=3))
+    await rig.registry.leave("router-1", "r", MemberKind.ROUTER)
+    await scaler.look()
+    (last,) = machine.looks[-1].routers
+    assert (last.left, last.classes[""].arrivals, last.waiting, last.address) == (True, 9, 0, "http://h:1")
+    await scaler.look()
+    assert machine.looks[-1].routers == ()
+
+
 async def test_instances_are_joined_with_their_agents_word() -> None:
     rig = Rig()
     machine = Scripted(lambda _: {})
