@@ -22,22 +22,21 @@ class StartUps:
     def __init__(self, pools: Mapping[str, ScalingPool]) -> None:
         self._pools: Final = pools
         self._took_s: Final[dict[str, deque[float]]] = {}
-        self._known: Final[dict[InstanceId, float]] = {}
-        """Instances whose start is counted, and when each became ready: a restart counts again."""
+        self._known: Final[set[InstanceId]] = set()
+        """Instances whose start is counted: each starts once, and may restart in place."""
 
     def saw(self, instances: Iterable[InstanceSeen]) -> None:
         """Count the starts that have ended."""
-        seen = set()
+        seen: set[InstanceId] = set()
         for each in instances:
             seen.add(each.id)
-            if each.asked_s is None or each.ready_s is None or self._known.get(each.id) == each.ready_s:
+            if each.asked_s is None or each.ready_s is None or each.id in self._known:
                 continue
-            self._known[each.id] = each.ready_s
+            self._known.add(each.id)
             took_s = each.ready_s - each.asked_s
             if took_s > 0:
                 self._took_s.setdefault(each.pool, deque(maxlen=KEPT)).append(took_s)
-        for gone in self._known.keys() - seen:
-            del self._known[gone]
+        self._known.intersection_update(seen)
 
     def horizon_s(self, pool: str) -> float:
         """The 90th percentile of a pool's start-up times, in seconds; without any, the pool's `startup_s`."""

@@ -17,6 +17,10 @@ UNHEARD_S: Final = 60.0
 """A router that announces no counters is treated as if it was last heard so many seconds earlier: its load is
 unknown."""
 
+FIRST_SEEN_S: Final = 60.0
+"""An instance that is first seen longer than this after it was asked for may be one that restarts: how long its start
+took is unknown. Looks come every few seconds, so only a new controller sees such instances."""
+
 _PHASES: Final = {
     MemberState.STARTING: Phase.STARTING,
     MemberState.RESTARTING: Phase.STARTING,
@@ -28,28 +32,40 @@ _PHASES: Final = {
 
 
 class Readiness:
-    """When instances became ready, as far as this controller has seen it happen."""
+    """When instances became ready for the first time, as far as this controller has seen it happen."""
 
     def __init__(self) -> None:
-        self._ready_s: Final[dict[tuple[InstanceId, int], float | None]] = {}
+        self._ready_s: Final[dict[InstanceId, float | None]] = {}
         self._coming: Final[set[InstanceId]] = set()
+        """Instances that were seen soon after they were asked for, and were not ready yet."""
 
-    def saw(self, instance: InstanceId, epoch: int, now: float, *, ready: bool) -> float | None:
-        """Since when an instance is ready, in seconds of `now`; None: it is not, or it was ready when first seen."""
+    def saw(self, instance: InstanceId, asked_s: float | None, now: float, *, ready: bool) -> float | None:
+        """Since when an instance is ready, in seconds of `now`. A restart in place changes nothing.
+
+        Args:
+            instance: its name.
+            asked_s: when it was asked for; None: unknown.
+            now: seconds of the controller's clock.
+            ready: whether it is ready now.
+
+        Returns:
+            None: it is not ready, or it was first seen so late that it may have been ready before.
+        """
         if not ready:
-            self._coming.add(instance)
+            if instance not in self._ready_s and instance not in self._coming:
+                if asked_s is not None and now - asked_s > FIRST_SEEN_S:
+                    self._ready_s[instance] = None
+                else:
+                    self._coming.add(instance)
             return None
-        key = (instance, epoch)
-        if key not in self._ready_s:
-            self._ready_s[key] = now if instance in self._coming else None
-        return self._ready_s[key]
+        return self._ready_s.setdefault(instance, now if instance in self._coming else None)
 
     def keep(self, instances: Iterable[InstanceId]) -> None:
         """Forget all instances but these."""
         known = set(instances)
         self._coming.intersection_update(known)
-        for key in [key for key in self._ready_s if key[0] not in known]:
-            del self._ready_s[key]
+        for name in self._ready_s.keys() - known:
+            del self._ready_s[name]
 
 
 def seen_all(
@@ -84,15 +100,15 @@ def _seen(
     ahead_s: float,
 ) -> InstanceSeen:
     phase = _phase(there, beat)
-    epoch = 0 if beat is None else beat.epoch
+    asked_s = None if there.asked_s is None else there.asked_s + ahead_s
     load = None if beat is None else beat.load
     return InstanceSeen(
         id=there.instance,
         pool=there.pool,
         role=pool[0] if beat is None else beat.role,
         phase=phase,
-        asked_s=None if there.asked_s is None else there.asked_s + ahead_s,
-        ready_s=readiness.saw(there.instance, epoch, now, ready=phase is Phase.READY),
+        asked_s=asked_s,
+        ready_s=readiness.saw(there.instance, asked_s, now, ready=phase is Phase.READY),
         flips=pool[1],
         leaving=there.life is InstanceLife.LEAVING or phase is Phase.DRAINING,
         running=None if load is None else load.running,
