@@ -335,6 +335,9 @@ def template(resource: Resource, stem: str, model: Model, role: Role, pool: Pool
     pod: dict[str, Any] = patched(
         {"metadata": {"labels": {LABEL_KEYS: settings.ticket_keys}}, "spec": spec}, said.pod_template if said else {}
     )
+    gate, gates = {"conditionType": READY_GATE}, pod["spec"].get("readinessGates", [])
+    if gate not in gates:  # a patch replaces the list
+        pod["spec"]["readinessGates"] = [*gates, gate]
     return pod
 
 
