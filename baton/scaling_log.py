@@ -107,14 +107,16 @@ def decide_again(file: str, log: Path) -> ReplayedDecisions:
 
 
 def _lives(log: Path) -> Iterator[tuple[MadePools, str, list[Line]]]:
-    """By controller and model, its events from the first on. Lives without their beginning in the log are left out."""
+    """By controller and model, its events from the first on, up to the first that is missing. Lives without their
+    beginning in the log are left out.
+    """
     made: MadePools | None = None
     found: dict[str, list[Line]] = {}
     for line in lines(log):
-        if line.began is not None:
+        if line.began is not None or line.lost:
             if made is not None:
                 yield from ((made, model, logged) for model, logged in found.items())
-            made, found = _made(line.began), {}
+            made, found = None if line.began is None else _made(line.began), {}
         elif made is not None:
             found.setdefault(line.model, []).append(line)
     if made is not None:

@@ -2,7 +2,8 @@
 
 A line is one event with its effects (`goodput.decisionlog`), its Unix time, and the model whose controller had it. A
 line with `began` has the settings of a new controller; from there on the same events give the same decisions (`baton
-plan --replay-decisions`). A full file becomes ``NAME.1``; a full disk loses lines, never a decision.
+plan --replay-decisions`), up to a line with `lost`: it stands where lines are missing. A full file becomes ``NAME.1``; a
+full disk loses lines, never a decision.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Line(NamedTuple):
     """Settings of a new controller; None: the line is an event."""
     effects: tuple[tuple[str, dict[str, Any]], ...]
     """Effects of the event: kind and fields of each."""
+    lost: int = 0
+    """How many events are missing here; 0: the line is something else."""
 
 
 class Journal:
@@ -47,8 +50,10 @@ class Journal:
         """`made_with`: the controller's settings for the first line, as JSON values."""
         self.path: Final = path
         self._made_with = made_with
-        self._dropped = 0
         self._begun = False
+        """Whether the file has the controller's `began` line."""
+        self._lost = 0
+        """Events since the last line that was written."""
 
     def begin(self, made_with: Mapping[str, Any]) -> None:
         """The controller has other settings from now on: another `began` line comes before the next event."""
@@ -60,20 +65,24 @@ class Journal:
         try:
             self._write(head[:-1] + b"," + encode(now, event, effects)[1:])
         except (OSError, TypeError, ValueError) as error:  # a line that cannot be written must not stop scaling
-            self._dropped += 1
-            if self._dropped == 1:
+            self._lost += 1
+            if self._lost == 1:
                 logger.warning("the scaling log %s cannot be written (%s); scaling goes on", self.path, error)
+            return
+        if self._lost:
+            logger.warning("the scaling log %s is written again; %d events are missing in it", self.path, self._lost)
+        self._begun, self._lost = True, 0
 
     def _write(self, line: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and self.path.stat().st_size > BYTES_MAX:
             self.path.replace(self.path.with_name(f"{self.path.name}.1"))
-        first = b""
-        if not self._begun:
-            first = msgspec.json.encode({"at": round(_UNIX_TIME(), 3), "began": self._made_with}) + b"\n"
-            self._begun = True
+        at = round(_UNIX_TIME(), 3)
+        before = [b""] if self._lost else []  # the last line may be cut off
+        before += [] if self._begun else [msgspec.json.encode({"at": at, "began": self._made_with})]
+        before += [msgspec.json.encode({"at": at, "lost": self._lost})] if self._lost else []
         with self.path.open("ab") as file:
-            file.write(first + line + b"\n")
+            file.write(b"\n".join([*before, line, b""]))
 
 
 def lines(path: Path) -> Iterator[Line]:
@@ -91,7 +100,9 @@ def lines(path: Path) -> Iterator[Line]:
 def _line(raw: bytes) -> Line | None:
     try:
         found = msgspec.json.decode(raw)
-        at, began = float(found["at"]), found.get("began")
+        at, began, lost = float(found["at"]), found.get("began"), int(found.get("lost", 0))
+        if lost:
+            return Line(at, "", raw, None, (), lost)
         if began is not None:
             return Line(at, "", raw, dict(began), ())
         return Line(at, str(found["model"]), raw, None, tuple((kind, dict(said)) for kind, said in found["effects"]))
