@@ -2,8 +2,8 @@
 
 A line is one event with its effects (`goodput.decisionlog`), its Unix time, and the model whose controller had it. A
 line with `began` has the settings of a new controller; from there on the same events give the same decisions (`baton
-plan --replay-decisions`), up to a line with `lost`: it stands where lines are missing. A full file becomes ``NAME.1``; a
-full disk loses lines, never a decision.
+plan --replay-decisions`), up to a line with `lost`: it stands where lines are missing. A full file becomes
+``NAME.1``; a full disk loses lines, never a decision.
 """
 
 from __future__ import annotations
