@@ -86,11 +86,15 @@ class RayActuator:
         self._agents: Final = agents
         self._clock: Final = clock
         self._known: Final[dict[InstanceId, _KnownInstance]] = {}
+        """Belongs to the connection's thread, as looks and actions run there one after another."""
 
     # --- what exists --------------------------------------------------------------------------------------------------
 
     async def observe(self) -> ExistingFleet:
-        look = await self.connection.call(self._tables.look, within_s=3 * CALL_S)
+        return await self.connection.call(self._look, within_s=3 * CALL_S)
+
+    def _look(self) -> ExistingFleet:
+        look = self._tables.look()
         now = self._clock()
         found = [self._existing(group, look, now) for group in look.groups]
         there = {each.instance for each in found}
@@ -151,17 +155,18 @@ class RayActuator:
         if pool is None:
             return f"there is no pool {action.pool!r}; there is {', '.join(self._pools) or 'none'}"
         launch = self._launch(str(action.instance), action.pool)
-        because = await self.connection.call(lambda: self._begin(action, pool, launch))
-        if not because:
-            self._known.setdefault(action.instance, _KnownInstance(action.pool, self._clock()))
-        return because
+        return await self.connection.call(lambda: self._begin(action, pool, launch))
 
     def _begin(self, action: Start, pool: RayPool, launch: Launch) -> str:
         there = self._tables.group_of(action.instance)
-        if there is not None:
-            return "" if there.pool == action.pool else f"{action.instance} exists, in pool {there.pool}"
-        self._known.pop(action.instance, None)
-        self._tables.place(action.instance, action.pool, pool, launch)
+        if there is not None and there.pool != action.pool:
+            return f"{action.instance} exists, in pool {there.pool}"
+        known = _KnownInstance(action.pool, self._clock())
+        if there is None:
+            self._tables.place(action.instance, action.pool, pool, launch)
+            self._known[action.instance] = known
+        else:
+            self._known.setdefault(action.instance, known)
         return ""
 
     async def flip(self, action: Flip) -> str:
@@ -225,6 +230,6 @@ class RayActuator:
         def work() -> None:
             for group in self._tables.groups():
                 self._tables.remove(group)
+            self._known.clear()
 
         await self.connection.call(work, within_s=5 * CALL_S)
-        self._known.clear()
