@@ -18,7 +18,7 @@ from goodput.decision import Answered, Checked, Effect, Event, Observed, Pause, 
 
 FORM: Final = 1
 
-_ACTIONS: Final[dict[str, Any]] = {each.__name__: each for each in (do.Start, do.Drain, do.Resume, do.Flip, do.Stop)}
+_ACTIONS: Final[dict[str, Any]] = {each.__name__: each for each in (do.Start, do.Drain, do.Flip, do.Stop)}
 _EVENTS: Final[dict[str, Any]] = {each.__name__: each for each in (Observed, Checked, Resize, Pause)}
 
 

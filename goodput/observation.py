@@ -138,8 +138,6 @@ class Observation:
     """None: the actuator could not say."""
     leads: bool = True
     """Whether this controller leads; one that does not only observes."""
-    free_gpus: Mapping[str, int] | None = None
-    """By type, GPUs that the actuator could give out now (`ExistingFleet.free`); None: unknown."""
 
 
 NO_COUNTS: Final = ClassCounts()

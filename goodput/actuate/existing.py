@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from cluster.ids import InstanceId
@@ -48,8 +47,3 @@ class ExistingFleet:
     now_s: float
     """When they were observed, in seconds of the actuator's own monotonic clock."""
     instances: tuple[Existing, ...]
-    free: Mapping[str, int] | None = None
-    """By type of GPU, how many more an actuator could give out now; GPUs of other users count as taken. None: unknown,
-    so only a `Start` shows it."""
-    conditions: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong beyond single instances, by a short name: ``head`` is gone, a node is lost."""

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from engine.vllm.placement import MachineShare
-from goodput.actions import Drain, Flip, Resume, Start, Stop
+from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.agents import Agents
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.actuate.places import Places
@@ -100,11 +100,7 @@ class LocalActuator:
             self._existing(name, each.pool, InstanceLife.PENDING, each.asked_s, each.because)
             for name, each in self._waiting.items()
         )
-        self._recount()
-        free = self._places.free()
-        types = {kind.gpu for kind in self._kinds.values() if kind.takes}
-        told = None if free is None else dict.fromkeys(types, free)
-        return ExistingFleet(now_s=self._clock(), instances=children + pending, free=told)
+        return ExistingFleet(now_s=self._clock(), instances=children + pending)
 
     async def start(self, action: Start) -> str:
         if action.pool not in self._kinds:
@@ -131,30 +127,13 @@ class LocalActuator:
     async def drain(self, action: Drain) -> str:
         if self._waiting.pop(action.instance, None) is not None:
             return ""
-        if action.leave:
-            self._children.drain(action.instance, action.deadline_s)
-            return ""
-        beat = self._beats().get(action.instance)
-        if beat is None:
-            return f"{action.instance} is not in the registry"
-        return await self._agents.drain(beat, action.deadline_s)
-
-    async def resume(self, action: Resume) -> str:
-        beat = self._beats().get(action.instance)
-        if beat is None:
-            return f"{action.instance} is not in the registry"
-        return await self._agents.resume(beat)
+        self._children.drain(action.instance, action.deadline_s)
+        return ""
 
     async def stop(self, action: Stop) -> str:
         if self._waiting.pop(action.instance, None) is None:
             self._children.end(action.instance)
         return ""
-
-    async def cancel(self, action: Stop) -> str:
-        if self._waiting.pop(action.instance, None) is not None:
-            return ""
-        runs = any(each.name == action.instance for each in self._children.listed())
-        return f"{action.instance} is not pending any more: it runs" if runs else ""
 
     async def _place(self, name: InstanceId, waiting: _Waiting) -> None:
         kind = self._kinds[waiting.pool]

@@ -28,11 +28,6 @@ class Places:
         self._taken.clear()
         self._taken.update(shares)
 
-    def free(self) -> int | None:
-        """GPUs that no engine of ours has; None on a machine without any."""
-        busy = self._busy()
-        return sum(gpu.id not in busy for gpu in self._gpus) if self._gpus else None
-
     def part(self, gpus_each: int, others: Mapping[str, int] | None = None) -> MachineShare | str:
         """A free part of the machine for an engine of so many GPUs, or why there is none.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from cluster.errors import BatonError
-from goodput.actions import Action, Drain, Flip, Resume, Start, Stop
+from goodput.actions import Action, Drain, Flip, Start, Stop
 from goodput.actuate.existing import ExistingFleet
 
 
@@ -42,16 +42,10 @@ class Actuator(Protocol):
         """Tell its agent to take another role; no effect if it has that role."""
 
     async def drain(self, action: Drain) -> str:
-        """Tell its agent to take no new work and, with `leave`, to end. A pending instance is cancelled."""
-
-    async def resume(self, action: Resume) -> str:
-        """Tell its agent to take work again."""
+        """Tell its agent to take no new work and to end. A pending instance is cancelled."""
 
     async def stop(self, action: Stop) -> str:
         """End it now; no effect if it is gone."""
-
-    async def cancel(self, action: Stop) -> str:
-        """Take back a pending instance. One that runs by now is left alone, and the answer says so."""
 
 
 async def carry_out(actuator: Actuator, action: Action) -> str:
@@ -61,9 +55,9 @@ async def carry_out(actuator: Actuator, action: Action) -> str:
             return await actuator.start(action)
         case Flip():
             return await actuator.flip(action)
+        case Drain(leave=False):
+            return f"{action.instance}: only an instance that is to leave is drained here"
         case Drain():
             return await actuator.drain(action)
-        case Resume():
-            return await actuator.resume(action)
         case Stop():
             return await actuator.stop(action)

@@ -21,7 +21,7 @@ from typing import Final
 
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
-from goodput.actions import Drain, Flip, Resume, Start, Stop
+from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.agents import Agents
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.actuate.ray_actor import Launch
@@ -78,7 +78,7 @@ class RayActuator:
             agents: sends requests to their agents.
             clock: monotonic seconds.
         """
-        self._tables: Final = RayTables(cluster, is_client=address.startswith("ray://"))
+        self._tables: Final = RayTables(cluster)
         self.connection: Final = RayConnection(address, self._tables.namespace)
         self._pools: Final = pools
         self._launch: Final = launch
@@ -106,7 +106,7 @@ class RayActuator:
             for name, each in self._known.items()
             if each.failed_s is not None
         ]
-        return ExistingFleet(now_s=now, instances=tuple(found), free=look.free)
+        return ExistingFleet(now_s=now, instances=tuple(found))
 
     def _gone(self, name: InstanceId, now: float) -> None:
         """Note that no group of this name exists any more."""
@@ -176,12 +176,7 @@ class RayActuator:
         return "" if beat.role is action.role else await self._agents.flip(beat, action.role)
 
     async def drain(self, action: Drain) -> str:
-        if action.leave:
-            return await self.connection.call(lambda: self._leave(action.instance))
-        beat = self._beats().get(action.instance)
-        if beat is None:
-            return f"{action.instance} is not in the registry"
-        return await self._agents.drain(beat, action.deadline_s)
+        return await self.connection.call(lambda: self._leave(action.instance))
 
     def _leave(self, instance: InstanceId) -> str:
         group = self._tables.group_of(instance)
@@ -197,12 +192,6 @@ class RayActuator:
             actor.drain.remote()
         return ""
 
-    async def resume(self, action: Resume) -> str:
-        beat = self._beats().get(action.instance)
-        if beat is None:
-            return f"{action.instance} is not in the registry"
-        return await self._agents.resume(beat)
-
     async def stop(self, action: Stop) -> str:
         return await self.connection.call(lambda: self._stop(action.instance))
 
@@ -212,17 +201,6 @@ class RayActuator:
         if group is not None:
             self._tables.remove(group)
         return ""
-
-    async def cancel(self, action: Stop) -> str:
-        return await self.connection.call(lambda: self._cancel(action.instance))
-
-    def _cancel(self, instance: InstanceId) -> str:
-        group = self._tables.group_of(instance)
-        if group is None:
-            return ""
-        if group.state == "CREATED":
-            return f"{instance} is not pending any more: it runs"
-        return self._stop(instance)
 
     async def stop_all(self) -> None:
         """End every instance of this cluster."""

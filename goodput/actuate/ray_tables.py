@@ -15,9 +15,6 @@ from goodput.actuate.ray_connection import CALL_S
 LABEL: Final = "baton.io/gpu"
 """Label of a node: the type of its GPUs, as the cluster file names it."""
 
-RAY_LABEL: Final = "ray.io/accelerator-type"
-"""Ray's own label for the type; free GPUs are counted under both."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayPool:
@@ -50,21 +47,18 @@ class RayLook:
     """By instance: the answer of its actor (`EngineActor.state`). Missing: the actor is being placed, or did not answer
     in time."""
     orphans: list[RayGroup] = field(default_factory=list)
-    free: dict[str, int] | None = None
 
 
 class RayTables:
     """The instances of one cluster in a Ray cluster. Other clusters' groups are left alone."""
 
-    def __init__(self, cluster: str, *, is_client: bool) -> None:
-        """`is_client`: Ray is reached by its server for clients (``ray://``), which reports no resources by node."""
+    def __init__(self, cluster: str) -> None:
         self.namespace: Final = f"baton-{cluster}"
         self._prefix: Final = f"baton:{cluster}:"
-        self._is_client: Final = is_client
 
     def look(self) -> RayLook:
         """Read groups and ask their actors; remove groups whose actor is gone."""
-        look = RayLook(groups=self.groups(), free=self._free())
+        look = RayLook(groups=self.groups())
         asked: dict[Any, RayGroup] = {}
         for group in look.groups:
             if group.state in {"CREATED", "RESCHEDULING"}:
@@ -107,24 +101,6 @@ class RayTables:
             scheduling = str((row.get("stats") or {}).get("scheduling_state", ""))
             found.append(RayGroup(key, pool, InstanceId(instance), row["state"], scheduling))
         return found
-
-    def _free(self) -> dict[str, int] | None:
-        """Free GPUs by the type that nodes are labelled with; None: a client (`ray://`) cannot ask by node."""
-        import ray
-
-        if self._is_client:
-            return None
-        free: dict[str, int] = {}
-        by_node = ray._private.state.available_resources_per_node()  # noqa: SLF001
-        for node in ray.nodes():
-            if not node["Alive"]:
-                continue
-            labels = node.get("Labels", {})
-            there = int(by_node.get(node["NodeID"], {}).get("GPU", 0))
-            types = {labels.get(LABEL, ""), labels.get(RAY_LABEL, ""), ""}
-            for each in types:
-                free[each] = free.get(each, 0) + there
-        return free
 
     def actor(self, instance: InstanceId) -> Any:
         """The handle of an instance's actor; None if Ray has none of that name."""

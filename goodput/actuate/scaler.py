@@ -247,7 +247,6 @@ class Scaler:
             routers=self._counts(fleet, instances or ()) if heard else (),
             instances=instances,
             leads=self.lease.held,
-            free_gpus=None if existing is None else existing.free,
         )
 
     def _counts(self, fleet: ScaledFleet, instances: tuple[InstanceSeen, ...]) -> tuple[RouterCounts, ...]:

@@ -240,11 +240,9 @@ class Operator:
         finally:
             self._queue.add(seen.resource.namespace, seen.resource.name)
 
-    async def tell(self, seen: ClusterSeen, instance: str, role: Role | None, deadline_s: float) -> bool:
-        """Tell an agent to take `role`, or without one to drain. Returns whether it accepted."""
+    async def flip(self, seen: ClusterSeen, instance: str, role: Role) -> bool:
+        """Tell an agent to take `role`. Returns whether it accepted."""
         pod = pods_by_instance(seen.observed.pods).get(instance)
         if pod is None:
             return False
-        if role is None:
-            return await self._fleet.drain(pod, deadline_s, seen.access)
         return await self._fleet.flip(pod, role, seen.access)

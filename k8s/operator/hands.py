@@ -83,8 +83,8 @@ class Hands:
                     self._put(await self._client.replace(replaced(resource, live, stage, self._wall())))
             case Derive(name):
                 await self._derive(name, resource, observed)
-            case Admit(pod, ready, because):
-                await self._gate(resource, pod, ready, because)
+            case Admit(pod, because):
+                await self._open_gate(resource, pod, because)
             case Drain(name) | Resume(name):
                 await self._drain_or_resume(action, name, resource, observed, access)
             case Park(name) | Unpark(name):
@@ -170,11 +170,11 @@ class Hands:
         await self._client.merge(*where, {"spec": manifest["spec"]})
         return await self._client.apply(manifest)
 
-    async def _gate(self, resource: Resource, pod: str, ready: bool, because: str) -> None:  # noqa: FBT001
+    async def _open_gate(self, resource: Resource, pod: str, because: str) -> None:
         said = {
             "type": READY_GATE,
-            "status": str(ready),
-            "reason": "Serving" if ready else "NotServing",
+            "status": "True",
+            "reason": "Serving",
             "message": because,
             "lastTransitionTime": datetime.fromtimestamp(int(self._wall()), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }

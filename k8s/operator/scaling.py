@@ -21,7 +21,7 @@ from k8s.crd.names import WORKLOAD_CHARS_MAX, short
 from k8s.crd.resource import Resource, secret_key
 from k8s.operator.client import ApiClient
 from k8s.operator.secrets import Access, text_in
-from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, ObservedCluster, PlanLimits, Resume, limits_of
+from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, ObservedCluster
 from k8s.plan.observe import is_ours, unix
 from k8s.plan.plan import Look
 from k8s.plan.pods import internal_secret, registry_url, workload
@@ -61,11 +61,6 @@ class ClusterSeen:
     access: Access
 
     @property
-    def limits(self) -> PlanLimits:
-        """Limits of a plan for this cluster."""
-        return limits_of(self.desired, self.observed)
-
-    @property
     def rolls_out(self) -> bool:
         """Whether instances of other revisions than the wanted ones exist."""
         wanted = {pool.stem: pool.revision for model in self.look.models for pool in model.pools}
@@ -84,8 +79,8 @@ class Acting(Protocol):
     async def act(self, action: Action, seen: ClusterSeen) -> None:
         """Carry one action out now, and plan soon."""
 
-    async def tell(self, seen: ClusterSeen, instance: str, role: Role | None, deadline_s: float) -> bool:
-        """Tell an agent to take `role`, or without one to drain. Returns whether it accepted."""
+    async def flip(self, seen: ClusterSeen, instance: str, role: Role) -> bool:
+        """Tell an agent to take `role`. Returns whether it accepted."""
 
 
 @dataclass(slots=True)
@@ -203,8 +198,7 @@ class OperatorWorld:
                     because="" if each.scheduled else "no node has room for it" if each.unschedulable_since else "",
                 )
             )
-        free = seen.limits.free_gpus
-        return Exists(now_s=now, instances=tuple(found), free=free or None)
+        return Exists(now_s=now, instances=tuple(found))
 
     async def may_resize(self, pool: str, by: int) -> str:
         return self._refusal(self._seen(), pool, by)
@@ -261,15 +255,9 @@ class OperatorWorld:
         await self._operator.act(Drain(str(name), because), seen)
         return ""
 
-    async def unmark(self, name: InstanceId) -> str:
-        await self._operator.act(Resume(str(name), "it is wanted again"), self._seen())
-        return ""
-
-    async def quiet(self, name: InstanceId, deadline_s: float) -> str:
-        return _heard(name, await self._operator.tell(self._seen(), str(name), None, deadline_s))
-
     async def flip(self, name: InstanceId, role: Role) -> str:
-        return _heard(name, await self._operator.tell(self._seen(), str(name), role, 0.0))
+        heard = await self._operator.flip(self._seen(), str(name), role)
+        return "" if heard else f"the agent of {name} does not answer, or refuses"
 
     async def remove(self, name: InstanceId, because: str) -> str:
         seen = self._seen()
@@ -289,10 +277,6 @@ class OperatorWorld:
     def _pool(seen: ClusterSeen, pool: str) -> WantedPool | None:
         pools = (each for model in seen.look.models for each in model.pools)
         return next((each for each in pools if pool_name(seen.resource.name, each.stem) == pool), None)
-
-
-def _heard(name: InstanceId, heard: bool) -> str:  # noqa: FBT001
-    return "" if heard else f"the agent of {name} does not answer, or refuses"
 
 
 def _life(instance: PlannedObject) -> InstanceLife:

@@ -381,4 +381,4 @@ def _gates(observed: ObservedCluster, seen: Look) -> Iterator[Action]:
         if pod is not None and not gate_of(pod) and not each.leaving:
             may, because = gate(each, seen.instances, observed.known)
             if may:
-                yield Admit(pod["metadata"]["name"], ready=True, because=because)
+                yield Admit(pod["metadata"]["name"], because)

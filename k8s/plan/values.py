@@ -219,10 +219,9 @@ class Derive:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Set a pod's readiness gate."""
+    """Open a pod's readiness gate."""
 
     pod: str
-    ready: bool
     because: str
 
 

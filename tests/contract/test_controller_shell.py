@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,16 @@ async def test_the_log_gives_the_machine_the_same_events_again(tmp_path: Path) -
     assert isinstance(events[0], Observed)
     kind, told = read[1].effects[0]
     assert (kind, told["decision"]["what"]) == ("Told", What.UP)
+
+
+def test_a_log_of_an_earlier_version_is_read() -> None:
+    """Observations had free GPUs then, and routers neither an address nor a goodbye."""
+    counts = {"router": "r", "life": "r", "at_s": 1.0, "classes": {}, "waiting": 0, "oldest_wait_s": 0.0}
+    seen = {"at_s": 1.0, "routers": [counts], "instances": [], "leads": True, "free_gpus": {"L4": 2}}
+    line = {"at": 1.0, "model": "", "form": 1, "now": 1.0, "event": "Observed", "value": {"seen": seen}, "effects": []}
+    event = decode(json.dumps(line).encode()).event
+    assert isinstance(event, Observed)
+    assert (event.seen.routers[0].left, event.seen.routers[0].address) == (False, "")
 
 
 def test_a_log_that_is_full_is_kept_once_and_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ class Tables:
 
 @pytest.fixture
 async def actuator() -> AsyncIterator[RayActuator]:
-    made = RayActuator("auto", "c", {"decode": RayPool()}, lambda *_: object(), dict, Agents(None))  # type: ignore[arg-type, return-value]
+    made = RayActuator("auto", "c", {"decode": RayPool()}, lambda *_: object(), dict, Agents(None))  # type: ignore[arg-type]
     made._tables = Tables()  # type: ignore[misc, assignment]
     made._known = Remembered()  # type: ignore[misc]
     yield made

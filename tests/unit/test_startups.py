@@ -29,7 +29,7 @@ class Watched:
         for number, (readiness, starts) in enumerate(zip(self.readiness, self.starts, strict=True)):
             if only is None or number == only:
                 fleet = ExistingFleet(now_s=now, instances=(there,))
-                heard = {} if beat is None else {NAME: beat}
+                heard = {} if beat is None else {str(NAME): beat}
                 starts.saw(seen_all(fleet, heard, {"decode": (Role.DECODE, False)}, readiness, now))
 
 
