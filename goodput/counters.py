@@ -4,7 +4,8 @@ A router in the registry whose counters are older than `STALE_S` makes the load 
 routers. A router that said goodbye has no load any more. A router that is not in the registry any more and said no
 goodbye is *missing*: it may have died, or it serves on and only the registry is lost to it. So its load is unknown, and
 what the other routers count is the least that there is. That is enough to start instances, not to end any. A router is
-missing until it is heard again, until another one starts at its address, or for `FORGOTTEN_S`.
+missing until it is heard again, another one starts at its address, its clients have come to the others (`failover`),
+or for `FORGOTTEN_S`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from goodput.failover import RecentArrivals
 from goodput.observation import NO_COUNTS, ClassCounts, RouterCounts
 
 STALE_S: Final = 20.0
@@ -56,6 +58,11 @@ class Counters:
         self._known: Final[dict[str, _Known]] = {}
         self._parted: Final[dict[str, ClassCounts]] = {}
         """Counts of routers that have left since the last complete look, by SLO class."""
+        self._recent: Final = RecentArrivals()
+        self._came: Final[dict[str, int]] = {}
+        """Arrivals since the last complete look, by router."""
+        self._dead: Final[set[str]] = set()
+        """Routers that are not heard, and whose clients have come to others."""
         self._complete_s: float | None = None
         """When all routers of the registry were last known."""
 
@@ -73,6 +80,8 @@ class Counters:
         self._parted.clear()
         for each in staying:
             self._add(each, found)
+        self._recent.add(self._came, now)
+        self._came.clear()
         self._forget({each.router for each in staying}, now)
         self._complete_s = now
         if since_s is None or now <= since_s:
@@ -100,14 +109,16 @@ class Counters:
             return  # it was missing: nothing says when its requests came, so counts begin here
         for name, counts in heard.classes.items():
             was = NO_COUNTS if before is None else before.classes.get(name, NO_COUNTS)
-            to[name] = to.get(name, NO_COUNTS) + counts.since(was)
+            new = counts.since(was)
+            to[name] = to.get(name, NO_COUNTS) + new
+            self._came[heard.router] = self._came.get(heard.router, 0) + new.arrivals
 
     def _forget(self, heard: set[str], now: float) -> None:
         """Note which routers are missing; forget those that others have replaced, or that were heard too long ago."""
         newest: dict[str, float] = {}
         for each in (self._known[name] for name in heard):
             newest[each.counts.address] = max(each.since_s, newest.get(each.counts.address, each.since_s))
-        missing = []
+        missing: dict[str, float] = {}
         for name, known in sorted(self._known.items()):
             if name in heard:
                 continue
@@ -115,8 +126,13 @@ class Counters:
             age_s, replaced = now - last_s, bool(address) and newest.get(address, last_s) > last_s
             if replaced or age_s > REMEMBERED_S:
                 del self._known[name]
-            elif STALE_S < age_s <= FORGOTTEN_S:
-                missing.append(name)
+            elif STALE_S < age_s <= FORGOTTEN_S and name not in self._dead:
+                missing[name] = last_s
+        self._dead.difference_update(heard)
+        self._dead.intersection_update(self._known)
+        if missing and self._recent.taken_over(missing, now):
+            self._dead.update(missing)
+            missing = {}
         self.missing = f"{', '.join(missing)} left without a goodbye and may still serve" if missing else ""
 
 

@@ -131,19 +131,40 @@ def test_one_of_two_routers_crashes_and_starts_again() -> None:
     scales(at)
 
 
+TOLD = "b left without a goodbye and may still serve: nothing ends or flips"
+
+
 def test_one_of_two_routers_crashes_for_good() -> None:
-    """The other one's load is the least that there is: enough to start instances, and for a while not to end any."""
+    """Its clients come to the other one: then nothing is unknown any more."""
+    at, fleet = served("a", "b")
+    fleet.crash("b")
+    run(at, 2.0, STALE_S + 10)
+    assert at.decisions[-1].rate == pytest.approx(2.0, rel=0.4)
+    assert TOLD in at.decisions[-1].conditions
+    run(at, 2.0, 60)
+    assert TOLD not in at.decisions[-1].conditions
+    scales(at)
+
+
+def test_one_of_two_routers_crashes_while_the_load_falls() -> None:
+    """Nothing tells that it is dead: what the other one counts is the least that there is, enough to start instances,
+    and for a while not to end any.
+    """
     at, fleet = served("a", "b")
     fleet.crash("b")
     began = at.now
-    run(at, 2.0, STALE_S + 10)
-    assert at.decisions[-1].rate == pytest.approx(2.0, rel=0.4)
-    told = "b left without a goodbye and may still serve: nothing ends or flips"
-    assert told in at.decisions[-1].conditions
-    assert any(isinstance(each, do.Start) for each in run(at, 5.0, 120))
-    taken = run(at, 1.0, began + FORGOTTEN_S - at.now)
+    taken = run(at, 1.0, 300)
+    assert TOLD in at.decisions[-1].conditions
+    taken += run(at, 0.8, began + FORGOTTEN_S - at.now)
     assert not any(isinstance(each, do.Drain | do.Flip) for each in taken)
-    assert any(isinstance(each, do.Drain) for each in run(at, 1.0, 600))
+    assert any(isinstance(each, do.Drain) for each in run(at, 0.8, 600))
+
+
+def test_while_a_router_is_missing_the_load_of_the_others_starts_instances() -> None:
+    at, fleet = served("a", "b")
+    fleet.crash("b")
+    assert any(isinstance(each, do.Start) for each in run(at, 5.0, 60))
+    assert TOLD in at.decisions[-1].conditions
 
 
 def test_a_router_that_lost_only_the_registry_keeps_its_instances() -> None:
