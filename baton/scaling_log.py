@@ -117,16 +117,16 @@ def _name(plan: ScalingPlan, model: str) -> str | None:
 
 
 def _lives(log: Path) -> Iterator[tuple[MadePools, str, list[Line]]]:
-    """Each run of a controller, by model: its settings and its events. A run whose beginning is not in the log is left
-    out.
+    """Each run of a controller, by model: its settings and its events, up to the first that is missing. A run whose
+    beginning is not in the log is left out.
     """
     made: MadePools | None = None
     found: dict[str, list[Line]] = {}
     for line in lines(log):
-        if line.began is not None:
+        if line.began is not None or line.lost:
             if made is not None:
                 yield from ((made, model, logged) for model, logged in found.items())
-            made, found = _made(line.began), {}
+            made, found = None if line.began is None else _made(line.began), {}
         elif made is not None:
             found.setdefault(line.model, []).append(line)
     if made is not None:

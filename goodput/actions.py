@@ -1,7 +1,8 @@
 """What can be done to a fleet: values that a planner or controller makes and an actuator carries out. Pure.
 
-Every actuator (local processes, Ray, Kubernetes, the simulator) takes these and nothing else, so that what is rehearsed
-is what is done. An actuator answers an action with an empty text, or with why it does not carry the action out.
+Every actuator (local processes, Ray, Kubernetes, the simulator) takes the actions of a controller (`Action`), so that
+what is rehearsed is what is done. Scripts of the simulator (`sim.changes`) may also let an instance rest and resume. An
+actuator answers an action with an empty text, or with why it does not carry the action out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Take no new work; with `leave`, end once everything is finished, or at the deadline.
+    """Take no new work, and end once everything is finished, or at the deadline.
 
     An instance that has not become ready yet, or still waits for a GPU, is cancelled at once.
     """
@@ -37,12 +38,13 @@ class Drain:
     instance: InstanceId
     deadline_s: float = DRAIN_S
     leave: bool = True
+    """False: it stays, until it resumes. The simulator alone takes that."""
     because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Take work again: ends a drain that is not to leave."""
+    """Take work again: ends a drain that is not to leave. The simulator alone takes it."""
 
     instance: InstanceId
     because: str = ""
@@ -65,4 +67,8 @@ class Stop:
     because: str = ""
 
 
-Action = Start | Drain | Resume | Flip | Stop
+Action = Start | Drain | Flip | Stop
+"""What a controller may want."""
+
+ScriptedAction = Action | Resume
+"""What a script of the simulator may hold."""

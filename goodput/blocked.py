@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 _BUDGET_S: Final = 30.0
-"""A condition of a budget is told for so long after the last time it was met."""
+"""Seconds for which a budget's refusal is shown after it was met last."""
 
 
 class Blocked:
-    """Pools that are not asked, and budgets that are used up."""
+    """Pools that get no starts for now, and budgets that are used up."""
 
     def __init__(self, blocked_s: float) -> None:
         self._blocked_s: Final = blocked_s
@@ -17,15 +17,15 @@ class Blocked:
         self._budgets: Final[dict[str, tuple[float, str]]] = {}
 
     def add(self, pool: str, because: str, now: float) -> None:
-        """A pool gives no instance for now."""
+        """Start nothing in this pool for `blocked_s` seconds."""
         self._pools[pool] = (now + self._blocked_s, because)
 
     def budget(self, what: str, because: str, now: float) -> None:
-        """Nothing more of this fits."""
+        """Note that nothing more of `what` (a role) fits, and why."""
         self._budgets[what] = (now + _BUDGET_S, because)
 
     def why(self, pool: str, now: float) -> str:
-        """Why a pool is not asked; empty: it is."""
+        """Why a pool gets no starts now; empty: it may get some."""
         until_s, because = self._pools.get(pool, (0.0, ""))
         return f"{pool} is not asked again for {until_s - now:.0f} s: {because}" if now < until_s else ""
 

@@ -1,16 +1,16 @@
-"""What no fleet can do with fewer instances: bounds from costs alone, before anything is simulated. Pure.
+"""Lower bounds on the number of instances, from costs alone, before anything is simulated. Pure.
 
-Every bound is optimistic: no queue, no overhead, every batch as large as pays best, every reusable prefix found, and
-the requests that may miss their promise are those that cost most. So what a bound rules out, no policy can serve; what
-it lets pass has to be simulated.
+Every bound is optimistic: no queue, no overhead, every batch of the cheapest size, every reusable prefix found, and the
+requests that may miss their promise are those that cost most. So no policy can serve the load on a fleet that a bound
+rules out; a fleet that passes has to be simulated.
 
 Work of a request, in milliseconds of one instance:
 
     prompt = new tokens · least time a token + attention over the prompt
     answer = tokens · least share of a step + reading the context that each token sees
 
-In a stretch of time, work of the prompts that come in it must fit into the stretch and the longest wait that their
-promises allow. All stretches of the load count, from the whole to such that are hardly longer than that wait.
+The work of the prompts that arrive in a stretch of time must fit into that stretch plus the longest wait that their
+promises allow. Stretches of all lengths are checked, from the whole load down to `SHORTEST` times that wait.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from engine.twin.config import TwinConfig
 from goodput.demand import Demand, Floats
 
 SHORTEST: Final = 2.0
-"""The shortest stretch of the load that is examined, in waits that the promises allow."""
+"""The shortest stretch of the load that is checked, as a multiple of the longest wait that the promises allow."""
 
 PATIENCES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)
-"""Quantiles of the waits that promises allow: any part of the requests must fit into its own longest wait, and those
-that may wait long are mostly few."""
+"""Quantiles of the waits that promises allow. The requests up to each quantile are bounded by themselves, within their
+own longest wait: requests that may wait long are mostly few, and would weaken one bound for all."""
 
 STRETCHES_MAX: Final = 1 << 12
-"""At the finest level."""
+"""Most stretches at the finest level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBounds:
-    """What bounds need to know of one kind of instance."""
+    """One kind of instance, as far as bounds need it."""
 
     costs: Costs
     batched_tokens: int
@@ -54,7 +54,7 @@ class EngineBounds:
 
     @classmethod
     def of(cls, costs: Costs, config: TwinConfig) -> EngineBounds:
-        """One with these settings."""
+        """The bounds of an engine with these settings."""
         return cls(
             costs=costs,
             batched_tokens=config.max_num_batched_tokens,
@@ -69,7 +69,7 @@ class KindNeed:
 
     instances: int
     because: str
-    """The term that asks for them."""
+    """The term that needs them, for people."""
     exact: float = 0.0
     """The number before it is rounded up to whole instances."""
 
@@ -80,25 +80,26 @@ class Impossible:
 
     because: str
     short_by: float = math.inf
-    """What the requests would need, over the target; of several, the smallest is nearest to possible."""
+    """The time that the requests need over their target, above 1; the smallest of several is the nearest to
+    possible."""
 
 
 def prompt_ms(engine: EngineBounds, demand: Demand) -> tuple[Floats, Floats]:
-    """The least time of each request for its prompt's matrix products, and for its attention."""
+    """The least time, in ms, of each request for its prompt's matrix products, and for its attention."""
     cost = engine.costs.now.prefill
     new = demand.inputs - demand.cached
     return new * _token_ms(cost, engine.batched_tokens), cost.area_ms * (demand.inputs**2 - demand.cached**2)
 
 
 def _token_ms(cost: StepCost, batched_tokens: int) -> float:
-    """The time of a prompt token in its cheapest step: matrix products cost least at the knee, or at the budget."""
+    """Milliseconds of a prompt token in its cheapest step: matrix products cost least at the knee, or at the budget."""
     return min(cost.matrices_ms(size) / size for size in (1, min(KNEE_TOKENS, batched_tokens), batched_tokens))
 
 
 def answer_ms(engine: EngineBounds, demand: Demand) -> tuple[Floats, Floats]:
-    """The least time of each request for its answer's share of decode steps, and for reading its context.
+    """The least time, in ms, of each request for its answer's share of decode steps, and for reading its context.
 
-    The first token is the prompt's.
+    The first token is left out: the prompt's last step makes it.
     """
     cost = engine.costs.now.decode
     steps = np.maximum(0.0, demand.outputs - 1)
@@ -107,7 +108,9 @@ def answer_ms(engine: EngineBounds, demand: Demand) -> tuple[Floats, Floats]:
 
 
 def _request_ms(engine: EngineBounds, demand: Demand) -> float:
-    """The time of one request's part of a decode step, in the best batch within the loosest promise and the memory."""
+    """The time, in ms, of one request's part of a decode step, in the best batch that the loosest TPOT and the memory
+    allow.
+    """
     cost = engine.costs.now.decode
     loosest = float(demand.target_ms("tpot_ms").max())
     smallest = float(demand.inputs.min())
@@ -115,33 +118,34 @@ def _request_ms(engine: EngineBounds, demand: Demand) -> float:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if cost.requests_ms(middle) <= loosest else (low, middle - 1)
-    # A request's part falls as the batch grows, but for what more experts and a crowd cost: it is least at one end.
+    # A request's part falls as the batch grows, except for the costs of more experts and of a crowd (`crowd_from`): it
+    # is least at one of these sizes.
     sizes = (low, *(size for size in (math.floor(cost.crowd_from), math.ceil(cost.crowd_from)) if 1 <= size <= low))
     return min(cost.requests_ms(size) / size for size in sizes)
 
 
 def first_token_least_ms(engine: EngineBounds, demand: Demand) -> Floats:
-    """The TTFT of each request alone on an idle instance: no first token comes sooner."""
+    """The TTFT, in ms, of each request alone on an idle instance: no first token comes sooner."""
     matrices, attention = prompt_ms(engine, demand)
     return matrices + attention
 
 
 def token_least_ms(engine: EngineBounds, demand: Demand) -> Floats:
-    """The least mean time per token after the first, of each request alone."""
+    """The least TPOT, in ms, of each request alone on an idle instance."""
     cost = engine.costs.now.decode
     found: Floats = cost.requests_ms(1) + cost.context_ms * (demand.inputs + demand.outputs / 2)
     return found
 
 
 def second_token_least_ms(engine: EngineBounds, demand: Demand) -> Floats:
-    """The least time from the first token to the second, of each request alone."""
+    """The least time, in ms, from the first token to the second, of each request alone on an idle instance."""
     cost = engine.costs.now.decode
     found: Floats = cost.requests_ms(1) + cost.context_ms * demand.inputs
     return found
 
 
 def impossible(prefill: EngineBounds, decode: EngineBounds, demand: Demand) -> Impossible | None:
-    """Why no number of these instances keeps the promises, naming the term; None where that cannot be told."""
+    """Why no number of these instances keeps the promises, naming the term; None: no bound says so."""
     return impossible_on((prefill,), (decode,), demand)
 
 
@@ -217,10 +221,10 @@ def least_wholes(engine: EngineBounds, demand: Demand) -> KindNeed:
 
 
 def least_counts(pools: Mapping[str, tuple[Role, EngineBounds]], demand: Demand) -> dict[str, KindNeed]:
-    """Least counts per pool for this demand, where every pool does the work of its own role alone.
+    """Least counts by pool for this demand, if every pool does the work of its own role alone.
 
-    A fleet with fewer prefill instances than that can still hold where its decode instances compute prompts, too:
-    `goodput.floors` has the bounds of a whole fleet.
+    A fleet with fewer prefill instances can still hold if its decode instances compute prompts, too: `goodput.floors`
+    has the bounds of a whole fleet.
 
     Args:
         pools: role and kind of instance, by name of the pool.
@@ -231,25 +235,25 @@ def least_counts(pools: Mapping[str, tuple[Role, EngineBounds]], demand: Demand)
 
 
 def patience_s(demand: Demand) -> Floats:
-    """How long after its arrival each request's prompt must be computed; infinite: without a promise."""
+    """Seconds after its arrival within which each request's prompt must be computed; infinite without a promise."""
     found: Floats = np.minimum(demand.target_ms("ttft_ms"), demand.target_ms("e2e_ms")) / 1000
     return found
 
 
 def answering_s(demand: Demand) -> Floats:
-    """How long after its arrival each answer must be complete."""
+    """Seconds after its arrival within which each answer must be complete; infinite without a promise."""
     tokens = demand.target_ms("tpot_ms") * np.maximum(1.0, demand.outputs - 1)
     found: Floats = np.minimum(demand.target_ms("ttft_ms") + tokens, demand.target_ms("e2e_ms")) / 1000
     return found
 
 
 def most_asked(work_ms: Floats, waits_s: Floats, demand: Demand, what: str) -> KindNeed:
-    """The most that any stretch of the load asks for.
+    """The most instances that any stretch of the load needs.
 
     Args:
         work_ms: least time of one instance for each request.
         waits_s: how long after its arrival each request's work may end at the latest.
-        demand: the load; as many requests as its promises allow are left out, those that cost most.
+        demand: the load; the requests that cost most are left out, as many as its promises let miss.
         what: the work's name, for people.
     """
     spare, most, told = demand.may_miss(), 0.0, f"at least one instance for {what}"
@@ -284,17 +288,17 @@ def _without_dearest(work: Floats, spare: int) -> float:
 
 
 def dearest(here: Floats, there: Floats) -> float:
-    """How many instances of one kind one of another can stand in for at most: at the request where that is most.
+    """The most instances of one kind that one instance of another can replace: the largest ratio over all requests.
 
     Args:
-        here: work of each request on the one kind.
-        there: the same work on the other.
+        here: work of each request on the kind that is replaced.
+        there: the same work on the kind that replaces it.
     """
     return float(np.max(np.where(there > 0, here / np.maximum(there, 1e-12), 0.0)))
 
 
 def _levels(demand: Demand, longest_s: float) -> Iterator[tuple[NDArray[np.int64], float]]:
-    """The whole load, its halves, quarters …: where each part begins and ends among the rows, and its seconds."""
+    """The whole load, its halves, quarters …: the rows at which the parts begin and end, and one part's seconds."""
     span_s, begin_s = demand.span_s, float(demand.at_s[0])
     parts = 1
     while parts <= STRETCHES_MAX and (parts == 1 or span_s / parts >= SHORTEST * longest_s):

@@ -1,7 +1,7 @@
-"""What a fleet may use at most, and what it uses now: GPUs by type, money an hour, watts. Pure.
+"""What a fleet may use at most, and what it uses now: GPUs by type, price an hour, watts. Pure.
 
-Everything counts that has been asked for and is not gone: instances that wait for a GPU, start, serve, drain or end.
-Counting only what serves lets a fleet exceed its budget during every change.
+An instance counts from its request until it is gone: while it waits for a GPU, starts, serves, drains or ends. If only
+serving instances counted, every change could exceed the budget.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from cluster.ids import InstanceId
 
 _ROUND: Final = 1e-9
-"""What sums of prices and watts may be off by."""
+"""Rounding error that sums of prices and watts may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,14 @@ class Usage:
         return instance in self._held
 
     def add(self, instance: InstanceId, footprint: Footprint) -> None:
-        """An instance is asked for. Its name must be free."""
+        """Count an instance that is asked for. Its name must not be counted yet."""
         assert instance not in self._held, f"{instance} is counted already"
         self._held[instance] = footprint
         self.gpus[footprint.gpu] = self.gpus.get(footprint.gpu, 0) + footprint.gpus
         self._sum()
 
     def remove(self, instance: InstanceId) -> Footprint:
-        """An instance is gone, and everything it used is free.
+        """Take away an instance that is gone; returns what it used.
 
         Raises:
             KeyError: no such instance is counted.

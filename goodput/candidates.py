@@ -1,4 +1,4 @@
-"""Fleets worth considering: kinds of instances and arrangements of them, without those that vLLM refuses. Pure."""
+"""Fleets worth considering: kinds of instances and their arrangements, without those that vLLM refuses. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUDGETS_WHOLE: Final = (1024, 2048, 8192)
 computes prompts sooner. A prefill instance has no answers to slow down, and keeps vLLM's own default."""
 
 BUDGET_MIXED: Final = 2048
-"""Where instances that do both stand beside others: what such a one lacks, the others give."""
+"""Token budget of instances that do both beside instances of one role: either speed that they lack, the others have."""
 
 POWER_CAPS: Final = (1.0, 0.75, 0.5)
 """Power caps that are tried where energy or a power budget counts, as shares of the TDP. 0.5 is the lowest for which
@@ -31,7 +31,7 @@ there is a measurement (`costs.power`)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceKind:
-    """What one instance is."""
+    """The role, hardware and settings of one instance."""
 
     role: Role
     gpu: Gpu
@@ -59,11 +59,11 @@ class InstanceKind:
 
 
 Arrangement = tuple[InstanceKind, ...]
-"""Kinds of the instances of one fleet; how many of each is open."""
+"""Kinds of the instances of one fleet; the counts are open."""
 
 
 def shapes(model: ModelShape, gpu: Gpu, available: int | None = None) -> list[int]:
-    """Tensor parallel sizes on which the model fits, within a node and what there is; none: it does not fit."""
+    """Tensor parallel sizes on which the model fits, within one node and `available` GPUs; empty: it does not fit."""
     most = gpu.node_gpus if available is None else min(gpu.node_gpus, available)
     return [
         tp
@@ -75,15 +75,15 @@ def shapes(model: ModelShape, gpu: Gpu, available: int | None = None) -> list[in
 def arrangements(
     model: ModelShape, gpus: Sequence[tuple[Gpu, int | None]], caps: Sequence[float] = (1.0,)
 ) -> Iterator[Arrangement]:
-    """All fleets that may be worth a look.
+    """All fleets that are worth trying.
 
-    Instances that do both, of one to three GPU types; prefill and decode apart, where one of the roles may have two GPU
-    types; instances that do both beside prefill or decode ones, one type each. Two types in both roles at once, and
-    several types in a mixed fleet, are not tried: they would multiply the space several times.
+    Three forms: instances that do both, of one to three GPU types; prefill and decode apart, of which one role may have
+    two GPU types; instances that do both beside prefill or decode instances, one type each. Two types in both roles at
+    once, and several types in a mixed fleet, are not tried: they would multiply the space several times.
 
     Args:
         model: what is served.
-        gpus: types, and how many there are of each; None: as many as are wanted.
+        gpus: types, and how many there are of each; None: no limit.
         caps: power caps to try, as shares of the TDP.
     """
     sizes = [(gpu, tp) for gpu, available in gpus for tp in shapes(model, gpu, available)]
@@ -100,7 +100,7 @@ def arrangements(
 
 
 def _pools(kinds: Sequence[InstanceKind], caps: Sequence[float], types_max: int) -> list[Arrangement]:
-    """Pools of one role: of one GPU type with each cap, or of several types without."""
+    """Pools of one role: of one GPU type with each cap, or of several types without a cap."""
     alone = [(replace(kind, power_cap=cap),) for kind in kinds for cap in caps]
     several = [
         chosen

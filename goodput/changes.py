@@ -1,6 +1,7 @@
-"""Which change comes next: flips (`flips`), then more, then fewer (`scale_down`), on clocks of their own. Pure.
+"""Which change comes next, each kind with intervals of its own. Pure.
 
-Choosing is all that happens here; `goodput.controller` decides whether anything is done about it.
+In this order: failed and long pending instances end, pools get their `min`, flips (`flips`), starts, then ends
+(`scale_down`). This module only chooses; `goodput.controller` decides whether the change is carried out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from goodput.standing import StandingInstances
 
 @dataclass(frozen=True, slots=True)
 class ChosenChange:
-    """The change to make now."""
+    """The change to make now; `What.HOLD` has no actions."""
 
     what: What
     because: str
@@ -35,7 +36,7 @@ class ChosenChange:
 
 
 class Changes:
-    """Clocks and memories of one controller's changes."""
+    """Chooses one controller's changes; remembers when it made the last ones, and what was refused."""
 
     def __init__(self, kinds: Kinds, standing: StandingInstances, rules: ControlRules) -> None:
         self._kinds: Final = kinds
@@ -52,7 +53,7 @@ class Changes:
         return self._blocked.told(now)
 
     def lately(self, now: float) -> bool:
-        """Whether the fleet has changed so short ago that what is measured tells of another one."""
+        """Whether the fleet changed within the last minute: what is measured is then partly of the fleet before."""
         return now - self._changed_s < 60.0
 
     def gave(self, action: do.Action, now: float) -> None:
@@ -76,18 +77,30 @@ class Changes:
         outlook: Outlook,
         now: float,
         horizon_s: float,
-        ordered: Collection[Role] = (),
+        orders: Mapping[Role, tuple[int, str]],
+        *,
+        takes: bool = True,
     ) -> ChosenChange:
-        """One change, or none. `ordered`: roles of which an operator says the size."""
-        self.down.see(needs, now)
-        return (
-            self._cancel(now)
-            or self._fewest(ordered, now)
-            or self._flip(needs, outlook, now)
-            or self._up(needs, now)
-            or self._down(needs, outlook, now, horizon_s)
-            or ChosenChange(What.HOLD, _told(needs))
-        )
+        """One change, or none.
+
+        Args:
+            needs: by role, what is needed and what exists.
+            outlook: the forecast that `needs` come from.
+            now: seconds of the controller's clock.
+            horizon_s: how long a start takes.
+            orders: by role, the size that an operator wants, and the operator.
+            takes: whether a role may lose an instance. False: `needs` are the least that is needed, so instances only
+                start, but for orders.
+        """
+        first = self._cancel(now) or self._fewest(orders, now)
+        if takes:
+            self.down.see(needs, now)
+            found = first or self._flip(needs, outlook, now) or self._up(needs, now)
+            found = found or self._down(needs, outlook, now, horizon_s)
+        else:
+            self.down.held()
+            found = first or self._up(needs, now, flips=False) or self._as_ordered(orders, now)
+        return found or ChosenChange(What.HOLD, _told(needs))
 
     def without_traffic(self, orders: Mapping[Role, tuple[int, str]], now: float) -> ChosenChange | None:
         """Changes that need no measurement: failed instances end, pools get their `min`, operators' orders hold."""
@@ -116,10 +129,10 @@ class Changes:
         found = self._flips.choose(needs, outlook, now)
         return None if found is None else ChosenChange(What.FLIP, found.because, (found,))
 
-    # --- what is given ------------------------------------------------------------------------------------------------
+    # --- pools' minimum, operators' orders ----------------------------------------------------------------------------
 
     def _fewest(self, ordered: Collection[Role], now: float) -> ChosenChange | None:
-        """Replaces what is missing from a pool's `min`, whatever the load is; not where an operator wants fewer."""
+        """Start what a pool lacks of its `min`, whatever the load is; not in a role whose size an operator decides."""
         if now - self._up_s < self._rules.up_every_s:
             return None
         usage, actions = self._standing.usage(), list[do.Action]()
@@ -136,9 +149,9 @@ class Changes:
 
     def _as_ordered(self, orders: Mapping[Role, tuple[int, str]], now: float) -> ChosenChange | None:
         """One step towards an operator's size of a role."""
-        for role, (count, who) in orders.items():
+        for role, (count, operator) in orders.items():
             staying = self._standing.staying(role)
-            because = f"{role.value}: {len(staying)} there or coming, {who} wants {count}"
+            because = f"{role.value}: {len(staying)} there or coming, {operator} wants {count}"
             if len(staying) < count and now - self._up_s >= self._rules.up_every_s:
                 usage = self._standing.usage()
                 pool, lacks = self._pool_for(role, usage, now)
@@ -153,11 +166,11 @@ class Changes:
 
     # --- up -----------------------------------------------------------------------------------------------------------
 
-    def _up(self, needs: Mapping[Role, Need], now: float) -> ChosenChange | None:
+    def _up(self, needs: Mapping[Role, Need], now: float, *, flips: bool = True) -> ChosenChange | None:
         if now - self._up_s < self._rules.up_every_s:
             return None
         usage, actions, told = self._standing.usage(), list[do.Action](), list[str]()
-        for role, short in sorted(self._short(needs).items(), key=lambda each: -each[1]):
+        for role, short in sorted(self._short(needs, flips=flips).items(), key=lambda each: -each[1]):
             for _ in range(short):
                 pool, lacks = self._pool_for(role, usage, now)
                 if pool is None:
@@ -175,13 +188,13 @@ class Changes:
         usage.add(name, pool.footprint)
         return do.Start(instance=name, pool=pool.name, because=because)
 
-    def _short(self, needs: Mapping[Role, Need]) -> dict[Role, int]:
-        """By role, how many are to be started: what is missing, less what another role can give away, and what
-        instances that do both take over.
+    def _short(self, needs: Mapping[Role, Need], *, flips: bool) -> dict[Role, int]:
+        """By role, how many instances to start: those that are missing, less those that flip from another role if
+        `flips`, less those whose work instances of role `both` take over.
         """
         missing = {role: max(0, math.ceil(need.ahead - need.have - ROUND)) for role, need in needs.items()}
         both = needs.get(Role.BOTH)
-        if both is not None and len(needs) > 1:  # beside pools of one role, those that do both fill what is missing
+        if both is not None and len(needs) > 1:  # beside pools of one role, instances that do both replace missing ones
             left = math.floor(both.have)
             del missing[Role.BOTH]
             for role in (Role.DECODE, Role.PREFILL):
@@ -189,14 +202,14 @@ class Changes:
                 if taken:
                     missing[role] -= taken
                     left -= taken
-        for role, given in self._flips.to_give(needs).items():
+        for role, given in (self._flips.to_give(needs) if flips else {}).items():
             for other, count in missing.items():
                 if other is not role:
                     missing[other] = max(0, count - given)
         return {role: count for role, count in missing.items() if count > 0}
 
     def _pool_for(self, role: Role, usage: Usage, now: float) -> tuple[ScalingPool | None, str]:
-        """Which pool the next instance is of: the first of the role that is not blocked and fits into the budget."""
+        """The pool of the next instance: the first of the role that is not blocked and fits the budget; or why none."""
         lacks = f"there is no pool of role {role.value}"
         for pool in self._kinds.pools.values():
             if pool.role is not role or pool.name in self._rules.holds:
@@ -207,7 +220,7 @@ class Changes:
         return None, lacks
 
     def _lacks(self, pool: ScalingPool, usage: Usage, now: float) -> str:
-        """Why no instance of a pool can be started now; empty: one can."""
+        """Why no instance of a pool can start now; empty: one can."""
         blocked = self._blocked.why(pool.name, now)
         if blocked:
             return blocked

@@ -1,13 +1,13 @@
 """The goodput controller: observations in, actions out, each with its because. A pure machine (law 2).
 
-Each look ends in one decision about all roles together, and in the order of what is quickest:
+Each look ends in one decision about all roles together. The quickest change that helps comes first:
 
 1. *Flip*: a role is short and another one has an instance too many, or both are short and another split serves more.
-2. *Up*: what the forecast needs once a start is over, as many at once as it takes.
-3. *Down*: one instance at a time, when the fleet without it would have done for a start-up time on end and will.
+2. *Up*: all instances at once that the forecast needs by the time a start is over.
+3. *Down*: one instance at a time, if the fleet without it was large enough for a whole start-up time, and will be.
 
-Whatever is unknown holds the fleet as it is. Everything that was asked for counts against the budget until it is gone.
-A new controller knows nothing but what it sees: its target is the fleet that exists.
+Unknown values hold the fleet as it is. Everything that was asked for counts against the budget until it is gone. A new
+controller knows only what it observes: its target is the fleet that exists.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from goodput.startups import StartUps
 
 
 class Controller:
-    """Of one model's fleet."""
+    """Sizes the fleet of one model."""
 
     def __init__(
         self, pools: Sequence[ScalingPool], promises: Mapping[str, ClassPromise], rules: ControlRules | None = None
@@ -55,8 +55,8 @@ class Controller:
         """For these pools.
 
         Args:
-            pools: what may be resized, the preferred ones of each role first; at least one.
-            promises: what each SLO class is promised.
+            pools: the pools that may be resized, the preferred ones of each role first; at least one.
+            promises: by SLO class, its targets.
             rules: None: the defaults.
         """
         self.rules: Final = rules or ControlRules()
@@ -74,7 +74,7 @@ class Controller:
         """An action that waits for its check, and the decision that it is part of."""
 
     def next_wakeup(self) -> float | None:
-        """When it is to look again; None: before the first look."""
+        """Time of the next look; None: before the first look."""
         return self._due_s
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
@@ -87,21 +87,20 @@ class Controller:
                 return self._answered(action, refusal, now)
             case Checked():
                 return self._checked(event, now)
-            case Resize(role, count, who):
-                self.manual.resize(role, count, who)
+            case Resize(role, count, operator):
+                self.manual.resize(role, count, operator)
                 return ()
-            case Pause(paused, who):
-                self._paused = f"paused by {who}" if paused else ""
+            case Pause(paused, operator):
+                self._paused = f"paused by {operator}" if paused else ""
                 return ()
 
     # --- a look -------------------------------------------------------------------------------------------------------
 
     def _observed(self, seen: Observation, now: float) -> tuple[Effect, ...]:
-        silent = self._counters.silent(seen.routers, now)
-        if not silent:
-            between = self._counters.read(seen.routers, now)
-            if between is not None:
-                self.needs.add(between, now)
+        between = self._counters.see(seen.routers, now)
+        silent = self._counters.silent
+        if between is not None:
+            self.needs.add(between, now)
         if seen.instances is None:
             return self._hold(now, "the actuator could not say what instances there are", unknown="instances")
         self.manual.saw(seen.instances, self.standing, now)
@@ -114,7 +113,7 @@ class Controller:
         return self._decide(seen, now)
 
     def _given(self, seen: Observation, now: float, because: str, unknown: str = "") -> tuple[Effect, ...]:
-        """Nothing is known of the load. What pools and operators ask for needs no measurement."""
+        """Decide without the load, which is unknown: pools' `min` and operators' orders need no measurement."""
         chosen = self._changes.without_traffic(self.manual.orders(now), now)
         if chosen is None or self._idle(seen):
             return self._hold(now, because, unknown)
@@ -132,7 +131,8 @@ class Controller:
             return self._given(seen, now, too_few or "no arrivals are counted yet")
         needs = self._weighed(outlook, seen, now)
         learned = self._learn(needs, now)
-        chosen = self._changes.choose(needs, outlook, now, horizon_s, self.manual.orders(now))
+        missing = self._counters.missing
+        chosen = self._changes.choose(needs, outlook, now, horizon_s, self.manual.orders(now), takes=not missing)
         because = "; ".join(part for part in (chosen.because, learned) if part)
         idle = self._idle(seen)
         decision = Decision(
@@ -145,7 +145,7 @@ class Controller:
             expected=outlook.ahead.upper,
             forecaster=outlook.ahead.who,
             horizon_s=horizon_s,
-            conditions=self._changes.conditions(now),
+            conditions=(*self._changes.conditions(now), *((f"{missing}: nothing ends or flips",) if missing else ())),
             dry=bool(idle),
         )
         if idle:
@@ -158,7 +158,7 @@ class Controller:
         return {role: float(len(self.standing.ready(role))) for role in Role}
 
     def _idle(self, seen: Observation) -> str:
-        """Why it only looks on; empty: it acts."""
+        """Why this controller only observes; empty: it acts."""
         if self._paused:
             return self._paused
         if not seen.leads:
@@ -166,16 +166,16 @@ class Controller:
         return "dry run" if self.rules.dry else ""
 
     def _hold(self, now: float, because: str, unknown: str = "") -> tuple[Effect, ...]:
-        """Nothing is known that an action could rest on."""
+        """Leave the fleet as it is, because too little is known."""
         self._changes.down.held()
         conditions = (*self._changes.conditions(now), *((f"unknown: {unknown}",) if unknown else ()))
         return (Told(Decision(at_s=now, what=What.HOLD, because=because, conditions=conditions)),)
 
     def _weighed(self, outlook: Outlook, seen: Observation, now: float) -> dict[Role, Need]:
-        """By role: what is needed, within what pools and operators allow, and what there is."""
+        """By role: the instances that are needed, within the limits of pools and operators, and those that exist."""
         found = {}
         for role in self.kinds.roles:
-            low, high, who = self._limits(role, now)
+            low, high, operator = self._limits(role, now)
             have = sum(self.kinds.worth(each.pool, role, outlook.load) for each in self.standing.staying(role))
             ready = sum(self.kinds.worth(each.pool, role, outlook.load) for each in self.standing.ready(role))
             (at_once, _), (then, because), (keep, _) = outlook.now[role], outlook.then[role], outlook.keep[role]
@@ -188,21 +188,21 @@ class Controller:
                 keep=min(high, max(lasting, keep)),
                 have=have,
                 ready=ready,
-                because=f"{who} wants {low}" if who else because,
+                because=f"{operator} wants {low}" if operator else because,
             )
         return found
 
     def _limits(self, role: Role, now: float) -> tuple[int, int, str]:
-        """Fewest and most of a role, and who says so where that is an operator."""
-        low, high, who = self.manual.limits(role, now)
+        """Fewest and most instances of a role, and the operator who decides on them; empty: none does."""
+        low, high, operator = self.manual.limits(role, now)
         pools = [each for each in self.kinds.pools.values() if each.role is role]
         least, most = sum(each.min for each in pools), sum(each.max for each in pools)
         if any(each.flips for each in self.kinds.pools.values()):
             least, most = min(least, 1), max(most, sum(each.max for each in self.kinds.pools.values() if each.flips))
-        return max(least, 1, min(low, most)), min(most, high), who
+        return max(least, 1, min(low, most)), min(most, high), operator
 
     def _full(self, role: Role) -> int:
-        """What memory in use asks for: answers that are longer than recent ones show there first."""
+        """Instances that the KV caches in use need: answers that grow longer than recent ones show there first."""
         used = [each.kv_usage for each in self.standing.ready(role) if each.kv_usage is not None]
         if role is Role.PREFILL or not used or sum(used) / len(used) < _FULL:
             return 0
@@ -220,7 +220,7 @@ class Controller:
     # --- acting -------------------------------------------------------------------------------------------------------
 
     def _ask(self, decision: Decision, outlook: Outlook, now: float) -> tuple[Effect, ...]:
-        """Have the fleet without the instance simulated first; one at a time."""
+        """Ask for a simulation of the fleet without the instance first; one at a time."""
         if self._wanted is not None and now - self._wanted[2].at_s < CHECK_S:
             because = f"waits for the simulation of the fleet without {self._wanted[1].instance}"
             return (Told(replace(decision, what=What.HOLD, because=because, actions=())),)
@@ -254,7 +254,7 @@ class Controller:
             return (Told(Decision(at_s=now, what=What.HOLD, because=because, needs=decision.needs)),)
         there = self.standing.instances.get(action.instance)
         if there is None or now - decision.at_s > CHECK_S or not self._changes.down.spare(there.role):
-            return ()  # what was simulated is not what would be done now
+            return ()  # the simulated fleet is not the one that would result now
         return self._carry_out(decision, now)
 
     def _carry_out(self, decision: Decision, now: float) -> tuple[Effect, ...]:
@@ -274,6 +274,6 @@ class Controller:
 
 
 CHECK_S: Final = 30.0
-"""A simulation that has not come to its end within so long is taken to be lost."""
+"""Seconds after which a simulation without a verdict is taken to be lost."""
 _FULL: Final = 0.93
-"""Mean share of the KV caches in use that is taken as full."""
+"""Mean share of KV caches in use that counts as full."""

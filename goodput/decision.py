@@ -1,4 +1,4 @@
-"""What goes into the controller and what comes out: events, effects, decisions. Pure values."""
+"""The controller's events, effects and decisions. Pure values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What the actuator says of an action: an empty text, or why it is not carried out."""
+    """The actuator's answer to an action: an empty text, or why it is not carried out."""
 
     action: Action
     refusal: str
@@ -33,7 +33,7 @@ class Checked:
 
     number: int
     holds: bool | None
-    """None: it could not be told in its time. The bounds decide then."""
+    """Whether the fleet meets its targets; None: no verdict in time, so the formulas decide."""
     because: str = ""
 
 
@@ -48,7 +48,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """An operator stops the controller, or lets it go on. A paused one goes on to look, and does nothing."""
+    """An operator stops the controller, or lets it go on. A paused controller goes on observing and acts on nothing."""
 
     paused: bool
     who: str = "an operator"
@@ -69,7 +69,7 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Of one role."""
+    """What one role needs, and what it has."""
 
     now: int
     """Instances that the present load needs."""
@@ -80,13 +80,14 @@ class Need:
     have: float
     """Instances that exist or start, in instances of the preferred pool."""
     ready: float
+    """Those of them that serve now, in the same unit."""
     because: str = ""
-    """Which term says `ahead`."""
+    """The term that decides on `ahead`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One decision with its reasons: what the log, `explain` and the metrics are made of."""
+    """One decision with its reasons, for the log, `GET /scaling` and the metrics."""
 
     at_s: float
     what: What
@@ -96,17 +97,19 @@ class Decision:
     rate: float | None = None
     """Arrivals a second now."""
     expected: float | None = None
-    """The quantile after the start-up time."""
+    """Forecast arrivals a second after `horizon_s`, at the quantile that adds capacity."""
     forecaster: str = ""
     horizon_s: float = 0.0
+    """Seconds that a start takes, until its instance serves."""
     conditions: tuple[str, ...] = ()
     """What prevents a change: no GPU, a budget, missing metrics."""
     dry: bool = False
+    """Whether the actions are not carried out: a dry run, a pause, or another controller leads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """To be given to the actuator; its answer comes back as `Answered`."""
+    """Give this action to the actuator; its answer comes back as `Answered`."""
 
     action: Action
 
@@ -114,23 +117,24 @@ class Act:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """Simulate this fleet on requests like recent ones, in at most 2 CPU seconds; the verdict comes back as `Checked`.
-    Routers publish distributions, no single requests: these are to be drawn from.
+    Requests are drawn from the distributions that routers publish.
     """
 
     number: int
     fleet: Mapping[str, Mapping[Role, int]]
     """Instances by pool and role."""
     rate: float
-    """Requests a second: what capacity is kept for."""
+    """Requests a second for which capacity is kept."""
     lengths: Mapping[str, RecentLengths]
     """By class."""
     dispersion: float
+    """Variance over mean of arrivals in a bin."""
     because: str
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A decision for the log."""
+    """Keep this decision for people."""
 
     decision: Decision
 

@@ -1,7 +1,7 @@
 """The controller's log: every event with its effects, one JSON object a line, to replay from. Pure.
 
 The controller has no clock, no chance and no memory but its events, so the same events give the same effects, byte for
-byte: `replay` says where they do not. A line begins with its form and its kind; `effects` are what came of it.
+byte: `replay` reports where they do not. A line has the form's version, the event with its kind, and its effects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from goodput.decision import Answered, Checked, Effect, Event, Observed, Pause, 
 
 FORM: Final = 1
 
-_ACTIONS: Final[dict[str, Any]] = {each.__name__: each for each in (do.Start, do.Drain, do.Resume, do.Flip, do.Stop)}
+_ACTIONS: Final[dict[str, Any]] = {each.__name__: each for each in (do.Start, do.Drain, do.Flip, do.Stop)}
 _EVENTS: Final[dict[str, Any]] = {each.__name__: each for each in (Observed, Checked, Resize, Pause)}
 
 
@@ -33,11 +33,11 @@ class DecisionEntry:
     now: float
     event: Event
     effects: bytes
-    """As they were written."""
+    """Their JSON, with sorted keys."""
 
 
 def encode(now: float, event: Event, effects: tuple[Effect, ...]) -> bytes:
-    """One line, without its end."""
+    """One line, without the line end. `now`: seconds of the controller's clock."""
     return msgspec.json.encode(
         {
             "form": FORM,
@@ -70,10 +70,10 @@ def _effect(effect: Effect) -> Any:
 
 
 def decode(line: bytes) -> DecisionEntry:
-    """One line.
+    """Read one line.
 
     Raises:
-        BadLine: it is none, or of another form.
+        BadLine: it is no event, or of another form.
     """
     try:
         fields = msgspec.json.decode(line)
@@ -101,7 +101,7 @@ def _event(kind: str, value: Any) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class DecisionDifference:
-    """A decision that came out otherwise."""
+    """An event whose effects differ from those in the log."""
 
     line: int
     was: str
@@ -109,10 +109,10 @@ class DecisionDifference:
 
 
 def replay(lines: Iterable[bytes], controller: Machine[Event, Effect]) -> Iterator[DecisionDifference]:
-    """Give a new controller the events of a log, and compare what it does with what was done.
+    """Give a new controller the events of a log, and compare its effects with those in the log.
 
     Raises:
-        BadLine: a line is none; says which.
+        BadLine: a line is no event; the message has its number.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():

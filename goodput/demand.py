@@ -1,4 +1,4 @@
-"""What is to be served: every request of a trace or workload with its size, class and what of it may be cached. Pure.
+"""What is to be served: every request of a trace or workload with its size, class and reusable tokens. Pure.
 
 Lengths stay distributions: one row a request, as columns. Nothing is averaged before it is used.
 """
@@ -30,7 +30,7 @@ class ClassPromise:
     """Share of all arrivals that must meet every target."""
 
     def __str__(self) -> str:
-        """`TTFT 500 ms, TPOT 40 ms for 95 %`."""
+        """`TTFT 500 ms, TPOT 40 ms for 0.95 of 1`; `nothing` without a target."""
         named = {"TTFT": self.ttft_ms, "TT2T": self.tt2t_ms, "TPOT": self.tpot_ms, "E2E": self.e2e_ms}
         told = ", ".join(f"{name} {value:g} ms" for name, value in named.items() if value is not None)
         return f"{told} for {self.attainment:.4g} of 1" if told else "nothing"
@@ -41,12 +41,13 @@ class Demand:
     """Requests in the order of their arrival, as columns of one length."""
 
     at_s: Floats
+    """Arrival times, in seconds."""
     inputs: Floats
     """Prompt tokens."""
     outputs: Floats
     """Tokens of the answer, one at least."""
     cached: Floats
-    """Prompt tokens that a cache without end would have: the most that prefix caching can save."""
+    """Prompt tokens that an unbounded prefix cache would have: the most that prefix caching can save."""
     classes: NDArray[np.int64]
     """Number of each request's class in `promises`."""
     promises: tuple[ClassPromise, ...]
@@ -56,11 +57,11 @@ class Demand:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last."""
+        """Seconds from the first arrival to the last."""
         return float(self.at_s[-1] - self.at_s[0]) if len(self) else 0.0
 
     def target_ms(self, name: str) -> Floats:
-        """A target of each request's class, by its name; infinite where there is none."""
+        """The target `name` of each request's class, in ms; infinite without one."""
         values = [getattr(each, name) for each in self.promises]
         found = np.array([np.inf if value is None else value for value in values])
         return found[self.classes]
@@ -76,15 +77,15 @@ _ROUND: Final = 1e-9
 
 
 def demand_of(arrivals: Sequence[Arrival], promises: Mapping[str, ClassPromise], usual: str = "") -> Demand:
-    """Columns of these requests.
+    """The columns of these requests.
 
     Args:
         arrivals: in the order of time, at least one.
         promises: by class.
-        usual: the class of requests that name none, or one that is not promised anything.
+        usual: the class of requests that name no class, or a class without promises.
 
     Raises:
-        ValueError: there is no request, or no such class.
+        ValueError: there is no request, or no class `usual`.
     """
     if not arrivals:
         raise ValueError("there is no request to plan for")
@@ -106,11 +107,11 @@ def _column(values: Iterable[Any]) -> Floats:
 
 
 def _reusable(arrivals: Sequence[Arrival]) -> Iterable[int]:
-    """Of each prompt, tokens of its longest beginning that some earlier prompt began with. The last token is always
-    computed.
+    """Of each prompt, the tokens of its longest prefix that an earlier prompt had, too; never its last token, which is
+    always computed.
     """
     seen: set[tuple[int, int]] = set()
-    """Beginnings, as (the beginning before, the next block)."""
+    """Prefixes, as (number of the prefix without its last block, last block)."""
     names: dict[tuple[int, int], int] = {}
     for each in arrivals:
         node, length, new = 0, 0, False
@@ -126,13 +127,13 @@ def _reusable(arrivals: Sequence[Arrival]) -> Iterable[int]:
 
 
 def sampled(arrivals: Sequence[Arrival], requests: int, parts: int, gap_s: float) -> list[Arrival]:
-    """A shorter load of the same kind: stretches of it, evenly spread over the whole, one after the other.
+    """A shorter load of the same kind: stretches of it, evenly spread over the whole, put one after the other.
 
     Args:
         arrivals: in the order of time.
         requests: how many at most.
         parts: how many stretches.
-        gap_s: between the last arrival of one and the first of the next.
+        gap_s: between the last arrival of a stretch and the first of the next.
     """
     if len(arrivals) <= requests:
         return list(arrivals)

@@ -1,7 +1,7 @@
-"""A controller for pools whose size nothing can be told about: it keeps them as the cluster file has them. Pure.
+"""A controller for models whose costs are unknown: it keeps pools at the sizes of the cluster file. Pure.
 
-For models whose costs are not known. An instance that failed is stopped, and one is started in its place; more than the
-file says is left alone, as an operator's doing.
+An instance that failed is stopped, and another one is started in its place. Instances beyond the file's size are left
+alone: an operator has started them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from goodput.observation import Observation, Phase
 
 EVERY_S: Final = 2.0
 AGAIN_S: Final = 30.0
-"""Between two starts in one pool: an engine that ends as soon as it has started is not started all the time."""
+"""Least seconds between two starts in one pool, for an engine that ends as soon as it has started."""
 
 
 class FixedPools:
-    """Of one model's pools."""
+    """Keeps the sizes of one model's pools."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         """`sizes`: instances by pool."""
@@ -31,7 +31,7 @@ class FixedPools:
         self._names = 0
 
     def next_wakeup(self) -> float | None:
-        """When it is to look again; None: before the first look."""
+        """Time of the next look; None: before the first look."""
         return self._due_s
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:

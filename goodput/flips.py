@@ -1,8 +1,8 @@
-"""Which instance takes another role, and when: the quickest change, and a limited one. Pure.
+"""Which instance takes another role, and when: the quickest change. Pure.
 
-An instance flips when the other role is short *now* and its own has one too many for the whole start-up time, or when
-both are short and the other split leaves less undone. What it is worth in the other role, with the batch
-settings it was started with, is priced. The last of a role never flips.
+An instance flips if the other role lacks one and its own role keeps enough without it (`Need.keep`), or if both are
+short and the other split leaves less undone. It keeps the batch settings that it was started with, so needs count it in
+the other role at what it is worth there (`Kinds.worth`). The last ready instance of a role never flips.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from goodput.standing import StandingInstances
 BETTER: Final = 1.15
 """Where both roles are short: the worst shortage must shrink by this factor."""
 SHORT_S: Final = 10.0
-"""Seconds that a shortage of both roles must last."""
+"""Seconds for which a shortage of both roles must last before a flip."""
 _PAIR: Final = (Role.PREFILL, Role.DECODE)
 
 
 class Flips:
-    """Clocks of one controller's flips."""
+    """Chooses one controller's flips; remembers the last ones."""
 
     def __init__(self, kinds: Kinds, standing: StandingInstances, rules: ControlRules) -> None:
         self._kinds: Final = kinds
@@ -48,7 +48,7 @@ class Flips:
         self._uneven_since_s = None
 
     def to_give(self, needs: Mapping[Role, Need]) -> dict[Role, int]:
-        """By role, how many instances may take another role instead of one being started there."""
+        """By role, how many of its instances may flip, so that none has to be started in the other role."""
         found = {}
         for role in _PAIR:
             need = needs.get(role)
@@ -80,7 +80,9 @@ class Flips:
         return len(self._last) < max(2, self._rules.flips_hour * len(self._standing.staying()))
 
     def _even_out(self, needs: Mapping[Role, Need], now: float) -> do.Flip | None:
-        """Both roles are short, or one is: the flip after which less work is left undone, if there is one."""
+        """The flip that makes the worst shortage smaller by `BETTER`, if there is one. It is asked for when no role has
+        an instance to spare.
+        """
         worst = {role: needs[role].now / max(0.5, needs[role].ready) for role in _PAIR}
         to, of = sorted(_PAIR, key=lambda role: -worst[role])
         after = max(needs[to].now / (needs[to].ready + 1), needs[of].now / max(0.5, needs[of].ready - 1))
@@ -112,6 +114,6 @@ class Flips:
         return do.Flip(instance=chosen.id, role=to, because=because)
 
     def _order(self, each: InstanceSeen, to: Role) -> tuple[bool, float, str]:
-        """One that is at home in the other role first, then the one that has least to finish."""
+        """Sort key: first an instance of a pool of role `to`, then the one with the least work left."""
         busy = each.kv_usage if each.kv_usage is not None else 0.5
         return self._kinds.pools[each.pool].role is not to, busy, each.id

@@ -1,16 +1,16 @@
-"""What a fleet of several kinds must be at least, whatever serves which request. Pure.
+"""Lower bounds of a fleet of several kinds, however requests are spread over it. Pure.
 
-`goodput.bounds` says what one kind alone would need. Kinds that can stand in for each other share the work: a decode
-instance may compute prompts, and two GPU types of one role split what comes. Of each resource
+`goodput.bounds` says what one kind alone would need. Kinds that can replace each other share the work: a decode
+instance may compute prompts, and two GPU types of one role split the requests. For each resource
 
     Σ over kinds of (weight of the kind · instances of the kind)  ≥  what one reference kind alone would need
 
-where a kind's weight is how many reference instances one of its instances stands in for, at the request where that is
-most. Each kind is the reference once. All of it is optimistic, as in `goodput.bounds`: what a floor rules out, no
-policy can serve.
+where a kind's weight is the most reference instances that one of its instances can replace, over all requests. Each
+kind is the reference once. The bounds are optimistic, as in `goodput.bounds`: no policy can serve the load on a fleet
+that a floor rules out.
 
-Resources: time for prompts; time for answers; both together (attention and context are paid in every step, weights are
-read once for prompts and answers alike); memory and places of answers while they are generated.
+Resources: time for prompts; time for answers; both together (every step pays for attention and context, but reads
+weights once for prompts and answers alike); KV cache and batch places of answers while they are generated.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class FleetFloor:
     """One bound of a fleet."""
 
     weights: tuple[float, ...]
-    """Of one instance of each kind."""
+    """One instance's weight, by kind."""
     least: float
-    """What the weighted sum of the counts must be at least."""
+    """The least weighted sum of the counts."""
     because: str
 
 
@@ -73,7 +73,7 @@ _RESOURCES: Final = (
 
 
 class Floors:
-    """Bounds of one demand. Kinds are told apart by identity: use one `EngineBounds` for each."""
+    """Bounds for one demand. Kinds are told apart by identity: use one `EngineBounds` object for each kind."""
 
     def __init__(self, demand: Demand) -> None:
         self.demand: Final = demand
@@ -88,22 +88,22 @@ class Floors:
     def of(self, roles: Sequence[Role], engines: Sequence[EngineBounds]) -> tuple[FleetFloor, ...]:
         """Every bound of a fleet with these kinds, in which each kind may do what its role allows."""
         found = []
-        speaks = [role.decodes for role in roles]
+        decodes = [role.decodes for role in roles]
         for number, resource in enumerate(_RESOURCES):
             for at, engine in enumerate(engines):
-                if resource.answers and not speaks[at]:
+                if resource.answers and not decodes[at]:
                     continue
                 need = self._need(number, engine)
                 weights = tuple(
-                    self._weight(resource, engine, other, speaks=can)
-                    for other, can in zip(engines, speaks, strict=True)
+                    self._weight(resource, engine, other, decodes=can)
+                    for other, can in zip(engines, decodes, strict=True)
                 )
                 if need.exact > 0:
                     found.append(FleetFloor(weights=weights, least=need.exact, because=need.because))
         return tuple(found)
 
     def impossible(self, roles: Sequence[Role], engines: Sequence[EngineBounds]) -> Impossible | None:
-        """Why no number of these instances keeps the promises; None where that cannot be told."""
+        """Why no number of these instances keeps the promises; None: no bound says so."""
         answers = tuple(engine for engine, role in zip(engines, roles, strict=True) if role.decodes)
         key = (tuple(map(id, engines)), tuple(map(id, answers)))
         if key not in self._cannot:
@@ -111,14 +111,15 @@ class Floors:
         return self._cannot[key]
 
     def dynamic_j(self, roles: Sequence[Role], engines: Sequence[EngineBounds]) -> float:
-        """Joules above idle that the load takes at least: each part of a request where it takes least, the dearest
-        requests left out. A step reads weights once for prompts and answers: of their matrix products the dearer count.
+        """Least joules above idle that the load takes: each part of a request on the kind where it takes least. The
+        dearest requests, which may miss, are left out. A step reads its weights once for prompts and answers, so only
+        the dearer of their matrix products counts.
         """
-        speaks = [engine for engine, role in zip(engines, roles, strict=True) if role.decodes]
+        answering = [engine for engine, role in zip(engines, roles, strict=True) if role.decodes]
         prompts = np.min([self._joules(each, "matrices", "attention") for each in engines], axis=0)
-        answers = np.min([self._joules(each, "shares", "reading") for each in speaks], axis=0)
+        answers = np.min([self._joules(each, "shares", "reading") for each in answering], axis=0)
         attention = np.min([self._joules(each, "attention") for each in engines], axis=0)
-        reading = np.min([self._joules(each, "reading") for each in speaks], axis=0)
+        reading = np.min([self._joules(each, "reading") for each in answering], axis=0)
         kept = max(0, len(self.demand) - self.demand.may_miss())
         return float(max(np.sort(total)[:kept].sum() for total in (prompts + reading, attention + answers)))
 
@@ -138,9 +139,9 @@ class Floors:
             self._needs[key] = most_asked(work, self._waits[number], self.demand, resource.name)
         return self._needs[key]
 
-    def _weight(self, resource: _Resource, engine: EngineBounds, other: EngineBounds, *, speaks: bool) -> float:
-        """How many of `engine` one `other` stands in for: at the part that it does best."""
-        parts = (*resource.prompts, *(resource.answers if speaks else ()))
+    def _weight(self, resource: _Resource, engine: EngineBounds, other: EngineBounds, *, decodes: bool) -> float:
+        """How many instances of `engine` one instance of `other` can replace, at the part that it does best."""
+        parts = (*resource.prompts, *(resource.answers if decodes else ()))
         return max((self._ratio(engine, other, part) for part in parts), default=0.0)
 
     def _ratio(self, engine: EngineBounds, other: EngineBounds, part: str) -> float:
@@ -154,16 +155,16 @@ class Floors:
     def _part(self, engine: EngineBounds, part: str) -> Floats:
         if id(engine) not in self._parts:
             self._parts[id(engine)] = _parts(engine, self.demand)
-            self._kept.append(engine)  # an id is one engine's as long as that is kept
+            self._kept.append(engine)  # an `id` is unique only while its object is kept
         return self._parts[id(engine)][part]
 
 
 def _above_idle_j(engine: EngineBounds, demand: Demand) -> dict[str, Floats]:
     """Joules above idle that each part of each request takes at least on instances of this kind.
 
-    A step of s ms that holds parts i draws `TDP · min(cap · s, base · s + Σ xᵢ)` (`costs.power`), x being the part's
-    arithmetic and reading at the hardware's peaks, weighted. It takes at least as long as its parts at their best, and
-    the minimum of sums is no less than the sum of minima.
+    A step of s ms with parts i takes the energy `TDP · min(cap · s, base · s + Σ xᵢ)` (`costs.power`); xᵢ is the part's
+    arithmetic and reading at the hardware's peaks, weighted. A step takes at least as long as its parts at their best,
+    and a minimum of sums is no less than the sum of minima.
     """
     costs, peak = engine.costs, engine.costs.peak
     steps = np.maximum(0.0, demand.outputs - 1)
@@ -192,8 +193,8 @@ def _times(engine: EngineBounds, demand: Demand) -> dict[str, Floats]:
 def _parts(engine: EngineBounds, demand: Demand) -> dict[str, Floats]:
     """Least times of one instance for each part of each request, in ms.
 
-    Memory and places are taken as long as the answer is generated, at its own least time per token: a request holds
-    `tokens / kv_tokens` of the cache and one of `seqs_max` places meanwhile.
+    A request holds `tokens / kv_tokens` of the KV cache and one of `seqs_max` batch places while its answer is
+    generated, at its own least time per token.
     """
     times = _times(engine, demand)
     steps = np.maximum(0.0, demand.outputs - 1)

@@ -1,12 +1,13 @@
-"""What the load will be once an instance that is asked for now can serve: a quantile. Pure.
+"""Forecasts a quantile of the load at the time when an instance that is asked for now can serve. Pure.
 
-Forecasters compete. Every `SCORED_EVERY_S` each forecaster says the rate after the horizon; when that time has come it
-is scored, and so are forecasts of one minute. Its own errors, less what chance alone makes of a stretch that short,
-widen its next forecasts to the wanted quantile. Then the loss that belongs to a quantile (pinball: too low costs q, too
-high 1 − q) is compared, and the mean error of the short ones: a forecaster is used only if it beats the last value on
-recent data. Of several that do, the median is used: the best one of ten minutes is so by chance as well, and forecasts
-combined err less than the one that looked best beforehand (Bates and Granger, 1969). A season that beats it is used
-alone, since it knows what the others can only follow.
+Forecasters compete. Every `SCORED_EVERY_S` each forecaster predicts the rate after the horizon. When that time has come
+the prediction is scored; predictions one minute ahead are scored, too. A forecaster's own errors, less the part that
+chance explains in a stretch that short, widen its next forecasts to the wanted quantile. Forecasters are compared by
+the pinball loss of that quantile (q for each unit too low, 1 − q for each too high), and by the mean error of the short
+forecasts: a forecaster is used only if it beats the last value on recent data. If several do, their median is used: the
+best one of ten minutes may be best by chance, and combined forecasts err less than the one that looked best beforehand
+(Bates and Granger, 1969). The seasonal forecaster is used alone if it beats the last value and all others: it foresees
+changes that the others can only follow.
 """
 
 from __future__ import annotations
@@ -25,59 +26,63 @@ from goodput.traffic import Traffic
 
 SCORED_EVERY_S: Final = 15.0
 SCORES: Final = 40
-"""Newest scored forecasts that count: those of ten minutes."""
+"""Newest scores that count: those of ten minutes."""
 RECORD_S: Final = SCORES * SCORED_EVERY_S
 """Seconds back to the oldest score that counts."""
 PERIOD_SCORES: Final = 600
-"""Of what comes back after a period, those of one period count, and so many at most: it shows its worth when the load
+"""Most scores of the seasonal forecaster that count, otherwise those of one period: it is better only when the load
 changes, which may be once a period."""
 SCORES_MIN: Final = 6
+"""With fewer scores a forecaster is not compared."""
 WINDOW_S: Final = 30.0
-"""The stretch whose mean rate a forecast is of."""
+"""Seconds of the stretch whose mean rate a forecast predicts."""
 SURE: Final = 1.0
-"""A forecaster's losses must lie below the last value's by so many standard errors of their difference. Scores overlap:
-`TOGETHER` of them are one."""
+"""A forecaster beats the last value if its losses are lower by this many standard errors of the difference."""
 TOGETHER: Final = 4.0
+"""Scores overlap: so many count as one independent score in that standard error."""
 STAYS: Final = 0.9
-"""A forecaster replaces the one in use only if its loss is smaller by this factor."""
+"""A forecaster replaces the one in use only if its loss is below this share of that one's."""
 EARLY_S: Final = 60.0
-"""Forecasts of so short a time are scored beside those of the whole horizon: they are the first to show that the load
-has begun to rise or to fall, where a start takes minutes."""
+"""Seconds of the short forecasts, which are scored beside those of the whole horizon: if a start takes minutes, they
+are the first to show that the load has begun to rise or fall."""
 EARLY: Final = 16
-"""Of those, so many count: four minutes."""
+"""Newest scores of short forecasts that count: those of four minutes."""
 PERIOD_EVERY_S: Final = 120.0
+"""Seconds between two searches for a period."""
 WIDEST: Final = 0.35
-"""A forecast is widened by this share at most: errors beyond it say that nothing can be told."""
+"""The largest share by which a forecast is widened: with larger errors no forecast is possible."""
 UNSCORED: Final = 0.1
-"""Of a forecaster of which too few forecasts are scored, while the level has not changed; after a change, `WIDEST`: a
-load that has just left its level may go on changing, and the first score comes a start-up time later."""
+"""The share by which a forecaster with too few scores is widened while the level has not changed. After a change it is
+`WIDEST`: a load that has just left its level may go on changing, and the first score comes a start-up time later."""
 SURELY: Final = 0.75
-"""Part of a steady stretch that lies after the change before it: stretches are compared in steps of a third."""
+"""Newest part of a steady stretch that surely lies after the last change: compared stretches grow by a third, so the
+change may lie inside the oldest quarter."""
 LEAST: Final = 0.02
-"""Requests a second; below it errors are counted as of this rate."""
+"""Requests a second; errors at lower rates are scaled as errors at this rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Of the rate of arrivals, in requests a second."""
+    """A forecast of the rate of arrivals, in requests a second."""
 
     mean: float
     upper: float
     """The wanted quantile."""
     horizon_s: float
     who: str
+    """Name of the forecaster."""
     because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """Of one scored forecast."""
+    """The error of one scored forecast."""
 
     size: float
-    """Actual less forecast over the root of the forecast: between an error that grows with the rate, as a trend's does,
-    and one that does not."""
+    """(actual − forecast) / √forecast: a scale between errors that grow with the rate, as a trend's do, and errors that
+    do not."""
     chance: float
-    """Variance that chance alone gives it."""
+    """Variance of `size` by chance alone."""
     said_s: float
     """When the forecast was made."""
 
@@ -88,11 +93,12 @@ class _ForecastRecord:
 
     errors: deque[_Error] = field(default_factory=lambda: deque(maxlen=SCORES))
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=PERIOD_SCORES))
+    """In requests a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A forecast that waits for its time."""
+    """Forecasts of one moment, by forecaster, that wait to be scored."""
 
     said_s: float
     due_s: float
@@ -102,7 +108,7 @@ class _Said:
 
 @dataclass(frozen=True, slots=True)
 class _Actual:
-    """What came, for a forecast made at `said_s`."""
+    """The rate that came, for a forecast made at `said_s`."""
 
     rate: float
     dispersion: float
@@ -120,7 +126,9 @@ class _Choice:
 
 
 class Forecasting:
-    """All forecasters, their scores, and the choice between them."""
+    """All forecasters, their scores, and the choice between them. It has many attributes: records and waiting forecasts
+    of two horizons, what is known of period and level, and the choice made.
+    """
 
     def __init__(self, quantile: float = 0.9, forecasters: Mapping[str, Forecaster] = FORECASTERS) -> None:
         self.quantile: Final = quantile
@@ -135,15 +143,13 @@ class Forecasting:
         self._period_at_s = -math.inf
         self._period_s: float | None = None
         self._steady_since_s = -math.inf
-        """Since when the level has surely not changed; minus infinity: as far as is known."""
+        """Since when the level has surely not changed; minus infinity: no change is known."""
         self._used = self._base
         self._chosen: _Choice | None = None
-        """Until the next look."""
+        """The choice of this look; None: not made yet."""
 
     def look(self, traffic: Traffic, now: float, horizon_s: float) -> History:
-        """The series as it is now; scores the forecasts that have come due, and asks every forecaster for the
-        next.
-        """
+        """The series as it is now. Scores forecasts that have come due, and asks every forecaster for the next one."""
         fine = traffic.fine.counts()
         coarse = traffic.coarse.counts()
         if now - self._period_at_s >= PERIOD_EVERY_S:
@@ -188,7 +194,7 @@ class Forecasting:
                 self._early[name].losses.append(abs(actual - mean))
 
     def _hindcast(self, name: str, history: History, now: float, horizon_s: float) -> None:
-        """Score a forecaster that could not tell before by what it would have said of the recent past."""
+        """Score a forecaster that gave no forecasts so far by those it would have given in the recent past."""
         kept, each = self._kept.get(name), self._forecasters.get(name)
         if kept is None or each is None:
             return
@@ -208,15 +214,15 @@ class Forecasting:
         kept.losses.append(over * self.quantile if over > 0 else -over * (1 - self.quantile))
 
     def _errors(self, name: str) -> Sequence[_Error]:
-        """Those that count: of forecasts made since the level last changed, where enough of these are scored. What a
-        step did to forecasts made before it says nothing of those made after it.
+        """The errors that count: of forecasts made since the level last changed, if enough of these are scored, else
+        all. A step in the load spoils forecasts made before it, not those made after it.
         """
         errors = self._kept[name].errors
         since = [each for each in errors if each.said_s >= self._steady_since_s]
         return since if len(since) >= SCORES_MIN else errors
 
     def _wider(self, name: str, mean: float) -> float:
-        """By how much the quantile lies above the forecast, chance within the scored stretch taken out."""
+        """How far the quantile lies above the forecast, in requests a second, without the scored stretch's chance."""
         errors, base = self._errors(name), max(mean, LEAST)
         if len(errors) < SCORES_MIN:
             return (UNSCORED if math.isinf(self._steady_since_s) else WIDEST) * base
@@ -225,7 +231,7 @@ class Forecasting:
         return min(WIDEST * base, math.sqrt(base * max(0.0, found * abs(found) - chance)))
 
     def _noisy(self, name: str, mean: float, dispersion: float) -> float:
-        """The quantile of what a stretch of `WINDOW_S` will count: what chance makes of it included."""
+        """The quantile of the rate in a stretch of `WINDOW_S`, chance included: scores are compared with it."""
         chance = self._z**2 * dispersion * mean / WINDOW_S
         return mean + math.sqrt(self._wider(name, mean) ** 2 + chance)
 
@@ -235,7 +241,7 @@ class Forecasting:
             return _Choice(self._base, "too few forecasts are scored")
         counted = SCORES
         if SEASONAL in self._forecasters and self._share(SEASONAL, self._counted(SEASONAL)) is not None:
-            counted = self._counted(SEASONAL)  # what is as good in one part of a period is not better than it
+            counted = self._counted(SEASONAL)  # compare over a whole period: parts of it differ
         shares = {name: self._share(name, counted) for name in self._forecasters if name != self._base}
         fair = {name: share for name, share in shares.items() if share is not None}
         if not fair:
@@ -254,8 +260,8 @@ class Forecasting:
         return max(SCORES, min(PERIOD_SCORES, round(self._period_s / SCORED_EVERY_S)))
 
     def _share(self, name: str, counted: int) -> float | None:
-        """A forecaster's losses over those of the last value; None: it does not beat it by more than chance. Early ones
-        do not count where a whole period does: they are of one part of it.
+        """A forecaster's losses over those of the last value; None: it does not beat the last value by more than
+        chance. Short forecasts do not count if a whole period counts: they are of one part of it.
         """
         apart, shares = [], []
         for each in (self._kept, self._early) if counted <= SCORES else (self._kept,):
@@ -274,7 +280,7 @@ class Forecasting:
         return _mean(shares) if float(together.mean()) > SURE * error else None
 
     def forecast(self, history: History, horizon_s: float) -> Forecast | None:
-        """The rate after `horizon_s`; None: there is no history yet."""
+        """The rate after `horizon_s` seconds; None: there is no history yet."""
         chosen = self._chosen = self._chosen or self._best()
         name, because = chosen.best, chosen.because
         mean = self._median(chosen, history, horizon_s)
@@ -288,7 +294,7 @@ class Forecasting:
         return Forecast(mean=mean, upper=upper, horizon_s=horizon_s, who=name, because=because)
 
     def _median(self, chosen: _Choice, history: History, horizon_s: float) -> float | None:
-        """What those that are used say; None: the best of them cannot tell."""
+        """The median of the forecasters in use; None: the best of them gives no forecast."""
         mean = self._forecasters[chosen.best](history, horizon_s)
         if mean is None:
             return None
@@ -297,7 +303,7 @@ class Forecasting:
 
     @staticmethod
     def present(history: History) -> Forecast | None:
-        """The rate at present, with what is uncertain about a stretch that short."""
+        """The present rate, not widened: `upper` is `mean`. None: there is no history yet."""
         mean = last_value(history, 0.0)
         return None if mean is None else Forecast(mean=mean, upper=mean, horizon_s=0.0, who="last value")
 

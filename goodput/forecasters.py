@@ -1,6 +1,7 @@
-"""Ways to say what the rate of arrivals will be: each a pure function of the series so far and a horizon.
+"""Forecasters of the rate of arrivals: each a pure function of the series so far and a horizon in seconds.
 
-None of them is right everywhere, so they compete (`goodput.forecast`); a forecaster that cannot tell answers None.
+None of them is best for every load, so they compete (`goodput.forecast`). A forecaster returns requests a second, or
+None if it has too little to go by.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from goodput.stretches import Floats, Stretch, steady_rate
 LATELY_S: Final = 30.0
 DISPERSION_MAX: Final = 50.0
 FADES_S: Final = 400.0
-"""A trend goes on for so long on average: longer than most starts take, since a start is what it is extended over."""
+"""Seconds for which a trend goes on, on average: longer than most starts, because it is extended over one start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +29,18 @@ class History:
     """Arrivals in bins of `bin_s`."""
     bin_s: float
     coarse: Floats
-    """The same, for longer, in bins of `coarse_s`."""
+    """Arrivals over a longer time, in bins of `coarse_s`."""
     coarse_s: float
     dispersion: float = 1.0
+    """Variance over mean of the bins' counts; 1: Poisson."""
     period_s: float | None = None
-    """After which the load comes back, where that was found."""
+    """Period after which the load repeats itself; None: none was found."""
     level: Stretch | None = None
     """The recent stretch in which no change is significant; None: too few bins."""
 
     @staticmethod
     def of(counts: Floats, bin_s: float, coarse: Floats, coarse_s: float, period_s: float | None = None) -> History:
-        """With its burstiness and its level."""
+        """The history of these counts, with its dispersion and its level."""
         dispersion = dispersion_of(counts)
         level = steady_rate(counts, bin_s, dispersion)
         return History(
@@ -52,7 +54,7 @@ class History:
         )
 
     def before(self, ago_s: float) -> History:
-        """As it was some time ago."""
+        """The history as it was `ago_s` seconds ago."""
         fine, coarse = round(ago_s / self.bin_s), round(ago_s / self.coarse_s)
         counts = self.counts[: len(self.counts) - fine]
         return replace(
@@ -74,7 +76,7 @@ Forecaster = Callable[[History, float], float | None]
 
 
 def lately(history: History, _horizon_s: float) -> float | None:
-    """The last half minute."""
+    """The mean of the last half minute."""
     return history.mean(LATELY_S) if len(history.counts) else None
 
 
@@ -88,8 +90,8 @@ def smoothed(history: History, _horizon_s: float) -> float | None:
 
 
 def last_value(history: History, _horizon_s: float) -> float | None:
-    """What it is now, the one that others have to beat: the mean of the longest recent stretch in which no change is
-    significant. Sharp where the load is steady, and quick after a step.
+    """The present level, which others have to beat: the mean of the longest recent stretch without a significant
+    change. It is precise while the load is steady, and quick after a step.
     """
     return None if history.level is None else history.level.mean
 
@@ -128,8 +130,8 @@ def long_trend(history: History, horizon_s: float) -> float | None:
 
 
 def seasonal(history: History, horizon_s: float) -> float | None:
-    """What it was one period earlier, scaled by how the last minutes compare with those a period before. The mean of
-    half a horizon: a minute's count says little, and a start is not known to the minute either.
+    """The rate one period earlier, scaled by the ratio of the last minutes to those one period before. It is a mean
+    over half a horizon: one minute's count is noisy, and the end of a start is not known to the minute.
     """
     if history.period_s is None:
         return None
@@ -146,7 +148,7 @@ def seasonal(history: History, horizon_s: float) -> float | None:
 
 
 def _around(history: History, at_s: float) -> float | None:
-    """The rate around a time, from coarse bins, between whose middles lines are drawn."""
+    """The rate at a time, interpolated between the middles of coarse bins; None: outside of them."""
     at = at_s / history.coarse_s - 0.5
     low = math.floor(at)
     if low < 0 or low + 1 >= len(history.coarse):
@@ -156,7 +158,7 @@ def _around(history: History, at_s: float) -> float | None:
 
 
 def recent_peak(history: History, _horizon_s: float) -> float | None:
-    """Nine in ten of the last half hour's minutes were below it: for loads that jump up and down."""
+    """The 90th percentile of the last half hour's minutes: for loads that jump up and down."""
     part = history.coarse[-30:]
     return float(np.quantile(part, 0.9)) / history.coarse_s if len(part) >= 10 else None
 
@@ -175,7 +177,7 @@ FORECASTERS: Final[Mapping[str, Forecaster]] = {
 
 
 def dispersion_of(history_counts: Floats) -> float:
-    """Variance over mean of bins' counts, as their differences show it: a slow change of the rate is no burst."""
+    """Variance over mean of bins' counts, from the differences of neighbours: a slow change of the rate is no burst."""
     part = history_counts[-360:]
     if len(part) < 24:
         return 1.0
@@ -185,7 +187,7 @@ def dispersion_of(history_counts: Floats) -> float:
 
 
 def period_of(coarse: Floats, coarse_s: float) -> float | None:
-    """After which time the series comes back, by its autocorrelation; None: it does not, or not yet."""
+    """The period of the series in seconds, by its autocorrelation; None: none is found yet."""
     count = len(coarse)
     if count < 15 or float(coarse.std()) < 0.15 * float(coarse.mean()):
         return None
@@ -203,6 +205,8 @@ def period_of(coarse: Floats, coarse_s: float) -> float | None:
 
 
 def _lags(count: int) -> range:
-    """Of a day's minutes all, of a week's fewer: periods that long are known to the quarter of an hour."""
+    """Lags to compare, in bins: about 400 to 800 at most. Minutes of a day are compared in steps of two, those of eight
+    days in steps of 23, so long periods are known to a quarter of an hour.
+    """
     most = math.floor(count * 0.8)
     return range(3, most + 1, max(1, most // 400))

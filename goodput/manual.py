@@ -1,8 +1,8 @@
-"""What operators have changed by hand, and for how long the controller keeps it. Pure.
+"""Sizes that operators have changed by hand, and for how long the controller keeps them. Pure.
 
-An order (`Resize`) holds until it is taken back. An instance that came or went without the controller, and without
-having failed, is an operator's doing as well: the role keeps its new size for `manual_s`. After a restart it is
-unknown who changed what; the controller begins with the fleet that exists.
+An order (`Resize`) holds until it is taken back. An operator may also start or drain an instance without the
+controller: the role then keeps its new size for `manual_s`. A restarted controller does not know such changes; it
+begins with the fleet that exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST: Final = 1 << 20
 
 
 class Manual:
-    """Orders, and what was noticed."""
+    """Orders, and changes by hand that were noticed."""
 
     def __init__(self, respected_s: float) -> None:
         self._respected_s: Final = respected_s
@@ -28,29 +28,29 @@ class Manual:
         """Until when a role keeps which size, and why."""
         self._known: dict[InstanceId, InstanceSeen] | None = None
 
-    def resize(self, role: Role, count: int | None, who: str) -> None:
-        """An order; None takes it back, and what was noticed with it."""
+    def resize(self, role: Role, count: int | None, operator: str) -> None:
+        """Note an order; None takes it back. Both forget the change by hand that was noticed in this role."""
         self._noticed.pop(role, None)
         self._orders.pop(role, None)
         if count is not None:
-            self._orders[role] = (max(0, count), who)
+            self._orders[role] = (max(0, count), operator)
 
     def limits(self, role: Role, now: float) -> tuple[int, int, str]:
-        """Fewest and most, and the operator who says so; an empty text: no operator does."""
+        """Fewest and most instances of a role, and the operator who decides so; empty: none does."""
         if role in self._orders:
-            count, who = self._orders[role]
-            return count, count, who
+            count, operator = self._orders[role]
+            return count, count, operator
         noticed = self._noticed.get(role)
         if noticed is None or now >= noticed[0]:
             return 0, _MOST, ""
         return noticed[1], noticed[1], noticed[2]
 
     def orders(self, now: float) -> dict[Role, tuple[int, str]]:
-        """By role, the size that an operator wants, and who says so."""
+        """By role, the size that an operator wants, and that operator."""
         return {role: self.limits(role, now)[1:] for role in Role if self.limits(role, now)[2]}
 
     def saw(self, instances: Iterable[InstanceSeen], standing: StandingInstances, now: float) -> None:
-        """Compare with what was there, before `standing` takes it in."""
+        """Compare with the last look. Call it before `standing` sees the instances."""
         seen = {each.id: each for each in instances}
         known, self._known = self._known, seen
         if known is None:
@@ -64,9 +64,9 @@ class Manual:
             if left and not standing.mine(name) and not _on_the_way_out(standing, name):
                 self._notice(was.role, seen, now, f"an operator (who drained {name})")
 
-    def _notice(self, role: Role, seen: dict[InstanceId, InstanceSeen], now: float, who: str) -> None:
+    def _notice(self, role: Role, seen: dict[InstanceId, InstanceSeen], now: float, operator: str) -> None:
         staying = [each for each in seen.values() if each.role is role and not each.leaving and _serves(each)]
-        self._noticed[role] = (now + self._respected_s, len(staying), who)
+        self._noticed[role] = (now + self._respected_s, len(staying), operator)
 
 
 def _serves(each: InstanceSeen) -> bool:

@@ -1,8 +1,8 @@
-"""What the cost model did not know, learned from attainment: a factor on the load. Pure.
+"""Errors of the cost model, learned from attainment: a factor on the load. Pure.
 
-Bounds and queues are computed; engines are measured. Where a fleet that should have sufficed misses its targets, the
-load is taken to be heavier than it looks. Few requests say nothing: the misses of a stretch must exceed what is allowed
-by more than chance makes of it (Wilson's interval), so one late request adds nothing.
+Needs are computed from costs, attainment is measured. If a fleet that should suffice misses its targets, the load is
+taken to be heavier than computed. The misses of a stretch must exceed the allowed ones by more than chance explains
+(Wilson's interval), so one late request changes nothing.
 """
 
 from __future__ import annotations
@@ -14,38 +14,41 @@ from typing import Final
 from goodput.observation import ClassCounts
 
 STEP: Final = 1.08
+"""The factor grows by this with each stretch that misses too often."""
 MOST: Final = 2.0
 ENDED_MIN: Final = 50
-"""Requests of a stretch, at least."""
+"""Least requests of a stretch."""
 STRETCH_S: Final = 60.0
 Z: Final = 3.0
+"""Standard deviations by which misses must exceed the allowed ones."""
 SETTLED_S: Final = 180.0
-"""After a shortage, requests that came in it still end late for so long: they say nothing of the fleet that is."""
+"""Seconds after a shortage in which nothing is learned: requests that came during it still end late."""
 FADES_S: Final = 86_400.0
-"""What is learned fades to a half in a day: engines, their versions and their neighbours change."""
+"""Half-life in seconds of what is learned: engines, their versions and their neighbours change."""
 
 
 @dataclass(slots=True)
 class Margin:
-    """Of one role."""
+    """The factor of one role, and the requests of the present stretch."""
 
     factor: float = 1.0
+    """On the rate of arrivals, 1 to `MOST`."""
     _ended: int = 0
     _missed: int = 0
     _since_s: float | None = None
     _faded_s: float | None = field(default=None)
     _fair_s: float | None = None
-    """Since when the fleet has been as large as it was to be."""
+    """Since when the fleet has been large enough."""
 
     def add(self, ended: int, missed: int) -> None:
-        """Requests that are over, and those that missed what this role decides about."""
+        """Count requests that are over, and those that missed a target which this role decides about."""
         self._ended += ended
         self._missed += missed
 
     def look(self, allowed: float, now: float, *, fair: bool) -> str:
-        """Learn from the stretch, if it is long enough. What changed, as a sentence.
+        """Learn from the stretch, if it is long enough. Returns what changed, as a sentence; empty: nothing.
 
-        `fair`: the fleet was as large as it was to be through all of it, and no change was under way.
+        `allowed`: share of requests that may miss. `fair`: the fleet is large enough now and has not just changed.
         """
         if self._faded_s is not None:
             self.factor = 1 + (self.factor - 1) * 0.5 ** ((now - self._faded_s) / FADES_S)

@@ -1,4 +1,4 @@
-"""From what arrives to how many instances of each role are needed: now, ahead, and to be safe. Pure."""
+"""Computes from arrivals how many instances of each role are needed: now, ahead, and before one may end. Pure."""
 
 from __future__ import annotations
 
@@ -22,36 +22,39 @@ from goodput.swings import kept_rate
 from goodput.traffic import Traffic
 
 SOON_S: Final = 15.0
-"""A flip takes a few seconds: what comes within them."""
+"""Horizon, in seconds, of the rate that counts as present: a flip takes a few seconds."""
 LASTS_S: Final = 1.0
-"""Prompts that wait for shorter are what chance makes of arrivals."""
+"""Seconds that prompts must wait to be a backlog: shorter waits come from the chance in arrivals."""
 AGAIN: Final = 1.5
-"""Start-up times ahead for which the capacity that a season asks for is kept."""
+"""Start-up times ahead for which capacity is kept if the seasonal forecaster is in use."""
 KNOWN: Final = 300
-"""Arrivals from which a level is known to some 6 %: what was needed is remembered from then on."""
+"""Least arrivals of a steady stretch whose needs are remembered: they give its level to some 6 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """One look ahead."""
+    """The load and what it needs. Needs are instances by role, each with its reason."""
 
     rate: float
+    """Present arrivals a second."""
     ahead: Forecast
-    """At the quantile that adds capacity, after the start-up time."""
+    """The load after the start-up time; its `upper` is the quantile that adds capacity."""
     keep_rate: float
-    """The most of the quantiles that capacity is kept for, between now and the start-up time."""
+    """Arrivals a second for which capacity is kept: the most between now and the start-up time, or a swing's return."""
     now: Mapping[Role, tuple[int, str]]
-    """To have prompts that wait computed as soon as a flip can."""
+    """Needs of the present load and of waiting prompts within `flip_clear_s`: what flips are worth."""
     lasting: Mapping[Role, tuple[int, str]]
-    """The same without such haste: what an instance is worth starting for."""
+    """The same within `clear_s`: what starts are worth."""
     then: Mapping[Role, tuple[int, str]]
+    """Needs of the forecast load."""
     keep: Mapping[Role, tuple[int, str]]
+    """Needs of `keep_rate` and the rules' `room`: with fewer left, no instance ends."""
     load: LoadToServe
-    """At the present rate."""
+    """The load at the present rate, without waiting prompts."""
 
 
 class Needs:
-    """Traffic, its forecast and what it takes."""
+    """Traffic, its forecasts, and the instances that it needs."""
 
     def __init__(self, kinds: Kinds, promises: Mapping[str, ClassPromise], rules: ControlRules) -> None:
         self._kinds: Final = kinds
@@ -62,14 +65,14 @@ class Needs:
         self._keep: Final = Forecasting(rules.keep_quantile)
         self.margins: Final = {role: Margin() for role in kinds.roles}
         self._most: Final[dict[Role, deque[tuple[float, int]]]] = {}
-        """Needs since the load last changed, each larger than all later ones."""
+        """By role: times and needs since the load last changed, each need larger than all later ones."""
         self._waiting: Final[deque[tuple[float, int | None]]] = deque()
         self.answers = 0
         """Complete answers seen."""
 
     @property
     def aim(self) -> float:
-        """Share of the requests that a steady load's fleet is to serve in time."""
+        """Share of the requests that the fleet of a steady load must serve in time."""
         strictest = max((each.attainment for each in self._promises.values()), default=0.95)
         return 1 - (1 - strictest) * self._rules.spent
 
@@ -79,7 +82,7 @@ class Needs:
         return 1 - min((each.attainment for each in self._promises.values()), default=0.95)
 
     def add(self, between: Between, now: float) -> None:
-        """What came since the last look."""
+        """Fold in what came since the last look."""
         self.traffic.add(between, now)
         self._waiting.append((now, between.waiting))
         while len(self._waiting) > 1 and self._waiting[1][0] <= now - LASTS_S:
@@ -98,7 +101,13 @@ class Needs:
         return ""
 
     def look(self, now: float, horizon_s: float, ready: Mapping[Role, float]) -> Outlook | None:
-        """What is needed; None: nothing can be told yet."""
+        """What is needed; None: there is too little history.
+
+        Args:
+            now: seconds of the controller's clock.
+            horizon_s: how long a start takes, until its instance serves.
+            ready: instances that serve now, by role.
+        """
         history = self._up.look(self.traffic, now, horizon_s)
         self._keep.look(self.traffic, now, horizon_s)
         present, ahead = Forecasting.present(history), self._up.forecast(history, horizon_s)
@@ -133,8 +142,8 @@ class Needs:
         )
 
     def _kept_rate(self, history: History, horizon_s: float, rate: float) -> float:
-        """The most between now and the end of a start, of a season until half a start later: an instance that ends now
-        and is needed by then would have to be started again before its end had paid.
+        """The highest forecast between now and the end of a start; of the seasonal forecaster, until half a start
+        later. An instance that is needed by then would be started again before its end had paid.
         """
         found = [rate]
         for part in (0.5, 1.0, AGAIN):
@@ -144,8 +153,8 @@ class Needs:
         return max(found)
 
     def _swings(self, history: History, ahead: Forecast, rate: float) -> float:
-        """What a load that fell may come back to before a new instance could serve. One that comes back as it did a
-        period ago is foreseen: nothing is kept for it.
+        """The rate to which a load that fell may return before a new instance could serve. The seasonal forecaster
+        foresees a return: if it is in use, nothing is kept.
         """
         if ahead.who == SEASONAL:
             return 0.0
@@ -153,8 +162,8 @@ class Needs:
         return kept_rate(history.coarse, history.coarse_s, ahead.horizon_s, history.dispersion, share, rate)
 
     def _remember(self, history: History, then: Mapping[Role, tuple[int, str]], horizon_s: float, now: float) -> None:
-        """The most that was needed since arrivals or lengths last changed significantly. Forecasts of a steady load
-        waver; an instance that one of them wanted is not sent away because the next one does not.
+        """Remember the largest needs since arrivals or lengths last changed significantly. Forecasts of a steady load
+        waver: an instance that one forecast needed does not end because the next one does not.
         """
         found = history.level
         if found is None:
@@ -167,7 +176,7 @@ class Needs:
             while most and not whole and most[0][0] < now - seconds:
                 most.popleft()
             if rate * seconds < KNOWN * history.dispersion or seconds < horizon_s + RECORD_S:
-                continue  # too few arrivals, or forecasts still err by what was before the change
+                continue  # too few arrivals, or scores of forecasts from before the change
             while most and most[-1][1] <= count:
                 most.pop()
             most.append((now, count))
@@ -179,7 +188,7 @@ class Needs:
         }
 
     def prompts_wait(self, ready: Mapping[Role, float]) -> bool:
-        """Whether more prompts wait now than instances compute: the next look is to be soon."""
+        """Whether more prompts wait now than instances compute: then the next look comes soon."""
         waiting = self._waiting[-1][1] if self._waiting else None
         return waiting is not None and waiting > _in_steps(ready) / 2
 
@@ -210,7 +219,7 @@ class Needs:
         return max(0.0, ready.get(Role.PREFILL, 0.0) / (self._each_s(load) or 1.0) - load.rate)
 
     def _of(self, load: LoadToServe, more: float = 0.0) -> dict[Role, tuple[int, str]]:
-        """By role; `more` requests a second come to decode."""
+        """Needs by role, margins included. `more`: requests a second that decode gets in addition."""
         found = {}
         for role, margin in self.margins.items():
             rate = load.rate + (more if role is Role.DECODE else 0.0)
@@ -219,7 +228,7 @@ class Needs:
 
 
 def _in_steps(ready: Mapping[Role, float]) -> float:
-    """Prompts that instances compute, or will next: they are no backlog."""
+    """Prompts that instances compute now or next, two for each: they are no backlog."""
     return 2 * (ready.get(Role.PREFILL, 0.0) + ready.get(Role.BOTH, 0.0))
 
 

@@ -1,10 +1,10 @@
-"""What the controller sees at one instant: values with no behaviour. Pure.
+"""What the controller observes at one instant: values without behaviour. Pure.
 
-A field is None where its value is unknown. *Unknown is not zero*: a controller that reads a missing queue as an empty
+A field is None if its value is unknown. *Unknown is not zero*: a controller that reads a missing queue as an empty
 one removes the instances that would have emptied it.
 
 Routers publish counters that only grow, each since its own start; a restarted router begins at zero under another
-`life`. What happened between two readings is therefore known whatever was missed in between, and two routers' counts
+`life`. So what happened between two readings is known even if readings in between were missed, and two routers' counts
 add up.
 """
 
@@ -21,38 +21,38 @@ from goodput.sketch import EMPTY, Sketch
 
 
 class Phase(StrEnum):
-    """Where in its life an instance is, as far as a controller has to tell them apart."""
+    """The phases of an instance's life that a controller distinguishes."""
 
     PENDING = "pending"
-    """Asked for, and waits for a GPU."""
+    """Asked for; waits for a GPU."""
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
-    """Takes no new work; with `InstanceSeen.leaving`, it ends after it."""
+    """Takes no new work; with `InstanceSeen.leaving` it ends afterwards."""
     FAILED = "failed"
     """Its agent or its engine has given up; it still counts until it is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassCounts:
-    """Of one SLO class at one router, since the router's start."""
+    """Counts of one SLO class at one router, since the router's start."""
 
     arrivals: int = 0
-    """Requests at the door, before admission: those that were shed or still wait count, too."""
+    """Requests that reached the router, before admission: shed and waiting ones count, too."""
     prompts: Sketch = EMPTY
     """Prompt tokens of these arrivals."""
     cached_tokens: int = 0
-    """Of the prompts that were computed, tokens that came out of a prefix cache."""
+    """Tokens of computed prompts that came out of a prefix cache."""
     computed_tokens: int = 0
-    """Of the same prompts, tokens that were not."""
+    """The other tokens of these prompts."""
     answers: Sketch = EMPTY
     """Tokens of answers that are complete."""
     ended: int = 0
     """Requests that are over and count for attainment (a client that left in time does not)."""
     met: int = 0
-    """Those of them that met every target of the class."""
+    """Ended requests that met every target of the class."""
     late_first: int = 0
-    """Those of them that missed a target of the first token, were shed or failed."""
+    """Ended requests that missed a target of the first token, were shed or failed."""
 
     def __add__(self, other: ClassCounts) -> ClassCounts:
         return ClassCounts(
@@ -67,7 +67,7 @@ class ClassCounts:
         )
 
     def since(self, before: ClassCounts) -> ClassCounts:
-        """What has come beyond an earlier reading of the same counters; nothing where these are behind it."""
+        """The growth since an earlier reading of the same counters; 0 for a counter that is behind it."""
         return ClassCounts(
             arrivals=max(0, self.arrivals - before.arrivals),
             prompts=self.prompts.since(before.prompts),
@@ -88,17 +88,21 @@ class RouterCounts:
     life: str
     """Changes with every start of the router."""
     at_s: float
-    """When it was said, by the controller's clock."""
+    """When the controller heard it, in seconds of the controller's clock."""
     classes: Mapping[str, ClassCounts]
     waiting: int | None = None
     """Requests without a first token that no instance computes yet: in the router's queue, or in an engine's."""
     oldest_wait_s: float | None = None
-    """Age of the oldest of them; 0 where none waits."""
+    """Seconds that the oldest of them has waited; 0: none waits."""
+    left: bool = False
+    """Whether it has just said goodbye; these are its last counts."""
+    address: str = ""
+    """Where it listens: no two routers listen there at once. Empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSeen:
-    """One instance, as the actuator and its own heartbeat tell it."""
+    """One instance, as the actuator and its heartbeat report it."""
 
     id: InstanceId
     pool: str
@@ -107,11 +111,13 @@ class InstanceSeen:
     """The role that it has now."""
     phase: Phase
     asked_s: float | None = None
-    """When it was asked for; None: unknown."""
+    """When it was asked for, in seconds of the controller's clock; None: unknown."""
     ready_s: float | None = None
-    """When it first became ready."""
+    """When it became ready for the first time; None: it is not ready, or this was not observed."""
     flips: bool = False
+    """Whether it may take another role."""
     leaving: bool = False
+    """Whether it drains or ends."""
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
@@ -126,13 +132,12 @@ class Observation:
 
     at_s: float
     routers: tuple[RouterCounts, ...]
-    """Of every router that is known; an empty one means that no router could be read."""
+    """Every router that is heard, and those that have left since the last look; empty: the registry could not be read,
+    or no router is in it."""
     instances: tuple[InstanceSeen, ...] | None
     """None: the actuator could not say."""
     leads: bool = True
-    """Whether this controller holds the lock: one that does not looks on, and does nothing."""
-    free_gpus: Mapping[str, int] | None = None
-    """By type, GPUs that no program uses; a type that is not named, or None: unknown. Others may take them."""
+    """Whether this controller leads; one that does not only observes."""
 
 
 NO_COUNTS: Final = ClassCounts()

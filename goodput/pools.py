@@ -17,18 +17,18 @@ class ScalingPool:
 
     name: str
     role: Role
-    """That its instances are started in."""
+    """The role that its instances start in."""
     engine: EngineBounds
-    """With the batch settings that it is started with, which it keeps when it takes another role."""
+    """An instance keeps the batch settings that it was started with when it takes another role."""
     footprint: Footprint
     first_token_ms: float = 0.0
-    """What a prompt waits for beside its steps (`costs.cost.Costs.first_token_ms`)."""
+    """Part of the TTFT beside queue and steps (`costs.cost.Costs.first_token_ms`)."""
     min: int = 0
     max: int = 64
     flips: bool = False
     """Whether its instances may take another role while they run."""
     startup_s: float = 60.0
-    """How long a start is taken to last until one was seen."""
+    """Expected seconds of a start, until one was observed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Kinds:
 
     @staticmethod
     def of(pools: Sequence[ScalingPool]) -> Kinds:
-        """Of these pools, the preferred ones of each role first."""
+        """The kinds of these pools, which come in order of preference."""
         return Kinds(
             {each.name: each for each in pools},
             {each.name: Sizer(each.engine, each.first_token_ms) for each in pools},
@@ -48,21 +48,23 @@ class Kinds:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """That instances are started in."""
+        """The roles that instances start in."""
         return tuple(dict.fromkeys(each.role for each in self.pools.values()))
 
     def first(self, role: Role) -> ScalingPool:
-        """The preferred pool of a role: sizes are counted in its instances. Without one, that of whatever may flip."""
+        """The preferred pool of a role: sizes are counted in its instances. The first of all pools if the role has
+        none.
+        """
         fitting = [each for each in self.pools.values() if each.role is role]
         return fitting[0] if fitting else next(iter(self.pools.values()))
 
     def sizer(self, role: Role) -> Sizer:
-        """Of the preferred pool."""
+        """The sizer of the role's preferred pool."""
         return self.sizers[self.first(role).name]
 
     def worth(self, pool: str, role: Role, load: LoadToServe) -> float:
-        """How many instances of the role's preferred pool one of `pool` is worth: by prompts a second for prefill, by
-        answers a second otherwise. What it lacks are the other role's batch settings, or its GPU's speed.
+        """How many instances of the role's preferred pool one instance of `pool` is worth: by prompts a second for
+        prefill, by answers a second otherwise. They differ in batch settings or in GPUs.
         """
         here, there = self.pools[pool], self.first(role)
         if here.engine == there.engine:

@@ -1,8 +1,7 @@
 """Which instance ends, and when. Pure.
 
-A role must have had an instance too many for a time that grows with the time that a start takes, between
-`ControlRules.hold_least_s` and `hold_most_s`. No instance of a
-pool that is at its `min` ends, and never the last of a role that serves.
+A role must have had an instance too many for `ControlRules.hold` times the time of a start, within `hold_least_s` and
+`hold_most_s`. No instance of a pool at its `min` ends, and never the last ready instance of a role.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from goodput.pools import Kinds
 from goodput.standing import StandingInstances
 
 ROUND: Final = 1e-6
-"""Needs of instances that differ by less are equal."""
+"""Numbers of instances that differ by less count as equal."""
 
 
 class ScaleDown:
-    """Chooses which instance ends; the clocks of that for one controller."""
+    """Chooses which instance of one controller's fleet ends; remembers since when roles have one too many."""
 
     def __init__(self, kinds: Kinds, standing: StandingInstances, rules: ControlRules) -> None:
         self._kinds: Final = kinds
@@ -41,7 +40,7 @@ class ScaleDown:
         self._gave_s = now
 
     def see(self, needs: Mapping[Role, Need], now: float) -> None:
-        """Note which roles have one too many; a role that is short now has none."""
+        """Note which roles have an instance too many. A role that is short now has none."""
         for role, need in needs.items():
             if need.have - 1 < need.keep - ROUND or need.ready < need.now - ROUND:
                 self._spare_since.pop(role, None)
@@ -49,11 +48,11 @@ class ScaleDown:
                 self._spare_since.setdefault(role, now)
 
     def held(self) -> None:
-        """Nothing was known, or a check said no: the time for which a role had an instance too many starts again."""
+        """Forget since when roles had an instance too many: the load was unknown, or a check failed."""
         self._spare_since.clear()
 
     def spare(self, role: Role) -> bool:
-        """Whether a role has had one too many at the last look."""
+        """Whether a role had an instance too many at the last look."""
         return role in self._spare_since
 
     def choose(self, needs: Mapping[Role, Need], outlook: Outlook, now: float, horizon_s: float) -> do.Drain | None:
@@ -63,7 +62,7 @@ class ScaleDown:
         rules = self._rules
         hold_s = min(rules.hold_most_s, max(rules.hold_least_s, rules.hold * horizon_s))
         if outlook.ahead.who == SEASONAL:
-            hold_s = rules.hold_least_s  # what comes within a start is known: nothing has to be waited for
+            hold_s = rules.hold_least_s  # the load within a start is foreseen: no reason to wait longer
         for role, since_s in sorted(self._spare_since.items(), key=lambda each: each[1]):
             need = needs[role]
             coming = self._standing.coming(role)
@@ -107,9 +106,7 @@ class ScaleDown:
         ]
 
     def _order(self, each: InstanceSeen) -> tuple[int, float, float, str]:
-        """One that does not serve yet before one that does, an expensive one before a cheap one, the one with the least
-        work left.
-        """
+        """Sort key: first instances that do not serve yet, then expensive ones, then those with the least work left."""
         rank = {Phase.PENDING: 0, Phase.STARTING: 1}.get(each.phase, 2)
         price = self._standing.footprint(each).price_per_hour
         busy = each.kv_usage if each.kv_usage is not None else 0.5

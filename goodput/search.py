@@ -1,4 +1,4 @@
-"""The cheapest fleet that holds, found with few trials: over arrangements, and over counts of instances in each. Pure.
+"""Finds the cheapest fleet that holds with few trials: over arrangements, and over counts of instances in each. Pure.
 
 A *space* is one arrangement with its kinds of instances fixed; only how many of each is open. Two things are presumed:
 
@@ -17,8 +17,8 @@ most, until none is left (`SearchState.proven`) or the effort is spent.
 What a fleet costs is the sum of its instances, and a constant (`Space.base`). Where the objective has to be measured
 (energy), that sum is a lower bound, `TrialVerdict.cost` is the real cost, and it is presumed to grow with the fleet.
 
-`search` is a generator: it yields what it would try, what it wants first in front, and is sent the verdict of the
-first. What it learns therefore does not depend on how many are simulated at a time, where, or how fast.
+`search` is a generator: it yields the fleets that it would try, the most wanted one first, and is sent the verdict of
+that first one. So what it learns does not depend on how many are simulated at a time, where, or how fast.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ Counts = tuple[int, ...]
 """How many instances of each kind."""
 
 TOLERANCE: Final = 0.01
-"""A fleet that is cheaper by less than this share of the best one is not looked for: intervals are wider."""
+"""The search does not look for a fleet that is cheaper than the best by less than this share: measured intervals are
+wider."""
 
 AHEAD: Final = 16
-"""Fleets in what `search` yields, at most: the first is wanted, the others are likely to be next."""
+"""Most fleets that `search` yields at a time: the first is wanted, the others are likely to be next."""
 
 EQUALS: Final = 6
-"""Fleets of the best one's cost that are tried at most, for one that attains more."""
+"""Most trials of fleets that cost the same as the best and may attain more."""
 
 EQUALS_SHARE: Final = 0.2
 """These trials may spend this share of the effort on top of it."""

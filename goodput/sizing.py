@@ -1,7 +1,7 @@
 """How many instances a load needs so that its targets are met: queues, batches and memory, from costs alone. Pure.
 
-`goodput.bounds` says what no fleet can do with less, without any queue. Here are the queues, because a controller has
-no time to simulate each thought. Lengths stay distributions (`goodput.sketch`).
+`goodput.bounds` has lower bounds without any queue. This module adds the queues as formulas, because a controller has
+no time to simulate every fleet that it considers. Lengths stay distributions (`goodput.sketch`).
 
 *Prefill.* Prompts wait for one of n instances, each of which computes one at a time: a queue M/G/n with offered load
 a = rate · E[S]. A prompt that waits longer than its target allows has missed:
@@ -12,8 +12,8 @@ C is Erlang's formula, c² the squared coefficient of variation of S, v the disp
 correction of M/M/n; exact for exponential S and v = 1).
 
 *Decode.* The requests of an instance share its steps; a step over b requests takes τ(b). Of rate λ for each instance,
-b = λ · E[tokens] · τ(b) run at once (Little's law). Around that the number fluctuates as a Poisson one, smoothed by
-how well n instances share. The step at the wanted quantile must keep the TPOT target, and contexts must fit memory.
+b = λ · E[tokens] · τ(b) run at once (Little's law). The number fluctuates around b with variance b · v / n, as n
+instances share the load. The step at the wanted quantile must keep the TPOT target, and contexts must fit the memory.
 
 *Both.* An instance that does both spends the share u of its time on prompts: its decode steps take τ(b) / (1 − u).
 """
@@ -34,23 +34,23 @@ from goodput.demand import ClassPromise
 from goodput.sketch import EMPTY, Floats, Sketch
 
 MOST: Final = 512
-"""Instances of one role that are looked at, at most."""
+"""Most instances of one role that are considered."""
 MEMORY_USED: Final = 0.92
-"""Share of the KV cache that may be full at the wanted quantile; beyond it requests wait, or are thrown out."""
+"""Share of the KV cache that may be full at the wanted quantile; beyond it requests wait, or are preempted."""
 STEP_ROOM: Final = 0.97
-"""A step may take so much of the TPOT target: what hand-overs and the scheduler's gaps add."""
+"""Share of the TPOT target that a step may take; hand-overs and the gaps between steps take the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentLengths:
-    """Of recent requests of one class."""
+    """Lengths of recent requests of one class, in tokens."""
 
     prompts: Sketch = EMPTY
     answers: Sketch = EMPTY
     cached: float = 0.0
     """Share of prompt tokens that come out of a prefix cache."""
     share: float = 1.0
-    """Of all arrivals, those of this class."""
+    """Share of all arrivals that are of this class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +63,14 @@ class LoadToServe:
     """By class."""
     promises: Mapping[str, ClassPromise]
     dispersion: float = 1.0
+    """Variance over mean of arrivals in a bin; 1: Poisson."""
     waiting_s: float = 0.0
     """Work of prompts that already wait, in seconds of one instance: it comes on top of what arrives …"""
     clear_s: float = 60.0
-    """… and is to be gone after so long."""
+    """… and is to be done within so many seconds."""
 
     def promise(self, name: str) -> ClassPromise:
-        """Of a class; one that is not promised anything has that of none."""
+        """The promise of a class; one without targets for a class without promises."""
         return self.promises.get(name, _NOTHING)
 
 
@@ -81,9 +82,9 @@ class RoleShare:
     """What one role attains."""
 
     met: float
-    """Share of the requests that keep the targets this role decides about."""
+    """Share of the requests that keep the targets which this role decides about; decode has 0 or 1."""
     busy: float
-    """Share of its capacity in use; above 1: a queue that only grows."""
+    """Share of its capacity in use; above 1: it cannot keep up."""
     because: str
 
 
@@ -92,23 +93,29 @@ class _Prompts:
     """Prompt work of one class on one engine."""
 
     share: float
+    """Share of all arrivals that are of this class."""
     seconds: Floats
+    """Work of a prompt, by length."""
     shares: Floats
+    """Share of the class's prompts that have each length."""
     target_s: float
+    """TTFT target; infinite without one."""
 
 
 class Sizer:
-    """Sizes for one engine; times once computed are kept."""
+    """Computes sizes for one engine; keeps computed prompt times."""
 
     def __init__(self, engine: EngineBounds, first_token_ms: float = 0.0) -> None:
         self.engine: Final = engine
         self._first_s: Final = first_token_ms / 1000
         self._prompt_s: Final[dict[tuple[int, int], float]] = {}
         self._last: tuple[LoadToServe, list[_Prompts], tuple[float, float]] | None = None
-        """Prompts and answers of the lengths that were asked for last: one look asks for them at many rates."""
+        """Prompts and answers of the last lengths: one look asks for the same lengths at many rates."""
 
     def prompt_s(self, tokens: float, cached: float = 0.0) -> float:
-        """Seconds of a whole instance for one prompt, computed in chunks as large as a step takes."""
+        """Seconds of an instance for one prompt of `tokens`, in chunks as large as a step takes. `cached`: share of its
+        tokens that a prefix cache has.
+        """
         total = max(1, round(tokens))
         before = min(total - 1, round(tokens * cached))
         known = self._prompt_s.get((total, before))
@@ -144,7 +151,7 @@ class Sizer:
         return found
 
     def prompt_work(self, load: LoadToServe) -> float:
-        """Instances that do nothing but compute this load's prompts, without any queue."""
+        """Instances that computing this load's prompts keeps busy, without any queue."""
         return load.rate * _mean_s(self._prompts(load)) + load.waiting_s / load.clear_s
 
     def prefill(self, load: LoadToServe, count: float) -> RoleShare:
@@ -169,7 +176,7 @@ class Sizer:
         return RoleShare(met=1 - late, busy=busy, because=f"prefill {busy:.0%} busy, {late:.1%} of first tokens late")
 
     def reachable(self, load: LoadToServe) -> float:
-        """Share of the prompts whose first token is in time on an idle instance; 1 where that share is 0."""
+        """Share of the prompts whose first token is in time on an idle instance; 1 if that share is 0."""
         found = 0.0
         for each in self._prompts(load):
             found += each.share * float(each.shares @ (each.target_s - self._first_s - each.seconds > 0))
@@ -178,8 +185,8 @@ class Sizer:
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def batch(self, load: LoadToServe, count: float, *, slower: float = 1.0) -> tuple[float, float]:
-        """Requests that one of `count` instances has at once, and the mean context of each, in tokens; infinite where
-        answers come faster than they are made.
+        """Requests that one of `count` instances runs at once, and their mean context in tokens. Infinite if answers
+        are wanted faster than the instances make them. `slower`: factor on the time of a step.
         """
         tokens, context = self._known(load)[1]
         if tokens <= 0:
@@ -236,7 +243,7 @@ class Sizer:
     # --- how many -----------------------------------------------------------------------------------------------------
 
     def both(self, load: LoadToServe, count: float, aim: float) -> RoleShare:
-        """What `count` instances attain that do both."""
+        """What `count` instances that do both attain: the worse of prefill and decode."""
         used = self.prompt_work(load) / max(count, 1e-9)
         if used >= 1:
             return RoleShare(met=0.0, busy=used, because=f"prompts alone need {used * count:.2f} instances")
@@ -251,8 +258,8 @@ class Sizer:
         return self.decode(load, count, aim) if role is Role.DECODE else self.both(load, count, aim)
 
     def need(self, role: Role, load: LoadToServe, aim: float) -> tuple[int, str]:
-        """The fewest instances that attain `aim` of what any number of them can attain, and what says so. A prompt that
-        takes longer than its target all by itself is late on any fleet: no instance is added for it.
+        """The fewest instances that attain `aim` of what any number of them can attain, and the reason; `MOST` at most.
+        A prompt that takes longer than its target alone is late on any fleet: no instance is added for it.
         """
         goal = aim * (1.0 if role is Role.DECODE else self.reachable(load))
         binds = share = self.attained(role, load, 1, aim)
@@ -281,9 +288,7 @@ def _mean_s(prompts: list[_Prompts]) -> float:
 
 
 def _answers(load: LoadToServe) -> tuple[float, float]:
-    """Tokens of a mean answer after the first, and the mean context while they are made: long answers see their own
-    context for longer.
-    """
+    """Mean tokens of an answer after its first, and their mean context: long answers have more of these tokens."""
     tokens = contexts = 0.0
     for lengths in load.lengths.values():
         outputs, shares = lengths.answers.lengths()
@@ -295,7 +300,7 @@ def _answers(load: LoadToServe) -> tuple[float, float]:
 
 
 def _erlang_c(count: float, offered: float) -> float:
-    """Chance that a request finds all of `count` servers busy; between whole counts on a line."""
+    """Erlang's C: the chance that a request finds all of `count` servers busy. Linear between whole counts."""
     low = math.floor(count)
     part = count - low
     if part > 1e-9:

@@ -37,16 +37,18 @@ class Sketch:
     """How many lengths fell into which bucket, and their sum."""
 
     counts: Mapping[int, int] = field(default_factory=dict)
+    """Number of lengths, by bucket (`bucket_of`)."""
     tokens: float = 0.0
+    """Sum of all lengths."""
 
     @property
     def count(self) -> int:
-        """Lengths in all."""
+        """Number of lengths."""
         return sum(self.counts.values())
 
     @property
     def mean(self) -> float:
-        """Tokens; 0 where there is none."""
+        """Mean length in tokens; 0 without lengths."""
         count = self.count
         return self.tokens / count if count else 0.0
 
@@ -57,12 +59,12 @@ class Sketch:
         return Sketch(counts, self.tokens + other.tokens)
 
     def since(self, before: Sketch) -> Sketch:
-        """What was added after `before`, an earlier state of the same counters; never below nothing."""
+        """What was added after `before`, an earlier state of the same counters; 0 for a counter that is behind it."""
         counts = {bucket: count - before.counts.get(bucket, 0) for bucket, count in self.counts.items()}
         return Sketch({b: c for b, c in counts.items() if c > 0}, max(0.0, self.tokens - before.tokens))
 
     def lengths(self) -> tuple[Floats, Floats]:
-        """Lengths in tokens and their shares, scaled so that the mean is exact; one length of 1 where there is none."""
+        """Lengths in tokens and their shares, scaled so that the mean is exact; one length of 1 if there is none."""
         if not self.counts:
             return np.ones(1), np.ones(1)
         buckets = sorted(self.counts)
@@ -89,7 +91,7 @@ class Counting:
         self._tokens = 0.0
 
     def add(self, tokens: float) -> None:
-        """One more length."""
+        """Add one length, in tokens."""
         bucket = bucket_of(tokens)
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
         self._tokens += tokens

@@ -1,7 +1,7 @@
-"""The fleet as a controller counts it: what was seen, and what it has asked for that cannot be seen yet. Pure.
+"""The fleet as a controller counts it: what was observed, corrected by its own actions under way. Pure.
 
-Whatever was asked for and is not gone counts against the budget. An action whose effect is not seen after `unseen_s` is
-taken to be lost: the next decision is made from what is there.
+Whatever was asked for and is not gone counts against the budget. An action whose effect is not observed after
+`unseen_s` is taken to be lost: the next decision goes by what exists.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StandingInstances:
         self.instances: dict[InstanceId, InstanceSeen] = {}
 
     def see(self, instances: Iterable[InstanceSeen], now: float) -> None:
-        """What there is now."""
+        """Take over what exists now."""
         seen = {each.id: each for each in instances if each.pool in self._pools}
         for name, (at_s, action) in [*self._asked.items()]:
             if now - at_s > self._unseen_s or _carried_out(action, seen.get(name)):
@@ -40,24 +40,24 @@ class StandingInstances:
         self.instances = dict(sorted(seen.items()))
 
     def asked(self, action: do.Action, now: float) -> None:
-        """An action is given to the actuator."""
+        """Note an action that is given to the actuator."""
         self._asked[action.instance] = (now, action)
         self.instances[action.instance] = _as_asked(action, self.instances.get(action.instance), now, self._pools)
 
     def refused(self, action: do.Action) -> None:
-        """It is not carried out."""
+        """Forget an action that is not carried out."""
         self._asked.pop(action.instance, None)
         if isinstance(action, do.Start):
             self.instances.pop(action.instance, None)
 
     def mine(self, instance: InstanceId) -> bool:
-        """Whether an action of ours about it is under way."""
+        """Whether an action of this controller on this instance is under way."""
         return instance in self._asked
 
     # --- asked --------------------------------------------------------------------------------------------------------
 
     def staying(self, role: Role | None = None) -> list[InstanceSeen]:
-        """Those that serve or will, in a role."""
+        """Instances of a role (None: of all) that serve or will serve."""
         return [
             each
             for each in self.instances.values()
@@ -67,26 +67,26 @@ class StandingInstances:
         ]
 
     def staying_in(self, pool: str) -> int:
-        """How many of a pool serve or will."""
+        """How many instances of a pool serve or will serve."""
         return sum(each.pool == pool for each in self.staying())
 
     def ready(self, role: Role | None = None) -> list[InstanceSeen]:
-        """Those that serve now."""
+        """Instances that serve now."""
         return [each for each in self.staying(role) if each.phase is Phase.READY]
 
     def coming(self, role: Role | None = None) -> list[InstanceSeen]:
-        """Those that wait for a GPU or start."""
+        """Instances that wait for a GPU or start."""
         return [each for each in self.staying(role) if each.phase in _COMES]
 
     def usage(self) -> Usage:
-        """Of everything that is not gone."""
+        """What all instances that are not gone use."""
         found = Usage()
         for name, each in self.instances.items():
             found.add(name, self.footprint(each))
         return found
 
     def footprint(self, each: InstanceSeen) -> Footprint:
-        """Of one instance."""
+        """What one instance uses."""
         return self._pools[each.pool].footprint
 
     def of_pool(self, pool: str) -> int:
@@ -95,7 +95,7 @@ class StandingInstances:
 
 
 def _carried_out(action: do.Action, seen: InstanceSeen | None) -> bool:
-    """Whether what is seen shows it."""
+    """Whether the observed instance (None: gone) shows the action's effect."""
     if isinstance(action, do.Start):
         return seen is not None
     if isinstance(action, do.Flip):

@@ -12,39 +12,39 @@ from goodput.observation import InstanceSeen
 from goodput.pools import ScalingPool
 
 KEPT: Final = 20
+"""Newest starts of a pool that count."""
 QUANTILE: Final = 0.9
 
 
 class StartUps:
-    """By pool."""
+    """Observed start-up times, by pool."""
 
     def __init__(self, pools: Mapping[str, ScalingPool]) -> None:
         self._pools: Final = pools
         self._took_s: Final[dict[str, deque[float]]] = {}
-        self._known: Final[dict[InstanceId, float]] = {}
-        """Instances whose start is counted, and when each became ready."""
+        self._known: Final[set[InstanceId]] = set()
+        """Instances whose start is counted: each starts once, and may restart in place."""
 
     def saw(self, instances: Iterable[InstanceSeen]) -> None:
-        """Count the starts that have come to their end."""
-        seen = set()
+        """Count the starts that have ended."""
+        seen: set[InstanceId] = set()
         for each in instances:
             seen.add(each.id)
-            if each.asked_s is None or each.ready_s is None or self._known.get(each.id) == each.ready_s:
+            if each.asked_s is None or each.ready_s is None or each.id in self._known:
                 continue
-            self._known[each.id] = each.ready_s
+            self._known.add(each.id)
             took_s = each.ready_s - each.asked_s
             if took_s > 0:
                 self._took_s.setdefault(each.pool, deque(maxlen=KEPT)).append(took_s)
-        for gone in self._known.keys() - seen:
-            del self._known[gone]
+        self._known.intersection_update(seen)
 
     def horizon_s(self, pool: str) -> float:
-        """A start takes no longer than this nine times in ten; until one was seen, what the pool's settings say."""
+        """The 90th percentile of a pool's start-up times, in seconds; without any, the pool's `startup_s`."""
         took = sorted(self._took_s.get(pool, ()))
         if not took:
             return self._pools[pool].startup_s
         return took[min(len(took) - 1, math.ceil(QUANTILE * len(took)) - 1)]
 
     def longest_s(self) -> float:
-        """Of all pools."""
+        """The largest `horizon_s` of all pools."""
         return max((self.horizon_s(pool) for pool in self._pools), default=0.0)

@@ -5,9 +5,9 @@ stretches of t₁ and t₂ seconds with n₁ and n₂ arrivals differ significan
 
     2 · (n₁ · ln(n₁ / (r t₁)) + n₂ · ln(n₂ / (r t₂))) > z² · dispersion,    r their common rate.
 
-Each part of a stretch is compared with the rest of it, since a slow change shows against what is long ago first. A
-difference of rates over its standard deviation would do for many arrivals only: a short stretch holds ten, and counts
-that small are skewed.
+Each part of a stretch is compared with the rest of it: a slow change shows first against the oldest part. A difference
+of rates over its standard deviation would need many arrivals: a short stretch has ten, and counts that small are
+skewed.
 
 *Lengths.* Two stretches differ when their mean logarithms do (Welch's test with a common variance). Lengths of requests
 are about log-normal, so a single long one makes no change; buckets of sketches are logarithms already.
@@ -26,25 +26,25 @@ Floats = NDArray[np.float64]
 
 SIGNIFICANT: Final = 5.5
 """Standard deviations that make a change. A look every 5 s makes 253 comparisons; of a steady Poisson load of 0.2 to 8
-requests a second that finds a change that is none three times a day at 4.5, once in three days at 5, less than once in
-twenty at 5.5 (twenty simulated days at each of four rates). A load that triples is told 5 s later than at 4.5."""
+requests a second gives a false change three times a day at 4.5, once in three days at 5, less than once in twenty days
+at 5.5 (twenty simulated days at each of four rates). A load that triples is found 5 s later than at 4.5."""
 LENGTHS_MIN: Final = 30
 """Requests on either side, for mean logarithms to be about normal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Up to now."""
+    """The newest part of a series, in which nothing changed significantly."""
 
     seconds: float
     mean: float
-    """Of what is asked for: a rate, or a logarithm."""
+    """Of a rate: arrivals a second. Of lengths: their logarithm, in buckets of sketches."""
     whole: bool
-    """Whether it is all that is known."""
+    """Whether it is the whole series: no change was found."""
 
 
 def steady_rate(counts: Floats, bin_s: float, dispersion: float) -> Stretch | None:
-    """Of arrivals in bins; None: too few bins."""
+    """The steady stretch of a rate, from arrivals in bins; None: too few bins."""
     edges = _edges(len(counts))
     if len(edges) < 2:
         return None
@@ -58,7 +58,14 @@ def steady_rate(counts: Floats, bin_s: float, dispersion: float) -> Stretch | No
 
 
 def steady_lengths(counts: Floats, sums: Floats, squares: Floats, bin_s: float) -> Stretch | None:
-    """Of lengths in bins: how many, the sum of their logarithms, and of those squared; None: too few bins."""
+    """The steady stretch of lengths; None: too few bins.
+
+    Args:
+        counts: number of lengths in each bin, newest last.
+        sums: sum of their logarithms in each bin.
+        squares: sum of the squared logarithms in each bin.
+        bin_s: seconds of a bin.
+    """
     edges = _edges(len(counts))
     if len(edges) < 2:
         return None
@@ -76,14 +83,14 @@ def steady_lengths(counts: Floats, sums: Floats, squares: Floats, bin_s: float) 
 
 
 def _parts(upto: Floats) -> tuple[Floats, Floats]:
-    """Of what recent stretches hold, by their length: each one (row), and each longer one less it (column)."""
+    """Contents of recent stretches (rows), and of longer ones (columns) without them. `upto`: contents by length."""
     young = np.broadcast_to(upto[:-1, None], (len(upto) - 1, len(upto) - 1))
     return young, np.maximum(upto[None, 1:] - young, 0.0)
 
 
 def _change(apart: Floats) -> tuple[int, bool]:
-    """Where the last change was: in the shortest stretch that is not all of a kind, where its parts differ most. Above
-    1 in `apart`: significantly. All that is known, and True, where there is no change.
+    """Index of the edge at the last change: in the shortest stretch with a significant difference (`apart` above 1),
+    the place where its parts differ most; and False. Without a change: the index of the whole series, and True.
     """
     ordered = np.triu(apart)
     columns = np.flatnonzero((ordered > 1).any(axis=0))
@@ -95,13 +102,13 @@ _BUCKET: Final = 1 / 12
 
 
 def _last(values: Floats, edges: NDArray[np.int64]) -> Floats:
-    """Sums of the last so many values."""
+    """Sums of the last values, for each number of values in `edges`."""
     sums: Floats = np.concatenate([[0.0], np.cumsum(values[::-1])])[edges]
     return sums
 
 
 def _excess(counts: Floats, expected: Floats) -> Floats:
-    """A stretch's part of the deviance; nothing where it holds no arrival."""
+    """A stretch's part of the deviance; 0 without arrivals."""
     found: Floats = 2 * counts * np.log(np.maximum(counts, 1e-9) / np.maximum(expected, 1e-9))
     return found
 

@@ -1,14 +1,14 @@
-"""How far a load swings while an instance starts, and for how long to be ready for it again. Pure.
+"""How far a load swings while an instance starts, and for how long capacity is kept for such a swing. Pure.
 
-A load that fell by so much within a start-up time may come back as quickly, and nothing that arrives foretells it. What
-it costs to be late is known: of a rise by Δ within the horizon h, about Δ · h / 2 requests come before the instances
-that they need. The targets leave a share s of all requests for what no forecast says. So a swing by Δ that is not
-foreseen may happen once in
+A load that fell by Δ within a start-up time h may rise as quickly, and no arrival announces it. The cost of being late
+is known: of a rise by Δ within h, about Δ · h / 2 requests arrive before the instances that they need. The targets let
+a share s of all requests miss because of changes that no forecast foresees. So an unforeseen swing by Δ may happen once
+in
 
     T = Δ · h / (2 · s · mean rate)
 
-and while a swing is younger than that, capacity for its return is kept: never more than the recent load once needed.
-Swings that are small or rare beside the start-up time are forgotten within minutes, others last for hours.
+and while a swing is younger than that, capacity for its return is kept, never more than the recent load once needed.
+Small swings, and swings with a short start-up time, are forgotten within minutes; others count for hours.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 from goodput.stretches import Floats
 
 NOISE: Final = 4.0
-"""Standard deviations that two bins must differ by for the load to have swung; one of them is taken for chance. Of
-a steady load two bins in two hours differ by three in a third of all cases, by four in one of a hundred."""
+"""Standard deviations by which two bins must differ to count as a swing; one of them is subtracted as chance. In two
+hours of a steady load some two bins differ by three in a third of all cases, by four in one of a hundred."""
 LONGEST_S: Final = 7200.0
-"""No swing is remembered for longer."""
+"""Seconds after which any swing is forgotten."""
 
 
 def kept_rate(counts: Floats, bin_s: float, horizon_s: float, dispersion: float, share: float, rate: float) -> float:
@@ -35,8 +35,8 @@ def kept_rate(counts: Floats, bin_s: float, horizon_s: float, dispersion: float,
         bin_s: seconds of a bin.
         horizon_s: how long an instance takes to start.
         dispersion: variance over mean of counts.
-        share: of all requests, those that may miss what no forecast says.
-        rate: at present.
+        share: share of all requests that may miss because of unforeseen changes.
+        rate: present requests a second.
     """
     part = counts[-math.floor(LONGEST_S / bin_s) :] / bin_s
     lag = max(1, math.ceil(horizon_s / bin_s))
@@ -55,4 +55,4 @@ def kept_rate(counts: Floats, bin_s: float, horizon_s: float, dispersion: float,
 
 
 MOST: Final = 0.98
-"""The quantile of recent bins that is the most that is kept for: the very highest is chance."""
+"""Capacity is kept for at most this quantile of recent bins: the very highest ones are chance."""

@@ -1,8 +1,8 @@
 """Arrivals as a series over time, and lengths of recent requests, from what routers counted. Pure.
 
-Two series of arrivals: fine bins for levels and steps, coarse ones of many days for what comes back every day. Beside
-them fine bins of the lengths' logarithms, for whether lengths have changed. A look that comes
-late covers several bins and is spread over them evenly: its requests are known, only their times are not.
+There are two series of arrivals: fine bins for levels and steps, and coarse bins of eight days for daily patterns. Fine
+bins of the lengths' logarithms show whether lengths have changed. The counts of a late look cover several bins and are
+spread over them evenly, because the times of its requests are unknown.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from goodput.sketch import EMPTY, Sketch
 from goodput.stretches import Floats, Stretch, steady_lengths
 
 FINE_S: Final = 5.0
+"""Seconds of a fine bin."""
 FINE_BINS: Final = 1440
 """Two hours."""
 COARSE_S: Final = 60.0
+"""Seconds of a coarse bin."""
 COARSE_BINS: Final = 11_520
 """Eight days: a week, and a day to compare it with."""
 
 SAMPLE: Final = 400
-"""Requests whose lengths stand for the present load: enough for a 95th percentile that is within a bucket or two."""
+"""Requests whose lengths represent the present load: enough for a 95th percentile within a bucket or two."""
 SAMPLE_S: Final = 120.0
-"""Lengths of at least so long count, however many there are: a burst of one kind is not the load."""
+"""Least seconds whose lengths count, however many they are: a burst of one kind does not represent the load."""
 SAMPLE_MAX_S: Final = 3600.0
+"""Seconds after which lengths no longer count, however few there are."""
 
 
 class Series:
-    """Counts in bins of equal length. Memory is bounded: the oldest bins fall out."""
+    """Counts in bins of equal length. Only the newest bins are kept."""
 
     def __init__(self, bin_s: float, bins_max: int) -> None:
         self.bin_s: Final = bin_s
@@ -47,7 +50,7 @@ class Series:
         """Count of the last bin so far: it is not closed yet."""
 
     def add(self, from_s: float, to_s: float, count: float) -> None:
-        """Count so many between two times, the first of which is where the last ones ended."""
+        """Spread `count` evenly over the time between `from_s`, the end of the last call, and `to_s`, in seconds."""
         if self._first is None:
             self._first = self._last = math.floor(from_s / self.bin_s)
         at_s, rate = from_s, count / (to_s - from_s)
@@ -64,7 +67,7 @@ class Series:
             self._open, self._last = 0.0, self._last + 1
 
     def counts(self) -> Floats:
-        """Of all closed bins, oldest first; the very first bin, which may have begun in its middle, left out."""
+        """Counts of all closed bins, oldest first, without the very first bin, which may have begun in its middle."""
         listed = list(self._counts)
         whole = self._first is not None and self._last - self._first > len(listed)
         return np.array(listed if whole else listed[1:])
@@ -76,7 +79,7 @@ class Series:
 
 
 class Traffic:
-    """What arrives, and how long it is."""
+    """Arrivals over time, and lengths of recent requests."""
 
     def __init__(self) -> None:
         self.fine: Final = Series(FINE_S, FINE_BINS)
@@ -85,12 +88,12 @@ class Traffic:
         self._answers: Final = _Logs()
         self._recent: Final[deque[tuple[float, dict[str, ClassCounts]]]] = deque()
         self._arrivals = 0
-        """In `_recent`."""
+        """Arrivals in `_recent`."""
         self.counted = 0
         """Arrivals since this controller began."""
 
     def add(self, between: Between, now: float) -> None:
-        """Fold in what came until now."""
+        """Fold in what came since the last look. `now`: seconds of the controller's clock."""
         arrivals = sum(each.arrivals for each in between.classes.values())
         for series in (self.fine, self.coarse):
             series.add(now - between.seconds, now, arrivals)
@@ -107,12 +110,12 @@ class Traffic:
         return now - at_s > SAMPLE_MAX_S or (now - at_s > SAMPLE_S and left >= SAMPLE)
 
     def lengths_steady_s(self) -> float:
-        """For how long neither prompts nor answers have changed significantly; infinite: as far as is known."""
+        """Seconds for which neither prompts nor answers have changed significantly; infinite: no change is known."""
         found = [each.steady() for each in (self._prompts, self._answers)]
         return min((each.seconds for each in found if each is not None and not each.whole), default=math.inf)
 
     def newest(self, count: int) -> Sketch:
-        """Prompts of the newest arrivals, so many or somewhat more: those that wait now are among them."""
+        """Prompt lengths of the newest `count` arrivals or somewhat more: waiting prompts are among them."""
         found = EMPTY
         for _, classes in reversed(self._recent):
             if found.count >= count:
@@ -122,7 +125,7 @@ class Traffic:
         return found
 
     def lengths(self) -> dict[str, RecentLengths]:
-        """By class, of recent requests."""
+        """Lengths of recent requests, by class."""
         prompts, answers = dict[str, dict[int, int]](), dict[str, dict[int, int]]()
         sums: dict[str, list[float]] = {}
         for _, classes in self._recent:

@@ -77,7 +77,7 @@ def _flip(fields: Mapping[str, Any], _: Sequence[str]) -> do.Action:
     return do.Flip(instance=_named(fields), role=role, because=_because(fields))
 
 
-_MAKE: Final[Mapping[str, Callable[[Mapping[str, Any], Sequence[str]], do.Action]]] = {
+_MAKE: Final[Mapping[str, Callable[[Mapping[str, Any], Sequence[str]], do.ScriptedAction]]] = {
     "start": _start,
     "drain": _drain,
     "resume": lambda fields, _: do.Resume(instance=_named(fields), because=_because(fields)),

@@ -45,7 +45,7 @@ class Timed(NamedTuple):
     """An action, and when it is given."""
 
     at_s: float
-    action: do.Action
+    action: do.ScriptedAction
 
 
 class Provisioning:
@@ -81,11 +81,11 @@ class Provisioning:
             self._planned += 1
             self._world.kernel.at(round(at_s * NS), self._give, action)
 
-    def _give(self, action: do.Action) -> None:
+    def _give(self, action: do.ScriptedAction) -> None:
         self._planned -= 1
         self.carry_out(action)
 
-    def carry_out(self, action: do.Action) -> str:
+    def carry_out(self, action: do.ScriptedAction) -> str:
         """Carry out an action now. Returns an empty text, or why it is refused; a refusal changes nothing."""
         refusal = _CARRY_OUT[type(action)](self, action)
         if refusal:
@@ -218,7 +218,7 @@ class Provisioning:
             return self._drain(do.Drain(instance=action.instance, because=action.because))
         return self._ask(action, "stopping", agents.StopAsked(), leaves=True)
 
-    def _ask(self, action: do.Action, what: str, event: agents.Event, *, leaves: bool = False) -> str:
+    def _ask(self, action: do.ScriptedAction, what: str, event: agents.Event, *, leaves: bool = False) -> str:
         """Send an event to an agent, where it arrives after a hop. The agent decides what follows."""
         at = self._world.by_name.get(action.instance)
         if at is None or at.gone:

@@ -127,8 +127,6 @@ class SimActuator:
                 return self.drain(action)
             case do.Stop():
                 return self.stop(action)
-            case do.Resume():
-                return self._carry_out(action)
 
 
 class Sight:

@@ -1,7 +1,7 @@
-"""Words to instances' agents over HTTP: another role, a drain, work again. The same for every actuator. A shell.
+"""Tells instances' agents over HTTP to take another role or to drain. The same for every actuator. A shell.
 
-An agent on this machine answers any program here; one on another machine wants the request signed with its ticket keys
-(`kvtransfer.signed`), or it listens on its own loopback alone.
+An agent on this machine answers any program here. One on another machine answers only requests that are signed with its
+ticket keys (`kvtransfer.signed`); without keys it listens on its own loopback alone.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ ASK_S: Final = 2.0
 """Seconds for an answer. An agent only answers and counts: one that needs longer is taken to be lost."""
 
 BY: Final = "controller"
+"""The sender that signed requests name."""
 _UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 
 
 class Agents:
-    """Speaks to agents in the controller's name. Each answer is an empty text, or why nothing came of it."""
+    """Sends requests to agents in the controller's name. Each answer is an empty text, or why nothing came of it."""
 
     def __init__(self, keys: Callable[[], tuple[SigningKey, ...]] | None) -> None:
-        """`keys` tells the fleet's ticket keys; None: there are none."""
+        """`keys` returns the fleet's ticket keys, the signing one first; None: the fleet has none."""
         self._keys: Final = keys
         self._session: aiohttp.ClientSession | None = None
 
@@ -44,16 +45,12 @@ class Agents:
             await self._session.close()
 
     async def flip(self, beat: Heartbeat, role: Role) -> str:
-        """Take another role."""
+        """Tell the agent of `beat` to take another role."""
         return await self._tell(beat, "/role", {"role": role.value})
 
     async def drain(self, beat: Heartbeat, deadline_s: float) -> str:
-        """Take no new work, and stay."""
+        """Tell the agent to take no new work for now; the instance does not end."""
         return await self._tell(beat, "/drain", {"deadline_s": deadline_s})
-
-    async def resume(self, beat: Heartbeat) -> str:
-        """Take work again."""
-        return await self._tell(beat, "/resume", {})
 
     async def _tell(self, beat: Heartbeat, path: str, said: dict[str, object]) -> str:
         if beat.agent_url is None:
@@ -79,7 +76,7 @@ class Agents:
 
 
 def _refusal(instance: InstanceId, status: int, raw: bytes) -> str:
-    """The agent's own words, if it answered with any."""
+    """The refusal as a sentence: the agent's own message if its answer has one, else the HTTP status."""
     try:
         said = msgspec.json.decode(raw)["error"]["message"]
     except (ValueError, KeyError, TypeError):

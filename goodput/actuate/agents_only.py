@@ -1,4 +1,4 @@
-"""Carries out what agents can do by themselves: other roles, drains. For a fleet that others start. A shell."""
+"""An actuator without a launcher: flips and drains through agents. For fleets that other programs start. A shell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
-from goodput.actions import Drain, Flip, Resume, Start, Stop
+from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.agents import Agents
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 
@@ -16,10 +16,10 @@ _CANNOT: Final = "nothing here can {what} instances: this controller speaks to a
 
 
 class AgentsOnly:
-    """See `protocol.Actuator`. An instance that is drained to leave stays, without work, until its owner ends it."""
+    """See `protocol.Actuator`. An instance that is drained stays, without work, until its owner ends it."""
 
     def __init__(self, pools: Iterable[str], beats: Callable[[], Mapping[str, Heartbeat]], agents: Agents) -> None:
-        """`pools`: their names, which instances' names begin with."""
+        """`pools`: names of pools; an instance `POOL-…` is of that pool. `beats`: last heartbeats, by instance."""
         self._pools: Final = tuple(pools)
         self._beats: Final = beats
         self._agents: Final = agents
@@ -56,19 +56,9 @@ class AgentsOnly:
         if beat is None:
             return ""
         because = await self._agents.drain(beat, action.deadline_s)
-        if action.leave and not because:
+        if not because:
             self._leaving.add(action.instance)
         return because
 
-    async def resume(self, action: Resume) -> str:
-        beat = self._beats().get(action.instance)
-        if beat is None:
-            return f"{action.instance} is not in the registry"
-        self._leaving.discard(action.instance)
-        return await self._agents.resume(beat)
-
     async def stop(self, action: Stop) -> str:
         return _CANNOT.format(what="end")
-
-    async def cancel(self, action: Stop) -> str:
-        return ""

@@ -1,6 +1,6 @@
-"""A fleet's engines, from what is announced of each of their data parallel ranks. Pure.
+"""Heartbeats of data parallel ranks folded into one heartbeat for each engine. Pure.
 
-Routers choose ranks, controllers start and end engines: a rank is never there without the others of its engine.
+Routers choose ranks; controllers start and end engines, so a rank never exists without the others of its engine.
 """
 
 from __future__ import annotations

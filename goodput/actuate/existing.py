@@ -1,16 +1,15 @@
-"""Which instances exist, as an actuator tells it: values. Pure."""
+"""Which instances exist, as an actuator reports them: values. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from cluster.ids import InstanceId
 
 
 class InstanceLife(StrEnum):
-    """What an actuator knows of an instance. Whether it is ready for requests, its agent's heartbeats say."""
+    """What an actuator knows of an instance. Heartbeats of its agent say whether it is ready for requests."""
 
     PENDING = "pending"
     """Asked for; waits for a GPU, cores or a node."""
@@ -46,10 +45,5 @@ class ExistingFleet:
     """What exists at one moment."""
 
     now_s: float
-    """When, on the actuator's own monotonic clock."""
+    """When they were observed, in seconds of the actuator's own monotonic clock."""
     instances: tuple[Existing, ...]
-    free: Mapping[str, int] | None = None
-    """By type of GPU, how many more could be given out now, other users' included in what is taken; a type that is
-    not named has none. None: it cannot be told, so ask and see."""
-    conditions: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong beyond single instances, by a short name: ``head`` is gone, a node is lost."""

@@ -1,8 +1,9 @@
 """The controller's kept log: what it was told and what it decided, one JSON object a line. A shell.
 
-A line is one event with what came of it (`goodput.decisionlog`), when in Unix time, and whose controller's it is. One
-with `began` says what a new controller was made with; from there on the same events give the same decisions (`baton
-plan --replay-decisions`). A file that is full becomes ``NAME.1``; a disk that is full costs lines, never a decision.
+A line is one event with its effects (`goodput.decisionlog`), its Unix time, and the model whose controller had it. A
+line with `began` has the settings of a new controller; from there on the same events give the same decisions (`baton
+plan --replay-decisions`), up to a line with `lost`: it stands where lines are missing. A full file becomes
+``NAME.1``; a full disk loses lines, never a decision.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from goodput.decisionlog import encode
 logger = logging.getLogger("baton.controller")
 
 BYTES_MAX: Final = 64 << 20
-"""Of one file; two are kept. A look at ten instances has 3 KB: some 30 hours at one look in 5 s."""
+"""Most bytes of one file; two files are kept. A look at ten instances takes 3 KB: a file holds 30 hours at one look in
+5 s."""
 
 _UNIX_TIME: Final = time.time  # noqa: TID251 - people read the log beside others
 
@@ -34,45 +36,53 @@ class Line(NamedTuple):
     model: str
     raw: bytes
     began: Mapping[str, Any] | None
-    """What a new controller was made with; None: the line is an event."""
+    """Settings of a new controller; None: the line is an event."""
     effects: tuple[tuple[str, dict[str, Any]], ...]
-    """What came of the event: kind and fields of each."""
+    """Effects of the event: kind and fields of each."""
+    lost: int = 0
+    """How many events are missing here; 0: the line is something else."""
 
 
 class Journal:
-    """Of one controller process."""
+    """Writes the log of one controller process."""
 
     def __init__(self, path: Path, made_with: Mapping[str, Any]) -> None:
-        """`made_with`: what its first line says, as JSON would have it."""
+        """`made_with`: the controller's settings for the first line, as JSON values."""
         self.path: Final = path
         self._made_with = made_with
-        self._dropped = 0
         self._begun = False
+        """Whether the file has the controller's `began` line."""
+        self._lost = 0
+        """Events since the last line that was written."""
 
     def begin(self, made_with: Mapping[str, Any]) -> None:
-        """The controller goes by other things from now on: another line says which."""
+        """The controller has other settings from now on: another `began` line comes before the next event."""
         self._made_with, self._begun = made_with, False
 
     def add(self, model: str, now: float, event: Event, effects: tuple[Effect, ...]) -> None:
-        """One event of the controller of `model`, and what came of it. `now` on the controller's clock."""
+        """Write one event of the controller of `model` and its effects. `now`: seconds of the controller's clock."""
         head = msgspec.json.encode({"at": round(_UNIX_TIME(), 3), "model": model})
         try:
             self._write(head[:-1] + b"," + encode(now, event, effects)[1:])
-        except (OSError, TypeError, ValueError) as error:  # whatever is wrong with a line, the fleet needs its size
-            self._dropped += 1
-            if self._dropped == 1:
+        except (OSError, TypeError, ValueError) as error:  # a line that cannot be written must not stop scaling
+            self._lost += 1
+            if self._lost == 1:
                 logger.warning("the scaling log %s cannot be written (%s); scaling goes on", self.path, error)
+            return
+        if self._lost:
+            logger.warning("the scaling log %s is written again; %d events are missing in it", self.path, self._lost)
+        self._begun, self._lost = True, 0
 
     def _write(self, line: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and self.path.stat().st_size > BYTES_MAX:
             self.path.replace(self.path.with_name(f"{self.path.name}.1"))
-        first = b""
-        if not self._begun:
-            first = msgspec.json.encode({"at": round(_UNIX_TIME(), 3), "began": self._made_with}) + b"\n"
-            self._begun = True
+        at = round(_UNIX_TIME(), 3)
+        before = [b""] if self._lost else []  # the last line may be cut off
+        before += [] if self._begun else [msgspec.json.encode({"at": at, "began": self._made_with})]
+        before += [msgspec.json.encode({"at": at, "lost": self._lost})] if self._lost else []
         with self.path.open("ab") as file:
-            file.write(first + line + b"\n")
+            file.write(b"\n".join([*before, line, b""]))
 
 
 def lines(path: Path) -> Iterator[Line]:
@@ -90,7 +100,9 @@ def lines(path: Path) -> Iterator[Line]:
 def _line(raw: bytes) -> Line | None:
     try:
         found = msgspec.json.decode(raw)
-        at, began = float(found["at"]), found.get("began")
+        at, began, lost = float(found["at"]), found.get("began"), int(found.get("lost", 0))
+        if lost:
+            return Line(at, "", raw, None, (), lost)
         if began is not None:
             return Line(at, "", raw, dict(began), ())
         return Line(at, str(found["model"]), raw, None, tuple((kind, dict(said)) for kind, said in found["effects"]))

@@ -1,16 +1,16 @@
 """Carries out actions on Kubernetes, through a `KubernetesCluster`: what an operator sees and may do. A shell.
 
-The operator makes pools as large as they are wanted, and rolls them; a controller says how large, and which instance
-leaves. So every action here is two facts of the world, written in an order that a crash between them undoes by itself:
+The operator brings pools to their wanted sizes and rolls them; a controller decides the sizes, and which instance
+leaves. So every action here writes two facts, in an order that the operator undoes after a crash between the two:
 
 - `start`: the size first, then the workload of this very name. Without the workload the operator makes one of its own.
-- `drain` to leave: the mark on the workload first, then the size. Without the size the operator takes the mark back.
+- `drain`: the mark on the workload first, then the size. Without the size the operator takes the mark back.
 
 The operator makes no plan between the two: it would see one fact without the other, and undo it.
 
 Nothing is remembered here: sizes stand in a child of the cluster (k8s/plan), marks on workloads. The user's resource
-is never written. Where a `BatonPool` decides on a pool, and while a rollout makes instances come and go, the world
-refuses.
+is never written. `KubernetesCluster` refuses to resize a pool on which a `BatonPool` decides, and to shrink one during
+a rollout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from goodput.actions import Drain, Flip, Resume, Start, Stop
+from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 
 
@@ -28,10 +28,10 @@ class KubernetesCluster(Protocol):
     """One cluster, as its operator has it. A refusal is a text, as `goodput.actuate.protocol` says."""
 
     def alone(self) -> AbstractAsyncContextManager[None]:
-        """The operator carries out no plan within it. Not within itself."""
+        """A lock: while it is held, the operator carries out no plan of this cluster. Not reentrant."""
 
     async def look(self) -> ExistingFleet:
-        """All instances there are workloads of.
+        """All instances that have a workload.
 
         Raises:
             Unobservable: the operator does not act on this cluster now.
@@ -41,19 +41,13 @@ class KubernetesCluster(Protocol):
         """Why `resize` would refuse; empty: it would not."""
 
     async def resize(self, pool: str, by: int) -> str:
-        """Have so many instances more, or fewer, of a pool."""
+        """Change the wanted size of a pool by `by` instances."""
 
     async def make(self, name: InstanceId, pool: str, because: str) -> str:
         """Make the workload of an instance."""
 
     async def mark(self, name: InstanceId, because: str) -> str:
         """Mark an instance as leaving and tell its agent: the operator deletes it once it is drained."""
-
-    async def unmark(self, name: InstanceId) -> str:
-        """Take the mark back and tell its agent to take work again."""
-
-    async def quiet(self, name: InstanceId, deadline_s: float) -> str:
-        """Tell its agent to take nothing new; it stays."""
 
     async def flip(self, name: InstanceId, role: Role) -> str:
         """Tell its agent to take another role. The pod is not restarted."""
@@ -95,32 +89,13 @@ class KubernetesActuator:
             there = await self._find(action.instance)
             if there is None or there.life is InstanceLife.LEAVING:
                 return ""
-            if not action.leave:
-                return await self._world.quiet(action.instance, action.deadline_s)
             because = await self._world.may_resize(there.pool, -1)  # before the mark: a refusal changes nothing
             because = because or await self._world.mark(action.instance, action.because)
             return because or await self._world.resize(there.pool, -1)
 
-    async def resume(self, action: Resume) -> str:
-        async with self._world.alone():
-            there = await self._find(action.instance)
-            if there is None:
-                return f"{action.instance} is not there"
-            if there.life is not InstanceLife.LEAVING:
-                return await self._world.unmark(action.instance)
-            because = await self._world.resize(there.pool, +1)
-            return because or await self._world.unmark(action.instance)
-
     async def stop(self, action: Stop) -> str:
         async with self._world.alone():
             return await self._stopped(action, await self._find(action.instance))
-
-    async def cancel(self, action: Stop) -> str:
-        async with self._world.alone():
-            there = await self._find(action.instance)
-            if there is not None and there.life is not InstanceLife.PENDING:
-                return f"{action.instance} is not pending any more: it is {there.life.value}"
-            return await self._stopped(action, there)
 
     async def _stopped(self, action: Stop, there: Existing | None) -> str:
         if there is None:

@@ -1,12 +1,13 @@
 """One controller at a time: the registry's name `controller`, kept by heartbeats as an instance keeps its own. A shell.
 
-Every controller of a fleet wants the same name. Whichever has it leads; the others look on, ask again, and take over
-once it is free. The name is free at once when the leader says goodbye, and a ttl after its last heartbeat when it died.
+Every controller of a fleet claims the same name. The one that has it leads; the others observe, claim it again every
+`BEAT_EVERY_S`, and take over once it is free: at once after the leader's goodbye, a ttl after a dead leader's last
+heartbeat.
 
 The lock is fenced on the leader's own clock: it acts only while its last answered heartbeat is younger than the ttl
 less `MARGIN_S`, which is longer than any one action may take. A leader that was paused for a minute, or is cut off from
-the registry, therefore stops before another one can have begun. `epoch` grows with each leader: actuators that keep
-state of their own refuse actions of a lower one.
+the registry, therefore stops before another one can have begun. `epoch` grows with each claim, so a later leader has a
+higher one; readers of the registry then take heartbeats of a former leader for old.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from cluster.registry.registry import NameRefused, Registry, RegistryDown
 logger = logging.getLogger("baton.controller")
 
 MARGIN_S: Final = 3.0
-"""Longer than an action (`ACTION_S`) and the difference of two clocks' speeds."""
+"""Seconds before the ttl ends at which a leader stops: an action (`ACTION_S`) and the drift between two clocks."""
 
 ACTION_S: Final = 2.5
-"""Longest time that one action may take."""
+"""Longest time that one action may take, in seconds."""
 
 
 class LeaderClaim:
@@ -45,13 +46,13 @@ class LeaderClaim:
         clock: Callable[[], float] = time.monotonic,
         said: Callable[[], str] = str,
     ) -> None:
-        """`url`: where this controller answers commands; `said`: one line about it, for people."""
+        """`url`: where this controller answers commands; `said`: returns one line about it, for people."""
         self.registry: Final = registry
         self.url = url
         self.epoch = 0
-        """Of this lead; 0: never led."""
+        """The epoch of the last claim, its own or refused; 0: none yet."""
         self.holder = ""
-        """Which other controller leads, in words; empty: none that is known."""
+        """The other controller that leads, in words; empty: none is known."""
         self._clock: Final = clock
         self._said: Final = said
         self._agent: Final = secrets.token_hex(8)
@@ -64,7 +65,7 @@ class LeaderClaim:
         return self._clock() < self._until
 
     async def keep(self) -> None:
-        """Claim, and keep, for ever."""
+        """Claim the name and keep it, until cancelled."""
         while True:
             await self.turn()
             await asyncio.sleep(BEAT_EVERY_S)
@@ -92,7 +93,7 @@ class LeaderClaim:
             logger.info("this controller leads, epoch %d", self.epoch)
 
     async def leave(self) -> None:
-        """Say goodbye, so that another one can begin at once."""
+        """Say goodbye, so that another controller can lead at once."""
         self._until = -1.0
         try:
             await self.registry.leave(CONTROLLER, self._agent, MemberKind.CONTROLLER)

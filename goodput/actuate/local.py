@@ -1,7 +1,7 @@
 """Carries actions out on one machine: engines are child processes of `baton up`. A shell.
 
-`baton up` owns the processes (starts them, restarts what is killed, ends them); this decides nothing but whether there
-is room on the machine, and keeps what waits for it.
+`baton up` owns the processes: it starts them, restarts killed ones and ends them. This module only decides whether the
+machine has room for one more, and keeps the instances that wait for room.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from engine.vllm.placement import MachineShare
-from goodput.actions import Drain, Flip, Resume, Start, Stop
+from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.agents import Agents
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.actuate.places import Places
@@ -30,7 +30,7 @@ class Child:
     asked_s: float
     leaving: bool = False
     failed: str = ""
-    """Why it has ended for good; empty: it has not."""
+    """Why it has ended for good; empty: it runs."""
     share: MachineShare = field(default_factory=MachineShare)
 
 
@@ -38,16 +38,16 @@ class Children(Protocol):
     """The processes of `baton up`."""
 
     def listed(self) -> Iterable[Child]:
-        """All that have not ended, and those that failed."""
+        """All processes that have not ended, and those that failed."""
 
     def begin(self, name: InstanceId, pool: str, share: MachineShare) -> None:
-        """Start one."""
+        """Start an engine on this part of the machine."""
 
     def drain(self, name: InstanceId, deadline_s: float) -> None:
-        """Have it drain and end; nothing where it does already."""
+        """Let it drain, then end; no effect if it does so already."""
 
     def end(self, name: InstanceId) -> None:
-        """End it now, in order; forget it where it has failed."""
+        """End it now, in order; one that has failed is only forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class LocalActuator:
         self._waiting: Final[dict[InstanceId, _Waiting]] = {}
 
     async def observe(self) -> ExistingFleet:
-        """Also starts what was waiting for room that there is now, the oldest first."""
+        """Also starts instances that waited for room, oldest first, as far as there is room now."""
         for name, waiting in [*self._waiting.items()]:
             await self._place(name, waiting)
         children = tuple(self._running(each) for each in self._children.listed() if each.pool in self._kinds)
@@ -100,11 +100,7 @@ class LocalActuator:
             self._existing(name, each.pool, InstanceLife.PENDING, each.asked_s, each.because)
             for name, each in self._waiting.items()
         )
-        self._recount()
-        free = self._places.free()
-        types = {kind.gpu for kind in self._kinds.values() if kind.takes}
-        told = None if free is None else dict.fromkeys(types, free)
-        return ExistingFleet(now_s=self._clock(), instances=children + pending, free=told)
+        return ExistingFleet(now_s=self._clock(), instances=children + pending)
 
     async def start(self, action: Start) -> str:
         if action.pool not in self._kinds:
@@ -131,30 +127,13 @@ class LocalActuator:
     async def drain(self, action: Drain) -> str:
         if self._waiting.pop(action.instance, None) is not None:
             return ""
-        if action.leave:
-            self._children.drain(action.instance, action.deadline_s)
-            return ""
-        beat = self._beats().get(action.instance)
-        if beat is None:
-            return f"{action.instance} is not in the registry"
-        return await self._agents.drain(beat, action.deadline_s)
-
-    async def resume(self, action: Resume) -> str:
-        beat = self._beats().get(action.instance)
-        if beat is None:
-            return f"{action.instance} is not in the registry"
-        return await self._agents.resume(beat)
+        self._children.drain(action.instance, action.deadline_s)
+        return ""
 
     async def stop(self, action: Stop) -> str:
         if self._waiting.pop(action.instance, None) is None:
             self._children.end(action.instance)
         return ""
-
-    async def cancel(self, action: Stop) -> str:
-        if self._waiting.pop(action.instance, None) is not None:
-            return ""
-        runs = any(each.name == action.instance for each in self._children.listed())
-        return f"{action.instance} is not pending any more: it runs" if runs else ""
 
     async def _place(self, name: InstanceId, waiting: _Waiting) -> None:
         kind = self._kinds[waiting.pool]

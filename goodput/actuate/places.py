@@ -1,7 +1,7 @@
 """Which GPUs and cores of one machine are free for another engine. Pure.
 
-An engine of a fleet that changes has its GPUs for itself. Where a fleet begins with more engines than GPUs, these share
-as `engine.vllm.placement` says, and nothing is free for another one. Mocks take neither GPUs nor cores.
+In a fleet that is resized, an engine does not share its GPUs. If a fleet begins with more engines than GPUs, they share
+as `engine.vllm.placement` says, and no GPU is free for another engine. Mocks take neither GPUs nor cores.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from engine.vllm.placement import CudaGpu, MachineShare, split
 
 
 class Places:
-    """Of one machine."""
+    """GPUs and cores of one machine, and which engines have them."""
 
     def __init__(self, gpus: Sequence[CudaGpu], cores: Sequence[int], most: int) -> None:
-        """`most`: engines that there may ever be at a time; without GPUs the cores are split among so many."""
+        """`most`: the largest number of engines at a time; without GPUs the cores are split among so many."""
         self._gpus: Final = tuple(gpus)
         self._cores: Final = tuple(cores)
         self._parts: Final = split(cores, most) if cores and most <= len(cores) else ()
@@ -24,14 +24,9 @@ class Places:
         self._taken: Final[dict[str, MachineShare]] = {}
 
     def taken(self, shares: Mapping[str, MachineShare]) -> None:
-        """What engines have now, by their names."""
+        """Set what engines have now, by their names."""
         self._taken.clear()
         self._taken.update(shares)
-
-    def free(self) -> int | None:
-        """GPUs that no engine of ours has; None on a machine without any."""
-        busy = self._busy()
-        return sum(gpu.id not in busy for gpu in self._gpus) if self._gpus else None
 
     def part(self, gpus_each: int, others: Mapping[str, int] | None = None) -> MachineShare | str:
         """A free part of the machine for an engine of so many GPUs, or why there is none.

@@ -1,4 +1,4 @@
-"""What every actuator does: it says which instances exist, and carries out `goodput.actions`.
+"""What every actuator does: it reports which instances exist, and carries out `goodput.actions`.
 
 An actuator decides nothing and remembers nothing that the fleet itself does not hold, so a controller that was killed
 between any two actions starts again from `observe`:
@@ -8,7 +8,7 @@ between any two actions starts again from `observe`:
 - **Asked for is existing.** An instance exists from the moment `Start` was accepted until its last process has ended
   and its GPUs are free; `observe` lists it all that time, also while it waits for a GPU.
 - **No answer waits for an instance.** `start` returns once the instance is asked for, `drain` once its agent was told.
-  An instance that finds no GPU stays `Life.PENDING`, with the reason, and blocks nothing.
+  An instance that finds no GPU stays `InstanceLife.PENDING`, with the reason, and blocks nothing.
 - **A refusal is a text.** Empty: carried out, or under way. Else why not, for people; nothing has changed then.
 """
 
@@ -17,12 +17,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from cluster.errors import BatonError
-from goodput.actions import Action, Drain, Flip, Resume, Start, Stop
+from goodput.actions import Action, Drain, Flip, Start, Stop
 from goodput.actuate.existing import ExistingFleet
 
 
 class Unobservable(BatonError):
-    """What exists cannot be told now. The caller holds the fleet as it is: unknown is not zero."""
+    """Which instances exist is unknown now. The caller leaves the fleet as it is: unknown is not zero."""
 
 
 class Actuator(Protocol):
@@ -32,26 +32,20 @@ class Actuator(Protocol):
         """Everything that was asked for and is not gone.
 
         Raises:
-            Unobservable: it cannot be told.
+            Unobservable: it is unknown now.
         """
 
     async def start(self, action: Start) -> str:
-        """Ask for one more instance; nothing where one of this name exists."""
+        """Ask for one more instance; no effect if one of this name exists."""
 
     async def flip(self, action: Flip) -> str:
-        """Tell its agent to take another role; nothing where it has it."""
+        """Tell its agent to take another role; no effect if it has that role."""
 
     async def drain(self, action: Drain) -> str:
-        """Tell its agent to take no new work and, with `leave`, to end. A pending instance is cancelled."""
-
-    async def resume(self, action: Resume) -> str:
-        """Tell its agent to take work again."""
+        """Tell its agent to take no new work and to end. A pending instance is cancelled."""
 
     async def stop(self, action: Stop) -> str:
-        """End it now; nothing where it is gone."""
-
-    async def cancel(self, action: Stop) -> str:
-        """Take back what is still pending. One that runs meanwhile is left alone, and the answer says so."""
+        """End it now; no effect if it is gone."""
 
 
 async def carry_out(actuator: Actuator, action: Action) -> str:
@@ -61,9 +55,9 @@ async def carry_out(actuator: Actuator, action: Action) -> str:
             return await actuator.start(action)
         case Flip():
             return await actuator.flip(action)
+        case Drain(leave=False):
+            return f"{action.instance}: only an instance that is to leave is drained here"
         case Drain():
             return await actuator.drain(action)
-        case Resume():
-            return await actuator.resume(action)
         case Stop():
             return await actuator.stop(action)

@@ -1,8 +1,8 @@
 """One engine on Ray: an actor that starts `baton engine` behind a keeper, tells it to drain, and watches it end.
 
-The actor is in no request's way and supervises nothing: `baton engine` restarts its engine, the controller replaces
-an instance. All the actor adds is that Ray knows which GPUs are in use, and gives them back once nothing of the engine
-is left: then the actor removes its own placement group, and ends with it.
+No request passes through the actor, and it supervises nothing: `baton engine` restarts its engine, the controller
+replaces an instance. The actor only shows Ray which GPUs are in use, and gives them back once no process of the engine
+is left: then it removes its own placement group, and ends with it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pathlib import Path
 from typing import Any, Final
 
 SCRATCH: Final = "BATON_SCRATCH"
-"""As `engine.vllm.keeper` says it."""
+"""Environment variable that names the folder which the keeper removes at the end, as `engine.vllm.keeper` has it."""
 LAUNCH: Final = Path(__file__).with_name("ray_launch.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What an actor is to start."""
+    """What an actor starts."""
 
     instance: str
     pool: str
     words: tuple[str, ...]
-    """Of `baton engine`, up to what depends on the node."""
+    """Arguments of `baton engine`, without those that depend on the node."""
     vllm_args: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    """Secrets by the names of their files, which are written for their owner alone on the node..."""
+    """Secrets, by file name. The files are written on the node, readable by their owner alone."""
     file_flags: Mapping[str, str] = field(default_factory=dict)
-    """... and the flags that name some of them."""
+    """By flag of `baton engine`, which of `files` it names."""
     env: Mapping[str, str] = field(default_factory=dict)
     keeper: str = ""
-    """Path of the keeper, where this Python's own is not meant."""
+    """Path of the keeper; empty: the one of this installation."""
     takes_gpus: bool = True
 
 
@@ -68,12 +68,12 @@ class EngineActor:
         threading.Thread(target=self._watch, args=(over,), name="tree-end", daemon=True).start()
 
     def state(self) -> dict[str, Any]:
-        """What it knows: process ids of the keeper and its own, whether it was told to leave, where its log is."""
+        """Process ids of the keeper (`pid`) and of this actor, whether it was told to leave, its log and its node."""
         told = {"pid": self._pid, "worker": os.getpid(), "leaving": self._leaving, "log": str(self.log)}
         return {**told, "node": _node_ip()}
 
     def drain(self) -> None:
-        """Have the agent drain and leave; asked a second time it would end at once, so that is not passed on."""
+        """Let the agent drain and leave. A second signal would end it at once, so a repeated call sends none."""
         if not self._leaving:
             self._leaving = True
             with contextlib.suppress(ProcessLookupError):
@@ -96,7 +96,7 @@ class EngineActor:
         return int(started.stdout)
 
     def _words(self, host: str) -> list[str]:
-        """The command with what only the node knows: its address, its GPUs, where secrets lie."""
+        """Write the secrets; the command with what depends on the node: its address, its GPUs, paths of secrets."""
         words = ["engine", *self._launch.words, "--host", host, "--json"]
         folder = self._folder
         for name, text in self._launch.files.items():
@@ -109,7 +109,7 @@ class EngineActor:
         return words
 
     def _watch(self, over: int) -> None:
-        """Until nothing of the tree is left; then the GPUs are given back."""
+        """Wait until no process of the tree is left, then give the GPUs back. `over`: readable from then on."""
         with contextlib.suppress(OSError):
             os.read(over, 1)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -134,7 +134,7 @@ def _node_ip() -> str:
 
 
 def _log_path(instance: str) -> Path:
-    """In the folder of this node's Ray logs, so that Ray's own tools show it."""
+    """The engine's log file, in the folder of this node's Ray logs, so that Ray's own tools show it."""
     import ray
 
     session = ray._private.worker._global_node.get_logs_dir_path()  # noqa: SLF001

@@ -5,9 +5,8 @@ never restarts: Baton replaces an instance that ends. Both exist from `start` on
 the group. So everything there is to know stands in Ray's own tables, and another driver finds it there:
 
     group pending                     the instance waits for a GPU; Ray says whether they are busy or do not exist
-    group placed, its actor alive     it runs, or leaves where the actor was told to
-    group placed, no actor            what is left of an instance whose actor died, or of a `start` that was cut off:
-                                      removed at the next look
+    group placed, its actor alive     it runs, or leaves if the actor was told to drain
+    group placed, no actor            the actor died, or a `start` was cut off: the group is removed at the next look
 
 Ray places, counts GPUs and brings nodes. It carries no request.
 """
@@ -22,7 +21,7 @@ from typing import Final
 
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
-from goodput.actions import Drain, Flip, Resume, Start, Stop
+from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.agents import Agents
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.actuate.ray_actor import Launch
@@ -32,7 +31,7 @@ from goodput.actuate.ray_tables import RayGroup, RayLook, RayPool, RayTables
 logger = logging.getLogger("baton.controller")
 
 FAILED_KEPT_S: Final = 60.0
-"""So long an instance that ended by itself is told as failed."""
+"""Seconds for which an instance that ended by itself is listed as failed."""
 
 _WAITS: Final = {
     "NO_RESOURCES": "no GPU is free: all that fit are in use",
@@ -42,7 +41,9 @@ _WAITS: Final = {
 
 @dataclass(slots=True)
 class _KnownInstance:
-    """What this driver remembers of one instance; used in messages only."""
+    """What this driver remembers of one instance: when it was asked for, and how it ended. Another driver begins
+    without it: it lists no instance as failed, and ages begin anew.
+    """
 
     pool: str
     asked_s: float
@@ -66,18 +67,18 @@ class RayActuator:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Of one cluster.
+        """For one cluster.
 
         Args:
             address: ``auto`` for the Ray cluster that this machine is part of, or ``ray://HOST:PORT``.
             cluster: its name; other clusters' groups are left alone.
             pools: by name.
-            launch: what the actor of an instance starts, by its name and pool.
-            beats: instances' last heartbeats, by name.
-            agents: speaks to their agents.
+            launch: returns what the actor of an instance starts, given the instance's name and pool.
+            beats: returns instances' last heartbeats, by name.
+            agents: sends requests to their agents.
             clock: monotonic seconds.
         """
-        self._tables: Final = RayTables(cluster, is_client=address.startswith("ray://"))
+        self._tables: Final = RayTables(cluster)
         self.connection: Final = RayConnection(address, self._tables.namespace)
         self._pools: Final = pools
         self._launch: Final = launch
@@ -85,11 +86,15 @@ class RayActuator:
         self._agents: Final = agents
         self._clock: Final = clock
         self._known: Final[dict[InstanceId, _KnownInstance]] = {}
+        """Belongs to the connection's thread, as looks and actions run there one after another."""
 
     # --- what exists --------------------------------------------------------------------------------------------------
 
     async def observe(self) -> ExistingFleet:
-        look = await self.connection.call(self._tables.look, within_s=3 * CALL_S)
+        return await self.connection.call(self._look, within_s=3 * CALL_S)
+
+    def _look(self) -> ExistingFleet:
+        look = self._tables.look()
         now = self._clock()
         found = [self._existing(group, look, now) for group in look.groups]
         there = {each.instance for each in found}
@@ -101,7 +106,7 @@ class RayActuator:
             for name, each in self._known.items()
             if each.failed_s is not None
         ]
-        return ExistingFleet(now_s=now, instances=tuple(found), free=look.free)
+        return ExistingFleet(now_s=now, instances=tuple(found))
 
     def _gone(self, name: InstanceId, now: float) -> None:
         """Note that no group of this name exists any more."""
@@ -150,17 +155,18 @@ class RayActuator:
         if pool is None:
             return f"there is no pool {action.pool!r}; there is {', '.join(self._pools) or 'none'}"
         launch = self._launch(str(action.instance), action.pool)
-        because = await self.connection.call(lambda: self._begin(action, pool, launch))
-        if not because:
-            self._known.setdefault(action.instance, _KnownInstance(action.pool, self._clock()))
-        return because
+        return await self.connection.call(lambda: self._begin(action, pool, launch))
 
     def _begin(self, action: Start, pool: RayPool, launch: Launch) -> str:
         there = self._tables.group_of(action.instance)
-        if there is not None:
-            return "" if there.pool == action.pool else f"{action.instance} exists, in pool {there.pool}"
-        self._known.pop(action.instance, None)
-        self._tables.place(action.instance, action.pool, pool, launch)
+        if there is not None and there.pool != action.pool:
+            return f"{action.instance} exists, in pool {there.pool}"
+        known = _KnownInstance(action.pool, self._clock())
+        if there is None:
+            self._tables.place(action.instance, action.pool, pool, launch)
+            self._known[action.instance] = known
+        else:
+            self._known.setdefault(action.instance, known)
         return ""
 
     async def flip(self, action: Flip) -> str:
@@ -170,12 +176,7 @@ class RayActuator:
         return "" if beat.role is action.role else await self._agents.flip(beat, action.role)
 
     async def drain(self, action: Drain) -> str:
-        if action.leave:
-            return await self.connection.call(lambda: self._leave(action.instance))
-        beat = self._beats().get(action.instance)
-        if beat is None:
-            return f"{action.instance} is not in the registry"
-        return await self._agents.drain(beat, action.deadline_s)
+        return await self.connection.call(lambda: self._leave(action.instance))
 
     def _leave(self, instance: InstanceId) -> str:
         group = self._tables.group_of(instance)
@@ -191,12 +192,6 @@ class RayActuator:
             actor.drain.remote()
         return ""
 
-    async def resume(self, action: Resume) -> str:
-        beat = self._beats().get(action.instance)
-        if beat is None:
-            return f"{action.instance} is not in the registry"
-        return await self._agents.resume(beat)
-
     async def stop(self, action: Stop) -> str:
         return await self.connection.call(lambda: self._stop(action.instance))
 
@@ -207,23 +202,12 @@ class RayActuator:
             self._tables.remove(group)
         return ""
 
-    async def cancel(self, action: Stop) -> str:
-        return await self.connection.call(lambda: self._cancel(action.instance))
-
-    def _cancel(self, instance: InstanceId) -> str:
-        group = self._tables.group_of(instance)
-        if group is None:
-            return ""
-        if group.state == "CREATED":
-            return f"{instance} is not pending any more: it runs"
-        return self._stop(instance)
-
     async def stop_all(self) -> None:
         """End every instance of this cluster."""
 
         def work() -> None:
             for group in self._tables.groups():
                 self._tables.remove(group)
+            self._known.clear()
 
         await self.connection.call(work, within_s=5 * CALL_S)
-        self._known.clear()

@@ -17,11 +17,12 @@ logger = logging.getLogger("baton.controller")
 INSTALL: Final = "pip install 'baton-serve[ray]'"
 CONNECT_TRIES: Final = 6
 CONNECT_AGAIN_S: Final = 1.0
-"""A head's server for clients (`ray://`) forks a process for each, which died before its first line in two of four
-starts seen with Ray 2.60 on two cores ("Initialization failure from server"): the next one lives."""
+"""Seconds between two tries. The server for clients (`ray://`) of a Ray head forks a process for each client. With Ray
+2.60 on two cores that process died before its first line in two of four starts ("Initialization failure from server");
+the next try succeeded."""
 
 CALL_S: Final = 2.0
-"""Longest wait for what one look asks of all actors; Ray's own tables answer in milliseconds."""
+"""Longest wait for the answers of all actors at one look, in seconds; Ray's own tables answer in milliseconds."""
 
 T = TypeVar("T")
 
@@ -88,10 +89,11 @@ class RayConnection:
         ray.shutdown()
 
     async def call(self, work: Callable[[], T], within_s: float = 2 * CALL_S) -> T:
-        """Do it in Ray's thread.
+        """Run `work` in Ray's thread, within `within_s` seconds.
 
         Raises:
-            Unobservable: Ray does not answer, or with an error.
+            Unobservable: Ray does not answer in time, or `work` raised an error.
+            UsageError: as `work` raised it.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -101,6 +103,6 @@ class RayConnection:
             raise Unobservable(f"Ray does not answer within {within_s:g} s") from None
         except UsageError:
             raise
-        except Exception as error:  # Ray raises errors of many libraries, and the fleet is held whatever it was
+        except Exception as error:  # Ray raises errors of many libraries; each of them holds the fleet
             first = str(error).strip().partition("\n")[0]
             raise Unobservable(f"Ray: {type(error).__name__}: {first[:200]}") from error

@@ -1,11 +1,11 @@
-"""Runs beside Ray, not inside it: starts a command that no end of a Ray process leaves behind. Standard library only.
+"""Starts a command that ends with its Ray actor, however the actor ends. Runs beside Ray. Standard library only.
 
     python -I -S ray_launch.py LOG KEEPER COMMAND...
 
-Its standard input is a pipe that the actor holds: the lifeline. It forks, and ends; what it has forked becomes
-`engine/vllm/keeper.py` in a session of its own, so it is no child of the actor's. That matters: a Ray worker that ends
-SIGKILLs its direct children, keepers among them, and then nothing would end what these kept. The keeper ends the whole
-tree below it once the lifeline ends, which the kernel sees to however the actor dies.
+Its standard input is a pipe that the actor holds: the lifeline. It forks twice and ends; the grandchild becomes
+`engine/vllm/keeper.py` in a session of its own, so the keeper is no child of the actor. A Ray worker that ends SIGKILLs
+its direct children; a killed keeper could not end the processes below it. The keeper ends the whole tree below it once
+the lifeline closes, and the kernel closes it however the actor dies.
 
 The first line of standard output is the keeper's process id. Descriptor 3, where there is one, stays open in the whole
 tree: its other end is readable once nothing of the tree is left.

@@ -13,9 +13,7 @@ from goodput.actuate.ray_actor import EngineActor, Launch
 from goodput.actuate.ray_connection import CALL_S
 
 LABEL: Final = "baton.io/gpu"
-"""Of nodes: the type of their GPUs, by the cluster file's name. Ray's own label of it is looked at, too."""
-
-RAY_LABEL: Final = "ray.io/accelerator-type"
+"""Label of a node: the type of its GPUs, as the cluster file names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +44,21 @@ class RayLook:
 
     groups: list[RayGroup] = field(default_factory=list)
     states: dict[InstanceId, dict[str, Any] | None] = field(default_factory=dict)
-    """By instance: its actor's word; None: the actor is being placed, or is too busy to answer."""
+    """By instance: the answer of its actor (`EngineActor.state`). Missing: the actor is being placed, or did not answer
+    in time."""
     orphans: list[RayGroup] = field(default_factory=list)
-    free: dict[str, int] | None = None
 
 
 class RayTables:
     """The instances of one cluster in a Ray cluster. Other clusters' groups are left alone."""
 
-    def __init__(self, cluster: str, *, is_client: bool) -> None:
-        """`is_client`: Ray is reached by its server for clients (``ray://``), which cannot be asked by node."""
+    def __init__(self, cluster: str) -> None:
         self.namespace: Final = f"baton-{cluster}"
         self._prefix: Final = f"baton:{cluster}:"
-        self._is_client: Final = is_client
 
     def look(self) -> RayLook:
-        """Read groups, and ask their actors; remove what is left of dead ones."""
-        look = RayLook(groups=self.groups(), free=self._free())
+        """Read groups and ask their actors; remove groups whose actor is gone."""
+        look = RayLook(groups=self.groups())
         asked: dict[Any, RayGroup] = {}
         for group in look.groups:
             if group.state in {"CREATED", "RESCHEDULING"}:
@@ -93,7 +89,7 @@ class RayTables:
                 look.orphans.append(group)
 
     def groups(self) -> list[RayGroup]:
-        """All groups of this cluster, without the actors' words."""
+        """All groups of this cluster, without asking their actors."""
         import ray
 
         found = []
@@ -106,26 +102,8 @@ class RayTables:
             found.append(RayGroup(key, pool, InstanceId(instance), row["state"], scheduling))
         return found
 
-    def _free(self) -> dict[str, int] | None:
-        """Free GPUs by the type that nodes are labelled with; None: a client (`ray://`) cannot ask by node."""
-        import ray
-
-        if self._is_client:
-            return None
-        free: dict[str, int] = {}
-        by_node = ray._private.state.available_resources_per_node()  # noqa: SLF001
-        for node in ray.nodes():
-            if not node["Alive"]:
-                continue
-            labels = node.get("Labels", {})
-            there = int(by_node.get(node["NodeID"], {}).get("GPU", 0))
-            types = {labels.get(LABEL, ""), labels.get(RAY_LABEL, ""), ""}
-            for each in types:
-                free[each] = free.get(each, 0) + there
-        return free
-
     def actor(self, instance: InstanceId) -> Any:
-        """The handle of an instance's actor; None where Ray has none of that name."""
+        """The handle of an instance's actor; None if Ray has none of that name."""
         import ray
 
         try:
@@ -142,11 +120,11 @@ class RayTables:
         remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group.id)))
 
     def group_of(self, instance: InstanceId) -> RayGroup | None:
-        """The group of one instance."""
+        """The group of one instance; None if there is none."""
         return next((group for group in self.groups() if group.instance == instance), None)
 
     def place(self, instance: InstanceId, name: str, pool: RayPool, launch: Launch) -> None:
-        """Make a group and the actor that Ray runs once it has placed the group. `name`: the pool's."""
+        """Make a group and the actor that Ray runs once it has placed the group. `name`: the name of the pool."""
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -1,9 +1,9 @@
-"""Runs the controller: looks at the fleet, tells the machine, carries out what it decides, keeps the log. A shell.
+"""Runs the controller: observes the fleet, feeds the machine, carries out its effects, keeps the log. A shell.
 
 One look: the registry's routers and agents and the actuator's instances become an `Observation`. Whatever cannot be
 read is unknown in it. Actions are carried out one after another, each within `ACTION_S` and only while this controller
-leads; an action's answer goes back to the machine. Nothing here remembers more than the log does, so a controller that
-was killed at any point begins anew with the fleet that exists.
+leads; an action's answer goes back to the machine. A controller that was killed at any point begins anew with the fleet
+that exists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, MemberKind, Membership
+from cluster.registry.membership import ChangeKind, Heartbeat, Member, MemberKind, Membership, MemberState
 from cluster.registry.registry import Registry, RegistryDown
 from cluster.telemetry import tracing
 from goodput.actions import Action, Start
@@ -36,10 +36,10 @@ from goodput.observation import InstanceSeen, Observation, RouterCounts
 logger = logging.getLogger("baton.controller")
 
 LOOK_S: Final = 1.0
-"""Between two looks until the machine says when it wants the next."""
+"""Seconds between two looks until the machine says when it wants the next one."""
 
 DECISIONS_KEPT: Final = 200
-"""That `GET /scaling` tells of; the log has them all."""
+"""Newest decisions that `GET /scaling` shows; the log has all of them."""
 
 
 class FleetController(Protocol):
@@ -54,12 +54,12 @@ class FleetController(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledFleet:
-    """What one machine is in charge of."""
+    """The pools of one model, and the machine that resizes them."""
 
     model: str
-    """Its name in the API; empty: the only one."""
+    """The model's name in the API; empty: the only model."""
     pools: Mapping[str, tuple[Role, bool]]
-    """By name: the role that instances start in, and whether they may take another."""
+    """By name: the role that instances start in, and whether they may take another role."""
     machine: FleetController
     check: Callable[[Check], Awaitable[Checked]] | None = None
     """Simulates a fleet on requests like recent ones; None: the machine's formulas decide alone."""
@@ -75,7 +75,9 @@ class KeptDecision:
 
 
 class Scaler:
-    """One controller process."""
+    """One controller process. It has many attributes: the parts of a look (registry, lease, actuator, members),
+    orders of operators, and what `GET /scaling` shows.
+    """
 
     def __init__(
         self,
@@ -89,17 +91,17 @@ class Scaler:
         clock: Callable[[], float] | None = None,
         at_start: Mapping[str, int] | None = None,
     ) -> None:
-        """Of these fleets.
+        """For these fleets.
 
         Args:
-            registry: where they meet.
-            lease: on it.
+            registry: the fleet's registry.
+            lease: this controller's claim to lead, on that registry.
             actuator: carries actions out.
             fleets: each with its machine.
-            journal: the kept log.
-            say: a line for people.
-            clock: seconds that never go back, and go on from one controller to the next; None: this machine's.
-            at_start: by pool, how many instances are started before anything is decided, less those that exist; None:
+            journal: the kept log; None: no log.
+            say: prints one line for people.
+            clock: seconds that never go back, also from one controller to the next; None: made from this machine's.
+            at_start: by pool, how many instances exist before anything is decided: missing ones are started; None:
                 the program that starts the fleet starts them.
         """
         self.registry: Final = registry
@@ -115,11 +117,14 @@ class Scaler:
         self.sizes: Final[dict[tuple[str, Role], int]] = {}
         """What operators have asked for, by model and role."""
         self.beats: dict[str, Heartbeat] = {}
+        """Last heartbeats, by engine."""
         self._journal: Final = journal
         self._say: Final = say
         self._clock: Final = clock or _steady()
         self._instances: Final = Membership(registry.ttl_s)
         self._routers: Final = Membership(registry.ttl_s)
+        self._left: tuple[Member, ...] = ()
+        """Routers that have said goodbye since the look before, with their last counts."""
         self._readiness: Final = {each.model: Readiness() for each in fleets}
         self._at_start = dict(at_start or {})
         self._nudge: Final = asyncio.Event()
@@ -128,7 +133,7 @@ class Scaler:
         self._to_check: Final[asyncio.Queue[tuple[ScaledFleet, Check]]] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Until cancelled; says goodbye then."""
+        """Run until cancelled; then leave the registry."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.lease.keep(), name="lease")
@@ -154,17 +159,17 @@ class Scaler:
         wanted = min((due for due in dues if due is not None), default=self._clock() + LOOK_S)
         return max(0.05, wanted - self._clock())
 
-    # --- what operators want ------------------------------------------------------------------------------------------
+    # --- orders of operators ------------------------------------------------------------------------------------------
 
     async def pause(self, *, paused: bool, who: str) -> None:
-        """Look on and do nothing, or go on."""
+        """Observe and carry nothing out, until called with False. `who`: the operator, for the log."""
         self.paused = paused
         for fleet in self.fleets:
             await self._tell(fleet, Pause(paused, who))
         self._nudge.set()
 
     async def resize(self, model: str, role: Role, count: int | None, who: str) -> None:
-        """Have so many instances of a role; None: as the controller decides."""
+        """Keep `count` instances of a role; None: the controller decides again. `who`: the operator, for the log."""
         if count is None:
             self.sizes.pop((model, role), None)
         else:
@@ -177,7 +182,7 @@ class Scaler:
     # --- a look -------------------------------------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Look once, and do what comes of it."""
+        """Look once, and carry out the decisions that follow."""
         heard = await self._hear()
         existing = await self._observe()
         if self._at_start and not self.lease.holder:
@@ -188,7 +193,7 @@ class Scaler:
             await self._tell(fleet, Observed(self._observation(fleet, existing, heard=heard)))
 
     async def _bring_up(self, existing: Existing) -> None:
-        """Start what a fleet begins with; what another driver started before counts."""
+        """Start the instances that a fleet begins with. Those that another controller started count."""
         there: dict[str, set[str]] = {}
         for each in existing.instances:
             there.setdefault(each.pool, set()).add(str(each.instance))
@@ -203,7 +208,7 @@ class Scaler:
         self._at_start.clear()
 
     async def _hear(self) -> bool:
-        """Read the registry; whether it could be read."""
+        """Read the registry. Returns whether it could be read."""
         now = self._clock()
         try:
             async with asyncio.timeout(ACTION_S):
@@ -215,7 +220,10 @@ class Scaler:
             self._routers.deaf()
             return False
         self._instances.fold(beats, now)
-        self._routers.fold(routers, now)
+        changes = self._routers.fold(routers, now)
+        left = {each.id for each in changes if each.what is ChangeKind.LEFT}
+        last = {each.id: each for each in routers if each.id in left and each.state is MemberState.GONE}
+        self._left = tuple(Member(beat=each, heard_at=now, joined_at=now) for each in last.values())
         self.beats = by_engine(member.beat for member in self._instances.snapshot())
         return True
 
@@ -239,17 +247,16 @@ class Scaler:
             routers=self._counts(fleet, instances or ()) if heard else (),
             instances=instances,
             leads=self.lease.held,
-            free_gpus=None if existing is None else existing.free,
         )
 
     def _counts(self, fleet: ScaledFleet, instances: tuple[InstanceSeen, ...]) -> tuple[RouterCounts, ...]:
         queued = sum(each.waiting or 0 for each in instances)
-        return tuple(counts_of(self._routers.snapshot(), fleet.model, queued))
+        return tuple(counts_of((*self._routers.snapshot(), *self._left), fleet.model, queued))
 
-    # --- what comes of it ---------------------------------------------------------------------------------------------
+    # --- effects ------------------------------------------------------------------------------------------------------
 
     async def _tell(self, fleet: ScaledFleet, event: Event) -> None:
-        """Give the machine an event, and carry out everything that follows; one at a time."""
+        """Give the machine an event, and carry out all effects, one event at a time."""
         async with self._turn:
             events: deque[Event] = deque([event])
             while events:
@@ -277,7 +284,7 @@ class Scaler:
                 return None
 
     async def _check_forever(self) -> None:
-        """Simulations, one after another: looks go on meanwhile."""
+        """Run simulations, one after another; looks go on meanwhile."""
         while True:
             fleet, asked = await self._to_check.get()
             assert fleet.check is not None
@@ -298,7 +305,7 @@ class Scaler:
         return refusal
 
     async def _done(self, action: Action) -> str:
-        """Carry it out, in time; empty, or why nothing came of it."""
+        """Carry an action out within `ACTION_S`; empty, or why it was not carried out."""
         try:
             async with asyncio.timeout(ACTION_S):
                 return await carry_out(self.actuator, action)
@@ -323,11 +330,11 @@ class Scaler:
 
 
 def _steady() -> Callable[[], float]:
-    """Unix time as it is now, and from here on as the monotonic clock counts: names of instances are made from it."""
+    """A clock that starts at Unix time and then counts as the monotonic clock: names of instances are made from it."""
     ahead_s = time.time() - time.monotonic()  # noqa: TID251 - see above
     return lambda: time.monotonic() + ahead_s
 
 
 def _gist(decision: Decision) -> tuple[object, ...]:
-    """What makes a held decision news: not its figures."""
+    """The parts of a held decision whose change is worth keeping: figures are left out."""
     return (decision.dry, decision.conditions, tuple((role, need.ahead) for role, need in decision.needs.items()))

@@ -1,4 +1,4 @@
-"""What routers, agents and an actuator say, put together as the controller sees it. Pure."""
+"""Makes the controller's observations from what routers, agents and an actuator report. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from goodput.observation import ClassCounts, InstanceSeen, Phase, RouterCounts
 from goodput.sketch import Sketch
 
 UNHEARD_S: Final = 60.0
-"""A router that announces no counters counts as one that was last heard so long ago: what it serves is unknown."""
+"""A router that announces no counters is treated as if it was last heard so many seconds earlier: its load is
+unknown."""
+
+FIRST_SEEN_S: Final = 60.0
+"""An instance that is first seen longer than this after it was asked for may be one that restarts: how long its start
+took is unknown. Looks come every few seconds, so only a new controller sees such instances."""
 
 _PHASES: Final = {
     MemberState.STARTING: Phase.STARTING,
@@ -27,28 +32,40 @@ _PHASES: Final = {
 
 
 class Readiness:
-    """When instances became ready, as far as this controller has seen it happen."""
+    """When instances became ready for the first time, as far as this controller has seen it happen."""
 
     def __init__(self) -> None:
-        self._ready_s: Final[dict[tuple[InstanceId, int], float | None]] = {}
+        self._ready_s: Final[dict[InstanceId, float | None]] = {}
         self._coming: Final[set[InstanceId]] = set()
+        """Instances that were seen soon after they were asked for, and were not ready yet."""
 
-    def saw(self, instance: InstanceId, epoch: int, now: float, *, ready: bool) -> float | None:
-        """Since when it is ready; None where it is not ready, or was ready already when it was first seen."""
+    def saw(self, instance: InstanceId, asked_s: float | None, now: float, *, ready: bool) -> float | None:
+        """Since when an instance is ready, in seconds of `now`. A restart in place changes nothing.
+
+        Args:
+            instance: its name.
+            asked_s: when it was asked for; None: unknown.
+            now: seconds of the controller's clock.
+            ready: whether it is ready now.
+
+        Returns:
+            None: it is not ready, or it was first seen so late that it may have been ready before.
+        """
         if not ready:
-            self._coming.add(instance)
+            if instance not in self._ready_s and instance not in self._coming:
+                if asked_s is not None and now - asked_s > FIRST_SEEN_S:
+                    self._ready_s[instance] = None
+                else:
+                    self._coming.add(instance)
             return None
-        key = (instance, epoch)
-        if key not in self._ready_s:
-            self._ready_s[key] = now if instance in self._coming else None
-        return self._ready_s[key]
+        return self._ready_s.setdefault(instance, now if instance in self._coming else None)
 
     def keep(self, instances: Iterable[InstanceId]) -> None:
-        """Forget all others."""
+        """Forget all instances but these."""
         known = set(instances)
         self._coming.intersection_update(known)
-        for key in [key for key in self._ready_s if key[0] not in known]:
-            del self._ready_s[key]
+        for name in self._ready_s.keys() - known:
+            del self._ready_s[name]
 
 
 def seen_all(
@@ -58,14 +75,14 @@ def seen_all(
     readiness: Readiness,
     now: float,
 ) -> tuple[InstanceSeen, ...]:
-    """Every instance that exists.
+    """Every instance that exists, in a pool of `pools`.
 
     Args:
-        observed: the actuator's word; its ages are taken over to the controller's clock.
+        observed: what the actuator reports; its times are converted to the controller's clock.
         beats: agents' last heartbeats, by name.
         pools: by name, the role that its instances start in, and whether they may take another one.
-        readiness: remembers.
-        now: on the controller's clock.
+        readiness: remembers when instances became ready; it is updated.
+        now: seconds of the controller's clock.
     """
     known = [each for each in observed.instances if each.pool in pools]
     readiness.keep(each.instance for each in known)
@@ -83,15 +100,15 @@ def _seen(
     ahead_s: float,
 ) -> InstanceSeen:
     phase = _phase(there, beat)
-    epoch = 0 if beat is None else beat.epoch
+    asked_s = None if there.asked_s is None else there.asked_s + ahead_s
     load = None if beat is None else beat.load
     return InstanceSeen(
         id=there.instance,
         pool=there.pool,
         role=pool[0] if beat is None else beat.role,
         phase=phase,
-        asked_s=None if there.asked_s is None else there.asked_s + ahead_s,
-        ready_s=readiness.saw(there.instance, epoch, now, ready=phase is Phase.READY),
+        asked_s=asked_s,
+        ready_s=readiness.saw(there.instance, asked_s, now, ready=phase is Phase.READY),
         flips=pool[1],
         leaving=there.life is InstanceLife.LEAVING or phase is Phase.DRAINING,
         running=None if load is None else load.running,
@@ -117,9 +134,9 @@ def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[Router
     """What routers have counted of one model's requests. A router that announces no counters was not heard.
 
     Args:
-        routers: as last heard, on the controller's clock.
-        model: its name in the API; empty: the only one there is, so all that is counted is its.
-        queued: prompts that wait in engines; told with the first router's own.
+        routers: as last heard, on the controller's clock; those that have just left come last.
+        model: its name in the API; empty: the only model, so all counts are its.
+        queued: prompts that wait in engines; they are added to the first router's.
     """
     found: list[RouterCounts] = []
     for member in routers:
@@ -127,7 +144,8 @@ def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[Router
         counted, heard_at = beat.counted or (), member.heard_at
         if beat.counted is None:
             heard_at -= UNHEARD_S
-        lines = [each for each in beat.backlog if not model or each.model in {model, OTHERS}]
+        left = beat.state is MemberState.GONE
+        lines = [each for each in beat.backlog if not left and (not model or each.model in {model, OTHERS})]
         found.append(
             RouterCounts(
                 router=str(beat.id),
@@ -136,6 +154,8 @@ def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[Router
                 classes=_classes([each for each in counted if not model or each.model in {model, OTHERS}]),
                 waiting=sum(each.waiting for each in lines) + (0 if found else queued),
                 oldest_wait_s=max((each.oldest_s for each in lines), default=0.0),
+                left=left,
+                address=beat.agent_url or beat.url,
             )
         )
     return found

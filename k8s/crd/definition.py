@@ -11,7 +11,7 @@ from k8s.crd.settings import DNS_NAME, SUBDOMAIN, Kubernetes
 
 
 def _condition() -> dict[str, Any]:
-    """A condition as Kubernetes' API conventions want it (``metav1.Condition``)."""
+    """The schema of a condition, by Kubernetes' API conventions (``metav1.Condition``)."""
     return properties(
         {
             "type": described("string", f"One of {', '.join(CONDITIONS)}.", maxLength=316),

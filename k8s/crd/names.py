@@ -1,4 +1,4 @@
-"""Names that stand in Kubernetes' API: the group, labels, conditions, the field manager. Pure."""
+"""Names in Kubernetes' API: the group, labels, annotations, conditions, the field manager. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ POOL: Final = "BatonPool"
 FIELD_MANAGER: Final = "baton-operator"
 
 READY_GATE: Final = f"{GROUP}/serving"
-"""The pod condition that the operator sets: the instance is proven and known to every Ready router."""
+"""The pod condition that the operator sets once the instance is proven and known to every Ready router."""
 
 LABEL_CLUSTER: Final = f"{GROUP}/cluster"
 LABEL_PART: Final = f"{GROUP}/part"
-"""``router``, ``registry``, ``instance``, ``network`` …: what a child is for."""
+"""What a child is for: ``router``, ``registry``, ``instance``, ``network`` …"""
 LABEL_MODEL: Final = f"{GROUP}/model"
 LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_ROLE: Final = f"{GROUP}/role"
@@ -28,16 +28,19 @@ LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_FAMILY: Final = f"{GROUP}/family"
 """Instances hand over to each other within one family only: the same model, image and KV-cache format."""
 LABEL_COUNT: Final = f"{GROUP}/count"
-"""On a pool's disruption budget: the size it had last, for an operator that starts anew."""
+"""On a pool's disruption budget: the pool's last size, for a restarted operator."""
 LABEL_DRAINING: Final = f"{GROUP}/draining-since"
+"""On an instance's workload: the Unix time, in whole seconds, at which its drain began."""
 LABEL_PARKED: Final = f"{GROUP}/parked"
+"""On an instance's workload that has no replicas, so that it keeps no GPUs."""
 LABEL_KEYS: Final = f"{GROUP}/ticket-keys"
 """On the fleet's key Secret and on instances: which value of `kubernetes.ticket_keys` they were made for."""
 LABEL_STAGE: Final = f"{GROUP}/ticket-keys-stage"
-"""On the fleet's key Secret while a key is replaced: how far."""
+"""On the fleet's key Secret: the stage of a key's replacement (`k8s.plan.values.KeyStage`)."""
 LABEL_STAGE_SINCE: Final = f"{GROUP}/ticket-keys-since"
+"""On the fleet's key Secret: when the new key counts as made, in Unix seconds; 0: no replacement is under way."""
 MADE_FROM: Final = f"{GROUP}/made-from"
-"""Annotation of an instance's key Secret: digest of the fleet's keys that it follows from."""
+"""Annotation of an instance's key Secret: digest of the fleet's keys that it was derived from."""
 CONTENT: Final = f"{GROUP}/content"
 """Annotation of an instance's key Secret: digest of what was written into it."""
 LABEL_MANAGED: Final = "app.kubernetes.io/managed-by"
@@ -47,19 +50,20 @@ APPLIED: Final = f"{GROUP}/applied"
 CONDITIONS: Final = ("Available", "Progressing", "Degraded", "Scaling", "Paused")
 
 WORKLOAD_CHARS_MAX: Final = 46
-"""Of a Deployment's name: its pods' names add up to 17 characters and stay a label of at most 63 (RFC 1123)."""
+"""Of a Deployment's name: its pods' names are up to 17 characters longer, and must be labels of at most 63 (RFC
+1123)."""
 
 NAME_CHARS_MAX: Final = 63
 """Of every name and label value (RFC 1123 label)."""
 
 
 def digest(text: str, length: int = 10) -> str:
-    """A short name for a text: hexadecimal digits of its SHA-256."""
+    """The first `length` hexadecimal digits of a text's SHA-256: a short name for it."""
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def short(name: str, limit: int = NAME_CHARS_MAX) -> str:
-    """`name` as an RFC 1123 label of at most `limit` characters; what is cut off is told apart by a digest."""
+    """`name` as an RFC 1123 label of at most `limit` characters. A name that is cut or changed ends in a digest."""
     clean = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "x"
     if len(clean) <= limit and clean == name:
         return clean
@@ -70,12 +74,12 @@ def short(name: str, limit: int = NAME_CHARS_MAX) -> str:
 
 
 def service_name(name: str) -> str:
-    """`name` as a Service's: an RFC 1035 label, which begins with a letter."""
+    """`name` as the name of a Service: an RFC 1035 label, which begins with a letter."""
     return short(name if name[:1].isalpha() else f"svc-{name}")
 
 
 def label_value(text: str) -> str:
-    """`text` as a label's value: at most 63 of ``A-Za-z0-9._-``, letters or digits at both ends."""
+    """`text` as a label's value: at most 63 characters of ``A-Za-z0-9._-``, with letters or digits at both ends."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
     if clean == text and len(clean) <= NAME_CHARS_MAX:
         return clean

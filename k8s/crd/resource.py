@@ -1,8 +1,8 @@
 """A `BatonCluster` read: its cluster file, its section `kubernetes`, and everything that is wrong with both. Pure.
 
-The mapping between the two: the `spec` without `kubernetes` *is* the cluster file and is read by the same code. Files
-that it names are keys of one Secret (``keys/acme`` is the key ``keys.acme``), mounted below the cluster file as the
-names say. Addresses and ports are Kubernetes' business: they are ignored with a warning.
+The `spec` without `kubernetes` *is* the cluster file and is read by the same code. Files that it names are keys of one
+Secret (``keys/acme`` is the key ``keys.acme``), mounted beside the cluster file at the paths that the spec has.
+Kubernetes decides on addresses and ports: those of the file are ignored with a warning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IGNORED: Final = {
 """Settings of `router` that Kubernetes decides."""
 
 ROUTER_STEM: Final = "router"
-"""What routers' objects have after the cluster's name."""
+"""The part of routers' object names after the cluster's name."""
 
 _SECRET_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
@@ -46,22 +46,22 @@ class Resource:
     generation: int
     deleting: bool
     spec: Spec | None
-    """None where there is an error."""
+    """None if there is an error."""
     kubernetes: Kubernetes
     problems: tuple[Problem, ...]
     file: Mapping[str, Any]
     """The cluster file: the `spec` without `kubernetes`."""
     order_uid: str = ""
-    """UID of the object that keeps the order of a deletion (`k8s.plan.pods.order_of`); empty: it is not there yet."""
+    """UID of the object that keeps the order of a deletion (`k8s.plan.pods.order_of`); empty: it does not exist yet."""
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """What keeps it from being followed."""
+        """Problems because of which the operator does not follow the resource."""
         return tuple(each for each in self.problems if each.severity is Severity.ERROR)
 
     @property
     def files_secret(self) -> str:
-        """The Secret that holds the files."""
+        """Name of the Secret that holds the files."""
         return self.kubernetes.files_secret or short(f"{self.name}-files")
 
     @property
@@ -81,7 +81,7 @@ def secret_key(path: str) -> str:
 
 
 def files_of(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Every file that a cluster names: its field, and its path."""
+    """Every file that a cluster names: the field, and the path in it."""
     for name in spec.tenants:
         yield f"tenants.{name}.key_file", spec.key_file(name)
     for section, names in (
@@ -95,7 +95,7 @@ def files_of(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def read_resource(resource: Mapping[str, Any], *, floor_of: FloorOf | None = None) -> Resource:
-    """Read a `BatonCluster`. Never raises, whatever stands in it: problems are collected."""
+    """Read a `BatonCluster`. Raises nothing for wrong content: problems are collected."""
     metadata = resource.get("metadata") or {}
     said = resource.get("spec")
     spec_value = said if isinstance(said, Mapping) else {}
@@ -132,7 +132,7 @@ def _section(value: object, where: str) -> tuple[Kubernetes, list[Problem]]:
         node = tree_of(value)
     except Malformed as fault:
         return Kubernetes(), [_problem(where, "kubernetes", fault.message, fault.fix)]
-    reader.read(MappingNode(node.mark))  # the place above all others; what it says of a cluster file is not asked
+    reader.read(MappingNode(node.mark))  # sets the reader's root; problems of the empty file are dropped
     reader.problems.clear()
     section = reader.section(Kubernetes, node, ("kubernetes",))
     return section, reader.problems
@@ -153,7 +153,7 @@ def _ignored(file: Mapping[str, Any], where: str) -> Iterator[Problem]:
 
 
 def _files(spec: Spec, where: str) -> Iterator[Problem]:
-    """Files that cannot lie in a Secret, and two that would be one key of it."""
+    """Files that cannot be in a Secret, and files that would have the same key in it."""
     keys: dict[str, str] = {}
     for field, path in files_of(spec):
         parts = path.removeprefix("./").split("/")
@@ -167,7 +167,9 @@ def _files(spec: Spec, where: str) -> Iterator[Problem]:
 
 
 def _pool_names(spec: Spec, where: str) -> Iterator[Problem]:
-    """Extra pools whose names no label holds, or that routers have: both have a disruption budget `CLUSTER-NAME`."""
+    """Extra pools whose names are too long for a label, or are that of the routers, whose disruption budget's name they
+    would have.
+    """
     fields = (
         (f"models[{number}].pools.extra.{name}", model, name)
         for number, model in enumerate(spec.models)

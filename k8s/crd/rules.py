@@ -1,9 +1,9 @@
 """Rules between fields that the API server itself checks (CEL), so that a wrong resource is refused at once. Pure.
 
-Each rule repeats one of `cluster/spec/rules.py` or `sides.py`, which stay the owners: whatever these refuse, `baton
-lint` refuses too (tests/unit/test_k8s_crd.py compares the two on a corpus). Core CEL only: no extension of
-Kubernetes', as the rules are evaluated in tests as well. Every list and mapping that a rule looks through is bounded
-(`schema.BOUNDS`), because the API server refuses a schema whose rules could cost too much.
+Each rule repeats one of `cluster/spec/rules.py` or `sides.py`, which stay the owners: whatever the rules here refuse,
+`baton lint` refuses too (tests/unit/test_k8s_crd.py compares the two on a corpus). They are in core CEL, without
+Kubernetes' extensions, because tests evaluate them as well. Every list and mapping that a rule iterates over is bounded
+(`schema.ROOT_MAPS`, `MAP_MAX`, `LIST_MAX`), because the API server refuses a schema whose rules could cost too much.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from cluster.spec.sides import ROLE_PAIRS
 
 @dataclass(frozen=True, slots=True)
 class CelRule:
-    """One expression over `self`, and what is told where it is false."""
+    """One expression over `self`, and the message if it is false."""
 
     rule: str
     message: str
 
     def as_schema(self) -> dict[str, str]:
-        """As it stands under ``x-kubernetes-validations``."""
+        """The rule as an entry of ``x-kubernetes-validations``."""
         return {"rule": self.rule, "message": self.message}
 
 
 def _or(path: str, default: object) -> str:
-    """The value at ``self.a.b``, or a default where it or what holds it is left out."""
+    """The value at ``self.a.b``, or a default if it or one of its parents is left out."""
     parts = path.split(".")
     steps = [".".join(parts[: at + 1]) for at in range(1, len(parts))]
     return f"({' && '.join(f'has({step})' for step in steps)} ? {path} : {default})"

@@ -1,7 +1,7 @@
-"""Sections of settings as structural OpenAPI schemas: types, bounds, choices and words, all from `cluster/spec`. Pure.
+"""Sections of settings as structural OpenAPI schemas: types, bounds, choices and texts, all from `cluster/spec`. Pure.
 
-No field is nullable and none has a default: what is left out stays left out, so that a later default of Baton's holds
-for old resources too, and `has()` in a rule means what it says.
+No field is nullable and none has a default. A setting that is left out stays left out, so a later default of Baton's
+applies to old resources too, and `has()` in a rule is true only for settings that the user wrote.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from cluster.spec.about import Setting, is_section, settings_of
 from k8s.crd.rules import RULES
 
 MAP_MAX: Final = 256
-"""Tenants, classes, types of GPU and variables in one resource: API objects are small (etcd takes 1.5 MiB)."""
+"""Most tenants, classes, types of GPU and variables in one resource: API objects are small (etcd takes 1.5 MiB)."""
 LIST_MAX: Final = 64
-"""Models, aliases, tenants of a model, classes of a tenant."""
+"""Most models, aliases, tenants of a model, classes of a tenant."""
 TEXT_MAX: Final = 1024
 """Characters of one text."""
 ROOT_MAPS: Final = {"slo": 32, "hardware": 32, "pools": 192}
-"""Mappings that rules look through, or that are never long; 192: three pools of `LIST_MAX` models."""
+"""Smaller bounds for mappings that rules iterate over, or that are never long; 192: three pools of `LIST_MAX`
+models."""
 
 
 def section_schema(section: type) -> dict[str, Any]:
-    """The schema of one section, with all that is in it."""
+    """The schema of one section and the sections in it."""
     settings = settings_of(section)
     schema: dict[str, Any] = {
         "type": "object",
@@ -69,7 +70,7 @@ def _least(setting: Setting) -> dict[str, Any]:
 
 
 def _mapping(setting: Setting, kind: Any) -> dict[str, Any]:
-    if kind is Any or kind is str:  # `env: {RATIO: 1.5, FLAG: true}` is right in a file: lint has the word
+    if kind is Any or kind is str:  # `env: {RATIO: 1.5, FLAG: true}` is right in a file: lint decides
         return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     most = ROOT_MAPS.get(setting.name, MAP_MAX)
     return {"type": "object", "maxProperties": most, "additionalProperties": _value(setting, kind)}
@@ -95,7 +96,7 @@ def _number(setting: Setting, kind: Any) -> dict[str, Any]:
 
 
 def described(kind: str, text: str, **more: Any) -> dict[str, Any]:
-    """A schema of one plain type, for what is not in the settings: status."""
+    """A schema of one plain type, for fields that are not settings, such as those of a status."""
     return {"type": kind, "description": text, **more}
 
 

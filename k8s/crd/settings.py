@@ -1,4 +1,4 @@
-"""What a `BatonCluster` says beside the cluster file: the section `kubernetes`. Explained as `cluster/spec` does."""
+"""The section `kubernetes` of a `BatonCluster`, beside the cluster file. Settings are written as in `cluster/spec`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ KEYS_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 ROUTERS_MAX: Final = 64
 WHOLE_NODE_GPUS: Final = 8
+"""GPUs of one node by default."""
 
 
 class PodEngine(StrEnum):
@@ -63,7 +64,10 @@ class HttpRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kubernetes:
-    """What only Kubernetes asks for."""
+    """What only Kubernetes asks for.
+
+    It has many attributes: each is one setting of the section.
+    """
 
     engine: PodEngine = field(
         default=PodEngine.VLLM,

@@ -1,1 +1,1 @@
-"""The operator: watches resources, carries out plans, tells what it did. Shells."""
+"""The operator: watches resources, carries out plans, writes status and events. Shells."""

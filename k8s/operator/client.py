@@ -1,7 +1,7 @@
-"""Kubernetes' API by the official client: its configuration and its connections, our requests. A shell.
+"""Requests to Kubernetes' API, over connections of the official client. A shell.
 
-Of `kubernetes.aio` this uses the loading of configuration (in a pod, from a kubeconfig), authentication and TLS. Lists,
-watches, server-side apply and Leases are ours, because its informer caches no custom resource and its LeaseLock blocks
+`kubernetes.aio` loads the configuration (in a pod, from a kubeconfig) and does authentication and TLS. Lists, watches,
+server-side apply and Leases are ours, because its informer caches no custom resource and its LeaseLock blocks
 (docs/decisions/0010-kubernetes.md).
 """
 
@@ -36,13 +36,15 @@ PLURALS: Final[Mapping[str, str]] = {
     "ServiceAccount": "serviceaccounts",
 }
 REQUEST_S: Final = 30.0
+"""Longest time of one request, in seconds."""
 WATCH_S: Final = 290
-"""A watch ends by itself after this, and begins again where it was."""
+"""Seconds after which the server ends a watch; the next one continues where it ended."""
 LINE_BYTES_MAX: Final = 8 << 20
+"""Most bytes of one event of a watch."""
 
 
 class ApiFailed(BatonError):
-    """The API server refused a request. `status` is HTTP's, `reason` Kubernetes' word for it."""
+    """The API server refused a request. `status`: HTTP status; `reason`: Kubernetes' reason, such as ``Conflict``."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -143,18 +145,18 @@ class ApiClient:
         return said
 
     async def list(self, api_version: str, kind: str, namespace: str, selector: str = "") -> Json:
-        """All objects of a kind, whole, at one resourceVersion."""
+        """All objects of a kind, with all their fields, at one resourceVersion. Raises as `request`."""
         query = {"labelSelector": selector} if selector else {}
         return await self.request("GET", path_of(api_version, kind, namespace), query=query)
 
     async def named(self, api_version: str, kind: str, namespace: str, name: str) -> Json | None:
-        """One object by a list of that one, for kinds that the Role lets be listed and not read."""
+        """One object, by a list with its name, for kinds that the Role may list and not read; None: none."""
         query = {"fieldSelector": f"metadata.name={name}"}
         said = await self.request("GET", path_of(api_version, kind, namespace), query=query)
         return next((each for each in said.get("items") or () if each["metadata"]["name"] == name), None)
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Json | None:
-        """One object; None where there is none."""
+        """One object; None if there is none."""
         try:
             return await self.request("GET", path_of(api_version, kind, namespace, name))
         except ApiFailed as refusal:
@@ -163,7 +165,7 @@ class ApiClient:
             raise
 
     async def apply(self, manifest: Mapping[str, Any], *, sub: str = "") -> Json:
-        """Server-side apply under our field manager; what another one has written in our fields is taken back."""
+        """Server-side apply under our field manager. It takes over our fields from any other manager."""
         metadata = manifest["metadata"]
         path = path_of(manifest["apiVersion"], manifest["kind"], metadata["namespace"], metadata["name"], sub)
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
@@ -172,24 +174,24 @@ class ApiClient:
     async def merge(
         self, api_version: str, kind: str, namespace: str, name: str, patch: Mapping[str, Any], *, sub: str = ""
     ) -> Json:
-        """A merge patch under a field manager of its own, so that a later apply takes nothing of it away."""
+        """A merge patch under a second field manager of ours, so that a later apply does not remove its fields."""
         path = path_of(api_version, kind, namespace, name, sub)
         query = {"fieldManager": f"{FIELD_MANAGER}-phase"}
         return await self.request("PATCH", path, query=query, body=patch, content="application/merge-patch+json")
 
     async def create(self, thing: Mapping[str, Any]) -> Json:
-        """A new object."""
+        """Create an object. A name that is taken is refused with 409."""
         path = path_of(thing["apiVersion"], thing["kind"], thing["metadata"]["namespace"])
         return await self.request("POST", path, query={"fieldManager": FIELD_MANAGER}, body=thing)
 
     async def replace(self, thing: Mapping[str, Any]) -> Json:
-        """The whole object, if its resourceVersion is still the one given."""
+        """Replace the whole object, if its resourceVersion is still the given one; else 409."""
         metadata = thing["metadata"]
         path = path_of(thing["apiVersion"], thing["kind"], metadata["namespace"], metadata["name"])
         return await self.request("PUT", path, query={"fieldManager": FIELD_MANAGER}, body=thing)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str, uid: str = "") -> None:
-        """Delete an object, in the background; only the one with that UID. One that is gone is no fault."""
+        """Delete an object in the background, with `uid` only the one with this UID. A missing object is no error."""
         body: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid:
             body["preconditions"] = {"uid": uid}
@@ -229,7 +231,7 @@ class ApiClient:
         """Kinds that the API server knows in these groups.
 
         Raises:
-            ApiFailed: it does not say of one of them whether it knows it.
+            ApiFailed: it refuses to answer for one of the groups.
             ApiAway: it cannot be reached.
         """
         found: set[str] = set()
@@ -251,10 +253,10 @@ def _environment() -> Mapping[str, str]:
 
 
 def _there(kubeconfig: str | None) -> None:
-    """Look for the file before the client does, which has several lines for one that is missing.
+    """Check that a kubeconfig exists: the client's own message for a missing one is several lines long.
 
     Raises:
-        UsageError: there is none.
+        UsageError: none of the named files exists.
     """
     named = kubeconfig or _environment().get("KUBECONFIG") or "~/.kube/config"
     if not any(Path(each).expanduser().exists() for each in named.split(":") if each):
@@ -262,7 +264,7 @@ def _there(kubeconfig: str | None) -> None:
 
 
 async def _lines(content: Any) -> AsyncIterator[bytes]:
-    """Whole lines, however long: aiohttp's own lines end at its buffer's limit."""
+    """Whole lines up to `LINE_BYTES_MAX`; aiohttp's own lines end at the limit of its buffer."""
     rest = b""
     async for chunk in content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")

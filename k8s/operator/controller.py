@@ -1,4 +1,4 @@
-"""The loop: keep what there is, plan each cluster that changed, carry out, tell. A shell around `k8s.plan`."""
+"""The operator's loop: watch, plan each cluster that changed, carry the plan out, report. A shell around `k8s.plan`."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ logger = logging.getLogger("baton.operator")
 Json = Mapping[str, Any]
 
 BUSY_S: Final = 2.0
-"""A cluster that is not as it should be is looked at again after this: agents and routers send no events."""
+"""Seconds until the next look at a cluster that is not as wanted yet: agents and routers send no events."""
 IDLE_S: Final = 60.0
+"""The same for a cluster that is as wanted, or after a fault of the operator's."""
 REFUSALS: Final = frozenset({400, 403, 422})
-"""What the API server answers for one object alone (invalid, a quota, a policy): others go on."""
+"""HTTP statuses of refusals that concern one object (invalid, a quota, a policy): the rest of a plan goes on."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,23 +51,27 @@ class OperatorSettings:
     """What the operator is started with."""
 
     namespace: str
-    """Where it acts; empty: everywhere."""
+    """The namespace in which it acts; empty: all."""
     images: Images
     board: ScalingBoard = field(default_factory=ScalingBoard)
-    """What goodput controllers want."""
+    """The sizes that goodput controllers want."""
 
 
 class Operator:
-    """All clusters of one namespace, or of all namespaces. What to do is decided in `k8s.plan`."""
+    """Follows all clusters of one namespace, or of all. `k8s.plan` decides what to do.
+
+    It has many attributes: it makes and holds the parts that watch, observe, act and report.
+    """
 
     def __init__(
         self, client: ApiClient, fleet: ClusterPrograms, settings: OperatorSettings, wall: Callable[[], float]
     ) -> None:
-        """`wall`: Unix time."""
+        """`wall`: returns Unix time, in seconds."""
         self.counters: Final = OperatorCounters()
         self.may_act: Callable[[], bool] = lambda: True
+        """Whether this operator holds the Lease; replaced where there is an election."""
         self.knows_all = False
-        """Whether everything there is has been listed once."""
+        """Whether every watched kind has been listed once."""
         self._fleet: Final = fleet
         self._settings: Final = settings
         self._wall: Final = wall
@@ -77,18 +82,18 @@ class Operator:
         self._teller: Final = Teller(client, wall, self._watched.put, self.counters)
         self._observer: Final = ClusterObserver(self._watched, self._hands, settings.board, fleet)
         self._refused: Final[dict[tuple[str, str], int]] = {}
-        """Looks in a row that something was refused at, by cluster."""
+        """By cluster, how many looks in a row had a refusal."""
         self._locks: Final[dict[tuple[str, str], asyncio.Lock]] = {}
-        """By cluster: one of its plan and its controller writes at a time."""
+        """By cluster: its plan and its goodput controller write one at a time."""
 
     def counted(self) -> dict[str, int]:
-        """For the metrics, by name."""
+        """Counters for the metrics, by name."""
         return asdict(self.counters)
 
     # -- the loop --
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
             await self._watched.start(group)
             await self._kinds.start()
@@ -119,7 +124,7 @@ class Operator:
             self._queue.add(*key, after_s=IDLE_S)
 
     async def reconcile(self, namespace: str, name: str) -> bool:
-        """Plan one cluster and carry it out; whether nothing was to be done and nothing is waited for."""
+        """Plan one cluster and carry the plan out. Returns whether it is as wanted: no action, nothing to wait for."""
         async with self.alone(namespace, name):
             thing = self._watched.cluster(namespace, name)
             done = None if thing is None else await self._carried_out(thing)
@@ -134,13 +139,11 @@ class Operator:
         return not actions and all(each.get("status") != "True" for each in self._unsettled(thing))
 
     def alone(self, namespace: str, name: str) -> asyncio.Lock:
-        """No plan of this cluster is made or carried out while it is held, and no two facts of a controller's are
-        written.
-        """
+        """The lock of one cluster: only its holder plans, carries out a plan, or writes for a goodput controller."""
         return self._locks.setdefault((namespace, name), asyncio.Lock())
 
     async def _carried_out(self, thing: Json) -> tuple[Desired, ObservedCluster, tuple[Action, ...]] | None:
-        """Plan, and carry the plan out; None where that has to stop in the middle."""
+        """Plan, and carry the plan out; None: this operator may not act any more, or the resource is gone."""
         self.counters.reconciles += 1
         desired = await self._with_kinds(read_resource(thing))
         resource = desired.resource
@@ -161,19 +164,19 @@ class Operator:
                     raise
                 logger.warning("%s/%s: %s: %s", *place, shown(action), refusal)
                 refused.append(f"{shown(action)}: {refusal}")
-        if self._count_refusals(place, len(refused)) > 1:  # once may be the watch that lags behind
+        if self._count_refusals(place, len(refused)) > 1:  # a single refusal may come from a watch that lags behind
             observed = replace(observed, refused=tuple(refused))
         return desired, observed, actions
 
     def _is_of_one_object(self, action: Action, refusal: ApiFailed) -> bool:
-        """Whether a refusal is about one object, so that the rest of a plan goes on; notes a kind that is gone."""
+        """Whether a refusal concerns one object, so that the rest of a plan goes on. Notes a kind that is gone."""
         if isinstance(action, Apply) and action.manifest["kind"] in OPTIONAL and refusal.status == 404:
             self._kinds.gone(action.manifest["kind"])
             return True
         return refusal.status in REFUSALS or refusal.reason == "AlreadyExists"
 
     def _count_refusals(self, key: tuple[str, str], count: int) -> int:
-        """Looks in a row that something was refused at."""
+        """Count a look with `count` refusals; returns how many looks in a row had some."""
         if not count:
             self._refused.pop(key, None)
             return 0
@@ -182,7 +185,7 @@ class Operator:
         return self._refused[key]
 
     async def _with_kinds(self, resource: Resource) -> Desired:
-        """What is desired. A kind that the resource waits for may be installed at any time, or be allowed."""
+        """What is desired. Asks again for missing kinds, which may be installed or allowed at any time."""
         desired = self._desired(resource)
         if missing_kinds(desired) and await self._kinds.asked_again():
             return self._desired(resource)
@@ -193,7 +196,7 @@ class Operator:
         return Desired(resource=resource, images=self._settings.images, kinds=kinds.known, hidden=kinds.hidden)
 
     async def _tell_strays(self, namespace: str, name: str) -> None:
-        """BatonPools of a cluster that is not there."""
+        """Report BatonPools whose cluster does not exist."""
         for pool in self._watched.pools_of(namespace, name):
             await self._teller.stray(pool, misnamed(None, name, pool["spec"].get("pool", "")))
 
@@ -201,14 +204,14 @@ class Operator:
         live = self._watched.cluster(thing["metadata"]["namespace"], thing["metadata"]["name"]) or thing
         return [each for each in live.get("status", {}).get("conditions", ()) if each["type"] == "Progressing"]
 
-    # -- what controllers do (`k8s.operator.scaling.Acting`) --
+    # -- for goodput controllers (`k8s.operator.scaling.Acting`) --
 
     def clusters(self) -> frozenset[tuple[str, str]]:
-        """All there are, by namespace and name."""
+        """All clusters, by namespace and name."""
         return frozenset(self._watched.clusters.objects)
 
     def seen(self, namespace: str, name: str) -> ClusterSeen | None:
-        """One cluster; None where nothing may be done now."""
+        """One cluster; None: it is gone, wrong, paused or being deleted, or this operator may not act."""
         thing = self._watched.cluster(namespace, name)
         if thing is None or not self.knows_all or not self.may_act():
             return None
@@ -225,7 +228,7 @@ class Operator:
         )
 
     async def act(self, action: Action, seen: ClusterSeen) -> None:
-        """One action now; the plan follows.
+        """Carry one action out now; a plan follows.
 
         Raises:
             Unobservable: the server refuses it, or is away.
@@ -237,11 +240,9 @@ class Operator:
         finally:
             self._queue.add(seen.resource.namespace, seen.resource.name)
 
-    async def tell(self, seen: ClusterSeen, instance: str, role: Role | None, deadline_s: float) -> bool:
-        """Tell an agent; whether it has heard."""
+    async def flip(self, seen: ClusterSeen, instance: str, role: Role) -> bool:
+        """Tell an agent to take `role`. Returns whether it accepted."""
         pod = pods_by_instance(seen.observed.pods).get(instance)
         if pod is None:
             return False
-        if role is None:
-            return await self._fleet.drain(pod, deadline_s, seen.access)
         return await self._fleet.flip(pod, role, seen.access)

@@ -1,9 +1,9 @@
-"""Which operator acts: the one holder of a Lease, by resourceVersion. The rules are pure; `Election` carries them out.
+"""Which operator acts: the holder of a Lease, by resourceVersion. `Candidate` has the rules, `Election` the requests.
 
 The rules are those of client-go's leader election: a candidate may take a Lease over when it has not *seen* it change
 for the lease's duration on its own clock, so that clocks of two machines are never compared. Every write carries the
-resourceVersion that was read: of two writers one gets 409. A holder that could not renew for `renew_s` stops acting
-before any other may begin.
+resourceVersion that was read: of two writers one gets 409. A holder that could not renew for `RENEW_S` stops acting
+before another candidate may begin.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from k8s.operator.client import ApiAway, ApiClient, ApiFailed
 logger = logging.getLogger("baton.operator")
 
 LEASE_S: Final = 15
+"""Seconds without a change after which another candidate may take the Lease."""
 RENEW_S: Final = 10.0
+"""Seconds after its last renewal for which a holder may act."""
 RETRY_S: Final = 2.0
+"""Seconds between two tries to take or renew the Lease."""
 API: Final = "coordination.k8s.io/v1"
 
 
@@ -31,9 +34,11 @@ class Candidate:
 
     me: str
     seen: tuple[str, str] = ("", "")
-    """Holder and renewal of the Lease when it last changed."""
+    """Holder and renewal time of the Lease when it last changed."""
     seen_at: float = 0.0
+    """When that change was seen."""
     renewed_at: float | None = None
+    """When this candidate renewed the Lease last; None: it does not hold it."""
 
     def look(self, lease: Mapping[str, Any] | None, now: float) -> bool:
         """Whether to write the Lease now, with this candidate as its holder."""
@@ -76,7 +81,7 @@ class Election:
         return self.candidate.holds(self._clock())
 
     async def run(self) -> None:
-        """Try and renew until cancelled; then let the Lease go, so that another need not wait."""
+        """Take and renew the Lease until cancelled; then release it, so that another candidate need not wait."""
         try:
             while True:
                 try:
@@ -96,7 +101,7 @@ class Election:
         namespace, name = self._where
         began = self._clock()
         lease = await self._client.get(API, "Lease", namespace, name)
-        # Seen now, because the answer may have taken as long as a lease lasts; renewed at the question, to be safe.
+        # Seen when the answer came, which may take as long as a lease; renewed when the request began, to be safe.
         if not self.candidate.look(lease, self._clock()):
             self.candidate.renewed_at = None
             return
@@ -123,7 +128,7 @@ class Election:
         return {"apiVersion": API, "kind": "Lease", "metadata": metadata, "spec": spec}
 
     async def _release(self) -> None:
-        """Give the Lease away: its holder is empty and its time short."""
+        """Release the Lease: its holder is empty and its duration 1 s."""
         if self.candidate.renewed_at is None:
             return
         self.candidate.renewed_at = None

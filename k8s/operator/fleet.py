@@ -1,7 +1,7 @@
-"""What agents and routers say of a fleet, and what they are told: HTTP. A shell.
+"""Requests of the operator to agents and routers of a fleet: HTTP. A shell.
 
-Requests to agents are signed with the fleet's ticket keys, each for one instance and good once; routers' admin side is
-asked with the operator's key. Without keys nothing is asked.
+Requests to agents are signed with the fleet's ticket keys, each for one instance and valid once; those to routers'
+admin side carry the operator's key. Without ticket keys no agent is asked.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
 logger = logging.getLogger("baton.operator")
 
 ASK_S = 3.0
+"""Longest time of one request, in seconds."""
 ASKED_AT_ONCE = 32
 ME: Final = "baton-operator"
+"""The sender that signed requests name."""
 _UNIX_TIME: Final = time.time  # noqa: TID251 - what two machines have in common
 
 Json = Mapping[str, Any]
@@ -40,44 +42,44 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetTold:
-    """What a fleet says of itself."""
+    """What agents and routers of a fleet report."""
 
     drained: frozenset[str] = frozenset()
     """Instances whose agents have no stream and no hold left."""
     working: frozenset[str] = frozenset()
     """Instances whose agents take work."""
     roles: Mapping[str, Role] = field(default_factory=dict)
-    """By instance, the role that its agent has now."""
+    """By instance, the role that its agent reports."""
     known: Known = field(default_factory=Known)
     attainment: float | None = None
-    """Share of the last minutes' requests that met their targets; None where there were none with any."""
+    """Share of the last five minutes' requests that met their targets; None: no such request, or no answer."""
 
 
 class ClusterPrograms(Protocol):
-    """How the operator talks with the programs of one cluster."""
+    """Requests to the programs of one cluster."""
 
     async def look(self, pods: Sequence[Json], routers: Sequence[Json], access: Access) -> FleetTold:
-        """What agents say of themselves, and what routers know."""
+        """Ask agents for their state, and routers for the fleet as they know it."""
 
     async def drain(self, pod: Json, deadline_s: float, access: Access) -> bool:
-        """Tell an agent to drain; whether it has heard."""
+        """Tell an agent to drain. Returns whether it accepted."""
 
     async def resume(self, pod: Json, access: Access) -> bool:
-        """Tell an agent to take work again; whether it has heard."""
+        """Tell an agent to take work again. Returns whether it accepted."""
 
     async def flip(self, pod: Json, role: Role, access: Access) -> bool:
-        """Tell an agent to take another role; whether it has heard and may."""
+        """Tell an agent to take another role. Returns whether it accepted."""
 
 
 class HttpFleet:
-    """By HTTP, at the pods' addresses."""
+    """`ClusterPrograms` by HTTP, at the pods' addresses."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
         self._at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def look(self, pods: Sequence[Json], routers: Sequence[Json], access: Access) -> FleetTold:
-        """Ask all agents and all Ready routers. What does not answer is not known."""
+        """Ask all agents and all Ready routers. Those that do not answer count as unknown."""
         ready = [each for each in routers if is_true(each, "Ready") and not each["metadata"].get("deletionTimestamp")]
         asked = pods_by_instance(tuple(pods))
         answers: dict[str, Json | None] = {}
@@ -117,7 +119,7 @@ class HttpFleet:
         return await self._agent("POST", pod, "/role", access, {"role": role.value}) is not None
 
     async def _agent(self, method: str, pod: Json, path: str, access: Access, said: Json | None = None) -> Json | None:
-        """One signed request to an instance's agent; None where it does not answer, or refuses."""
+        """One signed request to an instance's agent; None: no answer, or a refusal."""
         name = str(pod["metadata"].get("labels", {}).get(INSTANCE, ""))
         if not access.fleet or not name:
             return None
@@ -151,13 +153,13 @@ class HttpFleet:
 
 
 def _each(word: Json, name: str) -> list[Json]:
-    """The objects of a list in an answer, whatever else stands there."""
+    """The objects in the list `name` of an answer; other values are left out."""
     found = word.get(name)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _role(said: object) -> Role | None:
-    """An agent's word for its role; None where there is no such role."""
+    """The role that an agent reports; None: there is no such role."""
     return next((role for role in Role if role.value == said), None)
 
 
@@ -172,7 +174,7 @@ def _url(pod: Json, port: int, path: str) -> str | None:
 
 
 def attainment_in(word: Json) -> float | None:
-    """One router's word on all routers' last five minutes, over all classes."""
+    """The attainment of all routers' last five minutes over all classes, in one router's answer; None: no request."""
     windows = [each.get("five_minutes") or {} for each in word.get("classes") or () if isinstance(each, Mapping)]
     counted = sum(int(each.get("counted") or 0) for each in windows)
     met = sum(float(each.get("attainment") or 0.0) * int(each.get("counted") or 0) for each in windows)
@@ -180,14 +182,14 @@ def attainment_in(word: Json) -> float | None:
 
 
 def _engine(name: object) -> str:
-    """The engine of an instance: a pod has all of its ranks."""
+    """The engine of an instance: one pod runs all ranks of an engine."""
     return str(engine_of(InstanceId(str(name))))
 
 
 def known_by(words: Mapping[str, Json], routers: frozenset[str]) -> Known:
-    """Routers' answers as one: which routers know an instance, and which pairs no router keeps apart.
+    """Routers' answers together: which routers know an instance, and which pairs no router keeps apart.
 
-    `routers`: all Ready ones; one that did not answer knows nothing, so that no gate opens without it.
+    `routers`: all Ready ones. A router that did not answer knows no instance, so no gate opens without it.
     """
     known_to: dict[str, set[str]] = {}
     proven: set[frozenset[str]] | None = None
@@ -204,6 +206,6 @@ def known_by(words: Mapping[str, Json], routers: frozenset[str]) -> Known:
         proven = pairs if proven is None else proven & pairs
     return Known(
         routers=routers,
-        known_to={name: frozenset(who) for name, who in known_to.items()},
+        known_to={name: frozenset(knowing) for name, knowing in known_to.items()},
         proven=frozenset(proven or ()),
     )

@@ -1,4 +1,4 @@
-"""Actions carried out, one at a time, on the API server and on agents. A shell."""
+"""Carries out actions, one at a time, on the API server and on agents. A shell."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Json = Mapping[str, Any]
 
 @dataclass(slots=True)
 class OperatorCounters:
-    """For the metrics."""
+    """Counters for the metrics."""
 
     reconciles: int = 0
     actions: int = 0
@@ -34,7 +34,7 @@ class OperatorCounters:
 
 
 class Hands:
-    """What the operator does with."""
+    """Carries out the actions of plans and of goodput controllers."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class Hands:
         put: Callable[[Json], None],
         counters: OperatorCounters,
     ) -> None:
-        """`put` takes objects as the server has answered them."""
+        """`wall`: returns Unix time. `put`: takes over objects that the server has answered."""
         self.foreign: Final[dict[tuple[str, str, str], Json]] = {}
-        """Objects of wanted names that are not ours, by namespace, kind and name."""
+        """Objects that have a wanted name and are not ours, by namespace, kind and name."""
         self.accepted: Final[dict[tuple[str, str, str], Json]] = {}
-        """Of objects that the server keeps otherwise than they were applied (a quantity in its own form, what a webhook
-        has changed), how it keeps what was applied, by namespace, kind and name."""
+        """The server's form of objects that it keeps in another form than they were applied (a quantity, a field that a
+        webhook has changed), by namespace, kind and name."""
         self._orders: Final[dict[tuple[str, str], tuple[str, str]]] = {}
-        """By cluster, its UID and that of the object that keeps the order of its deletion, as it was applied last."""
+        """By cluster, its UID, and the UID of the object that keeps the order of its deletion."""
         self._fresh: Final[dict[tuple[str, str], Json]] = {}
-        """Secrets that were made and that the watch has not told yet."""
+        """Secrets that were made and that the watch has not reported yet."""
         self._client: Final = client
         self._fleet: Final = fleet
         self._wall: Final = wall
@@ -61,7 +61,7 @@ class Hands:
         self._counters: Final = counters
 
     async def do(self, action: Action, resource: Resource, observed: ObservedCluster, access: Access) -> None:
-        """One action.
+        """Carry out one action.
 
         Raises:
             ApiFailed: the server refused it.
@@ -83,8 +83,8 @@ class Hands:
                     self._put(await self._client.replace(replaced(resource, live, stage, self._wall())))
             case Derive(name):
                 await self._derive(name, resource, observed)
-            case Admit(pod, ready, because):
-                await self._gate(resource, pod, ready, because)
+            case Admit(pod, because):
+                await self._open_gate(resource, pod, because)
             case Drain(name) | Resume(name):
                 await self._drain_or_resume(action, name, resource, observed, access)
             case Park(name) | Unpark(name):
@@ -97,7 +97,7 @@ class Hands:
         self._fresh[resource.namespace, name] = await self._client.create(made)
 
     async def _derive(self, name: str, resource: Resource, observed: ObservedCluster) -> None:
-        """One instance's keys, from the fleet's. A Secret of that name that is not ours is refused with 409."""
+        """Write one instance's keys, from the fleet's. If another Secret has the name, the server answers 409."""
         live = self._secret(resource, fleet_secret(resource), observed)
         if live is None or not keys_in(live):
             logger.warning("%s holds no keys: those of %s cannot be made", fleet_secret(resource), name)
@@ -109,8 +109,8 @@ class Hands:
             self._put(await self._client.apply(made))
 
     def _secret(self, resource: Resource, name: str, observed: ObservedCluster) -> Json | None:
-        """This resource's Secret as the watch has it, or as it was made a moment ago: the operator's Role does not let
-        it read one. The Secret of a resource that had the same name before is another one, and goes soon.
+        """This resource's Secret as the watch has it, or as it was just made: the operator's Role may not read one.
+        None: there is none; the Secret of a deleted resource of the same name does not count.
         """
         for each in observed.objects:
             if each["kind"] == "Secret" and each["metadata"]["name"] == name and is_ours(each, resource.uid):
@@ -120,7 +120,7 @@ class Hands:
         return fresh if fresh is not None and is_ours(fresh, resource.uid) else None
 
     async def look_again(self, namespace: str) -> None:
-        """At objects that are not ours: one that has gone is in the way no more."""
+        """Forget objects of others in `foreign` that are gone, so that their names can be used."""
         for place in [each for each in self.foreign if each[0] == namespace]:
             _, kind, name = place
             live = await self._client.get(self.foreign[place]["apiVersion"], kind, namespace, name)
@@ -128,7 +128,7 @@ class Hands:
                 del self.foreign[place]
 
     async def _apply(self, manifest: Json, resource: Resource, observed: ObservedCluster) -> None:
-        """Apply; what is there already and is not ours is left alone, and remembered for the condition."""
+        """Apply an object. An existing one that is not ours is left alone, and noted in `foreign` for the condition."""
         api_version, kind, name = manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
         place = (resource.namespace, kind, name)
         there = any(each["kind"] == kind and each["metadata"]["name"] == name for each in observed.objects)
@@ -149,7 +149,7 @@ class Hands:
         self._put(applied)
 
     def _ordered(self, manifest: Json, resource: Resource) -> Json:
-        """With the UID of the object that keeps the order, which may have been made a moment ago; else without it."""
+        """The manifest with the UID of the object that keeps the order; without that owner if it is unknown."""
         of, uid = self._orders.get((resource.namespace, resource.name), ("", ""))
         uid = uid if of == resource.uid else ""
         owners = manifest["metadata"]["ownerReferences"]
@@ -157,8 +157,8 @@ class Hands:
         return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": known}}
 
     async def _applied(self, manifest: Json, *, there: bool) -> Json:
-        """A list in which a hand has given an entry of ours another key (a port's number) has both after an apply, and
-        may be refused because of it: then the whole `spec` is written, whose lists replace those that are there.
+        """Apply; if the server refuses it with 422, write the whole `spec` first. If someone has changed the key of one
+        of our list entries (a port's number), an apply would keep both entries; a merge patch replaces the list.
         """
         try:
             return await self._client.apply(manifest)
@@ -170,11 +170,11 @@ class Hands:
         await self._client.merge(*where, {"spec": manifest["spec"]})
         return await self._client.apply(manifest)
 
-    async def _gate(self, resource: Resource, pod: str, ready: bool, because: str) -> None:  # noqa: FBT001
+    async def _open_gate(self, resource: Resource, pod: str, because: str) -> None:
         said = {
             "type": READY_GATE,
-            "status": str(ready),
-            "reason": "Serving" if ready else "NotServing",
+            "status": "True",
+            "reason": "Serving",
             "message": because,
             "lastTransitionTime": datetime.fromtimestamp(int(self._wall()), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
@@ -189,7 +189,7 @@ class Hands:
     async def _drain_or_resume(
         self, action: Drain | Resume, name: str, resource: Resource, observed: ObservedCluster, access: Access
     ) -> None:
-        """A drain is marked first and asked for then, a resume asked for first: after a crash both are done again."""
+        """A drain is marked before its agent is told, a resume unmarked after it: a crash in between repeats either."""
         pod = pods_by_instance(observed.pods).get(name)
         if isinstance(action, Drain):
             if not _is_marked(observed, name):
@@ -211,13 +211,13 @@ class Hands:
 
 
 def _is_marked(observed: ObservedCluster, name: str) -> bool:
-    """Whether an instance's drain has begun already: its time is counted from its first mark."""
+    """Whether an instance's drain is marked already: its time is counted from the first mark."""
     workloads = (each for each in observed.objects if each["kind"] in WORKLOADS and each["metadata"]["name"] == name)
     return any(LABEL_DRAINING in each["metadata"].get("labels", {}) for each in workloads)
 
 
 def shown(action: Action) -> str:
-    """``start Deployment chat-prefill-0``."""
+    """The action in a few words, for logs and events: ``apply Deployment chat-prefill-0``."""
     match action:
         case Apply(manifest):
             return f"apply {manifest['kind']} {manifest['metadata']['name']}"

@@ -1,4 +1,4 @@
-"""One look at an API server, for `baton k8s`: a cluster as it is, and what the operator lacks. A shell."""
+"""Inspects an API server for `baton k8s`: a cluster's present state, and what the operator lacks. A shell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from k8s.plan.rights import RIGHTS
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     good: bool
@@ -29,7 +29,12 @@ class Inspection:
 async def observed_now(
     client: ApiClient, namespace: str, name: str
 ) -> tuple[dict[str, Any] | None, ObservedCluster, frozenset[str], float]:
-    """A cluster's resource, its children, the kinds that are known, and the time."""
+    """A cluster's resource (None: there is none), its children, the known optional kinds, and Unix time.
+
+    Raises:
+        ApiFailed: the server refused a request.
+        ApiAway: it cannot be reached.
+    """
     live = await client.get(API_VERSION, "BatonCluster", namespace, name)
     kinds = await client.kinds(tuple(OPTIONAL.values()))
     selector = f"{LABEL_CLUSTER}={label_value(name)}"
@@ -50,7 +55,7 @@ async def observed_now(
 
 
 async def checks(client: ApiClient, namespace: str) -> AsyncIterator[Inspection]:
-    """Everything that the operator needs, and what it can use."""
+    """Check everything that the operator needs, and the optional kinds that it can use."""
     try:
         version = await client.request("GET", "/version")
         yield Inspection("API server", good=True, detail=str(version.get("gitVersion", "answers")))

@@ -1,4 +1,4 @@
-"""Kinds of other operators: which of them the API server knows, and whether it lets them be listed. A shell."""
+"""Kinds of other operators: which of them the API server knows, and which of them the operator may list. A shell."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ OPTIONAL: Final = {
     "PodMonitor": "monitoring.coreos.com/v1",
     "HTTPRoute": "gateway.networking.k8s.io/v1",
 }
+"""API versions, by kind."""
 LIST_S: Final = 10.0
-"""How long plans wait for the first list of a kind of another operator's: a Role may lack it."""
+"""Seconds for which plans wait for the first list of such a kind: a Role may not allow it."""
 TRY_AGAIN_S: Final = (1.0, 2.0, 5.0)
-"""At the start, between attempts to learn which of them the API server knows, before it is planned without those."""
+"""Seconds between the first attempts to learn which kinds the API server knows; then plans begin without them."""
 ASK_AGAIN_S: Final = 60.0
-"""How long an answer about all kinds is used before the API server is asked again."""
+"""Seconds for which an answer about all kinds is used before the API server is asked again."""
 UNSURE_S: Final = 2.0
-"""The same if the API server gave no answer about a kind."""
+"""The same after an incomplete answer."""
 
 
 class OptionalKinds:
-    """The kinds of `OPTIONAL` that plans may use. A kind may be installed, or be allowed, at any time."""
+    """The kinds of `OPTIONAL` that plans may use. A kind may be installed or allowed at any time."""
 
     def __init__(self, client: ApiClient, watch: Callable[[str, str], WatchCache]) -> None:
-        """`watch` keeps the objects of one more kind, by API version and kind."""
+        """`watch` starts to watch one more kind, given its API version and kind."""
         self.known: frozenset[str] = frozenset()
         """Those that the API server knows and that were listed."""
         self.hidden: frozenset[str] = frozenset()
-        """Those that it knows and that it does not let be listed."""
+        """Those that it knows and that the operator may not list."""
         self._client: Final = client
         self._watch: Final = watch
         self._caches: Final[dict[str, WatchCache]] = {}
         self._ask_at = 0.0
 
     async def start(self) -> None:
-        """Learn them, or give up after some attempts: later questions go on."""
+        """Learn the kinds. After some attempts it returns without an answer: `asked_again` goes on."""
         for wait_s in (*TRY_AGAIN_S, None):
             if await self._learn() or wait_s is None:
                 return
             await asyncio.sleep(wait_s)
 
     async def asked_again(self) -> bool:
-        """Learn them again where the last answer is old; whether it was."""
+        """Learn the kinds again if the last answer is old. Returns whether it was."""
         if asyncio.get_running_loop().time() < self._ask_at:
             return False
         await self._learn()
@@ -61,7 +62,7 @@ class OptionalKinds:
         self.known -= {kind}
 
     async def _learn(self) -> bool:
-        """Whether the API server has said of each.
+        """Ask about each kind. Returns whether the API server answered for all of them.
 
         A kind that cannot be listed counts as missing until it can: its watch goes on trying.
         """
@@ -70,7 +71,7 @@ class OptionalKinds:
         for kind, group in OPTIONAL.items():
             try:
                 is_there = kind in await self._client.kinds([group])
-            except (ApiFailed, ApiAway) as error:  # as it was before
+            except (ApiFailed, ApiAway) as error:  # the former answer stays
                 logger.warning("whether the API server knows %s is not told: %s", kind, error)
                 is_sure = False
             else:

@@ -1,4 +1,4 @@
-"""One cluster as it is: by the watches, by what controllers want, by what agents and routers say. A shell."""
+"""Observes one cluster: by the watches, by what goodput controllers want, by agents and routers. A shell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from k8s.operator.watched import WatchedObjects
 from k8s.plan import ObservedCluster, deciding
 
 ATTAINMENT_S: Final = 30.0
-"""Between two changes of the share of requests in a status."""
+"""Seconds between two changes of the attainment in a status."""
 
 
 class ClusterObserver:
@@ -27,10 +27,10 @@ class ClusterObserver:
         self._board: Final = board
         self._fleet: Final = fleet
         self._attained: Final[dict[tuple[str, str], tuple[float, float | None]]] = {}
-        """By cluster: the share of requests that is told now, and since when."""
+        """By cluster: the attainment in the status, and since when it is there."""
 
     def observed(self, resource: Resource) -> ObservedCluster:
-        """As the watches have it."""
+        """The cluster as the watches have it."""
         namespace, name = resource.namespace, resource.name
         objects = self._watched.children_of(resource)
         objects += [each for (place, _, _), each in self._hands.foreign.items() if place == namespace]
@@ -39,7 +39,7 @@ class ClusterObserver:
         wanted = self._board.of(namespace, name)
         wanted.belong_to(resource.uid)
         for stem in external.keys() & wanted.sizes.keys():
-            del wanted.sizes[stem]  # the controller that decides after the BatonPool begins with its last word
+            del wanted.sizes[stem]  # a controller that decides later begins with the BatonPool's last size
         return ObservedCluster(
             objects=tuple(objects),
             pods=tuple(self._watched.pods_of(resource, "instance")),
@@ -55,7 +55,7 @@ class ClusterObserver:
         )
 
     async def asked(self, resource: Resource, access: Access) -> ObservedCluster:
-        """The cluster as the watches have it, with what its agents and routers say."""
+        """The cluster as the watches have it, with the answers of its agents and routers."""
         observed = self.observed(resource)
         if not observed.pods or resource.spec is None:
             return observed
@@ -70,7 +70,7 @@ class ClusterObserver:
         )
 
     def _steady(self, resource: Resource, told: FleetTold) -> float | None:
-        """A share of requests that changes every second is written down twice a minute."""
+        """The attainment for the status: it changes with every request, and is written every `ATTAINMENT_S`."""
         now, key = asyncio.get_running_loop().time(), (resource.namespace, resource.name)
         kept = self._attained.get(key)
         if kept is None or now - kept[0] >= ATTAINMENT_S:

@@ -1,8 +1,7 @@
-"""The operator's `goodput.actuate.kubernetes.KubernetesCluster`: what a controller sees and may do of one cluster.
+"""The operator's `goodput.actuate.kubernetes.KubernetesCluster`: what a goodput controller observes and may change.
 
-A shell. A controller's pools have the cluster's name before their own, so that the names that it gives are names of
-workloads. Sizes that it wants are kept here, and written down with the next plan as those that a pool had last
-(`LABEL_COUNT`).
+A shell. Names of a controller's pools begin with the cluster's name, so that the instance names it makes are names of
+workloads. The sizes that it wants are kept here; the next plan writes them into a label of each pool (`LABEL_COUNT`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from k8s.crd.names import WORKLOAD_CHARS_MAX, short
 from k8s.crd.resource import Resource, secret_key
 from k8s.operator.client import ApiClient
 from k8s.operator.secrets import Access, text_in
-from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, ObservedCluster, PlanLimits, Resume, limits_of
+from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, ObservedCluster
 from k8s.plan.observe import is_ours, unix
 from k8s.plan.plan import Look
 from k8s.plan.pods import internal_secret, registry_url, workload
@@ -33,20 +32,22 @@ Place = tuple[str, str]
 """Namespace and name of a cluster."""
 
 NAME_CHARS: Final = 17
-"""What a controller puts after a pool's name: the time in hexadecimal milliseconds, a number, two hyphens."""
-
+"""Characters that a controller adds to a pool's name: the time in hexadecimal milliseconds, a number, two hyphens."""
 
 REASON_CHARS: Final = 200
+"""Most characters of a reason in a pool's status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryPlace:
-    """Where a cluster's fleet meets, and what the operator proves itself by there."""
+    """A cluster's registry, and the operator's credentials for it."""
 
     url: str
     cluster: str
+    """Name under which the fleet is kept in the registry."""
     password: str | None = field(default=None, repr=False)
     ca: str | None = None
+    """Certificates in PEM form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,33 +61,26 @@ class ClusterSeen:
     access: Access
 
     @property
-    def limits(self) -> PlanLimits:
-        """What a plan may not exceed."""
-        return limits_of(self.desired, self.observed)
-
-    @property
     def rolls_out(self) -> bool:
-        """Whether instances of other revisions than the wanted ones are there."""
+        """Whether instances of other revisions than the wanted ones exist."""
         wanted = {pool.stem: pool.revision for model in self.look.models for pool in model.pools}
         return any(each.revision != wanted.get(each.pool) for each in self.look.instances)
 
 
 class Acting(Protocol):
-    """The operator, as a world needs it."""
+    """What `OperatorWorld` needs of the operator."""
 
     def seen(self, namespace: str, name: str) -> ClusterSeen | None:
-        """A cluster as the watches have it; None where nothing may be done: it is gone, wrong or paused, or another
-        operator acts.
-        """
+        """A cluster as the watches have it; None: it is gone, wrong or paused, or another operator acts."""
 
     def alone(self, namespace: str, name: str) -> AbstractAsyncContextManager[None]:
-        """Keeps a cluster's plan from running."""
+        """A lock that keeps a cluster's plan from running."""
 
     async def act(self, action: Action, seen: ClusterSeen) -> None:
         """Carry one action out now, and plan soon."""
 
-    async def tell(self, seen: ClusterSeen, instance: str, role: Role | None, deadline_s: float) -> bool:
-        """Tell an agent its role, or where there is none to drain; whether it has heard."""
+    async def flip(self, seen: ClusterSeen, instance: str, role: Role) -> bool:
+        """Tell an agent to take `role`. Returns whether it accepted."""
 
 
 @dataclass(slots=True)
@@ -94,24 +88,24 @@ class ControllerWanted:
     """What the controller of one cluster wants."""
 
     uid: str = ""
-    """Of the resource that it wants this for."""
+    """UID of the resource for which it wants this."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """By stem."""
+    """Wanted instances, by stem."""
     reasons: dict[str, str] = field(default_factory=dict)
     """By stem: why the size is what it is."""
     scales: bool = False
     """Whether a controller runs."""
     advice: str = ""
-    """What it would do where others decide."""
+    """What it would do if others decide, or why there is none; for people."""
 
     def belong_to(self, uid: str) -> None:
-        """Forget what was wanted for another resource, which had the same name."""
+        """Forget what was wanted for an earlier resource of the same name."""
         if uid != self.uid:
             self.forget()
             self.uid = uid
 
     def forget(self) -> None:
-        """Sizes come from the labels of children again."""
+        """Forget sizes and reasons: plans go by the labels of children again."""
         self.sizes.clear()
         self.reasons.clear()
 
@@ -123,29 +117,29 @@ class ScalingBoard:
         self._wanted: Final[dict[Place, ControllerWanted]] = {}
 
     def of(self, namespace: str, name: str) -> ControllerWanted:
-        """Of one cluster."""
+        """What the controller of one cluster wants."""
         return self._wanted.setdefault((namespace, name), ControllerWanted())
 
     def keep(self, keys: frozenset[Place]) -> None:
-        """Forget all others."""
+        """Forget all clusters but these."""
         for key in self._wanted.keys() - keys:
             del self._wanted[key]
 
     def forget(self) -> None:
-        """All sizes: while another operator leads, its controllers decide on them."""
+        """Forget all sizes: while another operator leads, its controllers decide on them."""
         for each in self._wanted.values():
             each.forget()
 
 
 def internal_of(seen: ClusterSeen) -> Json | None:
-    """The Secret with the passwords of this very resource; None where it is not there yet."""
+    """The Secret with the passwords of this very resource; None: it does not exist yet."""
     name, uid = internal_secret(seen.resource), seen.resource.uid
     secrets = (each for each in seen.observed.objects if each["kind"] == "Secret" and is_ours(each, uid))
     return next((each for each in secrets if each["metadata"]["name"] == name), None)
 
 
 async def registry_place(client: ApiClient, seen: ClusterSeen) -> RegistryPlace:
-    """Where a cluster's controller meets its fleet.
+    """The registry of a cluster, with the credentials of its controller.
 
     Raises:
         ApiFailed: the Secret with the files may not be read.
@@ -169,7 +163,7 @@ async def registry_place(client: ApiClient, seen: ClusterSeen) -> RegistryPlace:
 
 
 def pool_name(cluster: str, stem: str) -> str:
-    """A controller's name for a pool."""
+    """The name of a pool for a controller: instance names begin with it."""
     return short(f"{cluster}-{stem}", WORKLOAD_CHARS_MAX - NAME_CHARS)
 
 
@@ -204,8 +198,7 @@ class OperatorWorld:
                     because="" if each.scheduled else "no node has room for it" if each.unschedulable_since else "",
                 )
             )
-        free = seen.limits.free_gpus
-        return Exists(now_s=now, instances=tuple(found), free=free or None)
+        return Exists(now_s=now, instances=tuple(found))
 
     async def may_resize(self, pool: str, by: int) -> str:
         return self._refusal(self._seen(), pool, by)
@@ -262,15 +255,9 @@ class OperatorWorld:
         await self._operator.act(Drain(str(name), because), seen)
         return ""
 
-    async def unmark(self, name: InstanceId) -> str:
-        await self._operator.act(Resume(str(name), "it is wanted again"), self._seen())
-        return ""
-
-    async def quiet(self, name: InstanceId, deadline_s: float) -> str:
-        return _heard(name, await self._operator.tell(self._seen(), str(name), None, deadline_s))
-
     async def flip(self, name: InstanceId, role: Role) -> str:
-        return _heard(name, await self._operator.tell(self._seen(), str(name), role, 0.0))
+        heard = await self._operator.flip(self._seen(), str(name), role)
+        return "" if heard else f"the agent of {name} does not answer, or refuses"
 
     async def remove(self, name: InstanceId, because: str) -> str:
         seen = self._seen()
@@ -290,10 +277,6 @@ class OperatorWorld:
     def _pool(seen: ClusterSeen, pool: str) -> WantedPool | None:
         pools = (each for model in seen.look.models for each in model.pools)
         return next((each for each in pools if pool_name(seen.resource.name, each.stem) == pool), None)
-
-
-def _heard(name: InstanceId, heard: bool) -> str:  # noqa: FBT001
-    return "" if heard else f"the agent of {name} does not answer, or refuses"
 
 
 def _life(instance: PlannedObject) -> InstanceLife:

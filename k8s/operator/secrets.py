@@ -1,6 +1,6 @@
-"""What chance makes, and what follows from it: passwords, the operator's key, ticket keys. A shell.
+"""Random secrets and those derived from them: passwords, the operator's key, ticket keys. A shell.
 
-Keys are read and written here and nowhere else in the operator; no text of this module goes into a log or an action.
+Only this module of the operator reads and writes keys; none of its texts goes into a log or an action.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from kvtransfer.seal import identity_text
 from kvtransfer.ticket import SigningKey
 
 PASSWORD_BYTES: Final = 24
+"""Random bytes of a password."""
 
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the operator itself proves itself by to one cluster."""
+    """The operator's own credentials for one cluster."""
 
     admin: str = field(default="", repr=False)
-    """Its key for routers' admin side."""
+    """Key for routers' admin side; empty: unknown."""
     fleet: tuple[SigningKey, ...] = field(default=(), repr=False)
-    """Ticket keys, with which it signs what it asks of agents. None: nothing is asked."""
+    """Ticket keys, with which requests to agents are signed; empty: no agent is asked."""
 
 
 def access(internal_secret: Json | None, fleet: Json | None) -> Access:
-    """From the two Secrets, as far as they are there."""
+    """The credentials in the two Secrets, as far as these exist."""
     return Access(text_in(internal_secret, "operator-key"), () if fleet is None else keys_in(fleet))
 
 
@@ -63,13 +64,16 @@ def fleet(resource: Resource) -> dict[str, Any]:
 
 
 def replaced(resource: Resource, live: Json, stage: KeyStage, now: float) -> dict[str, Any]:
-    """The fleet's Secret one step on; it carries the version that was read, so that no step is made twice."""
+    """The fleet's Secret at `stage`. It carries the resourceVersion that was read, so that no step is made twice.
+
+    `now`: Unix seconds.
+    """
     keys = keys_in(live)
     labels = live["metadata"].get("labels", {})
     since, made_for = int(labels.get(LABEL_STAGE_SINCE) or 0), labels.get(LABEL_KEYS, "")
     match stage:
         case KeyStage.ADDED:
-            kept = keys[:-1] if stage_of(live) is KeyStage.ADDED else keys[: KEYS_MAX - 1]  # one that never signed goes
+            kept = keys[:-1] if stage_of(live) is KeyStage.ADDED else keys[: KEYS_MAX - 1]  # not one that never signed
             keys, since, made_for = (*kept, _new_key(keys)), key_begins(now), resource.kubernetes.ticket_keys
         case KeyStage.SIGNS:
             keys = (keys[-1], *keys[:-1])
@@ -81,7 +85,7 @@ def replaced(resource: Resource, live: Json, stage: KeyStage, now: float) -> dic
 
 
 def of_instance(resource: Resource, live: Json, name: str) -> dict[str, Any]:
-    """One instance's key Secret, by the fleet's as it is."""
+    """One instance's key Secret, derived from the fleet's (`live`)."""
     keys, instance = keys_in(live), InstanceId(name)
     data = {
         KEYS_FILE: instance_text(keys, instance),
@@ -94,7 +98,7 @@ def of_instance(resource: Resource, live: Json, name: str) -> dict[str, Any]:
 
 
 def keys_in(live: Json) -> tuple[SigningKey, ...]:
-    """The fleet's keys; none where what stands there is no key file, which the message would not show either."""
+    """The fleet's keys, the signing one first; empty if the Secret holds no valid key file."""
     try:
         return read_fleet(text_in(live, KEYS_FILE))
     except ValueError:
@@ -121,7 +125,7 @@ def _encoded(data: Mapping[str, str]) -> dict[str, str]:
 
 
 def text_in(secret: Json | None, key: str) -> str:
-    """What stands under a key; empty where nothing does, or what is no text."""
+    """The text under a key of a Secret; empty: there is none, or it is no text."""
     try:
         return b64decode(((secret or {}).get("data") or {}).get(key, "")).decode()
     except ValueError:

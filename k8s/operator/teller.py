@@ -1,4 +1,4 @@
-"""Status, events: what people and programs are told of a resource. A shell."""
+"""Writes status and events of resources, for people and programs. A shell."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Json = Mapping[str, Any]
 
 
 class Teller:
-    """What the operator says."""
+    """Writes status and events."""
 
     def __init__(
         self, client: ApiClient, wall: Callable[[], float], put: Callable[[Json], None], counters: OperatorCounters
     ) -> None:
-        """`put` takes objects as the server has answered them."""
+        """`wall`: returns Unix time. `put`: takes over objects that the server has answered."""
         self._client: Final = client
         self._wall: Final = wall
         self._put: Final = put
@@ -63,7 +63,7 @@ class Teller:
                 await self._status("BatonPool", pool, wanted)
 
     async def stray(self, pool: Json, because: str, reason: str = "NotFound") -> None:
-        """Tell of a `BatonPool` that decides on nothing."""
+        """Write status and event of a `BatonPool` that has no effect."""
         last = pool.get("status") or {}
         wanted = stray_status(because, self._wall(), last, pool["metadata"].get("generation", 0), reason)
         if not contains(last, wanted):
@@ -107,5 +107,5 @@ class Teller:
 
 
 def _sorted(status: Json) -> Json:
-    """A status whose conditions are in one order: the server merges them by type, in an order of its own."""
+    """The status with its conditions sorted by type: the server keeps them in an order of its own."""
     return {**status, "conditions": sorted(status.get("conditions", ()), key=lambda each: str(each["type"]))}

@@ -1,4 +1,4 @@
-"""One kind of object, kept: listed, watched with bookmarks, listed again where the server asks for it. A shell."""
+"""Keeps all objects of one kind: lists them, watches with bookmarks, lists again if the server asks. A shell."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from k8s.operator.client import ApiAway, ApiClient, ApiFailed
 logger = logging.getLogger("baton.operator")
 
 WAIT_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Between attempts to reach the API server, each once, the last one again and again."""
+"""Seconds between attempts to reach the API server; the last value repeats."""
 
 Json = Mapping[str, Any]
 
 
 class WatchCache:
-    """All objects of one kind in a namespace (empty: in all), by namespace and name."""
+    """All objects of one kind in a namespace (empty: in all namespaces)."""
 
     def __init__(
         self,
@@ -29,20 +29,22 @@ class WatchCache:
         selector: str,
         changed: Callable[[Json], None],
     ) -> None:
-        """`changed` hears of every object that has come, changed or gone."""
+        """`changed` is called with every object that has come, changed or gone."""
         self.objects: dict[tuple[str, str], Json] = {}
+        """By namespace and name."""
         self.listed = asyncio.Event()
+        """Set once all objects were listed."""
         self.lists = 0
-        """How often the whole list was read."""
+        """Number of times that the whole list was read."""
         self.kind: Final = kind
         self._of: Final = (api_version, kind, namespace)
         self._selector: Final = selector
         self._client: Final = client
         self._changed: Final = changed
         self._version = ""
-        """Of the last list or event; empty: a list is to be read."""
+        """resourceVersion of the last list or event; empty: a list must be read."""
         self._latest = ""
-        """The same, and it stays while a list is read."""
+        """The same, but it stays while a list is read."""
 
     async def run(self) -> None:
         """List and watch until cancelled."""
@@ -66,7 +68,7 @@ class WatchCache:
                 tries += 1
 
     async def _list(self) -> None:
-        """Everything anew: what is not in it any more has gone meanwhile."""
+        """Read the whole list: objects that are missing in it are gone."""
         said = await self._client.list(*self._of, self._selector)
         api_version, kind, _ = self._of
         found: dict[tuple[str, str], Json] = {
@@ -74,8 +76,8 @@ class WatchCache:
         }
         self._version = str(said["metadata"]["resourceVersion"])
         before = self.objects
-        # What was answered while the list was read: the watch, which begins at the list, will tell of it. Not where
-        # versions have gone back, as after etcd was restored: the list alone is true then.
+        # Objects that the server answered while the list was read stay: the watch begins at the list and will report
+        # them. If versions have gone back, as after a restore of etcd, the list alone counts.
         restored = _is_below(self._version, self._latest)
         later = {} if restored else {key: each for key, each in before.items() if _later(each, self._version)}
         self.objects = found | later
@@ -97,8 +99,8 @@ class WatchCache:
                 self._changed(thing)
 
     def _take(self, thing: Json, *, gone: bool) -> None:
-        """An object as the watch tells it. What an answer has told already is later than that, and stays: an operator
-        that believed in a mark which it has just taken away would act by it.
+        """Take an object from the watch. A later version from an answer (`put`) stays: otherwise the operator would see
+        a mark again that it has just removed, and act on it.
         """
         key = _key(thing)
         known = self.objects.get(key)
@@ -110,9 +112,9 @@ class WatchCache:
             self.objects[key] = thing
 
     def put(self, thing: Json) -> None:
-        """An object as the server has answered it, before the watch tells it. An older one changes nothing.
+        """Take an object from an answer, before the watch reports it. An older version changes nothing.
 
-        One that is not known is taken where the watch has not come so far yet: what became of it since, it will tell.
+        An unknown object is taken if its version is later than the watch's: the watch will report what happened since.
         """
         key = _key(thing)
         known = self.objects.get(key)
@@ -125,7 +127,7 @@ def _key(thing: Json) -> tuple[str, str]:
 
 
 def _later(thing: Json, version: str) -> bool:
-    """Whether an object is of a later version: they are compared as numbers, as Kubernetes 1.35 allows."""
+    """Whether an object's resourceVersion is later: they are compared as numbers, as Kubernetes 1.35 allows."""
     return _is_below(version, str(thing["metadata"]["resourceVersion"]))
 
 

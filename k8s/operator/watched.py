@@ -1,4 +1,4 @@
-"""Everything that the operator watches, in one namespace or in all, and which cluster each object is of. A shell."""
+"""All objects that the operator watches, in one namespace or in all, and the cluster of each object. A shell."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ OURS: Final = f"{LABEL_MANAGED}={FIELD_MANAGER}"
 
 
 class WatchedObjects:
-    """Clusters, their BatonPools, and their children of every kind that is watched."""
+    """Clusters, their BatonPools, and their children of every watched kind."""
 
     def __init__(self, client: ApiClient, namespace: str, changed: Callable[[str, str], None]) -> None:
-        """`changed` hears namespace and name of each cluster of which an object has come, changed or gone."""
+        """`changed` is called with namespace and name of a cluster if an object of it has come, changed or gone."""
         self._client: Final = client
         self._namespace: Final = namespace
         self._changed: Final = changed
@@ -43,8 +43,8 @@ class WatchedObjects:
         self.children: Final = [self._cache(*each, OURS, self._child_changed) for each in WATCHED]
 
     async def start(self, group: asyncio.TaskGroup) -> None:
-        """Watch until the group ends; returns once everything was listed: a plan without the whole picture would make
-        what is there already.
+        """Watch until the group ends. Returns once every kind was listed: a plan without all objects would make
+        existing ones again.
         """
         self._group = group
         every = self._every()
@@ -62,19 +62,19 @@ class WatchedObjects:
         return kept
 
     def put(self, thing: Json) -> None:
-        """Take an object as the server has answered it, before its watch tells it."""
+        """Take an object from an answer of the server, before its watch reports it."""
         for kept in self._every():
             if kept.kind == thing.get("kind"):
                 kept.put(thing)
 
-    # -- what there is --
+    # -- objects --
 
     def cluster(self, namespace: str, name: str) -> Json | None:
-        """A `BatonCluster`; None where there is none of this name."""
+        """A `BatonCluster`; None: there is none of this name."""
         return self.clusters.objects.get((namespace, name))
 
     def pools_of(self, namespace: str, name: str) -> list[Json]:
-        """The BatonPools that name a cluster, which need not be there."""
+        """The BatonPools that name a cluster, which need not exist."""
         return [
             each
             for (place, _), each in self.pools.objects.items()
@@ -82,7 +82,7 @@ class WatchedObjects:
         ]
 
     def children_of(self, resource: Resource) -> list[Json]:
-        """Everything of one cluster but its pods."""
+        """All objects of one cluster but its pods."""
         return [thing for kept in self.children if kept.kind != "Pod" for thing in _of(resource, kept)]
 
     def pods_of(self, resource: Resource, part: str) -> list[Json]:
@@ -91,7 +91,7 @@ class WatchedObjects:
         return [each for each in _of(resource, pods) if each["metadata"]["labels"].get(LABEL_PART) == part]
 
     def access(self, resource: Resource) -> Access:
-        """What the operator proves itself by to a cluster's agents and routers."""
+        """The operator's credentials for a cluster's agents and routers."""
         kept = self._children("Secret").objects
         names = (internal_secret(resource), fleet_secret(resource))
         found = (kept.get((resource.namespace, name)) for name in names)

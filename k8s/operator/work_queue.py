@@ -1,4 +1,4 @@
-"""Which cluster is looked at next, and when. A shell: it waits on the event loop's clock."""
+"""Which cluster is planned next, and when. A shell: it waits on the event loop's clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 SETTLE_S: Final = 0.05
-"""Changes within this are planned together."""
+"""Changes within so many seconds are planned together."""
 
 
 class WorkQueue:
@@ -17,14 +17,14 @@ class WorkQueue:
         self._wake: Final = asyncio.Event()
 
     def add(self, namespace: str, name: str, after_s: float = SETTLE_S) -> None:
-        """Look at a cluster in so many seconds, or earlier where that was asked for already."""
+        """Let a cluster be due in `after_s` seconds, or earlier if that was asked for already."""
         at = asyncio.get_running_loop().time() + after_s
         key = (namespace, name)
         self._due[key] = min(at, self._due.get(key, at))
         self._wake.set()
 
     async def next(self) -> tuple[str, str]:
-        """Wait until a cluster is due, and take it off the queue. What is added again goes behind the others."""
+        """Wait until a cluster is due, and take it off the queue. If added again, it comes after the others."""
         while True:
             now = asyncio.get_running_loop().time()
             key = next((key for key, at in self._due.items() if at <= now), None)

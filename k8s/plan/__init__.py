@@ -1,4 +1,4 @@
-"""What a cluster should be and what is to be done for it: manifests, rollouts, drains, status. Pure."""
+"""Plans what a cluster should be and what to do for it: manifests, rollouts, drains, keys, status. Pure."""
 
 from k8s.plan.observe import ObservedCluster
 from k8s.plan.plan import Desired, limits_of, look, missing_kinds, plan

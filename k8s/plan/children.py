@@ -1,4 +1,4 @@
-"""Everything of a cluster but its instances: routers, registry, file, Services, policies. Pure."""
+"""Manifests of all children but instances: routers, registry, file, Services, policies. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def children(
 ) -> tuple[dict[str, Any], ...]:
     """Manifests of all children that are not instances, in the order in which they are applied.
 
-    `sizes`: instances wanted, by pool. `routers`: the pods of routers there are.
+    `sizes`: instances wanted, by pool. `routers`: the routers' pods that exist now.
     """
     assert resource.spec is not None
     made = [
@@ -62,7 +62,7 @@ def children(
 
 
 def selector(resource: Resource, part: str) -> dict[str, str]:
-    """Labels that choose the pods of one part."""
+    """Labels that select the pods of one part, such as ``router``."""
     return {LABEL_CLUSTER: label_value(resource.name), LABEL_PART: part}
 
 
@@ -76,7 +76,7 @@ ENGINES_ALONE: Final = frozenset({"min", "max", "start", "env", "engine_args"})
 
 
 def file_text(resource: Resource) -> str:
-    """The cluster file that routers read: the resource's, without what Kubernetes decides and engines alone read."""
+    """The cluster file for routers: the resource's, without settings of Kubernetes and those that only engines read."""
     file: dict[str, Any] = dict(resource.file)
     if "router" in file:
         file["router"] = {key: value for key, value in (file["router"] or {}).items() if key not in IGNORED}
@@ -138,8 +138,8 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
 
 
 def _router_started(start_s: float) -> dict[str, Any]:
-    """A router joins when it knows a whole fleet, so that a new one refuses nothing an old one would serve; and it
-    stays, because while one role is replaced the other serves whole requests.
+    """A startup probe: a router joins the Service once it knows a whole fleet, so a new router refuses no request that
+    an old one would serve. It is no readiness probe: while one role is replaced, the other serves whole requests.
     """
     probe = {"httpGet": {"path": "/ready", "port": ROUTER_PORT}, "periodSeconds": 2, "timeoutSeconds": 2}
     return {**probe, "failureThreshold": math.ceil(start_s / 2)}
@@ -275,10 +275,9 @@ _ALL_BUT_THE_AGENTS: Final = [
 
 
 def _policies(resource: Resource) -> Iterator[dict[str, Any]]:
-    """Which pods are reached by which: the registry and engines by programs of the cluster, agents by routers and the
-    operator.
+    """Network policies: programs of the cluster reach the registry and engines; routers and the operator reach agents.
 
-    Instances reach each other at every port but the agent's: connectors choose theirs as they like.
+    Instances reach each other at every port but the agent's: connectors listen on ports of their own choice.
     """
     assert resource.spec is not None
     inside = _from(resource, "router", "instance")
@@ -308,7 +307,7 @@ def _policies(resource: Resource) -> Iterator[dict[str, Any]]:
         yield made
 
 
-# -- what other operators act upon --
+# -- objects for other operators --
 
 
 def _optional(resource: Resource) -> Iterator[dict[str, Any]]:

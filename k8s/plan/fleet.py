@@ -1,18 +1,18 @@
-"""Which instances start, drain, come back and go, so that a model's pools become what is wanted. Pure, level-driven.
+"""Which instances start, drain, resume and end, so that a model's pools become as wanted. Pure, level-driven.
 
-`moves` looks at what is there now and remembers nothing: the same look gives the same moves, so an operator that is
-killed after any of them goes on where it was. One model is planned at a time, because its pools need each other:
+`moves` goes by the present state and remembers nothing: the same state gives the same moves, so an operator that is
+killed after any of them continues. One model is planned at a time, because its pools need each other:
 
-- An instance *counts* while it serves and has a partner of its own family that serves, or needs none.
-- Where there is room, instances of the wanted revision are added first, and an old one leaves when every pool still has
-  as many that count as are wanted.
-- Where there is none (no free GPU, or a new pod finds no node), an old one leaves first. A pool may then have one
-  serving instance less, down to its floor; a pool at its floor may lack one while an instance of another role serves,
-  which runs whole requests meanwhile. Never two pools at once.
-- Nothing is deleted before it is drained, or was never in service, or its time is over.
+- An instance *counts* while it serves and, if it needs a partner, one of its own family serves, too.
+- With room, instances of the wanted revision are added first; an old one leaves once every pool keeps as many counting
+  instances as are wanted.
+- Without room (no free GPU, or a new pod finds no node), an old one leaves first. A pool may then have one serving
+  instance less, down to its floor; a pool at its floor may lack one while an instance of another role serves, which
+  runs whole requests meanwhile. Never two pools at once.
+- An instance is deleted only after it is drained, if it never served, or when its drain's time is over.
 - An instance that drains and is wanted again (a revert) resumes.
-- An instance whose pod Kubernetes takes (an eviction, a node on notice) is replaced by one of another name at once: its
-  workload's next pod would want the name that the draining agent still has.
+- An instance whose pod Kubernetes takes (an eviction, a node on notice) is replaced at once by one of another name: the
+  next pod of its own workload would claim the name that the draining agent still has.
 - Before anything serves, prefill and decode get GPUs together or give them back after `gang_s`.
 """
 
@@ -41,7 +41,8 @@ from k8s.plan.values import (
 SURGE_SHARE: Final = 0.25
 """Instances above the wanted number while a revision rolls out, as Kubernetes' own Deployments have it."""
 RESUME_S: Final = 60.0
-"""So long after its drain's time is over an instance that is wanted again is told to resume; it is removed then."""
+"""Seconds after the end of its drain's time in which an instance that is wanted again is still told to resume; after
+that it is removed."""
 
 
 def moves(
@@ -56,11 +57,11 @@ def moves(
 
     Args:
         cluster: name of the resource: instances' names begin with it.
-        model: how it should be.
-        present: its instances, those of pools that are no longer wanted among them.
+        model: the wanted pools.
+        present: the model's instances, also those of pools that are no longer wanted.
         limits: free GPUs and times.
         now: Unix time, s.
-        taken: names of workloads of others and of instances whose pods still end, which no new instance may have.
+        taken: names that no new instance may have: of other workloads, and of instances whose pods still end.
     """
     found = sorted(present, key=lambda each: each.name)
     used = {each.name for each in found} | set(taken)
@@ -78,7 +79,7 @@ def moves(
 
 
 def instance_name(cluster: str, stem: str, number: int) -> str:
-    """Name of an instance and of its workload object: short enough for its pods' names."""
+    """Name of an instance and of its workload object, short enough for its pods' names."""
     end = f"-{number}"
     return short(f"{cluster}-{stem}", WORKLOAD_CHARS_MAX - len(end)) + end
 
@@ -104,7 +105,7 @@ def _removed(found: Iterable[PlannedObject], limits: PlanLimits, now: float) -> 
 def _parked(
     model: WantedModel, found: Sequence[PlannedObject], limits: PlanLimits, now: float
 ) -> Iterator[Park | Unpark]:
-    """The smallest fleet gets GPUs together: what waits for the rest too long gives its GPUs back."""
+    """Gang scheduling: instances that hold GPUs give them back if the rest of the smallest fleet finds none in time."""
     current = [each for each in found if not each.leaving]
     parked = [each for each in current if each.parked]
     waiting = [each for each in current if each.unschedulable_since is not None and not each.parked]
@@ -118,12 +119,12 @@ def _parked(
     holding = [each for each in current if each.scheduled and not each.parked]
     short_of = {each.pool for each in late}
     if late and any(each.pool not in short_of for each in holding) and _gang_missing(model, current):
-        because = f"{', '.join(sorted(short_of))} has found no GPUs for {limits.gang_s:g} s, and one serves not alone"
+        because = f"{', '.join(sorted(short_of))} has found no GPUs for {limits.gang_s:g} s, and no pool serves alone"
         yield from (Park(each.name, because) for each in holding)
 
 
 def _gang_missing(model: WantedModel, current: Sequence[PlannedObject]) -> bool:
-    """Whether some pool has fewer placed instances than its floor (one at least)."""
+    """Whether a pool has fewer placed instances than its floor, or than one."""
     return any(
         sum(each.scheduled for each in current if each.pool == pool.stem) < max(1, min(pool.floor, pool.count))
         for pool in model.pools
@@ -135,7 +136,7 @@ def _gang_missing(model: WantedModel, current: Sequence[PlannedObject]) -> bool:
 
 
 def _wanted_ones(pool: WantedPool, found: Iterable[PlannedObject]) -> list[PlannedObject]:
-    """Those of the wanted revision that stay."""
+    """Instances of the wanted revision that stay."""
     return [
         each
         for each in found
@@ -157,8 +158,8 @@ def _is_current(instance: PlannedObject, pool: WantedPool) -> bool:
 
 
 def _may_resume(instance: PlannedObject, limits: PlanLimits, now: float) -> bool:
-    """Whether an instance that is wanted again may end its drain. An agent that does not hear of it for a minute after
-    the drain's time is over never will: another instance takes its place.
+    """Whether an instance that is wanted again may end its drain. If its agent was not reached within `RESUME_S` after
+    the drain's time, another instance takes its place.
     """
     if instance.deleting or instance.disrupted or instance.draining_since is None:
         return False
@@ -193,8 +194,8 @@ def _started(
 
 
 def _stands_still(model: WantedModel, found: Sequence[PlannedObject]) -> bool:
-    """Whether nothing comes and nothing goes: two old families may keep each other's last instances, and only one
-    more of the wanted revision lets one of them go.
+    """Whether a rollout is stuck: no instance starts or leaves. The last instances of two old families may keep each
+    other in service; only one more instance of the wanted revision lets one of them go.
     """
     wanted = [each for pool in model.pools for each in _wanted_ones(pool, found)]
     return not any(each.leaving for each in found) and all(each.serving for each in wanted)
@@ -218,7 +219,7 @@ def _free_names(cluster: str, stem: str, count: int, taken: set[str]) -> Iterato
 
 
 def _drained(model: WantedModel, found: Sequence[PlannedObject], limits: PlanLimits) -> Iterator[Drain]:
-    """Old instances and those too many, one after the other for as long as what is left is enough."""
+    """Drains of old and superfluous instances, one after the other, as long as the remaining ones are enough."""
     by_stem = {pool.stem: pool for pool in model.pools}
     left = [each for each in found if not each.leaving]
     updated = {stem: len(_wanted_ones(pool, found)) for stem, pool in by_stem.items()}
@@ -255,7 +256,7 @@ def _number(name: str) -> int:
 
 
 def counting(model: WantedModel, left: Collection[PlannedObject], stem: str) -> int:
-    """Instances of a pool that serve and have a partner: one of their family, where roles are apart."""
+    """Instances of a pool that serve and, if roles are apart, have a partner of their family that serves."""
     serving = [each for each in left if each.serving]
     return sum(each.pool == stem and _has_partner(model, each, serving) for each in serving)
 
@@ -268,7 +269,7 @@ def _has_partner(model: WantedModel, instance: PlannedObject, serving: Iterable[
 
 
 def is_tight(pool: WantedPool, found: Iterable[PlannedObject], limits: PlanLimits) -> bool:
-    """Whether a pool cannot have an instance more than now."""
+    """Whether a pool has no room for one more instance."""
     ours = [each for each in found if each.pool == pool.stem]
     if any(each.unschedulable_since is not None and not each.leaving for each in ours):
         return True
@@ -284,7 +285,7 @@ def _enough(
 ) -> bool:
     """Whether `gone`, which serves, may leave."""
     pool = next((each for each in model.pools if each.stem == gone.pool), None)
-    tight = any(is_tight(each, left, limits) for each in model.pools)  # a pool without room keeps others from pairs
+    tight = any(is_tight(each, left, limits) for each in model.pools)  # without room, others lack partners
     if pool is None and tight:
         return any(each.serving for each in rest)
     if pool is None:
@@ -298,14 +299,14 @@ def _enough(
 
 
 def _keep(pool: WantedPool, gone: PlannedObject) -> int:
-    """How many must go on counting: all that are wanted; while one only shrinks another pool, that one's floor."""
+    """How many instances of a pool must go on counting: all that are wanted; its floor if only another pool shrinks."""
     return pool.count if pool.stem == gone.pool or gone.revision != pool.revision else pool.floor
 
 
 def _enough_in_place(
     model: WantedModel, left: Sequence[PlannedObject], rest: Sequence[PlannedObject], pool: WantedPool
 ) -> bool:
-    """Without room: at most one of all floors may lack one, and something must serve."""
+    """Whether an instance may leave without room: at most one pool may be one below its floor, and one must serve."""
     if not any(each.serving for each in rest):
         return False
     after = _serving(rest, pool.stem)
@@ -320,5 +321,5 @@ def _serving(left: Iterable[PlannedObject], stem: str) -> int:
 
 
 def _lacking(model: WantedModel, left: Collection[PlannedObject]) -> int:
-    """Instances that serve below the floors of all pools together."""
+    """Serving instances that all pools together lack of their floors."""
     return sum(max(0, pool.floor - _serving(left, pool.stem)) for pool in model.pools)

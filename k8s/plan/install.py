@@ -19,7 +19,7 @@ def _metadata(namespace: str) -> dict[str, Any]:
 def operator_objects(
     namespace: str, *, image: str, engine: str, router: str, redis: str, replicas: object = 2
 ) -> tuple[dict[str, Any], ...]:
-    """Everything but the CustomResourceDefinitions. Arguments may be a template language's expressions."""
+    """All objects but the CustomResourceDefinitions. Arguments may be expressions of a template language (Helm)."""
     metadata = _metadata(namespace)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": rules()}

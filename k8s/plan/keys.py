@@ -1,17 +1,17 @@
-"""Keys by which routers and instances of one cluster prove themselves: which Secrets there are, and when they change.
+"""Keys by which routers and instances of one cluster prove themselves: which Secrets exist, and when they change.
 
-Two kinds. The *fleet's* Secret is chance, made once; routers alone mount it. Each *instance's* Secret follows from the
-fleet's and from the instance's name, so that an instance knows its own key and no other's; it is made before the
-workload and goes after it. A fleet's key that is lost is not made anew by itself while instances have keys that follow
-from it, because then routers would believe none of them: the condition says so, and another value of
-`kubernetes.ticket_keys` asks for new ones.
+There are two kinds. The *fleet's* Secret is random and made once; only routers mount it. Each *instance's* Secret is
+derived from the fleet's and from the instance's name, so that an instance knows its own key and no other's; it is made
+before the workload and deleted after it. A lost fleet key is not replaced by itself while instances have keys that are
+derived from it: routers would believe none of them. A condition reports the loss, and another value of
+`kubernetes.ticket_keys` asks for new keys.
 
 A key is replaced in three steps (`kvtransfer.keys`), each of which has reached all pods before the next: the new key is
-added below the old one, it signs, the old one goes. The pods are rolled meanwhile, because an agent reads its identity
-when it starts; the old key goes when every pod was made for the new one. If another key is asked for meanwhile, the
-steps begin again. If its name was used before, pods of the earlier use have the same template as new pods; their age
-tells them apart (`is_before_key`). The steps are told from labels of the fleet's Secret. Pure: nothing
-here reads a key, digests of what Secrets hold tell whether they belong together.
+added below the old one; it signs; the old key is removed. The pods are rolled meanwhile, because an agent reads its
+identity when it starts; the old key is removed once every pod was made for the new one. If another key is asked for
+meanwhile, the steps begin again. If its name was used before, pods of the earlier use have the same template as new
+pods; their age tells them apart (`is_before_key`). Labels of the fleet's Secret have the present step. Pure: this
+module reads no key; digests of Secrets' contents show whether they belong together.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from k8s.plan.values import Delete, Derive, Generate, KeyStage, PlanLimits, Reke
 FLEET_PART: Final = "ticket-keys"
 INSTANCE_PART: Final = "instance-keys"
 SKEW_S: Final = 60.0
-"""The operator's clock and the API server's may differ by this: the one says when a key was made, the other when a pod
-was."""
+"""Seconds by which the operator's clock (a key's time) and the API server's (a pod's time) may differ."""
 
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySecrets:
-    """Key Secrets as they are."""
+    """The key Secrets that exist."""
 
     fleet: Json | None
     of_instances: Mapping[str, Json]
@@ -46,7 +45,7 @@ class KeySecrets:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all of them."""
+        """Names of all key Secrets."""
         fleet = () if self.fleet is None else (self.fleet["metadata"]["name"],)
         return frozenset({*fleet, *self.of_instances})
 
@@ -63,18 +62,18 @@ def key_secrets(resource: Resource, observed: ObservedCluster) -> KeySecrets:
 
 
 def content_of(secret: Json) -> str:
-    """Digest of what a Secret holds. A key has 256 bits of chance: ten digits of its hash tell nothing of it."""
+    """Digest of a Secret's content. A key has 256 random bits: ten digits of its hash reveal nothing of it."""
     return digest(json.dumps(secret.get("data") or {}, sort_keys=True))
 
 
 def are_lost(resource: Resource, secrets: KeySecrets) -> bool:
-    """Whether the fleet's key is gone while instances live by it, and its owner has not asked for another."""
+    """Whether the fleet's key is gone while instances have keys derived from it, and no other keys are asked for."""
     wanted = resource.kubernetes.ticket_keys
     return secrets.fleet is None and any(made_for(each) == wanted for each in secrets.of_instances.values())
 
 
 def may_start(resource: Resource, secrets: KeySecrets, now: float) -> bool:
-    """Whether an instance that starts now gets the keys that it is to have: not while lost or just replaced."""
+    """Whether an instance may start now: not while the fleet's key is lost, not the wanted one, or newer than `now`."""
     if secrets.fleet is None:
         return not are_lost(resource, secrets)
     return made_for(secrets.fleet) == resource.kubernetes.ticket_keys and now >= _since(secrets.fleet)
@@ -88,7 +87,7 @@ def key_actions(
     limits: PlanLimits,
     now: float,
 ) -> Iterator[Generate | Rekey | Derive | Delete]:
-    """What is to be done for keys. `instances`: names of those that are there and of those that are about to start."""
+    """Actions on key Secrets. `instances`: names of those that exist and of those that are about to start."""
     if secrets.fleet is None:
         if are_lost(resource, secrets):
             return
@@ -106,7 +105,7 @@ def key_actions(
 
 
 def _stale(secret: Json | None, fleet: Json | None, resource: Resource) -> str:
-    """Why an instance's Secret is to be written; empty: it is as it should be."""
+    """Why an instance's Secret must be written; empty: it is right."""
     if secret is None:
         return "its keys are not there"
     noted = secret["metadata"].get("annotations") or {}
@@ -120,23 +119,23 @@ def _stale(secret: Json | None, fleet: Json | None, resource: Resource) -> str:
 
 
 def made_for(thing: Json) -> str:
-    """For which value of `kubernetes.ticket_keys` a Secret or a pod was made."""
+    """The value of `kubernetes.ticket_keys` for which a Secret or a pod was made."""
     return str(thing["metadata"].get("labels", {}).get(LABEL_KEYS, ""))
 
 
 def stage_of(fleet: Json) -> KeyStage:
-    """How far a replacement is, by the Secret's label."""
+    """The stage of a replacement, by the Secret's label."""
     said = fleet["metadata"].get("labels", {}).get(LABEL_STAGE, "")
     return KeyStage(said) if said in set(KeyStage) else KeyStage.NONE
 
 
 def key_begins(now: float) -> int:
-    """When a key that is added now counts as made: the next whole second, as pods' times are whole seconds, too."""
+    """Unix time at which a key that is added now counts as made: the next whole second, as pods' times are whole."""
     return int(now) + 1
 
 
 def _since(fleet: Json) -> float:
-    """When a replacement began, Unix time."""
+    """The Unix time at which a replacement began; 0: none."""
     text = fleet["metadata"].get("labels", {}).get(LABEL_STAGE_SINCE, "")
     return float(text) if text.isdecimal() else 0.0
 
@@ -162,21 +161,21 @@ def _replaced(
 
 
 def _all_have(observed: ObservedCluster, fleet: Json) -> bool:
-    """Whether every instance's pod has read the new key when it started: it was made for it, and after it.
+    """Whether every instance's pod has read the new key at its start: it was made for this key, and after it.
 
-    The time alone would not do, as it is of two clocks, nor the name alone, which may have been used before.
+    Both are checked: the times are of two clocks, and the key's name may have been used before.
     """
     pods: Iterable[Json] = pods_by_instance(observed.pods).values()
     return all(made_for(each) == made_for(fleet) and not _is_older(each, _since(fleet)) for each in pods)
 
 
 def is_before_key(pod: Json, fleet: Json | None) -> bool:
-    """Whether a pod has the wanted name of keys from an earlier use of it, and not the key that is coming in."""
+    """Whether a pod was made for an earlier use of the wanted keys' name, and so has not the key that is coming in."""
     if fleet is None or stage_of(fleet) is KeyStage.NONE:
         return False
     return made_for(pod) == made_for(fleet) and _is_older(pod, _since(fleet))
 
 
 def _is_older(pod: Json, key_since: float) -> bool:
-    """Whether a pod was surely made before a key was, by the two clocks."""
+    """Whether a pod was surely made before a key, with `SKEW_S` between the two clocks."""
     return (unix(pod["metadata"].get("creationTimestamp")) or 0.0) < key_since - SKEW_S

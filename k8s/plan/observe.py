@@ -1,6 +1,6 @@
-"""Live objects read: instances from their workloads and pods, and what is ours at all. Pure.
+"""Reads live objects: instances from their workloads and pods, and which objects are ours. Pure.
 
-Everything is told by labels of children and by what the API server says of pods; a plan keeps no state of its own.
+Labels of children and the API server's fields of pods have everything; a plan keeps no state of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from k8s.plan.readiness import Known
 from k8s.plan.values import PlannedObject
 
 INSTANCE: Final = "serving.baton.dev/instance"
+"""Label of workloads and pods: the instance's name."""
 DISRUPTION: Final = "DisruptionTarget"
 """The condition that Kubernetes sets on a pod before it takes it (kubernetes.io, "Pod disruption conditions")."""
 REPLICA_FAILURE: Final = "ReplicaFailure"
@@ -40,12 +41,14 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedCluster:
-    """What is there now."""
+    """The present state of a cluster. It has many attributes: API objects, answers of agents and routers, and the words
+    of whatever decides on sizes come together here.
+    """
 
     objects: tuple[Json, ...] = ()
-    """Live objects that carry the cluster's label, or one of the names that it wants."""
+    """Live objects with the cluster's label, and objects of others that have a name which the cluster wants."""
     pods: tuple[Json, ...] = ()
-    """Of instances."""
+    """Pods of instances."""
     routers: tuple[Json, ...] = ()
     """Pods of routers."""
     drained: frozenset[str] = frozenset()
@@ -53,24 +56,24 @@ class ObservedCluster:
     working: frozenset[str] = frozenset()
     """Instances whose agents take work."""
     roles: Mapping[str, Role] = field(default_factory=dict)
-    """By instance, the role that its agent says it has; one that is not named has that of its workload."""
+    """By instance, the role that its agent reports; an instance that is not named has the role of its workload."""
     known: Known = field(default_factory=Known)
     external: Mapping[str, int] = field(default_factory=dict)
-    """Replicas by pool, of BatonPools."""
+    """Replicas by pool that BatonPools want."""
     advised: Mapping[str, int] = field(default_factory=dict)
-    """Replicas by pool, of the goodput controller."""
+    """Replicas by pool that the goodput controller wants."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """By pool, why the controller wants so many."""
     scales: bool = False
     """Whether a goodput controller runs for this cluster."""
     advice: str = ""
-    """What it would do, where others decide."""
+    """What the goodput controller would do if others decide, or why there is none; for people."""
     accepted: Mapping[tuple[str, str], Json] = field(default_factory=dict)
-    """Of objects that the server keeps otherwise than they were applied, how it keeps them, by kind and name."""
+    """By kind and name, the server's form of objects that it keeps in another form than they were applied."""
     refused: tuple[str, ...] = ()
-    """What the server refused just now, and why."""
+    """What the server refused at this look, and why."""
     attainment: float | None = None
-    """Share of the last minutes' requests that met their targets, by the routers."""
+    """Share of the last five minutes' requests that met their targets, as routers report it; None: unknown."""
 
 
 def is_ours(thing: Json, uid: str) -> bool:
@@ -82,7 +85,7 @@ def is_ours(thing: Json, uid: str) -> bool:
 
 
 def unix(text: object) -> float | None:
-    """A time of the API server (RFC 3339) in seconds; None for what is none."""
+    """A time of the API server (RFC 3339) in Unix seconds; None for any other text."""
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:
@@ -90,7 +93,7 @@ def unix(text: object) -> float | None:
 
 
 def condition(thing: Json, kind: str) -> Json:
-    """One of an object's conditions; empty where it has none of that type."""
+    """The condition of type `kind` of an object; empty if it has none."""
     found = thing.get("status", {}).get("conditions") or ()
     return next((each for each in found if each.get("type") == kind), {})
 
@@ -101,7 +104,7 @@ def is_true(thing: Json, kind: str) -> bool:
 
 
 def pods_by_instance(pods: tuple[Json, ...]) -> dict[str, Json]:
-    """Of each instance the pod that matters: one that lives, the youngest of several; of a group its leader."""
+    """The current pod of each instance: one that is not ending, else the youngest; of a LeaderWorkerSet its leader."""
     best: dict[str, Json] = {}
     for pod in pods:
         name = pod["metadata"].get("labels", {}).get(INSTANCE)
@@ -118,7 +121,7 @@ def _rank(pod: Json) -> tuple[bool, bool, str]:
 
 
 def instances(observed: ObservedCluster, uid: str) -> Iterator[PlannedObject]:
-    """Every instance there is a workload of."""
+    """Every instance that has a workload."""
     pods = pods_by_instance(observed.pods)
     taken = {pod["metadata"].get("labels", {}).get(INSTANCE) for pod in observed.pods if is_true(pod, DISRUPTION)}
     for thing in observed.objects:
@@ -162,9 +165,9 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
 
 
 def _loading(pod: Json, statuses: Sequence[Json]) -> tuple[float | None, float | None]:
-    """Since when a pod's engine loads, or how long it took: from its container's start to its first readiness.
+    """Since when (Unix time) a pod's engine loads, or how many seconds loading took, until its containers were ready.
 
-    Readiness that was lost and came back makes it longer, never shorter: it is a bound.
+    If readiness was lost and came back, the time is longer than the load took: it is an upper bound.
     """
     began = [unix(each.get("state", {}).get("running", {}).get("startedAt")) for each in statuses]
     known = [each for each in began if each is not None]
@@ -177,7 +180,7 @@ def _loading(pod: Json, statuses: Sequence[Json]) -> tuple[float | None, float |
 
 
 def _waits_since(workload: Json) -> float | None:
-    """Since when no pod may be made of a workload: a quota that is used up is as good as no node."""
+    """Since when (Unix time) the API server refuses a workload's pods: a used-up quota counts like a missing node."""
     said = condition(workload, REPLICA_FAILURE)
     return (unix(said.get("lastTransitionTime")) or 0.0) if said.get("status") == "True" else None
 

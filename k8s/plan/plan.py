@@ -1,4 +1,4 @@
-"""`plan(desired, observed, limits, now) -> actions`: everything to do now for one cluster. Pure, level-driven."""
+"""`plan(desired, observed, limits, now) -> actions`: all actions that one cluster needs now. Pure, level-driven."""
 
 from __future__ import annotations
 
@@ -59,31 +59,32 @@ class Desired:
     kinds: frozenset[str] = frozenset({"LeaderWorkerSet", "PodMonitor", "HTTPRoute"})
     """Kinds of other operators that the API server knows and lets be listed."""
     hidden: frozenset[str] = frozenset()
-    """Those that it knows and does not let be listed."""
+    """Such kinds that it knows and that the operator may not list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Desired and observed, brought together: what plan and status are both made from."""
+    """The desired and the observed state together: plan and status are both made from it."""
 
     models: tuple[WantedModel, ...]
     instances: tuple[PlannedObject, ...]
     pools: Mapping[str, tuple[Model, Role, Pool]]
     live: Mapping[Key, Json]
     accepted: Mapping[Key, Json] = field(default_factory=dict)
-    """How the server keeps what it keeps otherwise than it was applied."""
+    """As `ObservedCluster.accepted`."""
     foreign: tuple[Key, ...] = ()
-    """Objects of names that are wanted, and that are not ours."""
+    """Objects that have a wanted name and are not ours."""
     missing_kinds: tuple[str, ...] = ()
+    """Kinds of other operators that are needed and cannot be used."""
     keys: KeySecrets = field(default_factory=lambda: KeySecrets(fleet=None, of_instances={}))
     keys_lost: bool = False
-    """The fleet's ticket keys are gone: no instance can be started until they are back, or others are asked for."""
+    """Whether the fleet's ticket keys are gone: no instance can start until they are back, or others are asked for."""
     scaled: Mapping[str, str] = field(default_factory=dict)
-    """What decides a pool's size, by pool: ``BatonPool``, ``controller``, or nothing."""
+    """By pool, what decides on its size: ``BatonPool`` or ``controller``. A pool that is not named: neither."""
 
 
 def with_order(desired: Desired, observed: ObservedCluster) -> Desired:
-    """What is desired, with the UID of the object that keeps the order of a deletion, where it is there and ours."""
+    """`desired` with the UID of the object that keeps the order of a deletion, if that object exists and is ours."""
     resource = desired.resource
     found = (each for each in observed.objects if each["kind"] == "ConfigMap" and is_ours(each, resource.uid))
     live = next((each for each in found if each["metadata"]["name"] == order_name(resource)), None)
@@ -91,7 +92,7 @@ def with_order(desired: Desired, observed: ObservedCluster) -> Desired:
 
 
 def look(desired: Desired, observed: ObservedCluster) -> Look:
-    """Read both sides. The resource has no errors."""
+    """Bring both states together. The resource must have no errors."""
     resource = desired.resource
     assert resource.spec is not None
     live = {(each["kind"], each["metadata"]["name"]): each for each in observed.objects}
@@ -117,7 +118,7 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
         missing_kinds=tuple(sorted(_missing(desired, pools))),
         keys=keys,
         keys_lost=are_lost(resource, keys),
-        scaled={stem: who for stem, who in scaled.items() if stem in pools},
+        scaled={stem: decider for stem, decider in scaled.items() if stem in pools},
     )
 
 
@@ -157,7 +158,7 @@ def _wanted(
 
 
 def _count(resource: Resource, stem: str, pool: Pool, observed: ObservedCluster) -> tuple[int, str]:
-    """How many instances, and what says so. Where nothing does: as many as before, within the bounds."""
+    """How many instances a pool should have, and why. If nothing decides: as many as before, within its bounds."""
     if stem in observed.external:
         said = observed.external[stem]
         count = max(pool.min, said if pool.max is None else min(said, pool.at_most))
@@ -175,7 +176,7 @@ def _count(resource: Resource, stem: str, pool: Pool, observed: ObservedCluster)
 
 
 def _noted(resource: Resource, stem: str, observed: ObservedCluster) -> int | None:
-    """The size that the pool had last, by the label of its disruption budget, a child of ours."""
+    """The pool's last size, by the label of its disruption budget, if that is ours; None: unknown."""
     name = budget_name(resource.name, stem)
     budgets = (each for each in observed.objects if each["kind"] == "PodDisruptionBudget")
     for each in budgets:
@@ -206,7 +207,7 @@ def _key(manifest: Json) -> Key:
 
 
 def limits_of(desired: Desired, observed: ObservedCluster) -> PlanLimits:
-    """The limits that a resource itself says: times, and the GPUs of `hardware` that no instance has."""
+    """The limits in the resource itself: times, and the GPUs of `hardware` that no instance has."""
     settings, spec = desired.resource.kubernetes, desired.resource.spec
     free = {name: each.count for name, each in spec.hardware.items() if each.count is not None} if spec else {}
     for each in instances(observed, desired.resource.uid):
@@ -216,11 +217,11 @@ def limits_of(desired: Desired, observed: ObservedCluster) -> PlanLimits:
 
 
 def plan(desired: Desired, observed: ObservedCluster, limits: PlanLimits, now: float) -> tuple[Action, ...]:
-    """What to do now. Nothing for a resource that is paused, that has errors, or that is as it should be.
+    """The actions that are needed now. Empty for a resource that is paused, deleted, wrong, or as it should be.
 
     Args:
         desired: the resource, read, and the operator's own settings.
-        observed: children, pods, and what agents and routers say.
+        observed: children, pods, and what agents and routers report.
         limits: free GPUs and times.
         now: Unix time, s.
     """
@@ -230,7 +231,7 @@ def plan(desired: Desired, observed: ObservedCluster, limits: PlanLimits, now: f
     desired = with_order(desired, observed)
     seen = look(desired, observed)
     if any(kind == "Secret" for kind, _ in seen.foreign):
-        return ()  # pods would mount what is another resource's: mostly of one that had this name, and goes soon
+        return ()  # pods would mount a Secret of another resource, mostly of a deleted one that had this name
     done = {each.name for each in seen.instances if each.deleting}
     todo: tuple[Action, ...] = (*_models(desired, observed, seen, limits, now), *_gone_models(seen, limits, now))
     if not may_start(resource, seen.keys, now):
@@ -248,7 +249,7 @@ def plan(desired: Desired, observed: ObservedCluster, limits: PlanLimits, now: f
 
 
 def _known_gone(actions: Iterable[Action], seen: Look) -> Iterator[Action]:
-    """Without deletions of instances' keys where instances may be there that are not seen."""
+    """The key actions, without deletions if instances of a kind that cannot be listed may exist."""
     unseen = "LeaderWorkerSet" in seen.missing_kinds
     yield from (each for each in actions if not (unseen and isinstance(each, Delete)))
 
@@ -277,9 +278,9 @@ def _leaving(thing: Json) -> bool:
 
 
 def _repaired(manifest: Json, seen: Look, key: Key) -> Iterator[Action]:
-    """Applied where it is missing, where something else is wanted now, or where a hand has changed it.
+    """Apply an object that is missing, that should be different now, or that someone has changed.
 
-    Not where the server keeps it in a way of its own since it was applied: that would be applied for ever.
+    An object that the server keeps in a form of its own since the last apply is left: it would be applied forever.
     """
     live = seen.live.get(key)
     if live is None:
@@ -300,7 +301,7 @@ def _deleted(thing: Json, because: str) -> Delete:
 def _models(
     desired: Desired, observed: ObservedCluster, seen: Look, limits: PlanLimits, now: float
 ) -> Iterator[Action]:
-    """Moves of each model. A pod that still ends its streams keeps its instance's name: agents meet by it."""
+    """Moves of each model. The name of an instance is taken while a pod of it still ends its streams: agents use it."""
     ending = {str(pod["metadata"].get("labels", {}).get(INSTANCE, "")) for pod in observed.pods}
     taken = ending | {name for kind, name in seen.live if kind in WORKLOADS}
     for model in seen.models:
@@ -311,7 +312,7 @@ def _models(
 
 
 def _carried(desired: Desired, seen: Look, move: Move) -> Iterator[Action]:
-    """A move as an action upon objects."""
+    """A move as an action on API objects."""
     if isinstance(move, Start):
         model, role, pool = seen.pools[move.pool]
         manifest = workload(
@@ -332,7 +333,7 @@ def _workload_of(seen: Look, name: str) -> Json:
 
 
 def _current(desired: Desired, seen: Look, model: WantedModel, present: list[PlannedObject]) -> Iterator[Action]:
-    """Workloads of the wanted revision that a hand has changed."""
+    """Apply workloads of the wanted revision that someone has changed."""
     revisions = {pool.stem: pool.revision for pool in model.pools}
     for each in present:
         if not each.deleting and revisions.get(each.pool) == each.revision:
@@ -350,7 +351,7 @@ def _current(desired: Desired, seen: Look, model: WantedModel, present: list[Pla
 
 
 def _gone_models(seen: Look, limits: PlanLimits, now: float) -> Iterator[Action]:
-    """Instances of models that the resource names no more."""
+    """Drains and deletions of instances whose model the resource no longer names."""
     wanted = {model.key for model in seen.models}
     gone = [each for each in seen.instances if each.model not in wanted]
     for move in moves("", WantedModel(key="", pools=()), gone, limits, now):
@@ -361,9 +362,9 @@ def _gone_models(seen: Look, limits: PlanLimits, now: float) -> Iterator[Action]
 
 
 def _unheard(observed: ObservedCluster, seen: Look, resumed: Collection[str]) -> Iterator[Action]:
-    """Drains that were marked and that the agent has not heard of: its pod was just starting, or the call was lost.
+    """Drains that are marked and that did not reach the agent: its pod was just starting, or the call was lost.
 
-    Not of the `resumed`: their marks go in this plan, and a drain after that would have none.
+    Not of `resumed` instances: this plan removes their marks, and a drain after that would have none.
     """
     for each in seen.instances:
         if each.draining_since is None or each.deleting or each.name in resumed:
@@ -373,11 +374,11 @@ def _unheard(observed: ObservedCluster, seen: Look, resumed: Collection[str]) ->
 
 
 def _gates(observed: ObservedCluster, seen: Look) -> Iterator[Action]:
-    """Gates that may open. They close with the pod: what was proven stays so."""
+    """Readiness gates that may open. An open gate stays open until its pod ends."""
     pods = pods_by_instance(observed.pods)
     for each in seen.instances:
         pod = pods.get(each.name)
         if pod is not None and not gate_of(pod) and not each.leaving:
             may, because = gate(each, seen.instances, observed.known)
             if may:
-                yield Admit(pod["metadata"]["name"], ready=True, because=because)
+                yield Admit(pod["metadata"]["name"], because)

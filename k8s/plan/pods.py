@@ -1,8 +1,8 @@
 """The pods of instances and their workload objects: a Deployment of one, or a LeaderWorkerSet over several nodes. Pure.
 
-GPU counts come from the pool's shape and are written down as a label; they are never parsed back from resources, which
-a pool's patch may express in another way (DRA claims). The "restricted" profile of Kubernetes' pod security standards
-holds for every container unless a patch says otherwise.
+GPU counts come from the pool's shape and are kept in a label; they are never read back from resource requests, which a
+pool's patch may replace (DRA claims). Every container has the "restricted" profile of Kubernetes' pod security
+standards unless a patch changes it.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ INTERNAL: Final = "/run/baton"
 KEYS: Final = "/run/baton-keys"
 KEYS_FILE: Final = "tickets"
 GRACE_S: Final = 60
-"""Beyond the drain: what an engine needs to end after its last stream."""
+"""Seconds after the drain that an engine needs to end after its last stream."""
 LINGER_S: Final = 20
-"""An instance that is told to end, and not drained before, takes work for so long. Where the whole cluster is deleted
-at once (a namespace, `--cascade=foreground`), routers stop taking requests after 5 s: what they have admitted by then
-finds its instances."""
+"""Seconds for which an instance that is told to end without a drain still takes work. If the whole cluster is deleted
+at once (a namespace, `--cascade=foreground`), routers stop taking requests after 5 s: requests admitted by then still
+find instances."""
 PROBE_S: Final = 10
+"""Seconds between two startup or liveness probes of an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """What the operator was told to use where a resource names none."""
+    """The operator's images, for resources that name none."""
 
     engine: str
     router: str
@@ -73,7 +74,7 @@ def owned(
 ) -> dict[str, Any]:
     """An object of the cluster: labelled, and deleted with it.
 
-    `outlives`: not before the last router's pod is gone (`order_of`).
+    `outlives`: it is deleted only after the last router's pod is gone (`order_of`).
     """
     owner = {
         "apiVersion": "serving.baton.dev/v1alpha1",
@@ -94,15 +95,15 @@ def owned(
 
 
 def order_name(resource: Resource) -> str:
-    """The ConfigMap by which the garbage collector keeps the order of a deletion."""
+    """Name of the ConfigMap by which the garbage collector keeps the order of a deletion."""
     return short(f"{resource.name}-order")
 
 
 def order_of(resource: Resource, routers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """An object that is there as long as the cluster or one of its routers' pods is, because they all own it.
+    """A ConfigMap that exists as long as the cluster or one of its routers' pods, because they all own it.
 
-    Instances and the registry are owned by it and by the cluster: when the cluster is deleted, its routers end first,
-    with instances behind them that take legs. The garbage collector needs no operator for that.
+    It owns instances and the registry, together with the cluster: when the cluster is deleted, its routers end first,
+    while instances still serve their legs. The garbage collector needs no operator for that.
     """
     made = owned(resource, "v1", "ConfigMap", order_name(resource), "order", data={"what": "keeps routers first"})
     pods = [
@@ -114,9 +115,9 @@ def order_of(resource: Resource, routers: Iterable[Mapping[str, Any]]) -> dict[s
 
 
 def stamped(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """With the digest of what is applied, so that a field that is no longer wanted is noticed, too.
+    """The manifest with its own digest as an annotation, so that a field which is no longer wanted is noticed, too.
 
-    Owners do not count: their UIDs are compared with the live object's.
+    Owners are left out of the digest: their UIDs are compared with the live object's.
     """
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "ownerReferences"}
     mark = digest(json.dumps({**manifest, "metadata": metadata}, sort_keys=True))
@@ -125,7 +126,7 @@ def stamped(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def container_security() -> dict[str, Any]:
-    """What the restricted profile asks of a container."""
+    """The security context of a container under the restricted profile."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -136,7 +137,7 @@ def container_security() -> dict[str, Any]:
 
 
 def pod_security() -> dict[str, Any]:
-    """What the restricted profile asks of a pod."""
+    """The security context of a pod under the restricted profile."""
     return {
         "runAsNonRoot": True,
         "runAsUser": 65532,
@@ -147,17 +148,17 @@ def pod_security() -> dict[str, Any]:
 
 
 def internal_secret(resource: Resource) -> str:
-    """The Secret with what the operator makes itself: the registry's passwords, the operator's key."""
+    """Name of the Secret with what the operator makes itself: the registry's passwords, the operator's key."""
     return short(f"{resource.name}-internal")
 
 
 def fleet_secret(resource: Resource) -> str:
-    """The Secret with the fleet's ticket keys, which routers alone mount."""
+    """Name of the Secret with the fleet's ticket keys, which only routers mount."""
     return short(f"{resource.name}-ticket-keys")
 
 
 def instance_secret(instance: str) -> str:
-    """The Secret with what one instance proves itself by, which its pods alone mount."""
+    """Name of the Secret with the keys of one instance, which only its pods mount."""
     return f"{instance}-keys"
 
 
@@ -168,7 +169,7 @@ def keys_volume(secret: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def registry_url(resource: Resource, user: str) -> str:
-    """Where the fleet meets."""
+    """URL of the cluster's registry for a user of it; the resource's own URL if it has one."""
     assert resource.spec is not None
     said = resource.spec.registry.url
     if said is not None:
@@ -177,7 +178,7 @@ def registry_url(resource: Resource, user: str) -> str:
 
 
 def registry_words(resource: Resource, user: str) -> list[str]:
-    """The flags of an agent or a router that say where the fleet meets."""
+    """The flags of an agent or a router for the registry."""
     assert resource.spec is not None
     registry = resource.spec.registry
     words = ["--registry", registry_url(resource, user), "--cluster", registry.cluster]
@@ -191,9 +192,9 @@ def registry_words(resource: Resource, user: str) -> list[str]:
 
 
 def volumes(resource: Resource, user: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes of routers and engines, and where they are mounted: the file, the files it names, what we made.
+    """Volumes and mounts of routers and engines: the cluster file, the files it names, and the internal Secret.
 
-    `user`: of the registry; of what the operator made a pod gets that user's password, and no other's.
+    `user`: user of the registry; a pod gets only this user's password from the internal Secret.
     """
     assert resource.spec is not None
     own = ["operator-key-digest", *((f"{user}-password",) if resource.spec.registry.url is None else ())]
@@ -222,12 +223,12 @@ def volumes(resource: Resource, user: str) -> tuple[list[dict[str, Any]], list[d
 
 
 def field_env(name: str, path: str) -> dict[str, Any]:
-    """A variable from the pod itself."""
+    """An environment variable with a field of the pod itself."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def _words(resource: Resource, model: Model, role: Role, pool: Pool, family: str) -> list[str]:
-    """The container's command line. The instance's name comes from a variable, so that the template has none in it."""
+    """The container's command line. The instance's name is a variable, so the template does not depend on it."""
     assert resource.spec is not None
     settings = resource.kubernetes
     transfer = resource.spec.transfer
@@ -277,12 +278,12 @@ def _resources(resource: Resource, pool: Pool, nodes: int) -> dict[str, Any]:
 
 
 def nodes_of(resource: Resource, pool: Pool) -> int:
-    """Nodes that one instance spans."""
+    """The number of nodes that one instance spans."""
     return max(1, math.ceil(pool.shape.gpus / resource.kubernetes.node_gpus))
 
 
 def _near(resource: Resource, role: Role) -> dict[str, Any]:
-    """Prefill near decode, and both spread over nodes."""
+    """A preference to place prefill near decode, and decode near prefill, within `rack_topology`."""
     both = {LABEL_CLUSTER: label_value(resource.name), LABEL_PART: "instance"}
     other = {Role.PREFILL: "decode", Role.DECODE: "prefill"}.get(role)
     if other is None:
@@ -296,7 +297,7 @@ def _near(resource: Resource, role: Role) -> dict[str, Any]:
 
 
 def template(resource: Resource, stem: str, model: Model, role: Role, pool: Pool, images: Images) -> dict[str, Any]:
-    """The pod of one pool, without an instance's name: what its revision is the digest of."""
+    """The pod of one pool, without an instance's name. Its digest is the pool's revision."""
     settings = resource.kubernetes
     given, mounts = volumes(resource, "baton-agent")
     given.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
@@ -334,11 +335,14 @@ def template(resource: Resource, stem: str, model: Model, role: Role, pool: Pool
     pod: dict[str, Any] = patched(
         {"metadata": {"labels": {LABEL_KEYS: settings.ticket_keys}}, "spec": spec}, said.pod_template if said else {}
     )
+    gate, gates = {"conditionType": READY_GATE}, pod["spec"].get("readinessGates", [])
+    if gate not in gates:  # a patch replaces the list
+        pod["spec"]["readinessGates"] = [*gates, gate]
     return pod
 
 
 def family_of(resource: Resource, model: Model, images: Images) -> str:
-    """Digest of what both sides of a hand-over must have in common: weights, engine, form of the KV cache."""
+    """Digest of what both sides of a hand-over must share: weights, engine, KV-cache format."""
     assert resource.spec is not None
     same = {
         name: {flag: value for flag, value in pool.engine_args.items() if _is_shared(flag)}

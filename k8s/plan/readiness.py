@@ -1,7 +1,7 @@
 """Whether a pod may become Ready: its instance is proven, and every Ready router knows it. Pure.
 
-A gate that was opened stays open: a router that starts later learns the fleet before it is Ready itself, and closing
-gates because of it would take the whole fleet out of service.
+An open gate stays open: a router that starts later learns the fleet before it is Ready itself. To close gates because
+of it would take the whole fleet out of service.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from k8s.plan.values import PlannedObject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What routers and agents say of the fleet."""
+    """What routers report of the fleet."""
 
     routers: frozenset[str] = frozenset()
-    """Ready routers."""
+    """Names of the Ready routers' pods."""
     known_to: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By instance: the routers that have it in their fleet."""
     proven: frozenset[frozenset[str]] = frozenset()
-    """Pairs of instances that a prompt of a router's own has proven."""
+    """Pairs of instances that no router keeps apart: each router has proven them, or needs no proof."""
 
 
 def gate(instance: PlannedObject, fleet: Collection[PlannedObject], known: Known) -> tuple[bool, str]:
-    """Whether the gate may open, and why (not)."""
+    """Whether the instance's gate may open, and why or why not."""
     if not instance.healthy:
         return False, "its engine is not healthy"
     missing = known.routers - known.known_to.get(instance.name, frozenset())

@@ -1,4 +1,4 @@
-"""What the operator's Role allows, verb by verb: the one table of chart, manifests and `doctor`. Pure."""
+"""The verbs that the operator's Role allows: one table for chart, manifests and `baton k8s doctor`. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from k8s.crd.names import GROUP
 
 _CHILD: Final = ("create", "delete", "get", "list", "patch", "watch")
 _KEPT: Final = ("create", "get", "list", "patch", "watch")
-"""Of a kind whose objects are there as long as their cluster is: the garbage collector deletes them with it."""
+"""Verbs for kinds whose objects exist as long as their cluster: the garbage collector deletes them with it."""
 
 RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     (GROUP, "batonclusters"): ("list", "watch"),
@@ -31,13 +31,13 @@ RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("networking.k8s.io", "networkpolicies"): _CHILD,
     ("policy", "poddisruptionbudgets"): _CHILD,
 }
-"""By API group and resource. Two are asked for only where the admission plugin OwnerReferencesPermissionEnforcement is
-on, as in OpenShift: ``batonclusters/finalizers`` for `blockOwnerDeletion` of children, and the deletion of ConfigMaps
-for the one whose owners change, which keeps the order of a deletion."""
+"""Verbs by API group and resource. Two are needed only with the admission plugin OwnerReferencesPermissionEnforcement,
+as in OpenShift: ``batonclusters/finalizers`` for `blockOwnerDeletion` of children, and the deletion of ConfigMaps for
+the one that keeps the order of a deletion, whose owners change."""
 
 
 def rules() -> list[dict[str, Any]]:
-    """As they stand in a Role."""
+    """The rules of a Role."""
     return [
         {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
         for (group, resource), verbs in sorted(RIGHTS.items())

@@ -1,4 +1,4 @@
-"""What a resource's status says: counts, conditions, and why. Pure; made anew each time, so it can be deleted."""
+"""Makes a resource's status: counts, conditions and reasons. Pure; made anew each time, so it may be deleted."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from k8s.plan.values import Action, PlannedObject, WantedModel, WantedPool
 
 Json = Mapping[str, Any]
 ERRORS_TOLD = 5
+"""Most problems of a spec that a condition repeats; each of them is also an event."""
 MESSAGE_MAX = 2000
-"""Problems of a spec that a condition repeats; all of them are in the events."""
+"""Characters of a condition's message about refusals."""
 
 
 class Fact(NamedTuple):
-    """A condition before it has a time."""
+    """A condition without its times."""
 
     kind: str
+    """The condition's type, such as ``Degraded``."""
     holds: bool | None
+    """None: Unknown."""
     reason: str
     message: str
 
@@ -39,7 +42,7 @@ def status(
     *,
     attainment: float | None = None,
 ) -> dict[str, Any]:
-    """The status of a `BatonCluster`. `last`: the status it has, whose transition times stay where nothing changed."""
+    """The status of a `BatonCluster`. `last`: its present status; unchanged conditions keep their transition times."""
     resource = desired.resource
     if resource.spec is None:
         told = [f"{each.field or 'spec'}: {each.message} → {each.fix}" for each in resource.errors[:ERRORS_TOLD]]
@@ -170,12 +173,12 @@ def _missing_kinds(missing: Iterable[str], hidden: Collection[str]) -> str:
 
 SLOW_TIMES: Final = 2.0
 SLOW_S: Final = 120.0
-"""An engine that loads for longer than this, and than twice the longest of its pool, is told of: nothing is done to it,
-its startup probe alone ends it, after `start_s`."""
+"""The status names an engine that loads for longer than this many seconds and than `SLOW_TIMES` the longest time of its
+pool. Only its startup probe ends it, after `start_s`."""
 
 
 def _slow(seen: Look, desired: Desired, now: float) -> str:
-    """The instance that loads for longest beyond what its pool has taken so far; empty: none, or nothing is known."""
+    """The instance that has been loading for too long compared with its pool, the slowest of several; empty: none."""
     late = []
     for each in seen.instances:
         known = [one.loaded_s for one in seen.instances if one.pool == each.pool and one.loaded_s is not None]
@@ -191,7 +194,7 @@ def _slow(seen: Look, desired: Desired, now: float) -> str:
 
 
 def _pods_refused(seen: Look) -> str:
-    """Of the first workload whose pods the API server refuses, what it says; empty: there is none."""
+    """The API server's message about the first workload whose pods it refuses; empty: there is none."""
     for (kind, name), thing in sorted(seen.live.items()):
         said = condition(thing, REPLICA_FAILURE)
         if kind == "Deployment" and said.get("status") == "True" and not thing["metadata"].get("deletionTimestamp"):
@@ -200,7 +203,7 @@ def _pods_refused(seen: Look) -> str:
 
 
 def _scaling(seen: Look, observed: ObservedCluster) -> Fact:
-    external = sorted(stem for stem, who in seen.scaled.items() if who == "BatonPool")
+    external = sorted(stem for stem, decider in seen.scaled.items() if decider == "BatonPool")
     if external:
         advice = f": {observed.advice}" if observed.advice else ""
         message = f"BatonPools decide on {', '.join(external)}; Baton's controller only advises{advice}"
@@ -241,7 +244,7 @@ def _dated(facts: Iterable[Fact], last: Json, generation: int, now: float) -> li
 
 
 def misnamed(desired: Desired | None, cluster: str, stem: str) -> str:
-    """What is wrong with the names in a `BatonPool`; empty: nothing. `desired`: None where there is no such cluster."""
+    """What is wrong with the names in a `BatonPool`; empty: nothing. `desired`: None if there is no such cluster."""
     if desired is None:
         return f"there is no BatonCluster {cluster!r} in this namespace"
     assert desired.resource.spec is not None
@@ -254,7 +257,7 @@ def misnamed(desired: Desired | None, cluster: str, stem: str) -> str:
 
 
 def deciding(pools: Iterable[Json]) -> dict[str, Json]:
-    """Of a cluster's `BatonPool` objects, by pool the one that decides on its size: the oldest."""
+    """By pool, the `BatonPool` object that decides on its size: the oldest one for this pool."""
     living = (each for each in pools if not each["metadata"].get("deletionTimestamp"))
     oldest_last = sorted(living, key=lambda each: _age(each["metadata"]), reverse=True)
     return {str(each["spec"]["pool"]): each for each in oldest_last}
@@ -265,7 +268,7 @@ def _age(metadata: Json) -> tuple[str, str]:
 
 
 def stray_status(because: str, now: float, last: Json, generation: int, reason: str = "NotFound") -> dict[str, Any]:
-    """The status of a `BatonPool` that decides on nothing: it names nothing there is, or another one decides."""
+    """The status of a `BatonPool` without effect: it names no existing pool, or another BatonPool decides."""
     facts = [Fact("Degraded", True, reason, because)]
     return {"observedGeneration": generation, "conditions": _dated(facts, last, generation, now)}
 
@@ -273,7 +276,7 @@ def stray_status(because: str, now: float, last: Json, generation: int, reason: 
 def pool_status(
     desired: Desired, observed: ObservedCluster, stem: str, generation: int, now: float = 0.0, last: Json | None = None
 ) -> dict[str, Any]:
-    """The status of a `BatonPool`: what its scale subresource shows. `now`, `last`: as `status` has them."""
+    """The status of a `BatonPool`, for its scale subresource. `now`, `last`: as in `status`."""
     seen = look(desired, observed)
     ours = [each for each in seen.instances if each.pool == stem]
     labels = {**selector(desired.resource, "instance"), "serving.baton.dev/pool": stem}

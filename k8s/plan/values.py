@@ -1,4 +1,4 @@
-"""What a plan is made of: wanted pools, instances as they are, limits, moves. Pure."""
+"""The values of a plan: wanted pools, present instances, limits, moves and actions. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WantedPool:
     """One pool as it should be."""
 
     stem: str
-    """What its instances' names begin with (`cluster.spec.plan.stems`)."""
+    """The beginning of its instances' names (`cluster.spec.plan.stems`)."""
     role: Role
     count: int
     floor: int
@@ -23,13 +23,13 @@ class WantedPool:
     revision: str
     """Digest of its pods' template."""
     family: str
-    """Digest of what decides whether two instances understand each other's KV cache."""
+    """Digest of what two instances must share to use each other's KV cache (`k8s.plan.pods.family_of`)."""
     gpu: str = ""
-    """Type of GPU; empty: whatever is found."""
+    """Type of GPU; empty: any."""
     gpus: int = 1
-    """Of one instance."""
+    """GPUs of one instance."""
     because: str = ""
-    """Why `count`."""
+    """Why `count` instances are wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,15 @@ class WantedModel:
     """One model and its pools."""
 
     key: str
-    """Tells models apart in labels."""
+    """Digest of the model's name in the API: identifies the model in labels."""
     pools: tuple[WantedPool, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedObject:
-    """One workload object of an instance and its pod, as they are."""
+    """The workload object of an instance and its pod, as they are now. It has many attributes: labels of the workload,
+    conditions of the pod and the agent's answer each give some.
+    """
 
     name: str
     model: str
@@ -62,7 +64,7 @@ class PlannedObject:
     loading_since: float | None = None
     """Unix time since when its container runs and its engine has not come up."""
     loaded_s: float | None = None
-    """How long its engine took to come up, s; None where it is not up, or where that is not told."""
+    """Seconds that its engine took to come up; None: it is not up, or the time is unknown."""
     started: bool = False
     """Its engine has come up: the startup probe has passed and the container runs."""
     healthy: bool = False
@@ -70,7 +72,7 @@ class PlannedObject:
     ready: bool = False
     """Its pod is Ready: healthy, and let in by the readiness gate."""
     draining_since: float | None = None
-    """Unix time of the drain's begin, by the workload's label."""
+    """Unix time at which its drain began, by the workload's label; None: it does not drain."""
     drained: bool = False
     """Its agent has no stream and no hold left."""
     deleting: bool = False
@@ -80,17 +82,17 @@ class PlannedObject:
 
     @property
     def serving(self) -> bool:
-        """Whether it takes requests, and goes on taking them."""
+        """Whether it takes requests and is not about to stop."""
         return self.ready and not self.leaving and not self.disrupted
 
     @property
     def leaving(self) -> bool:
-        """Whether it is on its way out."""
+        """Whether it drains or is being deleted."""
         return self.deleting or self.draining_since is not None
 
     @property
     def holds_gpus(self) -> bool:
-        """Whether GPUs are taken by it, or will be when a node is found."""
+        """Whether it has GPUs, or gets them once a node is found."""
         return not self.parked
 
 
@@ -99,14 +101,14 @@ class PlanLimits:
     """What a plan may not exceed."""
 
     drain_s: float = 600.0
-    """A drain that takes longer ends in a deletion all the same; the pod's own grace follows."""
+    """An instance that drains for longer is deleted; its pod's own grace period follows."""
     gang_s: float = 120.0
-    """How long a part of the smallest fleet keeps GPUs while the rest finds none."""
+    """How long instances of the smallest fleet keep GPUs while the rest finds none."""
     keys_s: float = 180.0
     """How long a Secret's new content takes to reach every pod that has mounted it: a kubelet looks once a minute and
     its cache may be a minute old (kubernetes.io, "Secrets"), and a minute more."""
     free_gpus: Mapping[str, int] = field(default_factory=dict)
-    """GPUs that are free, by type. A type that is not named: not known, and tried."""
+    """GPUs that are free, by type. A type that is not named: unknown, so it is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Let an instance take nothing new."""
+    """Let an instance take no new work."""
 
     name: str
     because: str
@@ -144,7 +146,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Take an instance's GPUs from it until the rest of its fleet finds some."""
+    """Set an instance's workload to no replicas, so that it has no GPUs until the rest of its fleet finds some."""
 
     name: str
     because: str
@@ -179,48 +181,47 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Make a Secret whose content is chance: passwords and keys. Never overwrites one."""
+    """Make a Secret with random content: passwords and keys. Never overwrites one."""
 
     name: str
     because: str
 
 
 class KeyStage(StrEnum):
-    """How far the replacement of a fleet's key is."""
+    """Stages of the replacement of a fleet's key."""
 
     NONE = ""
-    """One key: it signs."""
+    """No replacement is under way: the first key signs."""
     ADDED = "added"
-    """The old key signs; all programs are given the new one, too."""
+    """The old key signs; all programs get the new one, too."""
     SIGNS = "signs"
-    """The new key signs; what the old one signed still counts."""
+    """The new key signs; signatures of the old one are still accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rekey:
-    """Take the replacement of a fleet's key one step on. Only the operator's hands read the keys themselves."""
+    """Take the replacement of a fleet's key one step on. Plans never read the keys themselves; `k8s.operator` does."""
 
     name: str
-    """Of the fleet's key Secret."""
+    """Name of the fleet's key Secret."""
     stage: KeyStage
     because: str
 
 
 @dataclass(frozen=True, slots=True)
 class Derive:
-    """Write one instance's key Secret, which follows from the fleet's."""
+    """Write one instance's key Secret, which is derived from the fleet's."""
 
     name: str
-    """Of the instance."""
+    """Name of the instance."""
     because: str
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Set a pod's readiness gate."""
+    """Open a pod's readiness gate."""
 
     pod: str
-    ready: bool
     because: str
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.scaling import InMemory, Scripted
 
+from baton.scaling_log import _lives
 from cluster.flow import Backlog, FlowCounts
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -219,6 +222,21 @@ async def test_a_router_without_counters_is_one_that_was_not_heard() -> None:
     assert machine.looks[-1].at_s - seen.at_s > 20, "`goodput.counters` holds then"
 
 
+async def test_a_routers_goodbye_is_told_once_with_its_last_counts() -> None:
+    rig = Rig()
+    machine = Scripted(lambda _: {})
+    scaler = rig.scaler(machine)
+    await rig.registry.beat(router(1, (FlowCounts(model="m", arrivals=7),)))
+    await scaler.look()
+    await rig.registry.beat(router(2, (FlowCounts(model="m", arrivals=9),), waiting=3))
+    await rig.registry.leave("router-1", "r", MemberKind.ROUTER)
+    await scaler.look()
+    (last,) = machine.looks[-1].routers
+    assert (last.left, last.classes[""].arrivals, last.waiting, last.address) == (True, 9, 0, "http://h:1")
+    await scaler.look()
+    assert machine.looks[-1].routers == ()
+
+
 async def test_instances_are_joined_with_their_agents_word() -> None:
     rig = Rig()
     machine = Scripted(lambda _: {})
@@ -266,6 +284,16 @@ async def test_the_log_gives_the_machine_the_same_events_again(tmp_path: Path) -
     assert (kind, told["decision"]["what"]) == ("Told", What.UP)
 
 
+def test_a_log_of_an_earlier_version_is_read() -> None:
+    """Observations had free GPUs then, and routers neither an address nor a goodbye."""
+    counts = {"router": "r", "life": "r", "at_s": 1.0, "classes": {}, "waiting": 0, "oldest_wait_s": 0.0}
+    seen = {"at_s": 1.0, "routers": [counts], "instances": [], "leads": True, "free_gpus": {"L4": 2}}
+    line = {"at": 1.0, "model": "", "form": 1, "now": 1.0, "event": "Observed", "value": {"seen": seen}, "effects": []}
+    event = decode(json.dumps(line).encode()).event
+    assert isinstance(event, Observed)
+    assert (event.seen.routers[0].left, event.seen.routers[0].address) == (False, "")
+
+
 def test_a_log_that_is_full_is_kept_once_and_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("goodput.actuate.journal.BYTES_MAX", 2000)
     log = Journal(tmp_path / "log.jsonl", {})
@@ -283,3 +311,54 @@ async def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> Non
     await scaler.lease.turn()
     await scaler.look()
     assert rig.actuator.started == ["decode-0"]
+
+
+class FullDisk:
+    """The disk of one journal: while it is full, a write leaves its first bytes."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.log = Journal(folder / "log.jsonl", {"engine": "mock", "gpu": None})
+        really = Path.open
+
+        def opened(path: Path, mode: str = "r", **more: Any) -> Any:
+            if self.full and "a" in mode:
+                with really(path, mode) as file:
+                    file.write(b'{"at":1,"model":"cut')
+                raise OSError(28, "No space left on device")
+            return really(path, mode, **more)
+
+        monkeypatch.setattr(Path, "open", opened)
+
+    def add(self, now: float, *, full: bool) -> None:
+        self.full = full
+        self.log.add("m", now, Pause(paused=True), ())
+
+    def lives(self) -> list[list[float]]:
+        """The times of the events of each life that can be decided again."""
+        self.full = False
+        return [[decode(each.raw).now for each in logged] for _, _, logged in _lives(self.log.path)]
+
+
+def test_a_log_whose_first_lines_are_lost_begins_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows counts neither as the life before, nor as one that is known from its first event on."""
+    disk = FullDisk(tmp_path, monkeypatch)
+    for now in (1.0, 2.0):
+        disk.add(now, full=False)
+    disk.log = Journal(disk.log.path, {"engine": "mock", "gpu": None})
+    for now, full in ((3.0, True), (4.0, True), (5.0, False), (6.0, False)):
+        disk.add(now, full=full)
+    disk.log = Journal(disk.log.path, {"engine": "mock", "gpu": None})
+    disk.add(7.0, full=False)
+    assert disk.lives() == [[1.0, 2.0], [7.0]]
+    read = [*lines(disk.log.path)]
+    assert [each.lost for each in read if each.lost] == [2]
+    assert [decode(each.raw).now for each in read if each.model] == [1.0, 2.0, 5.0, 6.0, 7.0]
+    assert sum(each.began is not None for each in read) == 3
+
+
+def test_a_life_with_a_gap_is_known_up_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(tmp_path, monkeypatch)
+    for now, full in ((1.0, False), (2.0, True), (3.0, False), (4.0, True), (5.0, False)):
+        disk.add(now, full=full)
+    assert disk.lives() == [[1.0]]

@@ -14,9 +14,10 @@ from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from goodput.actions import Drain, Flip, Resume, Start, Stop
+from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.actuate.kubernetes import KubernetesActuator
+from goodput.actuate.protocol import carry_out
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
@@ -83,15 +84,6 @@ class Memory:
         self.there[name] = replace(self.there[name], life=InstanceLife.LEAVING)
         return ""
 
-    async def unmark(self, name: InstanceId) -> str:
-        self._note(f"unmark {name}")
-        self.there[name] = replace(self.there[name], life=InstanceLife.RUNNING)
-        return ""
-
-    async def quiet(self, name: InstanceId, deadline_s: float) -> str:
-        self._note(f"quiet {name}")
-        return ""
-
     async def flip(self, name: InstanceId, role: Role) -> str:
         self._note(f"flip {name} {role.value}")
         return ""
@@ -111,7 +103,7 @@ async def test_every_action_is_good_twice() -> None:
     for _ in range(2):
         assert await actuator.start(Start(instance=A, pool="decode")) == ""
     assert world.done == ["size +1", f"make {A}"]
-    assert await actuator.cancel(Stop(instance=A)) == ""
+    assert await actuator.stop(Stop(instance=A)) == ""
     assert world.there == {}
     assert world.sizes == {"decode": 0}
     await actuator.start(Start(instance=A, pool="decode"))
@@ -125,7 +117,7 @@ async def test_every_action_is_good_twice() -> None:
     assert world.done == [f"mark {A}", "size -1", f"remove {A}"], "its place was given up with the mark"
     assert world.sizes == {"decode": 0}
     assert await actuator.drain(Drain(instance=A)) == ""
-    assert await actuator.resume(Resume(instance=A)) == f"{A} is not there"
+    assert await actuator.flip(Flip(instance=A, role=Role.PREFILL)) == f"{A} is not there"
 
 
 async def test_a_refusal_changes_nothing() -> None:
@@ -138,16 +130,16 @@ async def test_a_refusal_changes_nothing() -> None:
     assert world.done == before
 
 
-async def test_a_running_instance_is_not_cancelled_and_a_drain_that_stays_keeps_the_size() -> None:
+async def test_a_flip_keeps_the_size_and_a_drain_that_stays_is_refused() -> None:
+    """Only the simulator's scripts let an instance rest: here it would end."""
     world = Memory()
     actuator = KubernetesActuator(world)
     await actuator.start(Start(instance=A, pool="decode"))
     world.there[A] = replace(world.there[A], life=InstanceLife.RUNNING)
-    assert "not pending any more" in await actuator.cancel(Stop(instance=A))
     world.done.clear()
-    assert await actuator.drain(Drain(instance=A, leave=False)) == ""
+    assert "to leave" in await carry_out(actuator, Drain(instance=A, leave=False))
     assert await actuator.flip(Flip(instance=A, role=Role.PREFILL)) == ""
-    assert world.done == [f"quiet {A}", f"flip {A} prefill"]
+    assert world.done == [f"flip {A} prefill"]
 
 
 @pytest.mark.parametrize("left", range(4))

@@ -37,7 +37,7 @@ FAULTS = st.lists(
 )
 
 
-def _action(kind: str, name: str, pool: str, deadline_s: float) -> do.Action:
+def _action(kind: str, name: str, pool: str, deadline_s: float) -> do.ScriptedAction:
     instance = InstanceId(name)
     match kind:
         case "start":

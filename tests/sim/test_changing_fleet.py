@@ -57,7 +57,7 @@ def site(*, flips: bool = False, startup: StartUp | None = None, **rest: Any) ->
 def changing(
     fleet: Sequence[SimulatedMember],
     arrivals: Sequence[Arrival],
-    *timed: tuple[float, do.Action],
+    *timed: tuple[float, do.ScriptedAction],
     around: Site | None = None,
     faults: Sequence[Fault] = (),
     log: DecisionLog | None = None,

@@ -107,6 +107,10 @@ class PretendFleet:
             router="r0", life=self.life, at_s=now, classes={"": row}, waiting=self.waiting, oldest_wait_s=0.0
         )
 
+    def heard(self, now: float) -> tuple[RouterCounts, ...]:
+        """What a look finds of routers."""
+        return (self.counts(now),) if self.hears else ()
+
     def observe(self, now: float) -> tuple[InstanceSeen, ...]:
         """Starts that are over are ready, drains are gone."""
         for name in self.drained & self.instances.keys():
@@ -174,7 +178,7 @@ class Drive:
         """One look, and what follows from it."""
         seen = Observation(
             at_s=self.now,
-            routers=(self.fleet.counts(self.now),) if self.fleet.hears else (),
+            routers=self.fleet.heard(self.now),
             instances=self.fleet.observe(self.now),
             leads=self.leads,
         )

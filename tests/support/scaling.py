@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from goodput.actions import Action, Drain, Flip, Resume, Start, Stop
+from goodput.actions import Action, Drain, Flip, Start, Stop
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.decision import Act, Decision, Effect, Event, Told, What
 from goodput.decision import Observed as Look
@@ -94,12 +94,6 @@ class InMemory:
         self.there.pop(action.instance, None)
         return ""
 
-    async def resume(self, action: Resume) -> str:
-        return ""
-
     async def stop(self, action: Stop) -> str:
         self.there.pop(action.instance, None)
         return ""
-
-    async def cancel(self, action: Stop) -> str:
-        return await self.stop(action)

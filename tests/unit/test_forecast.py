@@ -180,11 +180,12 @@ def published(router: str, life: str, at_s: float, arrivals: int) -> RouterCount
 
 def test_routers_add_up_and_restart() -> None:
     counters = Counters()
-    assert counters.read([published("a", "1", 0.0, 500), published("b", "1", 0.0, 100)], 0.0) is None
-    found = counters.read([published("a", "2", 5.0, 7), published("b", "1", 5.0, 110)], 5.0)
+    assert counters.see([published("a", "1", 0.0, 500), published("b", "1", 0.0, 100)], 0.0) is None
+    found = counters.see([published("a", "2", 5.0, 7), published("b", "1", 5.0, 110)], 5.0)
     assert found is not None
     assert found.classes[""].arrivals == 17
-    assert "router b was last heard" in counters.silent([published("a", "2", 40.0, 9)], 40.0)
-    later = counters.read([published("a", "2", 60.0, 9), published("b", "1", 60.0, 200)], 60.0)
+    assert counters.see([published("a", "2", 40.0, 9), published("b", "1", 5.0, 110)], 40.0) is None
+    assert counters.silent == "router b was last heard 35 s ago"
+    later = counters.see([published("a", "2", 60.0, 9), published("b", "1", 60.0, 200)], 60.0)
     assert later is not None
     assert (later.classes[""].arrivals, later.seconds) == (92, 55.0)

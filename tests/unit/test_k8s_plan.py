@@ -31,7 +31,7 @@ from k8s.plan import (
     pool_status,
     status,
 )
-from k8s.plan.merge import contains, patched
+from k8s.plan.merge import contains, patched, view
 from k8s.plan.observe import instances
 
 
@@ -370,13 +370,55 @@ def test_a_pools_status_has_a_selector_that_finds_its_pods() -> None:
 
 
 def test_patches_merge_as_kubernetes_does() -> None:
-    base = {"a": 1, "list": [{"name": "x", "v": 1}], "plain": ["one"]}
-    patch = {"a": None, "list": [{"name": "x", "w": 2}, {"name": "y"}], "plain": ["two"]}
-    assert patched(base, patch) == {"list": [{"name": "x", "v": 1, "w": 2}, {"name": "y"}], "plain": ["one", "two"]}
-    assert contains({"a": [{"name": "x", "b": 1}, {"name": "z"}], "c": 2}, {"a": [{"name": "x", "b": 1}]})
-    assert not contains({"a": [{"name": "x", "b": 2}]}, {"a": [{"name": "x", "b": 1}]})
+    base = {"a": 1, "env": [{"name": "x", "v": 1}], "args": ["one"], "tolerations": [{"key": "a"}], "command": ["c"]}
+    patch = {"a": None, "env": [{"name": "x", "w": 2}, {"name": "y"}], "args": ["two"], "tolerations": [{"key": "b"}]}
+    assert patched(base, {**patch, "command": []}) == {
+        "env": [{"name": "x", "v": 1, "w": 2}, {"name": "y"}],
+        "args": ["two"],
+        "tolerations": [{"key": "b"}],
+        "command": [],
+    }
+    assert contains({"env": [{"name": "x", "b": 1}, {"name": "z"}], "c": 2}, {"env": [{"name": "x", "b": 1}]})
+    assert not contains({"env": [{"name": "x", "b": 2}]}, {"env": [{"name": "x", "b": 1}]})
     assert not contains({}, {"a": 1})
     assert not contains({"a": [1, 2]}, {"a": [1]})
+
+
+def test_mounts_are_told_apart_by_where_they_are() -> None:
+    base = {"volumeMounts": [{"name": "state", "mountPath": "/state"}]}
+    two = [{"name": "disk", "mountPath": path, "subPath": path[1:]} for path in ("/models", "/cache")]
+    there = {"name": "state", "mountPath": "/elsewhere"}
+    made = patched(base, {"volumeMounts": [*two, there]})
+    assert made == {"volumeMounts": [*base["volumeMounts"], *two, there]}
+    assert patched(made, {"volumeMounts": [{"mountPath": "/cache", "readOnly": True}]})["volumeMounts"][2] == {
+        **two[1],
+        "readOnly": True,
+    }
+    live = {"volumeMounts": [{**each, "recursiveReadOnly": "Disabled"} for each in made["volumeMounts"]]}
+    assert contains(live, made) and view(live, made) == made
+    live["volumeMounts"][2]["subPath"] = "other"
+    assert not contains(live, made)
+
+
+def test_entries_with_one_merge_key_are_told_apart_by_the_servers_keys() -> None:
+    """One port for two protocols, one topology with two rules: the API server keeps both."""
+    ports = [{"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}]
+    assert patched({"ports": ports[:1]}, {"ports": ports}) == {"ports": ports}
+    live = {"ports": [{"containerPort": 53, "protocol": "TCP"}, ports[1]]}
+    assert contains(live, {"ports": ports})
+    spread = [{"topologyKey": "zone", "whenUnsatisfiable": each} for each in ("DoNotSchedule", "ScheduleAnyway")]
+    made = patched({"topologySpreadConstraints": spread[:1]}, {"topologySpreadConstraints": spread[1:]})
+    assert made == {"topologySpreadConstraints": spread[1:]}
+    assert patched({}, {"topologySpreadConstraints": spread}) == {"topologySpreadConstraints": spread}
+    policy = {"ports": [{"port": 8000}]}
+    assert not contains({"ports": [{"port": 8000}, {"port": 22}]}, policy), "a NetworkPolicy's are one value"
+
+
+def test_a_patch_keeps_the_gate_that_readiness_goes_by() -> None:
+    patch = {"spec": {"readinessGates": [{"conditionType": "example.com/ours"}]}}
+    made = manifests({**SMALL, "kubernetes": {"pools": {"prefill": {"pod_template": patch}}}})
+    gates = made["Deployment", "chat-prefill-0"]["spec"]["template"]["spec"]["readinessGates"]
+    assert [each["conditionType"] for each in gates] == ["example.com/ours", "serving.baton.dev/serving"]
 
 
 def test_the_example_makes_a_cluster() -> None:

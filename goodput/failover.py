@@ -1,0 +1,61 @@
+"""Tells whether other routers have the load of a missing one by now: then it serves nothing. Pure.
+
+When a router dies, its clients come to the others within seconds. When it lives and only the registry is lost to it,
+they stay where they are. So the arrivals at the others tell which it is, where the missing one had enough of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+WINDOW_S: Final = 60.0
+"""Arrivals of so many seconds before and after are compared."""
+SETTLED_S: Final = 10.0
+"""Clients take so many seconds to come to another router."""
+SURE: Final = 4.0
+"""Standard deviations of a steady Poisson load by which arrivals must have risen: less than one error in 30,000
+windows."""
+FEW: Final = 4
+"""Arrivals that are added before the deviation is taken: counts of a few vary by more than their root."""
+KEPT_S: Final = 1100.0
+"""Arrivals are kept for so many seconds: a router is missing for 15 minutes at most."""
+
+
+class RecentArrivals:
+    """Arrivals of the last minutes, by router."""
+
+    def __init__(self) -> None:
+        self._looks: Final[deque[tuple[float, dict[str, int]]]] = deque()
+
+    def add(self, came: Mapping[str, int], now: float) -> None:
+        """Note what came between the last look and this one."""
+        self._looks.append((now, dict(came)))
+        while self._looks[0][0] < now - KEPT_S:
+            self._looks.popleft()
+
+    def taken_over(self, missing: Mapping[str, float], now: float) -> bool:
+        """Whether arrivals at the other routers have risen by what the missing ones had.
+
+        Args:
+            missing: when each was last heard.
+            now: seconds of the controller's clock.
+        """
+        first_s, last_s = min(missing.values()), max(missing.values())
+        if now - WINDOW_S < last_s + SETTLED_S:
+            return False
+        before = self._between(first_s - WINDOW_S, first_s)
+        theirs = sum(before.get(name, 0) for name in missing)
+        others = sum(before.values()) - theirs
+        rise = sum(self._between(now - WINDOW_S, now).values()) - others
+        return rise > 0 and rise >= max(theirs / 2, SURE * math.sqrt(2 * (others + FEW)))
+
+    def _between(self, since_s: float, until_s: float) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for at_s, came in self._looks:
+            if since_s < at_s <= until_s:
+                for name, count in came.items():
+                    found[name] = found.get(name, 0) + count
+        return found

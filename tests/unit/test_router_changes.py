@@ -1,0 +1,219 @@
+"""Routers that come and go: scaling goes on as soon as enough is known, and an unheard router's load is not none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from support.pretend_fleet import Drive, PretendFleet, drive
+
+from goodput import actions as do
+from goodput.counters import FORGOTTEN_S, STALE_S, Counters
+from goodput.decision import What
+from goodput.manual import Manual
+from goodput.observation import ClassCounts, RouterCounts
+
+TTL_S = 6.0
+"""The registry's: an entry goes so long after its last heartbeat."""
+
+
+@dataclass
+class Replica:
+    """One router: its counts, and how the registry has it."""
+
+    address: str
+    counts: PretendFleet = field(default_factory=PretendFleet)
+    serves: bool = True
+    heard_s: float = 0.0
+    reaches: bool = True
+    """Whether it reaches the registry."""
+    said: str = ""
+    """``goodbye``: at the next look; ``gone``: earlier."""
+
+
+class Replicas(PretendFleet):
+    """A fleet with several routers, between which a load balancer divides arrivals."""
+
+    def __init__(self, fleet: PretendFleet, *names: str) -> None:
+        super().__init__(startup_s=fleet.startup_s, instances=fleet.instances)
+        self.routers = {name: Replica(f"http://{name}") for name in names}
+
+    def arrive(self, count: int, met: float = 1.0) -> None:
+        serving = [each for each in self.routers.values() if each.serves]
+        for number, each in enumerate(serving):
+            each.counts.arrive(count // len(serving) + (number < count % len(serving)), met)
+
+    def heard(self, now: float) -> tuple[RouterCounts, ...]:
+        found = []
+        for name, each in sorted(self.routers.items()):
+            if each.serves and each.reaches:
+                each.heard_s = now
+            if each.said != "gone" and now - each.heard_s < TTL_S:
+                row = replace(each.counts.counts(each.heard_s), router=name, life=name, address=each.address)
+                found.append(replace(row, left=each.said == "goodbye"))
+            each.said = "gone" if each.said else ""
+        return tuple(found)
+
+    def leave(self, name: str) -> None:
+        """It ends in order."""
+        self.routers[name].serves, self.routers[name].said = False, "goodbye"
+
+    def crash(self, name: str) -> None:
+        self.routers[name].serves = False
+
+    def join(self, name: str, address: str = "") -> None:
+        self.routers[name] = Replica(address or f"http://{name}")
+
+
+def served(*names: str) -> tuple[Drive, Replicas]:
+    """A fleet that has served 2 requests a second for a while by these routers."""
+    at = drive(3, 4)
+    at.fleet = fleet = Replicas(at.fleet, *names)
+    run(at, 2.0, 300)
+    return at, fleet
+
+
+def run(at: Drive, rate: float, seconds: float) -> list[do.Action]:
+    """The actions of so many seconds at a rate."""
+    before = len(at.fleet.actions)
+    at.run(lambda _: rate, seconds, np.random.default_rng(int(at.now)))
+    return [each for _, each in at.fleet.actions[before:]]
+
+
+def scales(at: Drive) -> None:
+    """Scaling goes on, both ways."""
+    assert not at.controller._counters.missing
+    assert any(isinstance(each, do.Start) for each in run(at, 5.0, 120)), at.decisions[-1]
+    assert any(isinstance(each, do.Drain) for each in run(at, 1.0, 800)), at.decisions[-1]
+
+
+def test_the_only_router_starts_anew() -> None:
+    at, fleet = served("a")
+    fleet.leave("a")
+    run(at, 0.0, 10)
+    assert at.decisions[-1].because == "no router's metrics could be read"
+    fleet.join("b", "http://a")
+    run(at, 2.0, 30)
+    assert at.decisions[-1].rate == pytest.approx(2.0, rel=0.3)
+    scales(at)
+
+
+def test_a_rollout_of_routers_one_after_the_other() -> None:
+    at, fleet = served("a1", "b1")
+    for old, new in (("a1", "a2"), ("b1", "b2")):
+        fleet.join(new)
+        run(at, 2.0, 10)
+        fleet.leave(old)
+        run(at, 2.0, 40)
+        assert at.decisions[-1].rate == pytest.approx(2.0, rel=0.3)
+        assert not any("router" in each for each in at.decisions[-1].conditions)
+    scales(at)
+
+
+def test_fewer_routers() -> None:
+    at, fleet = served("a", "b", "c")
+    fleet.leave("c")
+    run(at, 2.0, 5)
+    fleet.leave("b")
+    run(at, 2.0, 40)
+    assert at.decisions[-1].rate == pytest.approx(2.0, rel=0.3)
+    scales(at)
+
+
+def test_one_of_two_routers_crashes_and_starts_again() -> None:
+    at, fleet = served("a", "b")
+    fleet.crash("b")
+    run(at, 2.0, 30)
+    assert at.controller._counters.missing
+    fleet.join("b2", fleet.routers["b"].address)
+    run(at, 2.0, 10)
+    scales(at)
+
+
+TOLD = "b left without a goodbye and may still serve: nothing ends or flips"
+
+
+def test_one_of_two_routers_crashes_for_good() -> None:
+    """Its clients come to the other one: then nothing is unknown any more."""
+    at, fleet = served("a", "b")
+    fleet.crash("b")
+    run(at, 2.0, STALE_S + 10)
+    assert at.decisions[-1].rate == pytest.approx(2.0, rel=0.4)
+    assert TOLD in at.decisions[-1].conditions
+    run(at, 2.0, 60)
+    assert TOLD not in at.decisions[-1].conditions
+    scales(at)
+
+
+def test_one_of_two_routers_crashes_while_the_load_falls() -> None:
+    """Nothing tells that it is dead: what the other one counts is the least that there is, enough to start instances,
+    and for a while not to end any.
+    """
+    at, fleet = served("a", "b")
+    fleet.crash("b")
+    began = at.now
+    taken = run(at, 1.0, 300)
+    assert TOLD in at.decisions[-1].conditions
+    taken += run(at, 0.8, began + FORGOTTEN_S - at.now)
+    assert not any(isinstance(each, do.Drain | do.Flip) for each in taken)
+    assert any(isinstance(each, do.Drain) for each in run(at, 0.8, 600))
+
+
+def test_while_a_router_is_missing_the_load_of_the_others_starts_instances() -> None:
+    at, fleet = served("a", "b")
+    fleet.crash("b")
+    assert any(isinstance(each, do.Start) for each in run(at, 5.0, 60))
+    assert TOLD in at.decisions[-1].conditions
+
+
+def test_a_router_that_lost_only_the_registry_keeps_its_instances() -> None:
+    at, fleet = served("a", "b")
+    fleet.routers["b"].reaches = False
+    ready = {role: fleet.of_role(role) for role in at.controller.kinds.roles}
+    run(at, 2.0, 600)
+    assert at.decisions[-1].rate == pytest.approx(1.0, rel=0.3), "half of the load is not heard"
+    assert all(fleet.of_role(role) >= count for role, count in ready.items())
+    fleet.routers["b"].reaches = True
+    run(at, 2.0, 60)
+    assert not at.controller._counters.missing
+    assert at.decisions[-1].rate is not None and at.decisions[-1].rate < 3.0, "its counts of 10 minutes are no burst"
+
+
+def test_an_operators_size_holds_while_a_router_is_missing() -> None:
+    at, fleet = served("a", "b")
+    fleet.crash("b")
+    run(at, 2.0, STALE_S + 10)
+    manual: Manual = at.controller.manual
+    role = at.controller.kinds.roles[0]
+    manual.resize(role, 1, "an operator")
+    run(at, 2.0, 200)
+    assert fleet.of_role(role) == 1
+    assert at.decisions[-1].what is What.HOLD
+
+
+def published(router: str, at_s: float, arrivals: int, **more: object) -> RouterCounts:
+    classes = {"": ClassCounts(arrivals=arrivals)}
+    row = RouterCounts(router=router, life=router, at_s=at_s, classes=classes, waiting=0, oldest_wait_s=0.0)
+    return replace(row, **more)  # type: ignore[arg-type]
+
+
+def test_the_last_counts_of_a_router_that_left_count() -> None:
+    """Also if nobody else is heard at that look."""
+    counters = Counters()
+    assert counters.see([published("a", 0.0, 500)], 0.0) is None
+    assert counters.see([published("a", 5.0, 504, left=True)], 5.0) is None
+    assert counters.silent
+    found = counters.see([published("b", 10.0, 3)], 10.0)
+    assert found is not None
+    assert (found.classes[""].arrivals, found.seconds, counters.missing) == (7, 10.0, "")
+
+
+def test_a_neighbour_at_the_same_address_replaces_nobody() -> None:
+    """Two routers that announce one address, as on two machines, are no successors of each other."""
+    counters = Counters()
+    both = {"address": "http://127.0.0.1:8001"}
+    counters.see([published("a", 0.0, 5, **both), published("b", 0.0, 5, **both)], 0.0)
+    counters.see([published("a", 5.0, 5, **both), published("b", 5.0, 5, **both)], 5.0)
+    counters.see([published("a", 40.0, 5, **both)], 40.0)
+    assert counters.missing.startswith("b ")
