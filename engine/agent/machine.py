@@ -280,7 +280,8 @@ class AgentMachine:
             return self._drain(DrainAsked(self.drain_s, leave=True), now)
         if self.state is not AgentState.DRAINING:
             return ()
-        if self.idle_since is not None and now - self.idle_since >= QUIET_S and not self.drained:
+        quiet = self.idle_since is not None and now >= self.idle_since + QUIET_S  # as `next_wakeup` says it
+        if quiet and not self.drained:
             self.drained = True
             self.deadline = math.inf
             return self._stop("drained") if self.leaving else (Say(f"{self.name} is drained"), Publish())
