@@ -56,7 +56,7 @@ connection is broken."""
 class Agent:
     """One instance of the fleet: wires the parts of an agent together. `run` returns the process's exit code.
 
-    It has many attributes: a reference to each part that it wires.
+    It is long and has many attributes: a reference to each part that it wires, and what passes between two of them.
     """
 
     def __init__(

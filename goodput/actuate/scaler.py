@@ -75,7 +75,7 @@ class KeptDecision:
 
 
 class Scaler:
-    """One controller process. It has many attributes: the parts of a look (registry, lease, actuator, members),
+    """One controller process. It is long and has many attributes: the parts of a look (registry, lease, actuator, members),
     orders of operators, and what `GET /scaling` shows.
     """
 

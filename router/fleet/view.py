@@ -32,7 +32,9 @@ noise."""
 
 
 class FleetView:
-    """The fleet, instance by instance, in the order in which they were added."""
+    """The fleet, instance by instance, in the order in which they were added. Long, as it is one state machine: a short
+    method for each event.
+    """
 
     def __init__(self, makes: Callable[[Instance], Make | None] | None = None) -> None:
         self.makes: Final = makes

@@ -31,7 +31,9 @@ logger = logging.getLogger("vllm.baton.worker")
 
 
 class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
-    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`."""
+    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`. Long, as vLLM calls all of them on one
+    object.
+    """
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         from vllm.distributed.nixl_utils import NixlWrapper  # noqa: PLC0415 - vLLM loads NIXL when it is asked for
