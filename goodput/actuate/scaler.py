@@ -75,8 +75,8 @@ class KeptDecision:
 
 
 class Scaler:
-    """One controller process. It is long and has many attributes: the parts of a look (registry, lease, actuator, members),
-    orders of operators, and what `GET /scaling` shows.
+    """One controller process. It is long and has many attributes: the parts of a look (registry, lease, actuator,
+    members), orders of operators, and what `GET /scaling` shows.
     """
 
     def __init__(
