@@ -308,8 +308,7 @@ class StepModel:
         alike. Times are in ms, without the row's `prefill_factor`.
 
         Returns the prompt's time without answers beside it; the part of that time for which it keeps answers waiting
-        (the other part costs them nothing: weights are read once for both); and the number of steps of the whole
-        prompt, cached tokens included.
+        (the other part costs them nothing: weights are read once for both); and the number of steps that compute it.
         """
         if self._alike is not None:
             return _of_prompt(self.makes[self._alike], tokens, cached_tokens)
@@ -430,5 +429,6 @@ def _off_max(make: Make, legs: float) -> float:
 
 
 def _of_prompt(make: Make, tokens: int, cached_tokens: int) -> tuple[float, float, float]:
-    ms, steps = make.prompt_ms(tokens - cached_tokens, cached_tokens), make.steps(tokens)
+    new_tokens = tokens - cached_tokens
+    ms, steps = make.prompt_ms(new_tokens, cached_tokens), make.steps(new_tokens)
     return ms, max(0.0, ms - steps * make.decode.decode_ms), steps
