@@ -112,9 +112,7 @@ class Admission:
             _cannot(hopeless)
             if not hopeless.late or hopeless.promise.sheds:
                 calls += (hopeless,)
-        for aged in self._line.aged(wanted.now):
-            assert isinstance(aged, SchedulingContext)
-            aged.late = False
+        self._line.age(wanted.now)
         return calls
 
     def placed(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen, prices: Prices, share: float) -> None:

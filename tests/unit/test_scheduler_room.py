@@ -16,6 +16,7 @@ from router.core.values import Promise, Wanted
 from router.fleet.view import FleetView
 from router.predict.margins import PROMPTLY, WIDEST
 from router.predict.step_model import SURE, UNKNOWN, Make
+from router.scheduler.flow_control.queue import AGING_S_MIN
 from router.scheduler.flow_control.saturation import SaturationDetector
 from router.scheduler.placements import SchedulingContext
 from router.scheduler.scheduler import Scheduler
@@ -304,3 +305,19 @@ def test_an_answer_that_has_begun_late_waits_with_those_in_time_when_its_instanc
     assert here.choose(other, ASK, LATE_S + 0.1)[0].decode == D
     assert here.choose(context, Choose(frozenset({InstanceId("d2")}), hand_over=True), LATE_S + 0.1)[0].wait
     assert not here.line._entries[context].late
+
+
+def test_a_request_that_has_been_late_for_long_goes_first_and_stays_in_the_lanes() -> None:
+    """In an overload that goes on, old late requests would else take every instance, and none would be in time."""
+    here, promise = hands_over(1), Promise(ttft_ms=1000)
+    here.view.get(D).credits = 1
+    placed, old = SchedulingContext(WANTED, Promise()), SchedulingContext(WANTED, promise)
+    assert here.choose(placed, ASK, WANTED.arrived)[0].decode == D
+    assert here.choose(old, ASK, LATE_S)[0].wait and old.late
+    later_s = WANTED.arrived + AGING_S_MIN + 1.0
+    fresh = SchedulingContext(replace(WANTED, arrived=later_s), promise)
+    assert here.choose(fresh, ASK, later_s)[0].wait
+    assert old.late and not fresh.late
+    assert here.finish(placed, later_s) == (old,)
+    assert here.choose(old, ASK, later_s)[0].decode == D
+    assert in_lanes(here) == 1
