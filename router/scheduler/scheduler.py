@@ -80,6 +80,11 @@ class LegCounts:
         else:
             self._ended.pop(instance, None)
 
+    def forget(self) -> None:
+        """Drop what was counted of instances that have left."""
+        for instance in [each for each in self._ended if not self._view.knows(each)]:
+            del self._ended[instance]
+
     def prefill_leg(self, context: SchedulingContext, prefill: InstanceId, *, second: bool) -> None:
         """The request's prefill leg goes to this instance."""
         more = -1.0 if second else SECOND_LEGS_SHARE
@@ -343,6 +348,7 @@ class Scheduler:
 
     def fleet_changed(self) -> Calls:
         """An instance came, left, or reported a change."""
+        self.legs.forget()
         return self.line.call_all()
 
 
