@@ -107,9 +107,9 @@ UNKNOWN: Final = _unknown()
 
 def make_of(costs: Costs, *, capacity_tokens: int = 0, budget_tokens: int = 0) -> Make:
     """A make from the cost model; capacity and budget are used if the engine has reported them."""
-    decode, mixed = costs.now.decode, costs.now.mixed
+    decode, mixed = costs.by_kind.decode, costs.by_kind.mixed
     return Make(
-        prefill=costs.now.prefill,
+        prefill=costs.by_kind.prefill,
         decode=decode,
         beside=mixed.context_ms / decode.context_ms if decode.context_ms > 0 else 1.0,
         first_ms=costs.first_token_ms,

@@ -317,7 +317,7 @@ def test_a_request_that_has_been_late_for_long_goes_first_and_stays_in_the_lanes
     later_s = WANTED.arrived + AGING_S_MIN + 1.0
     fresh = SchedulingContext(replace(WANTED, arrived=later_s), promise)
     assert here.choose(fresh, ASK, later_s)[0].wait
-    assert old.late and not fresh.late
+    assert (old.late, fresh.late) == (True, False)
     assert here.finish(placed, later_s) == (old,)
     assert here.choose(old, ASK, later_s)[0].decode == D
     assert in_lanes(here) == 1
