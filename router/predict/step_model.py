@@ -290,7 +290,7 @@ class StepModel:
 
     def sure(self, rows: Ints) -> bool:
         """Whether times are trusted: there is a cost profile, or enough legs were timed. Until then no request is
-        refused because of them (design 5.2: a cold start sheds on hard limits alone).
+        refused because of them.
         """
         if not self._unknown:
             return True

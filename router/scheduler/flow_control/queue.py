@@ -1,5 +1,5 @@
-"""The flow-control queue: which requests are admitted, in which order, and which cannot be served in time any more
-(design 5.2). Pure.
+"""The flow-control queue: which requests are admitted, in which order, and which cannot be served in time any more.
+Pure.
 
 The queue holds the requests for which there is no room (`router.scheduler.flow_control.saturation`): tenants in the
 order of what they have got of the fleet relative to their share, both stages counted; a tenant's requests by their
