@@ -141,7 +141,7 @@ class Fleet:
         self._arrived += 1
         now, names = arrival.at_s, [each + 1 for each in arrival.prefix[: arrival.input_tokens // BLOCK]]
         match = self.index.match(names)
-        expected = match.column(INSTANCES) // CHUNK_BYTES
+        expected = np.array([match.chunks_of(row) for row in range(INSTANCES)])
         left = np.array([max(0.0, engine.free_at - now) for engine in self.engines])
         cached = np.zeros(INSTANCES)
         if self.case.policy == "prefix" and ours:
