@@ -283,8 +283,6 @@ def cost() -> tuple[Table, dict[str, float]]:
             index.join(row, 500_000, 1)
             index.sent(row, names[: 10 + row % 40], float(row))
         figures[f"match 100 KB among {instances}, us"] = microseconds(partial(index.match, names))
-        match = index.match(names)
-        figures[f"its column for {instances}, us"] = microseconds(partial(match.column, instances))
         figures[f"sent 100 KB, one of {instances}, us"] = microseconds(partial(index.sent, 7, names, 1e9))
     for millions in (0.5, 4):
         index = PrefixCacheIndex()
