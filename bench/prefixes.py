@@ -141,7 +141,7 @@ class Fleet:
         self._arrived += 1
         now, names = arrival.at_s, [each + 1 for each in arrival.prefix[: arrival.input_tokens // BLOCK]]
         match = self.index.match(names)
-        expected = match.column(INSTANCES) // CHUNK_BYTES
+        expected = np.array([match.chunks_of(row) for row in range(INSTANCES)])
         left = np.array([max(0.0, engine.free_at - now) for engine in self.engines])
         cached = np.zeros(INSTANCES)
         if self.case.policy == "prefix" and ours:
@@ -283,8 +283,6 @@ def cost() -> tuple[Table, dict[str, float]]:
             index.join(row, 500_000, 1)
             index.sent(row, names[: 10 + row % 40], float(row))
         figures[f"match 100 KB among {instances}, us"] = microseconds(partial(index.match, names))
-        match = index.match(names)
-        figures[f"its column for {instances}, us"] = microseconds(partial(match.column, instances))
         figures[f"sent 100 KB, one of {instances}, us"] = microseconds(partial(index.sent, 7, names, 1e9))
     for millions in (0.5, 4):
         index = PrefixCacheIndex()

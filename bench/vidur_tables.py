@@ -71,18 +71,18 @@ def tables(costs: Costs, bounds: Bounds) -> Iterator[tuple[str, Iterator[Row]]]:
 
 def _by_tokens(costs: Costs | None, bounds: Bounds) -> Iterator[Row]:
     for tokens in range(1, up(bounds.chunk + bounds.batch, TOKEN_STEP) + 1):
-        yield tokens, 0.0 if costs is None else costs.now.mixed.matrices_ms(tokens) / costs.model.layers
+        yield tokens, 0.0 if costs is None else costs.by_kind.mixed.matrices_ms(tokens) / costs.model.layers
 
 
 def _prefill(costs: Costs, bounds: Bounds) -> Iterator[Row]:
-    area_ms = costs.now.mixed.area_ms / costs.model.layers
+    area_ms = costs.by_kind.mixed.area_ms / costs.model.layers
     for end in range(0, up(bounds.tokens, GRANULARITY) + 1, GRANULARITY):
         for chunk in range(CHUNK_STEP, up(bounds.chunk, CHUNK_STEP) + 1, CHUNK_STEP):
             yield end, chunk, area_ms * (end**2 - max(0, end - chunk) ** 2)
 
 
 def _decode(costs: Costs, bounds: Bounds) -> Iterator[Row]:
-    cost, mixed, layers = costs.now.decode, costs.now.mixed, costs.model.layers
+    cost, mixed, layers = costs.by_kind.decode, costs.by_kind.mixed, costs.model.layers
     for batch in range(1, bounds.batch + 1):
         beside_ms = cost.requests_ms(batch) - mixed.matrices_ms(up(batch, TOKEN_STEP))
         for context in range(0, up(bounds.tokens, GRANULARITY) + 1, GRANULARITY):

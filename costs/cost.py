@@ -6,8 +6,8 @@
 2. a profile of this model and GPU in another shape, carried over by how the roofline differs between the two;
 3. the roofline;
 
-and the result names its source (`because`). Online corrections come on top (`Costs.corrected`). Times are those of one
-data-parallel rank's engine step. A step of a pipeline passes through all its stages; `pp` steps are under way at once.
+and the result names its source (`because`). Times are those of one data-parallel rank's engine step. A step of a
+pipeline passes through all its stages; `pp` steps are under way at once.
 
 A request's first token takes `prefill_ms` of its engine's steps, and `first_token_ms` more of CPU time.
 """
@@ -21,7 +21,6 @@ from typing import Self
 
 from costs import power
 from costs.bounds import Least, least
-from costs.correction import UNCORRECTED, Corrections
 from costs.hardware import Dtype, Gpu
 from costs.memory import MEMORY_SHARE, kv_capacity_tokens
 from costs.model import ModelShape
@@ -66,20 +65,17 @@ class TicksByKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What one instance's steps cost. A value: a correction makes a new one. It has many attributes, as router, planner
-    and simulator ask one value for times, memory and power.
+    """What one instance's steps cost. It has many attributes, as router, planner and simulator ask one value for times,
+    memory and power.
     """
 
     model: ModelShape
     gpu: Gpu
     shape: CostShape
     source: CostSource
-    said: str
-    """The source of the numbers, without what was learned since."""
-    plain: ByKind
-    """Coefficients without online corrections."""
-    now: ByKind
-    """Coefficients with online corrections."""
+    because: str
+    """The source of the numbers, and how well it fits."""
+    by_kind: ByKind
     ticks: TicksByKind
     peak: Peaks
     first_token_ms: float
@@ -89,23 +85,16 @@ class Costs:
     kv_dtype: Dtype | None = None
     power_cap: float = 1.0
     """Largest draw of each GPU, as a share of its TDP."""
-    corrections: Corrections = UNCORRECTED
-
-    @property
-    def because(self) -> str:
-        """The source of the costs, how well it fits, and what was learned on top."""
-        learned = [f"{kind}: {self.corrections.of(kind)}" for kind in StepKind if self.corrections.of(kind).samples]
-        return "; ".join([self.said, *learned])
 
     # -- times in ms --
 
     def prefill_ms(self, new_tokens: int, cached_tokens: int = 0) -> float:
         """Time of a step that computes `new_tokens` of one prompt after `cached_tokens` in the cache."""
-        return self.now.prefill.step_ms(prompt(new_tokens, cached_tokens))
+        return self.by_kind.prefill.step_ms(prompt(new_tokens, cached_tokens))
 
     def decode_step_ms(self, batch: int, sum_context: int) -> float:
         """Time of a step that makes one token for each of `batch` requests, whose contexts sum up to `sum_context`."""
-        return self.now.decode.step_ms(decoding(batch, sum_context))
+        return self.by_kind.decode.step_ms(decoding(batch, sum_context))
 
     def mixed_step_ms(self, new_tokens: int, cached_tokens: int, batch: int, sum_context: int) -> float:
         """Time of a step that does both (chunked prefill)."""
@@ -113,7 +102,7 @@ class Costs:
 
     def step_ms(self, work: StepWork) -> float:
         """Time of any step: any number of prompts' chunks and of decoding requests."""
-        return self.now.step_ms(work)
+        return self.by_kind.step_ms(work)
 
     def transfer_ms(self, tokens: int, to: Costs, *, link: Link | None = None, sharers: int = 1) -> float:
         """Time to move a prompt's KV from here to another instance; by default over the network between two nodes."""
@@ -171,31 +160,17 @@ class Costs:
             ValueError: the cap is out of this range.
         """
         clock = power.clock_under(cap)
-        plain = ByKind(
-            prefill=power.slowed(self.plain.prefill, clock),
-            decode=power.slowed(self.plain.decode, clock),
-            mixed=power.slowed(self.plain.mixed, clock),
+        slowed = ByKind(
+            prefill=power.slowed(self.by_kind.prefill, clock),
+            decode=power.slowed(self.by_kind.decode, clock),
+            mixed=power.slowed(self.by_kind.mixed, clock),
         )
-        now = self.corrections.apply(plain)
-        said = self.said if cap == 1 else f"{self.said}, power capped at {cap:.0%} of the TDP"
-        return replace(self, plain=plain, now=now, ticks=TicksByKind.of(now), power_cap=cap, said=said)
+        because = self.because if cap == 1 else f"{self.because}, power capped at {cap:.0%} of the TDP"
+        return replace(self, by_kind=slowed, ticks=TicksByKind.of(slowed), power_cap=cap, because=because)
 
     def energy_j(self, work: StepWork) -> float:
         """Joules of this step. In a pipeline `pp` steps are under way at once; the result is one step's share."""
         return self.power_w(work) * self.step_ms(work) / 1000 / self.shape.pp
-
-    # -- learning --
-
-    def corrected(self, corrections: Corrections) -> Costs:
-        """The costs with these corrections in place of the earlier ones. All coefficients are computed anew: call it
-        every few steps at most.
-        """
-        now = corrections.apply(self.plain)
-        return replace(self, corrections=corrections, now=now, ticks=TicksByKind.of(now))
-
-    def observe(self, work: StepWork, observed_ms: float) -> Corrections:
-        """The corrections after one more observed step; pass them to `corrected` to use them."""
-        return self.corrections.observe(self.plain, work, observed_ms)
 
 
 def costs_of(
@@ -225,7 +200,7 @@ def costs_of(
         kv_tokens: KV capacity, if an engine has reported it; None = estimated.
     """
     found = _best(model, gpu, shape, list(profiles), only, kv_dtype)
-    plain = by_kind(found.cost, step_factor=found.step_factor, mixed_context=found.mixed_context)
+    costs = by_kind(found.cost, step_factor=found.step_factor, mixed_context=found.mixed_context)
     if kv_tokens is None:
         kv_tokens = kv_capacity_tokens(
             model, gpu, shape, kv_dtype=kv_dtype, memory_share=memory_share, batched_tokens=batched_tokens
@@ -235,10 +210,9 @@ def costs_of(
         gpu=gpu,
         shape=shape,
         source=found.source,
-        said=found.said,
-        plain=plain,
-        now=plain,
-        ticks=TicksByKind.of(plain),
+        because=found.said,
+        by_kind=costs,
+        ticks=TicksByKind.of(costs),
         peak=peaks(model, gpu, shape, kv_dtype=kv_dtype),
         first_token_ms=found.first_token_ms,
         kv_capacity_tokens=kv_tokens,

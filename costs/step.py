@@ -65,7 +65,7 @@ def decoding(batch: int, sum_context: int) -> StepWork:
 
 
 class StepKind(StrEnum):
-    """The kinds of steps: engines, and therefore corrections, differ between the three."""
+    """The kinds of steps: engines differ between the three."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -133,7 +133,7 @@ class StepCost:
         return self.decode_ms + self.request_ms * batch + crowd + self.experts_read_ms(batch)
 
     def parts(self, work: StepWork) -> tuple[float, float]:
-        """Matrix products and attention, whose sum is the step's time; the online correction scales the two apart."""
+        """Matrix products and attention, whose sum is the step's time. `scaled` scales each by itself."""
         attention = self.area_ms * work.area + self.context_ms * work.sum_context
         if not work.new_tokens:
             return (self.requests_ms(work.batch) if work.batch else 0.0), attention

@@ -27,14 +27,8 @@ BLOCK_TOKENS = 16
 NIC_EFFICIENCY = 0.72
 """Part of a NIC's rate that one stream reaches: 35.9 of 50 GB/s between two H100 nodes (vidur's send/recv table)."""
 
-LINK_EFFICIENCY = 0.79
-"""The same inside a node: 357 of 450 GB/s over NVLink between two H100 (vidur); an A100 reached 286 of 300."""
-
 NIC_LATENCY_MS = 0.019
 """Latency of one message between nodes (vidur, H100: 0.019 ms; A100: 0.029 ms)."""
-
-LINK_LATENCY_MS = 0.008
-"""Latency of one message inside a node (vidur, H100: 0.008 ms; A100: 0.013 ms)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +60,6 @@ class Handoff:
 def nic(source: Gpu, target: Gpu) -> Link:
     """The link between nodes: the slower of the two NICs."""
     return Link(latency_ms=NIC_LATENCY_MS, gb_s=NIC_EFFICIENCY * min(source.nic_gb_s, target.nic_gb_s))
-
-
-def node_link(gpu: Gpu) -> Link:
-    """The link inside a node."""
-    return Link(latency_ms=LINK_LATENCY_MS, gb_s=LINK_EFFICIENCY * gpu.link_gb_s)
 
 
 def whole_blocks(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
@@ -106,13 +95,3 @@ def paths(model: ModelShape, source: CostShape, target: CostShape) -> int:
     """
     senders = source.tp if model.latent else min(source.tp, model.kv_heads)
     return min(senders, target.tp) * min(source.pp, target.pp)
-
-
-def exposed_ms(transfer_ms: float, prefill_ms: float, layers: int) -> float:
-    """The time in ms that a layer-by-layer transfer still takes after prefill: at least the last layer's time.
-
-    Layer i's bytes can leave once it is computed, so that all but the last layer's hide behind prefill.
-    """
-    assert layers >= 1
-    last = transfer_ms / layers
-    return max(last, transfer_ms - prefill_ms * (layers - 1) / layers)

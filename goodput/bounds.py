@@ -86,7 +86,7 @@ class Impossible:
 
 def prompt_ms(engine: EngineBounds, demand: Demand) -> tuple[Floats, Floats]:
     """The least time, in ms, of each request for its prompt's matrix products, and for its attention."""
-    cost = engine.costs.now.prefill
+    cost = engine.costs.by_kind.prefill
     new = demand.inputs - demand.cached
     return new * _token_ms(cost, engine.batched_tokens), cost.area_ms * (demand.inputs**2 - demand.cached**2)
 
@@ -101,7 +101,7 @@ def answer_ms(engine: EngineBounds, demand: Demand) -> tuple[Floats, Floats]:
 
     The first token is left out: the prompt's last step makes it.
     """
-    cost = engine.costs.now.decode
+    cost = engine.costs.by_kind.decode
     steps = np.maximum(0.0, demand.outputs - 1)
     contexts = steps * (demand.inputs + demand.outputs / 2)
     return steps * _request_ms(engine, demand), cost.context_ms * contexts
@@ -111,7 +111,7 @@ def _request_ms(engine: EngineBounds, demand: Demand) -> float:
     """The time, in ms, of one request's part of a decode step, in the best batch that the loosest TPOT and the memory
     allow.
     """
-    cost = engine.costs.now.decode
+    cost = engine.costs.by_kind.decode
     loosest = float(demand.target_ms("tpot_ms").max())
     smallest = float(demand.inputs.min())
     low, high = 1, max(1, min(engine.seqs_max, int(engine.kv_tokens // max(1.0, smallest))))
@@ -132,14 +132,14 @@ def first_token_least_ms(engine: EngineBounds, demand: Demand) -> Floats:
 
 def token_least_ms(engine: EngineBounds, demand: Demand) -> Floats:
     """The least TPOT, in ms, of each request alone on an idle instance."""
-    cost = engine.costs.now.decode
+    cost = engine.costs.by_kind.decode
     found: Floats = cost.requests_ms(1) + cost.context_ms * (demand.inputs + demand.outputs / 2)
     return found
 
 
 def second_token_least_ms(engine: EngineBounds, demand: Demand) -> Floats:
     """The least time, in ms, from the first token to the second, of each request alone on an idle instance."""
-    cost = engine.costs.now.decode
+    cost = engine.costs.by_kind.decode
     found: Floats = cost.requests_ms(1) + cost.context_ms * demand.inputs
     return found
 

@@ -191,7 +191,7 @@ class Sizer:
         tokens, context = self._known(load)[1]
         if tokens <= 0:
             return 0.0, context
-        cost = self.engine.costs.now.decode
+        cost = self.engine.costs.by_kind.decode
         rate = load.rate * tokens / max(count, 1e-9) / 1000 * slower
         fixed, each = cost.requests_ms(1), cost.context_ms * context
         batch = 1.0
@@ -214,7 +214,7 @@ class Sizer:
             return RoleShare(met=0.0, busy=2.0, because=f"answers come faster than {count:g} instances make them")
         z = NormalDist().inv_cdf(min(0.9999, aim))
         high = batch + z * math.sqrt(batch * load.dispersion / max(1.0, count))
-        cost = self.engine.costs.now.decode
+        cost = self.engine.costs.by_kind.decode
         step = (cost.requests_ms(max(1, math.ceil(high))) + cost.context_ms * context * high) * slower
         memory = high * context / (self.engine.kv_tokens * MEMORY_USED)
         target = min((load.promise(name).tpot_ms or math.inf for name in load.lengths), default=math.inf) * STEP_ROOM
@@ -229,7 +229,7 @@ class Sizer:
     def answers_a_second(self, load: LoadToServe) -> float:
         """The most that one instance completes while it keeps the TPOT target and its memory."""
         tokens, context = self._known(load)[1]
-        cost = self.engine.costs.now.decode
+        cost = self.engine.costs.by_kind.decode
         target = min((load.promise(name).tpot_ms or math.inf for name in load.lengths), default=math.inf) * STEP_ROOM
         fits = max(1, math.floor(self.engine.kv_tokens * MEMORY_USED / max(1.0, context)))
         low, high = 1, max(1, min(self.engine.seqs_max, fits))

@@ -93,5 +93,5 @@ class Energy:
 
 def _area(costs: Costs, work: StepWork, step_ms: float) -> int:
     """Σ(L² − p²) of a step from its known time: a run reports how many tokens it computes, not after how many."""
-    per_area = costs.now.of(kind_of(work)).area_ms
+    per_area = costs.by_kind.of(kind_of(work)).area_ms
     return max(0, round((step_ms - costs.step_ms(work)) / per_area)) if per_area > 0 else 0

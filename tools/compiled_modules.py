@@ -12,7 +12,6 @@ MODULES = (
     "cluster.keys",
     "cluster.wire",
     "costs.bounds",
-    "costs.correction",
     "costs.cost",
     "costs.profile",
     "costs.roofline",

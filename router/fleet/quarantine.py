@@ -7,7 +7,8 @@ learns it, and words that another router has read outlive the router that said t
 for longer than the registry keeps announcements, the quarantine is forgotten.
 
 Words come from the registry and from callers with the right to change things here. A word that no Baton router would
-announce is ignored (a stamp that leaves none above it, a text that no announcement can hold).
+announce is ignored (a stamp out of range, a text that no announcement can hold). A forged stamp must not have the last
+word for ever, and of a limited range the highest stamp would. So stamps are believed step by step (`STAMPS_AHEAD`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ BECAUSE_MAX: Final = 120
 
 
 STAMP_MAX: Final = 2**52
-"""The limit of stamps, which no fleet reaches. A higher stamp was forged to have the last word for ever."""
+"""The limit of stamps: all are lower."""
+
+STAMPS_AHEAD: Final = 2**16
+"""A router believes stamps up to this number at first, and up to so many more after each time that it hears a higher
+one. Operators say one word at a time, so no fleet gets that far. A forger who announces a thousand times a second needs
+two years to `STAMP_MAX`; until then an operator's next word has a higher stamp."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(@[0-9]{1,4})?")
 """The registry's rule for names (`cluster.registry.membership`): other names could not be announced."""
@@ -48,20 +54,25 @@ class Quarantine:
     def __init__(self, router: str) -> None:
         self._router: Final = router
         self._words: Final[dict[InstanceId, Word]] = {}
+        self._believed = STAMPS_AHEAD
+        """The highest stamp that is believed."""
 
     def say(self, instance: InstanceId, *, aside: bool, because: str = "") -> None:
         """An operator has told this router."""
-        stamp = min(STAMP_MAX, 1 + max((word.stamp for word in self._words.values()), default=0))
+        stamp = min(STAMP_MAX - 1, 1 + max((word.stamp for word in self._words.values()), default=0))
         text = "".join(char if char.isprintable() else "?" for char in because)[:BECAUSE_MAX]
         self._words[instance] = Word(stamp, aside, text, self._router)
         self._forget()
 
     def hear(self, words: Mapping[InstanceId, Word]) -> bool:
         """Take another router's words; returns whether one is new."""
-        changed = False
+        changed, believed = False, self._believed
         for instance, word in words.items():
             known = self._words.get(instance)
             if not _sound(instance, word):
+                continue
+            if word.stamp > believed:
+                self._believed = believed + STAMPS_AHEAD
                 continue
             if known is None or (word.stamp, word.router) > (known.stamp, known.router):
                 self._words[instance] = word
@@ -89,4 +100,4 @@ def _sound(instance: InstanceId, word: Word) -> bool:
     """Whether a Baton router can have announced this word."""
     short = len(word.because) <= BECAUSE_MAX and word.because.isprintable()
     named = _NAME.fullmatch(instance) is not None and _NAME.fullmatch(word.router) is not None
-    return 0 < word.stamp <= STAMP_MAX and short and named
+    return 0 < word.stamp < STAMP_MAX and short and named

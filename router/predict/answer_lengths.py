@@ -222,31 +222,26 @@ class AnswerLengths:
 
 
 class _Calibration:
-    """The calibration of one (tenant, model): each level's shift, and the share of answers that were below it.
+    """The calibration of one (tenant, model): each level's shift.
 
     An answer is compared with the current shift, not with the one served when it began. With thousands of answers under
     way the loop would otherwise close minutes late, and oscillate (it did, on ServeGen's reasoning trace).
     """
 
-    __slots__ = ("covered", "learned", "shifts")
+    __slots__ = ("shifts",)
 
     def __init__(self) -> None:
         self.shifts: tuple[float, ...] = (0.0,) * len(LEVELS)
-        self.covered: tuple[float, ...] = LEVELS
-        self.learned = 0
 
     def learn(self, predicted: AnswerLengths, tokens: int, rate: float) -> None:
         """An answer with this prediction has ended."""
-        self.learned += 1
-        part = max(1.0 / self.learned, 1.0 / MEMORY)
         place = _logit(predicted.share_below(tokens))
-        shifts, covered = [], []
+        shifts = []
         for at, level in enumerate(LEVELS):
             shift = self.shifts[at]
             shift += rate * (level - (place < _LOGITS[at] + shift))
             shifts.append(min(max(shift, -_SHIFT_MAX), _SHIFT_MAX))
-            covered.append(self.covered[at] + part * ((tokens <= predicted.served[at]) - self.covered[at]))
-        self.shifts, self.covered = tuple(shifts), tuple(covered)
+        self.shifts = tuple(shifts)
 
 
 class Predictor:
@@ -320,12 +315,6 @@ class Predictor:
         self.learned += len(fresh)
         if fresh:
             self._predicted.clear()
-
-    def coverage(self, tenant: str, model: str) -> dict[float, float]:
-        """By level: the share of answers that did not exceed what was served, of about the last `MEMORY`."""
-        self.settle()
-        calibration = self._scopes.get((tenant, model))
-        return dict(zip(LEVELS, calibration.covered, strict=True)) if calibration and calibration.learned else {}
 
     def _calibration(self, features: Features) -> _Calibration:
         scope = (features.tenant, features.model)

@@ -167,11 +167,6 @@ def _message(message: Any, parts: list[str], media: MediaReader) -> None:
         parts.append(_json(calls))
 
 
-def answered_text(text: bytes, answer: str) -> bytes:
-    """A chat prompt's text with its answer: the beginning of the next turn if the client sends the answer back."""
-    return text + b"\x1eassistant\x1f" + _encoded(answer)
-
-
 def _content(content: Any, parts: list[str], media: MediaReader) -> None:
     """A message's text. A picture becomes the text that stands for it, any other part its JSON."""
     if isinstance(content, str):

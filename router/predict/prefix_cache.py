@@ -23,7 +23,7 @@ entries of all instances together stay below `entries_max`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -39,7 +39,7 @@ ENTRIES_MAX = 500_000
 """The number of (chunk, instance) entries; about 160 bytes each (`make bench-prefixes`)."""
 
 _FEW = 16
-"""Up to this number, bits are written to a column one by one; above it, unpacking all is faster."""
+"""Up to this number, bits are read one by one; above it, unpacking all is faster."""
 
 
 class Match:
@@ -58,20 +58,6 @@ class Match:
                 return chunks
         return 0
 
-    def column(self, rows: int) -> Ints:
-        """Leading bytes held, as a column of `rows` rows."""
-        levels = [(chunks * CHUNK_BYTES, bits & (1 << rows) - 1) for chunks, bits in self.levels]
-        if sum(bits.bit_count() for _, bits in levels) > _FEW:
-            return _unpacked(levels, rows)
-        found = np.zeros(rows, dtype=np.int64)
-        for size, bits in levels:
-            left = bits
-            while left:
-                row = left.bit_length() - 1
-                found[row] = size
-                left ^= 1 << row
-        return found
-
 
 def rows_of(bits: int) -> int | Ints:
     """The rows of some bits, at least one, to index a column with. For one bit it is a number, which is faster."""
@@ -85,18 +71,6 @@ def rows_of(bits: int) -> int | Ints:
         found.append(bits.bit_length() - 1)
         bits ^= 1 << found[-1]
     return np.array(found)
-
-
-def _unpacked(levels: list[tuple[int, int]], rows: int) -> Ints:
-    """A column from many bits. No two levels share a bit, so products with the bits as 0 and 1 can be summed.
-
-    float32 is exact here: no prompt has 2^24 named bytes.
-    """
-    width = (rows + 7) // 8
-    packed = np.frombuffer(b"".join(bits.to_bytes(width, "little") for _, bits in levels), dtype=np.uint8)
-    flags = np.unpackbits(packed.reshape(len(levels), width), axis=1, count=rows, bitorder="little")
-    sizes = np.array([size for size, _ in levels], dtype=np.float32)
-    return (sizes @ flags.astype(np.float32)).astype(np.int64)
 
 
 class PrefixCacheIndex:
@@ -260,14 +234,6 @@ class PrefixCacheIndex:
         held = self._held.get(row)
         if held is not None:
             held.trim(0)
-
-    def names(self, row: int) -> Iterator[int]:
-        """Chunks that the instance is assumed to hold, used longest ago first."""
-        return (name for name in self._held[row].entries if name >= 0) if row in self._held else iter(())
-
-    def capacity_tokens(self, row: int) -> float:
-        """Tokens of KV that the instance is assumed to keep; falls and rises with P's reports."""
-        return self._held[row].capacity_tokens
 
     def _share_out(self) -> None:
         """Divide the index among instances by their stated capacity."""

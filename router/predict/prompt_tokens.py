@@ -3,8 +3,7 @@ Pure.
 
 Every answer's `usage` reports its prompt's tokens. Their ratio to the text's bytes is kept as a distribution
 (`router.predict.sketches`) per (tenant, model, kind); less specific distributions stand in until the specific one has
-seen enough. The median is the estimate, a high quantile the safe side for capacity. The ratio includes what chat
-templates add, a few tokens a message.
+seen enough. The median is the estimate. The ratio includes what chat templates add, a few tokens a message.
 
 Kinds are detected by counting bytes in at most three samples of the text. A wrong kind only makes the estimate less
 precise.
@@ -15,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.predict.sketches import Backlog, Sketches, between
 
@@ -58,15 +57,6 @@ end."""
 _SAMPLE_BYTES = 512
 
 
-class Estimate(NamedTuple):
-    """The estimated tokens of one prompt."""
-
-    tokens: int
-    """The median estimate: as likely too high as too low."""
-    tokens_high: int
-    """Nine of ten prompts have no more."""
-
-
 class Ratios:
     """Bytes per token, by tenant, model and kind."""
 
@@ -80,8 +70,8 @@ class Ratios:
         self._fresh: list[tuple[str, str, TextKind, float]] = []
         """Ratios that are not learned yet."""
         self._backlog: Final = Backlog()
-        self._told: Final[dict[tuple[str, str, TextKind], tuple[float, float]]] = {}
-        """Low and middle bytes per token, until something is learned."""
+        self._told: Final[dict[tuple[str, str, TextKind], float]] = {}
+        """Median bytes per token, until something is learned."""
         self.learned = 0
         """The number of prompts learned from."""
 
@@ -89,30 +79,17 @@ class Ratios:
         self.settle()
         return len(self._sketches)
 
-    def estimate(self, tenant: str, model: str, kind: TextKind, text_bytes: int) -> Estimate:
-        """The tokens of a prompt of `text_bytes` bytes, at least one."""
-        if kind is TextKind.IDS:
-            tokens = max(1, text_bytes // 4)
-            return Estimate(tokens, tokens)
-        dense, middle = self._bytes_each(tenant, model, kind)
-        return Estimate(max(1, round(text_bytes / middle)), max(1, round(text_bytes / dense)))
-
     def tokens(self, tenant: str, model: str, kind: TextKind, text_bytes: int) -> int:
-        """`Estimate.tokens` of such a prompt."""
+        """The tokens of a prompt of `text_bytes` bytes, at least one: as likely too many as too few."""
         if kind is TextKind.IDS:
             return max(1, text_bytes // 4)
-        return max(1, round(text_bytes / self._bytes_each(tenant, model, kind)[1]))
-
-    def _bytes_each(self, tenant: str, model: str, kind: TextKind) -> tuple[float, float]:
-        """Bytes per token: a low estimate, so that there are many tokens, and a median one."""
         told = self._told.get((tenant, model, kind))
         if told is None:
-            below = self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY)
-            told = between(0.1, below, _EDGES), between(0.5, below, _EDGES)
+            told = between(0.5, self._sketches.mixed(_keys(tenant, model, kind), _CREDIBILITY), _EDGES)
             if len(self._told) >= _TOLD_MAX:
                 self._told.clear()
             self._told[tenant, model, kind] = told
-        return told
+        return max(1, round(text_bytes / told))
 
     def learn(self, tenant: str, model: str, kind: TextKind, text_bytes: int, tokens: int) -> None:
         """`usage.prompt_tokens` has come for such a prompt; it counts before long (`Backlog`)."""

@@ -138,11 +138,6 @@ class Sketches:
         """The bytes that the bins take; keys and bookkeeping come to about 400 bytes a key on top (CPython 3.11)."""
         return 32 * sum([len(row.mass) for row in self._rows.values()])
 
-    def weight(self, key: Hashable) -> float:
-        """The number of this key's observations, older ones counting less; at most `memory`."""
-        row = self._rows.get(key)
-        return 0.0 if row is None else row.total / row.unit
-
     def add(self, keys: Sequence[Hashable], value: float, *, at_least: bool = False) -> None:
         """One observation for each of these keys. `at_least`: it was cut off at `value`, and the real value is this or
         more.
@@ -163,8 +158,8 @@ class Sketches:
     def mixed(self, keys: Sequence[Hashable], credibility: float) -> list[float]:
         """The distribution function at `edges` for the last key; the keys before it stand in for it.
 
-        Each key counts as n / (n + credibility) of the mixture of itself and all before it (Bühlmann's credibility; n =
-        `weight`). Before the first key comes the prior.
+        Each key counts as n / (n + credibility) of the mixture of itself and all before it (Bühlmann's credibility; n:
+        its observations, older ones counting less). Before the first key comes the prior.
         """
         known = self._rows
         rows: list[_Row] = []

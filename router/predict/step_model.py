@@ -107,9 +107,9 @@ UNKNOWN: Final = _unknown()
 
 def make_of(costs: Costs, *, capacity_tokens: int = 0, budget_tokens: int = 0) -> Make:
     """A make from the cost model; capacity and budget are used if the engine has reported them."""
-    decode, mixed = costs.now.decode, costs.now.mixed
+    decode, mixed = costs.by_kind.decode, costs.by_kind.mixed
     return Make(
-        prefill=costs.now.prefill,
+        prefill=costs.by_kind.prefill,
         decode=decode,
         beside=mixed.context_ms / decode.context_ms if decode.context_ms > 0 else 1.0,
         first_ms=costs.first_token_ms,
@@ -290,7 +290,7 @@ class StepModel:
 
     def sure(self, rows: Ints) -> bool:
         """Whether times are trusted: there is a cost profile, or enough legs were timed. Until then no request is
-        refused because of them (design 5.2: a cold start sheds on hard limits alone).
+        refused because of them.
         """
         if not self._unknown:
             return True
@@ -308,8 +308,7 @@ class StepModel:
         alike. Times are in ms, without the row's `prefill_factor`.
 
         Returns the prompt's time without answers beside it; the part of that time for which it keeps answers waiting
-        (the other part costs them nothing: weights are read once for both); and the number of steps of the whole
-        prompt, cached tokens included.
+        (the other part costs them nothing: weights are read once for both); and the number of steps that compute it.
         """
         if self._alike is not None:
             return _of_prompt(self.makes[self._alike], tokens, cached_tokens)
@@ -430,5 +429,6 @@ def _off_max(make: Make, legs: float) -> float:
 
 
 def _of_prompt(make: Make, tokens: int, cached_tokens: int) -> tuple[float, float, float]:
-    ms, steps = make.prompt_ms(tokens - cached_tokens, cached_tokens), make.steps(tokens)
+    new_tokens = tokens - cached_tokens
+    ms, steps = make.prompt_ms(new_tokens, cached_tokens), make.steps(new_tokens)
     return ms, max(0.0, ms - steps * make.decode.decode_ms), steps

@@ -36,22 +36,29 @@ class Admission:
         self._line: Final = line
         self.saturation: Final = SaturationDetector(line)
 
-    def judged(self, context: SchedulingContext, wanted: Wanted) -> Wanted:
+    def judged(self, context: SchedulingContext, wanted: Wanted, *, let_in: bool) -> Wanted:
         """Judge whether the request can still have its first token in time, on the best instance and without other
         prompts. Returns what it wants from now on: its class's second promise, or nothing but to be served late.
+
+        `let_in`: the request had a place before, and its instance has failed or is silent. Once it is late it has no
+        target for its first token any more: it is not refused, and needs no lane (`SaturationDetector.lanes`).
         """
-        if context.late or not wanted.ttft_ms:
+        if not wanted.ttft_ms:
             return wanted
-        rows = _timed(self._fleet, wanted)
-        if not len(rows) or not self._fleet.inflight.step_model.sure(rows):
-            return wanted
-        if prices_of(self._fleet, wanted).least_alone_ms(rows) <= wanted.ttft_ms:
-            return wanted
-        if wanted.sheds and _may_try(self._fleet, wanted, rows):
-            context.tried = True
-            return wanted
-        _cannot(context)
-        return replace(wanted, ttft_ms=context.promise.ttft_ms, tpot_ms=context.promise.tpot_ms, late=context.late)
+        if not context.late:
+            rows = _timed(self._fleet, wanted)
+            if not len(rows) or not self._fleet.inflight.step_model.sure(rows):
+                return wanted
+            if prices_of(self._fleet, wanted).least_alone_ms(rows) <= wanted.ttft_ms:
+                return wanted
+            if wanted.sheds and not let_in and _may_try(self._fleet, wanted, rows):
+                context.tried = True
+                return wanted
+            _cannot(context)
+        late, promise = context.late, context.promise
+        if late and let_in:
+            return replace(wanted, ttft_ms=0.0, tpot_ms=promise.tpot_ms, late=False)
+        return replace(wanted, ttft_ms=promise.ttft_ms, tpot_ms=promise.tpot_ms, late=late)
 
     def refuses(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen) -> bool:
         """Whether to refuse the request: its class refuses late requests, and where the policy would send it the first
@@ -105,9 +112,7 @@ class Admission:
             _cannot(hopeless)
             if not hopeless.late or hopeless.promise.sheds:
                 calls += (hopeless,)
-        for aged in self._line.aged(wanted.now):
-            assert isinstance(aged, SchedulingContext)
-            aged.late = False
+        self._line.age(wanted.now)
         return calls
 
     def placed(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen, prices: Prices, share: float) -> None:
@@ -117,11 +122,12 @@ class Admission:
         answer_ms = prices.output * prices.longer_at(answer_row)
         self._line.gave(wanted.tenant, (prompt_ms + answer_ms) / share)
         self._line.took(prompt_ms, wanted.now)
-        if wanted.ttft_ms and not context.late:
+        if wanted.ttft_ms and not wanted.late:
             self._line.given_up.add(wanted.prompt_tokens, gone=False)
             pause_ms = context.ttft_ms - prices.ttft_at(row)
             self.saturation.took_in_time(prompt_ms, pause_ms, wanted.now)
-        if context.late:
+        self.leave_lane(context)  # that of an earlier prefill leg, which was silent
+        if wanted.late:
             context.lane = row
             self.saturation.took(row)
 

@@ -80,6 +80,11 @@ class LegCounts:
         else:
             self._ended.pop(instance, None)
 
+    def forget(self) -> None:
+        """Drop what was counted of instances that have left."""
+        for instance in [each for each in self._ended if not self._view.knows(each)]:
+            del self._ended[instance]
+
     def prefill_leg(self, context: SchedulingContext, prefill: InstanceId, *, second: bool) -> None:
         """The request's prefill leg goes to this instance."""
         more = -1.0 if second else SECOND_LEGS_SHARE
@@ -172,10 +177,10 @@ class Scheduler:
         context.begun = context.begun or (booking is not None and booking.first_s >= 0)
         context.tried = False
         calls = self.occupy(context, None) if effect.second else self._leave_place(context, now)
-        wanted = self._asks(context, effect, now)
+        wanted, let_in = self._asks(context, effect, now), effect.second or bool(effect.excluded)
         if admission is not None:
-            wanted = admission.judged(context, wanted)
-            if context.late and context.promise.sheds:
+            wanted = admission.judged(context, wanted, let_in=let_in)
+            if wanted.late and context.promise.sheds:
                 calls += self.line.leave(context, placed=False)
                 return admission.refusal(wanted), calls
         chosen = self.policy(fleet, wanted)
@@ -191,7 +196,6 @@ class Scheduler:
                 return chosen, calls + admission.enter(context, wanted)
             self.line.enter(context, wanted)
             return chosen, calls
-        let_in = effect.second or effect.excluded
         if admission is not None and not let_in and admission.refuses(context, wanted, chosen):
             return admission.refusal(wanted), calls + self.line.leave(context, placed=False)
         calls += self.line.leave(context, placed=chosen.decode is not None)
@@ -220,7 +224,7 @@ class Scheduler:
             tpot_ms=promise.tpot_ms,
             sheds=promise.sheds,
             lengths_within=promise.lengths_within,
-            late=context.late,
+            late=context.late and not context.begun,
             whose=self.view.all().whose(context.wanted.tenant),
             now=now,
             scoring=self.scoring,
@@ -344,6 +348,7 @@ class Scheduler:
 
     def fleet_changed(self) -> Calls:
         """An instance came, left, or reported a change."""
+        self.legs.forget()
         return self.line.call_all()
 
 

@@ -88,7 +88,7 @@ class Shape:
     @classmethod
     def of(cls, costs: Costs, config: TwinConfig, pool: EqualInstances) -> Shape:
         """The least of each coefficient over the kinds of steps that may do the work."""
-        prompts, answers = (costs.now.prefill, costs.now.mixed), (costs.now.decode, costs.now.mixed)
+        prompts, answers = (costs.by_kind.prefill, costs.by_kind.mixed), (costs.by_kind.decode, costs.by_kind.mixed)
         context, request = (min(getattr(each, name) for each in answers) for name in ("context_ms", "request_ms"))
         crowd = max(each.request_ms for each in answers) * config.max_num_seqs
         crowd += max(each.context_ms for each in answers) * config.num_blocks * config.block_size

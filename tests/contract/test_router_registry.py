@@ -267,7 +267,7 @@ async def test_prefill_that_starts_anew_during_its_leg_is_replaced(cast: Cast) -
 
 
 async def test_nothing_is_handed_over_between_two_of_which_one_shuns_the_other(cast: Cast) -> None:
-    """A bad pair is quarantined without losing either instance (design 6)."""
+    """A bad pair is quarantined without losing either instance."""
     fleet = await cast.serve()
     await cast.join("p0", Role.PREFILL)
     await cast.join("p1", Role.PREFILL)
@@ -291,7 +291,7 @@ async def test_nothing_is_handed_over_between_two_of_which_one_shuns_the_other(c
 async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_over(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other weights under the same name: everything works, and the text is wrong (design 6)."""
+    """Other weights under the same name: everything works, and the text is wrong."""
     monkeypatch.setattr(prover, "EVERY_S", 0.01)
     await cast.join("p0", Role.PREFILL)
     await cast.join("p1", Role.PREFILL)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costs import shipped
-from costs.correction import FACTOR_MAX, FACTOR_MIN, VARIANCE_MAX, Correction, update
-from costs.cost import Costs, costs_of
 from costs.fit import fit_columns
 from costs.hardware import GPUS, Gpu
 from costs.memory import kv_capacity_tokens
 from costs.model import ModelShape
 from costs.roofline import roofline
 from costs.shape import Spans
-from costs.step import ByKind, StepCost, StepWork, decoding, prompt
-from costs.table import CostTable
+from costs.step import StepCost, StepWork, decoding, prompt
 from costs.ticks import Ticks, floor_sum
 from costs.transfer import handoff, nic
 
@@ -133,36 +128,6 @@ def test_nanoseconds_grow_too(cost: StepCost, new: int, cached: int, batch: int,
     assert ticks.step_ns(work(new, cached, batch + more, context)) >= before
 
 
-# -- columns --
-
-
-@given(st.lists(st.tuples(COSTS, NEW, CACHED, BATCH, CONTEXT), min_size=1, max_size=5))
-def test_columns_are_the_scalars(rows: list[tuple[StepCost, int, int, int, int]]) -> None:
-    table = CostTable(len(rows))
-    base = _instance()
-    every = [_with(base, cost) for cost, *_ in rows]
-    for row, costs in enumerate(every):
-        table.put(row, costs)
-    new, cached, batch, context = (np.array([row[at] for row in rows]) for at in range(1, 5))
-    context = np.where(batch > 0, context, 0)
-    mixed = table.mixed_step_ms(new, cached, batch, context)
-    prefill, decode = table.prefill_ms(new, cached), table.decode_step_ms(batch, context)
-    for row, costs in enumerate(every):
-        new_, cached_, batch_, context_ = (int(column[row]) for column in (new, cached, batch, context))
-        assert mixed[row] == pytest.approx(costs.mixed_step_ms(new_, cached_, batch_, context_), rel=1e-9)
-        assert prefill[row] == pytest.approx(costs.prefill_ms(new_, cached_), rel=1e-9)
-        assert decode[row] == pytest.approx(costs.decode_step_ms(batch_, context_), rel=1e-9)
-
-
-def _instance() -> Costs:
-    return costs_of(shipped.model_named("meta-llama/Llama-3.1-8B"), GPUS["H100-SXM"])
-
-
-def _with(base: Costs, cost: StepCost) -> Costs:
-    by = ByKind(prefill=cost, decode=cost.scaled(1.1, 1.1), mixed=cost.scaled(1.2, 1.3))
-    return replace(base, plain=by, now=by)
-
-
 # -- sizes --
 
 
@@ -198,18 +163,7 @@ def test_transfers(model: ModelShape, source: int, target: int, tokens: int, sha
     assert handoff(model, tokens + 16, Spans(tp=source), Spans(tp=target)).ms(link) > moved.ms(link)
 
 
-# -- learning --
-
-
-@given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(-1, 1e7)), max_size=60))
-def test_no_history_breaks_a_correction(history: list[tuple[float, float, float]]) -> None:
-    state = Correction()
-    for first, second, observed in history:
-        state = update(state, (first, second), observed)
-        assert all(FACTOR_MIN <= factor <= FACTOR_MAX for factor in state.factors)
-        one, both, two = state.variance
-        assert 0 <= one <= VARIANCE_MAX * (1 + 1e-9) and 0 <= two <= VARIANCE_MAX * (1 + 1e-9)
-        assert both * both <= one * two * (1 + 1e-6) + 1e-12, "still a variance"
+# -- fits --
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Handing over on networks that are not what was told: never much worse than never handing over (design law 6)."""
+"""Handing over on networks that are not what was told: never much worse than never handing over (law 6)."""
 
 from __future__ import annotations
 

@@ -8,13 +8,21 @@ import pytest
 from support.simulated import HANDS_OVER, every, members, simulate
 
 from cluster.instance import Role
+from costs.step import StepCost
 from router.core.journey import PATIENCE_S
+from router.core.values import Promise
+from router.fleet.view import FleetView
+from router.predict.step_model import Make
 from router.scheduler import scheduler
 from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE
 from sim.faults import Fault, Faults
 from sim.kernel import NS
 from sim.settings import SimSettings
 from sim.world import World
+
+STEP = StepCost(floor_ms=1.0, start_ms=1.0, token_ms=0.01, area_ms=0.0, decode_ms=1.0, context_ms=1e-4, request_ms=0.02)
+MAKE = Make(prefill=STEP, decode=STEP, capacity_tokens=2000 * 16, budget_tokens=2048)
+"""`support.simulated.COSTS`."""
 
 P, D = Role.PREFILL, Role.DECODE
 LIMIT_S = 8.0
@@ -36,6 +44,31 @@ def test_who_meets_a_hanging_p_is_served_by_another_within_the_deadline() -> Non
     assert waited_s.min() >= LIMIT_S / 2 and waited_s.max() < LIMIT_S / 2 + 0.5
     assert (late["prefill"] == 1).all()
     assert all(view.inflight == 0 for view in world.view.all()), "places are given back"
+
+
+@pytest.mark.parametrize("kind", ["slow", "kill"])
+def test_a_class_that_refuses_late_requests_does_not_refuse_those_whose_p_hangs_or_dies(kind: str) -> None:
+    """They were let in, and their target is long past when another P is asked."""
+    world = World(
+        members(P, P, D, D, config={"num_blocks": 2000}),
+        SimSettings(**LIMITS),
+        policy=HANDS_OVER,
+        view=FleetView(lambda _: MAKE),
+        promises={"": Promise(ttft_ms=500.0, tpot_ms=20.0, sheds=True)},
+    )
+    faults = [hang("prefill-0")]
+    if kind == "kill":
+        faults.append(Fault(at_s=2.0, kind="kill", instance="prefill-0", duration_s=1000.0))
+    Faults(world, faults, 0)
+    result = world.run(every(0.02, 400, tokens=800, answer=5)[1:])
+    rows = result.columns
+    assert (rows["outcome"] == 1).all(), result.details
+    again = rows[rows["attempts"] > 1]
+    waited_s = (again["first_ns"] - again["at_ns"]) / NS
+    assert len(again) >= 2 and (again["prefill"] == 1).all()
+    assert waited_s.max() > 1.0, "long after its target"
+    assert waited_s.max() < LIMIT_S / 2 + 0.5
+    assert all(view.inflight == 0 for view in world.view.all())
 
 
 @pytest.mark.parametrize("late_s", [0.2, PATIENCE_S + 5.0], ids=["by itself", "aborted"])

@@ -226,7 +226,7 @@ class Limits:
     whole_s: float = 3.0
     """An answer in one piece."""
     grace_s: float = 1.0
-    """What a limit may be overrun by (design, section 11)."""
+    """What a limit may be overrun by: timers are late on a busy machine."""
     released_s: float = 2.0
     """From the last client's end until no hold is left that nobody has an excuse for."""
     lease_s: float = 1.0

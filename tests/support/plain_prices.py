@@ -102,7 +102,10 @@ class Plain:
         return self._make(row).prompt_ms(self.tokens - held, held) * self.step_model.rows[row].prefill_factor
 
     def _prompt(self, row: int) -> float:
-        return self._plain_ms(row) + self.inflight.rows[row].beside * self._make(row).steps(self.tokens)
+        return self._plain_ms(row) + self.inflight.rows[row].beside * self._steps(row)
+
+    def _steps(self, row: int) -> float:
+        return self._make(row).steps(self.tokens - self.cached(row))
 
     def _alone(self, row: int) -> float:
         return self._prompt(row) + self.step_model.rows[row].first + self.step_model.rows[row].overhead + self.waited
@@ -118,7 +121,7 @@ class Plain:
         place = bool(columns.inflight[row] < columns.limits(wanted.routers)[row])
         waits = self.waits(row)
         make = self._make(row)
-        shared = make.steps(self.tokens) * make.decode.decode_ms * step_model.rows[row].prefill_factor
+        shared = self._steps(row) * make.decode.decode_ms * step_model.rows[row].prefill_factor
         longer = step_model.rows[row].request + step_model.rows[row].context * self.context
         idle = inflight.idle(wanted.now)[row]
         found = Row(

@@ -71,9 +71,8 @@ def test_a_mixed_step_costs_nearly_what_it_costs_here(
 ) -> None:
     theirs = step_ms(read, costs.model.layers, [1280] * batch, [(end, size)])
     ours = costs.step_ms(prompt(size, end - size) + decoding(batch, batch * 1280))
-    lacking = (
-        costs.now.mixed.matrices_ms(batch) + costs.now.mixed.request_ms * batch - costs.now.decode.requests_ms(batch)
-    )
+    mixed = costs.by_kind.mixed
+    lacking = mixed.matrices_ms(batch) + mixed.request_ms * batch - costs.by_kind.decode.requests_ms(batch)
     assert theirs == pytest.approx(ours - lacking, rel=1e-9)
     assert theirs == pytest.approx(ours, rel=0.08)
 

@@ -44,7 +44,7 @@ def test_a_probe_tells_the_book_and_the_index() -> None:
     assert fleet.inflight.step_model.rows[row].capacity == guessed, "who says nothing leaves the guess"
     prefixes.sent(row, (1, 2, 3), 0.0)
     view.seen(ONE.id, None, Load(kv_tokens=9000))
-    assert fleet.inflight.step_model.rows[row].capacity == prefixes.capacity_tokens(row) == 9000
+    assert fleet.inflight.step_model.rows[row].capacity == prefixes._held[row].capacity_tokens == 9000
     prefixes.sent(row, (1, 2, 3), 0.0)
     view.seen(ONE.id, None, Load(kv_tokens=9000))
     assert len(prefixes) == 3, "the same word again forgets nothing"

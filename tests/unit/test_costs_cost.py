@@ -1,17 +1,13 @@
 """The facade: which source answers, that it says so, and that its many faces agree."""
 
-import time
-
-import numpy as np
 import pytest
 
 from costs import shipped
 from costs.cost import Costs, CostSource, costs_of
 from costs.hardware import Dtype, gpu_named
 from costs.profile import FIRST_TOKEN_MS, KERNEL_STEP_FACTOR, Profile
-from costs.shape import ONE_GPU, Spans
+from costs.shape import Spans
 from costs.step import StepWork, decoding, prompt
-from costs.table import CostTable
 from costs.transfer import Link
 
 PROFILES = shipped.profiles()
@@ -58,7 +54,7 @@ def test_carrying_over_meets_the_fit_it_was_kept_from(profile: Profile) -> None:
     others = [each for each in PROFILES if each is not profile]
     costs = costs_of(model, gpu, Spans(tp=profile.tp), profiles=others)
     for work in (prompt(2048), prompt(8192), decoding(1, 1000), decoding(32, 64_000), decoding(128, 256_000)):
-        assert costs.plain.prefill.step_ms(work) == pytest.approx(profile.cost.step_ms(work), rel=0.15)
+        assert costs.by_kind.prefill.step_ms(work) == pytest.approx(profile.cost.step_ms(work), rel=0.15)
 
 
 def test_without_a_profile_the_roofline_answers() -> None:
@@ -83,7 +79,7 @@ def test_old_profiles_answer_only_by_name() -> None:
 
 def test_kernel_times_become_those_of_an_engine() -> None:
     costs = qwen()
-    fitted = costs.plain.prefill
+    fitted = costs.by_kind.prefill
     assert costs.prefill_ms(4000) == fitted.step_ms(prompt(4000))
     assert costs.decode_step_ms(8, 8000) == pytest.approx(KERNEL_STEP_FACTOR * fitted.step_ms(decoding(8, 8000)))
     assert costs.first_token_ms == FIRST_TOKEN_MS
@@ -109,7 +105,7 @@ def test_a_mixed_step_is_of_its_kind() -> None:
 def test_attention_beside_prompts_is_slower_where_that_was_measured() -> None:
     llama, rtx = shipped.model_named("meta-llama/Llama-3.1-8B"), gpu_named("RTX-4090")
     costs = costs_of(llama, rtx, profiles=shipped.profiles())
-    plain = costs.plain.decode
+    plain = costs.by_kind.decode
     work = prompt(256) + decoding(64, 64_000)
     factor = 1 + (costs.step_ms(work) - plain.step_ms(work)) / (plain.context_ms * 64_000)
     assert factor == pytest.approx(2.3, abs=0.1), "measured layers, docs/costs.md"
@@ -117,8 +113,9 @@ def test_attention_beside_prompts_is_slower_where_that_was_measured() -> None:
     assert costs.decode_step_ms(64, 64_000) == plain.step_ms(decoding(64, 64_000)), "only beside prompts"
     other = costs_of(shipped.model_named("Qwen/Qwen3-8B"), rtx, profiles=shipped.profiles())
     assert other.source is CostSource.ROOFLINE
-    assert other.plain.mixed.context_ms == pytest.approx(2.3 * other.plain.decode.context_ms, rel=0.02), "of the GPU"
-    h100 = qwen().plain
+    mixed, decode = other.by_kind.mixed, other.by_kind.decode
+    assert mixed.context_ms == pytest.approx(2.3 * decode.context_ms, rel=0.02), "of the GPU"
+    h100 = qwen().by_kind
     assert h100.mixed.context_ms == h100.decode.context_ms, "not measured there"
 
 
@@ -156,93 +153,6 @@ def test_no_prediction_is_below_what_is_possible() -> None:
     costs = qwen()
     assert costs.least(4000, 4000).ttft_ms < costs.prefill_ms(4000)
     assert costs.least(4000, 4000).tpot_ms < costs.decode_step_ms(1, 4000)
-
-
-def test_what_was_learned_changes_the_times_and_is_said() -> None:
-    costs = qwen()
-    work = decoding(16, 64_000)
-    for _ in range(100):
-        costs = costs.corrected(costs.observe(work, 2 * qwen().step_ms(work)))
-    assert costs.decode_step_ms(16, 64_000) == pytest.approx(2 * qwen().decode_step_ms(16, 64_000), rel=0.02)
-    assert costs.decode_step_ns(16, 64_000) == pytest.approx(costs.decode_step_ms(16, 64_000) * 1e6, abs=2)
-    assert costs.prefill_ms(4000) == qwen().prefill_ms(4000)
-    assert "from 100 steps" in costs.because and costs.because.startswith(qwen().because + "; decode: ")
-
-
-# -- columns --
-
-FLEET = [qwen(tp) for tp in (1, 2, 4, 8)] + [
-    costs_of(shipped.model_named("deepseek-ai/DeepSeek-V3"), H200, Spans(tp=8)),
-    costs_of(shipped.model_named("meta-llama/Llama-3.1-8B"), gpu_named("L40S"), ONE_GPU, profiles=PROFILES),
-]
-
-
-def filled(rows: int = len(FLEET)) -> CostTable:
-    table = CostTable(rows)
-    for row in range(rows):
-        table.put(row, FLEET[row % len(FLEET)])
-    return table
-
-
-def test_columns_say_the_same() -> None:
-    table = filled()
-    cached = np.array([0, 100, 2000, 3000, 0, 64])
-    for at, costs in enumerate(FLEET):
-        own = int(cached[at])
-        assert table.prefill_ms(4000 - cached, cached)[at] == pytest.approx(costs.prefill_ms(4000 - own, own))
-        assert table.decode_step_ms(9, 9000)[at] == pytest.approx(costs.decode_step_ms(9, 9000))
-        assert table.mixed_step_ms(512, cached, 9, 9000)[at] == pytest.approx(costs.mixed_step_ms(512, own, 9, 9000))
-        assert table.first_token_ms[at] == costs.first_token_ms
-        assert table.kv_capacity_tokens[at] == costs.kv_capacity_tokens
-
-
-def test_columns_move_kv_through_their_own_nics() -> None:
-    """Between equal instances it is the pair's time; latents go to every rank, through its own NIC."""
-    found = filled().transfer_ms(4000, 2)
-    for at, costs in enumerate(FLEET):
-        assert found[at] == pytest.approx(costs.transfer_ms(4000, costs, sharers=2))
-
-
-def test_rows_of_different_kinds() -> None:
-    table = filled()
-    new, batch = np.array([0, 100, 0, 2000, 5, 0]), np.array([0, 0, 5, 7, 0, 1])
-    found = table.mixed_step_ms(new, 50, batch, 1000 * batch)
-    for at, costs in enumerate(FLEET):
-        assert found[at] == pytest.approx(costs.mixed_step_ms(int(new[at]), 50, int(batch[at]), int(1000 * batch[at])))
-
-
-def test_a_selection_of_rows() -> None:
-    table, rows = filled(), np.array([3, 0])
-    assert table.prefill_ms(4000, np.array([0, 9]), rows) == pytest.approx(
-        [FLEET[3].prefill_ms(4000), FLEET[0].prefill_ms(4000, 9)]
-    )
-
-
-def test_an_empty_row_costs_nothing_and_a_row_can_be_rewritten() -> None:
-    table = CostTable(2)
-    assert list(table.prefill_ms(4000)) == [0, 0]
-    table.put(0, FLEET[4])
-    table.put(0, FLEET[0])
-    assert table.prefill_ms(4000)[0] == pytest.approx(FLEET[0].prefill_ms(4000))
-    assert list(table.transfer_ms(0)) == [0, 0]
-
-
-def test_a_thousand_instances_are_asked_in_time() -> None:
-    """200 µs is what a policy has in all (design 11); the best of many runs, as this machine is shared."""
-    table, cached = filled(1000), np.arange(1000) * 3
-    batch = np.arange(1, 1001) % 64 + 1
-    best = {}
-    for name, ask in (
-        ("prefill", lambda: table.prefill_ms(4000 - cached, cached)),
-        ("decode", lambda: table.decode_step_ms(batch, 2000 * batch)),
-    ):
-        took = []
-        for _ in range(200):
-            started = time.perf_counter()
-            ask()
-            took.append(time.perf_counter() - started)
-        best[name] = min(took)
-    assert max(best.values()) < 150e-6, best
 
 
 def test_a_power_cap_slows_prompts_and_not_generation() -> None:

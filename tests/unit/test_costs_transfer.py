@@ -1,11 +1,11 @@
-"""Moving KV: bytes, paths, shares, and what hides behind prefill."""
+"""Moving KV: bytes, paths, shares."""
 
 import pytest
 
 from costs import shipped
 from costs.hardware import Dtype, gpu_named
 from costs.shape import Spans
-from costs.transfer import Link, copies, exposed_ms, handoff, nic, node_link, paths, whole_blocks
+from costs.transfer import Link, copies, handoff, nic, paths, whole_blocks
 
 LLAMA = shipped.model_named("meta-llama/Llama-3.1-8B")
 DEEPSEEK = shipped.model_named("deepseek-ai/DeepSeek-V3")
@@ -54,10 +54,3 @@ def test_stages_move_their_own_layers() -> None:
 def test_the_slower_nic_counts() -> None:
     assert nic(gpu_named("A100"), gpu_named("H100")).gb_s == nic(gpu_named("A100"), gpu_named("A100")).gb_s
     assert nic(gpu_named("H100"), gpu_named("H100")).gb_s == pytest.approx(35.9, rel=0.01), "as vidur measured"
-    assert node_link(gpu_named("H100")).gb_s == pytest.approx(357, rel=0.01)
-
-
-def test_what_hides_behind_prefill() -> None:
-    assert exposed_ms(32.0, 100.0, 32) == pytest.approx(1.0), "the last layer's bytes cannot leave earlier"
-    assert exposed_ms(200.0, 96.0, 32) == pytest.approx(200 - 93)
-    assert exposed_ms(10.0, 0.0, 32) == 10

@@ -178,9 +178,9 @@ def test_neither_speed_nor_cache_is_learned_from_such_a_prompt() -> None:
     placements.placed(expected, wanted, chosen)
     assert expected.pulls_beginning and expected.booking is not None and expected.booking.plain_ms == 0.0
     assert fleet.prefixes is not None
-    capacity = fleet.prefixes.capacity_tokens(0)
+    capacity = fleet.prefixes._held[0].capacity_tokens
     placements.prompt_over(expected, wanted, 1.0, done=True, cached_tokens=3840)
-    assert fleet.prefixes.capacity_tokens(0) == capacity
+    assert fleet.prefixes._held[0].capacity_tokens == capacity
     assert fleet.prefixes.match(CHUNKS).chunks_of(0) == len(CHUNKS), "and it has the prompt from now on"
 
 

@@ -71,7 +71,7 @@ def test_a_tier_that_saves_nothing_is_no_match() -> None:
     found = index((1000.0, 0.0))
     for now, chunks in enumerate((A, B)):
         found.sent(0, chunks, now)
-    assert holds(found, A) == 0 and found.match(A).column(1).tolist() == [0]
+    assert holds(found, A) == 0 and found.match(A).chunks_of(0) == 0
 
 
 def test_who_has_tiers_is_forgotten_with_the_instance() -> None:

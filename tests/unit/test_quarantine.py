@@ -13,7 +13,7 @@ from router.core.journey import Choose, Chosen
 from router.core.values import Wanted
 from router.fleet import events
 from router.fleet.events import entry_of
-from router.fleet.quarantine import BECAUSE_MAX, STAMP_MAX, WORDS_MAX, Quarantine, Word
+from router.fleet.quarantine import BECAUSE_MAX, STAMP_MAX, STAMPS_AHEAD, WORDS_MAX, Quarantine, Word
 from router.fleet.view import FleetView
 from router.scheduler.decision_log import DecisionLog, fleet_of, scheduler_of
 from router.scheduler.placements import SchedulingContext
@@ -105,7 +105,7 @@ def test_a_decision_log_tells_it() -> None:
 @pytest.mark.parametrize(
     ("name", "word"),
     [
-        ("a", Word(2**53, True, "", "other")), ("a", Word(STAMP_MAX + 1, True, "", "other")),
+        ("a", Word(2**53, True, "", "other")), ("a", Word(STAMP_MAX, True, "", "other")),
         ("a", Word(0, True, "", "other")),
         ("a", Word(-1, True, "", "other")), ("a", Word(5, True, "x" * 121, "other")),
         ("a", Word(5, True, "\x1b", "other")),
@@ -120,10 +120,37 @@ def test_what_no_router_says_is_not_heard(name: str, word: Word) -> None:
     assert one.words == {}
 
 
+@pytest.mark.parametrize("stamp", [STAMP_MAX, STAMP_MAX - 1, 2**40])
+def test_an_operators_word_holds_against_a_forged_one(stamp: int) -> None:
+    """Before, a word with the highest stamp and the highest name could not be taken back by any router."""
+    one, other, forged = Quarantine("one"), Quarantine("other"), {A: Word(stamp, True, "", "zzz")}
+    other.hear(forged)
+    one.say(B, aside=True)
+    one.say(A, aside=False)
+    for _ in range(100):  # the forger goes on announcing it
+        for each in (one, other):
+            each.hear(forged)
+            each.hear({**one.words, **other.words})
+    assert set(one.aside) == set(other.aside) == {B}
+
+
+def test_stamps_that_a_forger_has_driven_up_step_by_step_are_outdone_and_learned() -> None:
+    one, new, steps = Quarantine("one"), Quarantine("new"), 5
+    for step in range(1, steps + 1):
+        assert one.hear({A: Word(step * STAMPS_AHEAD, True, "", "zzz")})
+        one.hear({A: Word(STAMP_MAX - 1, True, "", "zzz")})
+    one.say(A, aside=False)
+    one.say(B, aside=True)
+    for _ in range(steps + 1):
+        new.hear(one.words)
+    assert new.words == one.words, "a router that starts later needs a few more announcements"
+
+
 def test_after_the_highest_stamp_there_is_still_an_announcement() -> None:
     one = Quarantine("one")
-    one.hear({A: Word(STAMP_MAX, True, "", "other")})
+    one._words[A] = Word(STAMP_MAX - 1, True, "", "other")
     one.say(B, aside=True)
+    assert one.words[B].stamp < STAMP_MAX, "others hear no higher one"
     quarantined = {name: (*word,) for name, word in one.words.items()}
     encode(
         Heartbeat(id=InstanceId("one"), agent="a", kind=MemberKind.ROUTER, url="http://x:1", quarantined=quarantined)

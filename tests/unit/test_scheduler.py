@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.journey import Choose, Lost
-from router.core.values import Wanted
+from router.core.values import Reported, Wanted
 from router.fleet.view import FleetView, can_pin, turned_away
 from router.scheduler.placements import SchedulingContext
 from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Scheduler
@@ -158,3 +158,23 @@ def test_whoever_is_overtaken_is_not_in_a_queue() -> None:
     here.leg_ended(P)
     here.leg_ended(P)
     assert here.choose(one, SECOND, 0.0)[0].prefill == P2
+
+
+def reported(name: InstanceId) -> Reported:
+    role = Role.PREFILL if name in (P, P2) else Role.DECODE
+    instance = Instance(id=name, role=role, url=f"http://{name}")
+    return Reported(instance=instance, state="ready", accepting=True, credits=9, load=Load(), models=({"id": "m"},))
+
+
+def test_legs_of_instances_that_have_left_are_not_counted_for_ever() -> None:
+    """Before, an instance that left while it had no legs stayed in the count: one for each name that ever was."""
+    here = with_second(places=100)
+    here.view.fold(tuple(reported(name) for name in (P, P2, D, D2)))
+    one = context()
+    here.choose(one, Choose(frozenset({D}), hand_over=True), 0.0)
+    here.finish(one, 0.0)
+    assert D2 in here.legs._ended
+    here.view.fold(tuple(reported(name) for name in (P, P2, D)))
+    assert not here.view.knows(D2)
+    here.fleet_changed()
+    assert D2 not in here.legs._ended

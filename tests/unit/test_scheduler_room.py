@@ -16,6 +16,7 @@ from router.core.values import Promise, Wanted
 from router.fleet.view import FleetView
 from router.predict.margins import PROMPTLY, WIDEST
 from router.predict.step_model import SURE, UNKNOWN, Make
+from router.scheduler.flow_control.queue import AGING_S_MIN
 from router.scheduler.flow_control.saturation import SaturationDetector
 from router.scheduler.placements import SchedulingContext
 from router.scheduler.scheduler import Scheduler
@@ -27,12 +28,21 @@ STEP = StepCost(floor_ms=5.0, start_ms=0.0, token_ms=0.01, area_ms=0.0, decode_m
 WANTED = Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0)
 
 
-def scheduler(*, admission: bool, makes: Callable[[Instance], Make | None] = lambda _: None) -> Scheduler:
+P, P2, D = InstanceId("p"), InstanceId("p2"), InstanceId("d")
+
+
+def scheduler(
+    *,
+    admission: bool,
+    makes: Callable[[Instance], Make | None] = lambda _: None,
+    prefills: int = 1,
+    policy: str = "workload",
+) -> Scheduler:
     view = FleetView(makes)
-    for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
-        view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}"))
-        view.seen(InstanceId(name), ({"id": "m"},), Load())
-    return Scheduler(view, POLICIES["workload"], admission=admission)
+    for name, role in ((P, Role.PREFILL), (D, Role.DECODE), (P2, Role.PREFILL))[: 1 + prefills]:
+        view.add(Instance(id=name, role=role, url=f"http://{name}"))
+        view.seen(name, ({"id": "m"},), Load())
+    return Scheduler(view, POLICIES[policy], admission=admission)
 
 
 class Shut(SaturationDetector):
@@ -180,3 +190,134 @@ def test_an_answer_that_has_begun_is_continued_elsewhere_however_long_ago_it_cam
     chosen, _ = here.choose(context, again, WANTED.arrived + 5.0)
     assert chosen.decode is not None and not context.late
     here.finish(context, WANTED.arrived + 6.0, None, complete=True)
+
+
+TOLD = Make(prefill=STEP, decode=STEP)
+LATE_S = WANTED.arrived + 5.0
+"""Long past each target below."""
+
+
+def asks(*, second: bool, of: InstanceId) -> Choose:
+    """What a journey asks for when the prefill instance is silent (`second`) or has failed."""
+    return Choose(frozenset({of}), hand_over=True, second=second)
+
+
+def hands_over(prefills: int) -> Scheduler:
+    """A scheduler that hands over whether or not it is worth it."""
+    return scheduler(admission=True, makes=lambda _: TOLD, prefills=prefills, policy="least_load")
+
+
+def two_prefills(promise: Promise, *, places: int = 64) -> tuple[Scheduler, SchedulingContext, InstanceId]:
+    """A request that was placed in time, and its prefill instance."""
+    here = hands_over(2)
+    here.view.get(D).credits = places
+    context = SchedulingContext(WANTED, promise)
+    chosen, _ = here.choose(context, ASK, WANTED.arrived)
+    assert chosen.prefill is not None and chosen.decode == D
+    return here, context, chosen.prefill
+
+
+def in_lanes(here: Scheduler) -> int:
+    """The number of late prompts that count against the instances kept for prompts in time."""
+    assert here.admission is not None
+    return sum(here.admission.saturation._late.values())
+
+
+@pytest.mark.parametrize("second", [True, False], ids=["silent", "failed"])
+@pytest.mark.parametrize("sheds", [True, False])
+def test_a_request_that_was_let_in_goes_to_another_prefill_instance_after_its_target(sheds: bool, second: bool) -> None:
+    """Its turn is half of the deadline, so its target is long past when it asks. Before, a class that refuses refused
+    it: its second leg never began, or its client got 429 for an instance that had failed.
+    """
+    here, context, first = two_prefills(Promise(ttft_ms=1000, tpot_ms=40, sheds=sheds))
+    chosen, _ = here.choose(context, asks(second=second, of=first), LATE_S)
+    assert (chosen.shed_s, chosen.wait) == (None, False), chosen.because
+    assert {first, chosen.prefill} == {P, P2} and chosen.decode == D
+    assert (context.decode, here.view.get(D).inflight) == (D, 1)
+    assert context.late, "its first token is late all the same"
+    assert in_lanes(here) == 0
+    here.finish(context, LATE_S + 1.0)
+    assert here.view.get(D).inflight == 0
+
+
+@pytest.mark.parametrize("sheds", [True, False])
+def test_without_a_second_prefill_instance_it_keeps_its_place(sheds: bool) -> None:
+    here = hands_over(1)
+    context = SchedulingContext(WANTED, Promise(ttft_ms=1000, sheds=sheds))
+    here.choose(context, ASK, WANTED.arrived)
+    chosen, _ = here.choose(context, asks(second=True, of=P), LATE_S)
+    assert (chosen.prefill, chosen.decode, chosen.wait, chosen.shed_s) == (None, None, False, None)
+    assert (context.decode, here.view.get(D).inflight) == (D, 1)
+
+
+def test_a_request_that_lost_its_instance_and_waits_is_not_refused_by_those_that_come() -> None:
+    """Before, each request that came gave it up as late, and so refused it."""
+    here, context, first = two_prefills(Promise(ttft_ms=1000, tpot_ms=40, sheds=True), places=1)
+    other = SchedulingContext(WANTED, Promise())
+    assert here.choose(other, ASK, WANTED.arrived)[0].wait
+    here.occupy(context, None)
+    assert here.choose(other, ASK, WANTED.arrived)[0].decode == D, "its place goes to another"
+    again = asks(second=False, of=first)
+    assert here.choose(context, again, WANTED.arrived + 0.5)[0].wait
+    fresh = SchedulingContext(replace(WANTED, arrived=LATE_S), Promise(ttft_ms=1000, tpot_ms=40, sheds=True))
+    _, called = here.choose(fresh, ASK, LATE_S)
+    for each in called:
+        assert each is context, "its target has passed: it asks again, without one"
+        chosen, more = here.choose(context, again, LATE_S)
+        assert (chosen.wait, more) == (True, ()), "it goes on waiting"
+    called = here.finish(other, LATE_S + 0.1)
+    while context not in called:
+        (one,) = called
+        chosen, called = here.choose(one, ASK, LATE_S + 0.1)
+        called += here.found_none(one) if chosen.wait else here.finish(one, LATE_S + 0.1)
+    assert here.choose(context, again, LATE_S + 0.1)[0].decode == D
+
+
+def test_requests_that_were_not_let_in_are_refused_after_their_target_as_before() -> None:
+    here, _, _ = two_prefills(Promise(ttft_ms=1000, sheds=True))
+    fresh = SchedulingContext(WANTED, Promise(ttft_ms=1000, sheds=True))
+    assert here.choose(fresh, ASK, LATE_S)[0].shed_s is not None
+
+
+def test_a_late_prompt_whose_instance_is_silent_leaves_its_lane() -> None:
+    """Before, its second leg could go nowhere but to that lane, and where it could, the lane stayed taken for ever."""
+    here = hands_over(2)
+    assert here.admission is not None
+    here.admission.saturation.took_in_time(1e6, 0.0, LATE_S)  # prompts in time keep all but one lane
+    context = SchedulingContext(WANTED, Promise(ttft_ms=1000))
+    first = here.choose(context, ASK, LATE_S)[0].prefill
+    assert first is not None and context.late and in_lanes(here) == 1
+    chosen, _ = here.choose(context, asks(second=True, of=first), LATE_S + 1.0)
+    assert {first, chosen.prefill} == {P, P2}
+    here.finish(context, LATE_S + 2.0)
+    assert in_lanes(here) == 0
+
+
+def test_an_answer_that_has_begun_late_waits_with_those_in_time_when_its_instance_fails() -> None:
+    """It has no target for its first token any more: it must not wait until no other request can be in time."""
+    here = hands_over(1)
+    here.view.get(D).credits = 1
+    context = SchedulingContext(WANTED, Promise(ttft_ms=1000, tpot_ms=40))
+    assert here.choose(context, ASK, LATE_S)[0].decode == D and context.late
+    here.opened(context, LATE_S + 0.1)
+    here.occupy(context, None)
+    other = SchedulingContext(replace(WANTED, arrived=LATE_S), Promise())
+    assert here.choose(other, ASK, LATE_S + 0.1)[0].decode == D
+    assert here.choose(context, Choose(frozenset({InstanceId("d2")}), hand_over=True), LATE_S + 0.1)[0].wait
+    assert not here.line._entries[context].late
+
+
+def test_a_request_that_has_been_late_for_long_goes_first_and_stays_in_the_lanes() -> None:
+    """In an overload that goes on, old late requests would else take every instance, and none would be in time."""
+    here, promise = hands_over(1), Promise(ttft_ms=1000)
+    here.view.get(D).credits = 1
+    placed, old = SchedulingContext(WANTED, Promise()), SchedulingContext(WANTED, promise)
+    assert here.choose(placed, ASK, WANTED.arrived)[0].decode == D
+    assert here.choose(old, ASK, LATE_S)[0].wait and old.late
+    later_s = WANTED.arrived + AGING_S_MIN + 1.0
+    fresh = SchedulingContext(replace(WANTED, arrived=later_s), promise)
+    assert here.choose(fresh, ASK, later_s)[0].wait
+    assert (old.late, fresh.late) == (True, False)
+    assert here.finish(placed, later_s) == (old,)
+    assert here.choose(old, ASK, later_s)[0].decode == D
+    assert in_lanes(here) == 1

@@ -42,17 +42,27 @@ def test_a_longer_one_takes_several_steps() -> None:
     parts, done = 0.0, 0
     while done < tokens:
         step = min(8192, tokens - done)
-        parts += costs().now.prefill.step_ms(prompt(step, done))
+        parts += costs().by_kind.prefill.step_ms(prompt(step, done))
         done += step
     ms, stall_ms, steps = made.of_prompt(tokens)
     assert steps == 3
     assert ms == pytest.approx(parts)
-    assert stall_ms == pytest.approx(parts - 3 * costs().now.decode.decode_ms)
+    assert stall_ms == pytest.approx(parts - 3 * costs().by_kind.decode.decode_ms)
 
 
 def test_what_is_cached_is_not_computed_but_looked_at() -> None:
     made = step_model("H100")
     assert prompt_ms(made, 1000) < prompt_ms(made, 10_000, 9000) < prompt_ms(made, 10_000)
+
+
+def test_a_prompt_takes_part_in_the_steps_of_what_is_not_cached() -> None:
+    """Before, cached tokens counted as well: the stall was three decode steps too low, and four steps were charged for
+    answers beside the prompt.
+    """
+    made = step_model("H100")
+    ms, stall_ms, steps = made.of_prompt(32_768, 31_744)
+    assert (steps, stall_ms) == (1, pytest.approx(ms - costs().by_kind.decode.decode_ms))
+    assert made.of_prompt_by_make(32_768, 31_744)[0] == (ms, stall_ms, steps)
 
 
 def test_rows_of_different_makes_have_their_own_times() -> None:

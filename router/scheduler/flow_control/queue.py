@@ -1,5 +1,5 @@
-"""The flow-control queue: which requests are admitted, in which order, and which cannot be served in time any more
-(design 5.2). Pure.
+"""The flow-control queue: which requests are admitted, in which order, and which cannot be served in time any more.
+Pure.
 
 The queue holds the requests for which there is no room (`router.scheduler.flow_control.saturation`): tenants in the
 order of what they have got of the fleet relative to their share, both stages counted; a tenant's requests by their
@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,6 +55,7 @@ class _Waiter:
     """`Promise.lengths_within`."""
     promised: bool = False
     late: bool = False
+    """Whether it goes behind those that can be in time; its request may be late although it does not (`age`)."""
     aged_at: float = math.inf
 
     @property
@@ -294,14 +295,15 @@ class FlowControlQueue:
             self.given_up.add(entry.tokens, gone=True)
         return [entry.request for entry in gone]
 
-    def aged(self, now: float) -> Iterator[object]:
-        """The late requests that have waited so long (`AGING`) that they go before all others, and are late no more."""
+    def age(self, now: float) -> None:
+        """Put the late requests that have waited so long (`AGING`) before all others. They still go only to
+        instances that may take late prompts (`SaturationDetector.lanes`).
+        """
         for entry in list(self._entries.values()):
             if entry.late and now >= entry.aged_at:
                 self._take_out(entry)
                 entry.late, entry.due, entry.aged_at = False, 0.0, math.inf
                 self._insert(entry)
-                yield entry.request
 
 
 def _kind(wanted: Wanted) -> Hashable:

@@ -177,11 +177,11 @@ class RowTimes:
     def _add_prompts(self, of: Figures, rows: Sequence[int], places: Mapping[int, int] | None) -> None:
         step_model, first = of.fleet.inflight.step_model, len(self.prompt)
         by_kind, speeds = step_model.of_prompt_by_make(of.tokens), step_model.rows
-        prompt, stall = self.prompt, self.stall
+        prompt, stall, loads = self.prompt, self.stall, of.fleet.inflight.rows
         for row in rows:
             speed = speeds[row]
-            ms, stall_ms, _ = by_kind[speed.kind]
-            prompt.append(speed.prefill_factor * ms)
+            ms, stall_ms, steps = by_kind[speed.kind]
+            prompt.append(speed.prefill_factor * ms + loads[row].beside * steps)
             stall.append(speed.prefill_factor * stall_ms)
         if of.match is not None:
             mask = -1 if places is None else sum([1 << row for row in rows])
@@ -192,16 +192,11 @@ class RowTimes:
                     row = left.bit_length() - 1
                     left ^= 1 << row
                     place, speed = row if places is None else places[row], speeds[row]
-                    ms, stall_ms, _ = cached[speed.kind]
-                    prompt[place] = speed.prefill_factor * ms
+                    ms, stall_ms, steps = cached[speed.kind]
+                    prompt[place] = speed.prefill_factor * ms + loads[row].beside * steps
                     stall[place] = speed.prefill_factor * stall_ms
             if of.fleet.sharing and of.wanted.one_prompt:
                 self._find_sources(of, rows, first)
-        loads = of.fleet.inflight.rows
-        for at, row in enumerate(rows):
-            beside = loads[row].beside
-            if beside:
-                prompt[first + at] += beside * by_kind[speeds[row].kind][2]
 
     def _find_sources(self, of: Figures, rows: Sequence[int], first: int) -> None:
         """Find the rows that would do better with the prompt's beginning from another instance, so that `CLEAR` of
@@ -221,8 +216,8 @@ class RowTimes:
                 if chunks <= own:
                     break
                 cached = of.held(chunks)
-                ms, stall_ms, _ = step_model.of_prompt_by_make(of.tokens, cached)[speeds[row].kind]
-                ms *= speeds[row].prefill_factor
+                ms, stall_ms, steps = step_model.of_prompt_by_make(of.tokens, cached)[speeds[row].kind]
+                ms = speeds[row].prefill_factor * ms + fleet.inflight.rows[row].beside * steps
                 if ms > own_ms * (1.0 - CLEAR) or ms > own_ms - LEAST_MS or not fleet.shares(source, row, of.wanted):
                     continue
                 leg_ms = _source_ms(fleet, source, now)

@@ -30,11 +30,9 @@ class Shortlist:
         self.places: Final[Bools] = fleet.columns.inflight < fleet.columns.limits(wanted.routers)
         ms, stall_ms, steps = step_model.of_prompt(of.tokens)
         self.prompt: Floats = step_model.column("prefill_factor") * ms
+        self.prompt += inflight.column("beside") * steps
         self._stall_ms: Final = stall_ms
         self._less_cached()
-        self.prompt += (
-            inflight.column("beside") if isinstance(steps, int) and steps == 1 else inflight.column("beside") * steps
-        )
         self.alone: Floats = self.prompt + step_model.column("lead")
         self.alone += of.waited_ms
         self.open: Final[Bools] = self._opened()
@@ -54,11 +52,13 @@ class Shortlist:
 
     def _less_cached(self) -> None:
         """Leave out what is in an instance's cache, as it is not computed again."""
-        of, step_model = self._of, self._of.fleet.inflight.step_model
+        of, inflight, step_model = self._of, self._of.fleet.inflight, self._of.fleet.inflight.step_model
         for chunks, bits in () if of.match is None else of.match.levels:
             rows = rows_of(bits)
-            ms, _, _ = step_model.of_prompt(of.tokens, of.held(chunks))
-            self.prompt[rows] = step_model.column("prefill_factor")[rows] * (ms if isinstance(ms, float) else ms[rows])
+            ms, _, steps = step_model.of_prompt(of.tokens, of.held(chunks))
+            if not isinstance(ms, float):
+                ms, steps = ms[rows], steps[rows]
+            self.prompt[rows] = step_model.column("prefill_factor")[rows] * ms + inflight.column("beside")[rows] * steps
 
     def _opened(self) -> Bools:
         """Whether the prompt would be computed at once, or nearly so, by row."""

@@ -30,7 +30,7 @@ from router.scheduler.scoring.prices import Prices, prices_of
 from router.scheduler.scoring.row_prices import Priced
 
 K: Final = 4
-"""The number of candidates for each leg that are compared closely; design 5.3 allows 8."""
+"""The number of candidates for each leg that are compared closely: sixteen pairs at most."""
 
 WAITING: Final = 1.4
 """An option that can begin now may cost so many times an option that must wait: a waiting request keeps others waiting,
