@@ -1,7 +1,7 @@
-"""Tells whether other routers have the load of a missing one by now: then it serves nothing. Pure.
+"""Tells whether the other routers have the load of a missing router by now: then the missing one serves nothing. Pure.
 
-When a router dies, its clients come to the others within seconds. When it lives and only the registry is lost to it,
-they stay where they are. So the arrivals at the others tell which it is, where the missing one had enough of them.
+When a router dies, its clients come to the others within seconds. When it lives and only has lost the registry, its
+clients stay. So the arrivals at the others tell which of the two it is, if the missing router had enough arrivals.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Final
 
 WINDOW_S: Final = 60.0
-"""Arrivals of so many seconds before and after are compared."""
+"""Arrivals of so many seconds before the loss are compared with those of so many seconds until now."""
 SETTLED_S: Final = 10.0
-"""Clients take so many seconds to come to another router."""
+"""Seconds that clients take to come to another router, at most."""
 SURE: Final = 4.0
 """Standard deviations of a steady Poisson load by which arrivals must have risen: less than one error in 30,000
 windows."""
@@ -31,7 +31,7 @@ class RecentArrivals:
         self._looks: Final[deque[tuple[float, dict[str, int]]]] = deque()
 
     def add(self, came: Mapping[str, int], now: float) -> None:
-        """Note what came between the last look and this one."""
+        """Note the arrivals by router between the last look and this one, at `now` (seconds of the controller's clock)."""
         self._looks.append((now, dict(came)))
         while self._looks[0][0] < now - KEPT_S:
             self._looks.popleft()
@@ -40,7 +40,7 @@ class RecentArrivals:
         """Whether arrivals at the other routers have risen by what the missing ones had.
 
         Args:
-            missing: when each was last heard.
+            missing: the missing routers, one at least, and when each was last heard.
             now: seconds of the controller's clock.
         """
         first_s, last_s = min(missing.values()), max(missing.values())

@@ -1,7 +1,7 @@
 """Tells router peers of this router's load in flight, and hears of theirs, through the registry. A shell.
 
-While the registry cannot be reached, peers' requests are not known: a router then chooses by its own and by engines'
-reports. Nothing waits for a note.
+While the registry cannot be reached, peers' requests are not known: a router then chooses by its own requests and by
+engines' reports. No choice waits for a note.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from router.fleet.view import FleetView
 logger = logging.getLogger("baton.router")
 
 AGAIN_S: Final = 1.0
-"""The time between two tries while the registry does not take or send notes."""
+"""Seconds between two tries while the registry does not take or send notes; also the longest wait for one note."""
 
 Handle = Callable[[events.FleetEvent], object]
 
@@ -52,8 +52,8 @@ class LoadSharing:
             keys: the fleet's ticket keys, which prove notes. None, or a registry that accepts what is not proven: notes
                 of any program that reaches the registry are believed.
             handle: passes an event to the view as a machine.
-            freed: called when a request that waits may find room by what a peer has told.
-            lost: called for each note that is of no use, with ``refused`` (not proven, or unreadable) or ``missing``.
+            freed: called when a queued request may find room, because a peer has told of an end or is lost.
+            lost: called with ``refused`` for each note that is not proven or unreadable, and with ``missing`` for each gap.
         """
         self._registry: Final = registry
         self._view: Final = view
@@ -65,7 +65,7 @@ class LoadSharing:
         self._lost: Final = lost
         self._told_s = 0.0
         self._silent = False
-        """The log says that the registry carries no notes."""
+        """The log has said once that the registry carries no notes."""
         self._gaps = 0
         self._ended = False
 
@@ -76,7 +76,7 @@ class LoadSharing:
     # --- to peers -----------------------------------------------------------------------------------------------------
 
     async def tell_forever(self) -> None:
-        """Write notes, again and again."""
+        """Write notes while there are peers, and drop the bookings of silent ones, until `stop` or a cancellation."""
         alone = True
         while not self._ended:
             await asyncio.sleep(ALIVE_S if alone else tell_every_s(self._view.routers))
@@ -104,7 +104,7 @@ class LoadSharing:
     # --- from peers ---------------------------------------------------------------------------------------------------
 
     async def hear_forever(self) -> None:
-        """Read notes, again and again."""
+        """Read notes until `stop` or a cancellation."""
         while not self._ended:
             try:
                 payload = await self._registry.next_note(AGAIN_S)

@@ -1,8 +1,8 @@
 """The load in flight of router peers, booked on this router's rows as its own is. Pure.
 
 Engines' reports are a second old and do not say what waits: routers that know only their own requests place prompts
-behind each other's. Bookings of peers stand in the same sums as a router's own, some milliseconds late; what they show
-of an instance's speed is learned from, as far as prompts go.
+behind each other's. Bookings of peers stand in the same sums as a router's own, some milliseconds late. The router also
+learns instances' speeds from peers' prompts, not from their answers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from router.predict.inflight_load import DUTY_S, InflightLoad
 from router.predict.inflight_request import OF_A_PEER, InflightRequest
 
 SILENT_S: Final = 2.0
-"""After this long without a note a peer's bookings are dropped: it is gone, or the registry is. What its requests do by
-then is not known any more."""
+"""Seconds without a note after which a peer's bookings are dropped: the peer is gone, or the registry. What its requests
+do by then is not known any more."""
 
 BOOKINGS_MAX: Final = 100_000
 """Bookings of one peer. Further ones are left out."""
 
 
 class _Peer:
-    """One peer, as far as its notes go."""
+    """What one peer has told."""
 
     __slots__ = ("bookings", "heard_s", "number", "told")
 
@@ -46,7 +46,7 @@ class PeerLoad:
         self._row_of: Final = row_of
         self._peers: Final[dict[str, _Peer]] = {}
         self.gaps = 0
-        """How often notes were missing."""
+        """The number of gaps in peers' notes."""
 
     @property
     def bookings(self) -> int:
@@ -58,7 +58,7 @@ class PeerLoad:
         return [name for name, peer in self._peers.items() if name not in there or now - peer.heard_s > SILENT_S]
 
     def hear(self, note: LoadNote, now: float) -> bool:
-        """Book what a peer tells. Returns whether it is to be asked for all of its bookings."""
+        """Book what a peer tells; `now`: seconds. Returns whether to ask the peer for all of its bookings: notes are missing."""
         peer = self._peers.get(note.router)
         if peer is None:
             peer = self._peers[note.router] = _Peer()
@@ -84,7 +84,7 @@ class PeerLoad:
         return gap
 
     def lost(self, router: str, now: float) -> None:
-        """Nothing is known of this peer's requests any more."""
+        """Drop all bookings of this peer: it is silent, or has left."""
         peer = self._peers.pop(router, None)
         if peer is not None:
             for number in [*peer.bookings]:
