@@ -9,7 +9,7 @@ from pathlib import Path
 
 @cache
 def text_of(path: Path) -> str:
-    """The text that counts for a digest. It is read once in a process: a long run executes the code that it read at first."""
+    """The text that counts for a digest, read once in a process: a long run executes the code that it read at first."""
     text = path.read_text()
     return code(text) if path.suffix == ".py" else text
 

@@ -31,7 +31,7 @@ class RecentArrivals:
         self._looks: Final[deque[tuple[float, dict[str, int]]]] = deque()
 
     def add(self, came: Mapping[str, int], now: float) -> None:
-        """Note the arrivals by router between the last look and this one, at `now` (seconds of the controller's clock)."""
+        """Note the arrivals by router between the last look and this one, which is at `now` (seconds)."""
         self._looks.append((now, dict(came)))
         while self._looks[0][0] < now - KEPT_S:
             self._looks.popleft()

@@ -14,7 +14,7 @@ from sim.settings import SimSettings
 
 
 class PeerNotes:
-    """The notes of all routers of one simulated fleet. A router alone writes none, nor does any where `notes_ms` is 0."""
+    """The notes of all routers of one simulated fleet. A router alone writes none, nor does any if `notes_ms` is 0."""
 
     def __init__(self, kernel: Kernel, settings: SimSettings, fronts: Sequence[SimulatedRouter]) -> None:
         self._kernel: Final = kernel

@@ -15,7 +15,7 @@ TELL_S: Final = 0.01
 """Seconds between two notes of a router, up to four routers (docs/policy.md, "Several routers")."""
 
 NOTES_MAX: Final = 400.0
-"""Notes of all routers together in a second. Each router reads all of them; the more routers, the fewer notes of each."""
+"""Notes of all routers together in a second. Each router reads all; the more routers, the fewer notes of each."""
 
 ALIVE_S: Final = 0.5
 """Seconds between two notes of a router that has nothing to tell: they are empty."""

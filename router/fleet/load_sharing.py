@@ -53,7 +53,7 @@ class LoadSharing:
                 of any program that reaches the registry are believed.
             handle: passes an event to the view as a machine.
             freed: called when a queued request may find room, because a peer has told of an end or is lost.
-            lost: called with ``refused`` for each note that is not proven or unreadable, and with ``missing`` for each gap.
+            lost: called with ``refused`` for each note that is not proven or unreadable, with ``missing`` for each gap.
         """
         self._registry: Final = registry
         self._view: Final = view

@@ -1,7 +1,7 @@
 """This router's bookings as its peers are to know them. Pure.
 
 `InflightLoad` reports every change. `LoadUpdates.notes` writes the present state of each booking that has changed since
-the last notes. The state of a request that is placed and over between two notes is told only if its prompt was computed:
+the last notes. If a request is placed and over between two notes, its state is told only if its prompt was computed:
 peers learn from the time that it took.
 """
 
@@ -33,9 +33,7 @@ class LoadUpdates:
     """Collects one router's changes, and writes its notes."""
 
     def __init__(self, router: str, name_of: Callable[[int, int], str]) -> None:
-        """`router`: this router's name. `name_of`: the instance that a row (first argument) had in one of its lives (second);
-        empty: it has left.
-        """
+        """`router`: this router's name. `name_of`: the instance that a row had in one of its lives; empty: it has left."""
         self.router: Final = router
         self._name_of: Final = name_of
         self._booked: Final[dict[int, ToldBooking]] = {}
@@ -101,7 +99,7 @@ class LoadUpdates:
         return bool(self._changed) or bool(self._wants) or self._all
 
     def notes(self, now: float) -> list[LoadNote]:
-        """The notes of what has changed since the last call: at least one, which is empty if nothing has. `now`: seconds."""
+        """The notes of what has changed since the last call; if nothing has, one empty note. `now`: seconds."""
         whole, self._all = self._all, False
         states, over = [], []
         for number in [*self._booked] if whole else [*self._changed]:

@@ -16,8 +16,8 @@ from router.predict.inflight_load import DUTY_S, InflightLoad
 from router.predict.inflight_request import OF_A_PEER, InflightRequest
 
 SILENT_S: Final = 2.0
-"""Seconds without a note after which a peer's bookings are dropped: the peer is gone, or the registry. What its requests
-do by then is not known any more."""
+"""Seconds without a note after which a peer's bookings are dropped: the peer is gone, or the registry. What its
+requests do by then is not known any more."""
 
 BOOKINGS_MAX: Final = 100_000
 """Bookings of one peer. Further ones are left out."""
@@ -58,7 +58,7 @@ class PeerLoad:
         return [name for name, peer in self._peers.items() if name not in there or now - peer.heard_s > SILENT_S]
 
     def hear(self, note: LoadNote, now: float) -> bool:
-        """Book what a peer tells; `now`: seconds. Returns whether to ask the peer for all of its bookings: notes are missing."""
+        """Book what a peer tells; `now`: seconds. Returns whether notes are missing: ask the peer for all of its bookings."""
         peer = self._peers.get(note.router)
         if peer is None:
             peer = self._peers[note.router] = _Peer()
