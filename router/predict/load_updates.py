@@ -33,7 +33,7 @@ class LoadUpdates:
     """Collects one router's changes, and writes its notes."""
 
     def __init__(self, router: str, name_of: Callable[[int, int], str]) -> None:
-        """`router`: this router's name. `name_of`: the instance that a row had in one of its lives; empty: it has left."""
+        """`router`: this router. `name_of`: the instance that a row had in one of its lives; empty: it has left."""
         self.router: Final = router
         self._name_of: Final = name_of
         self._booked: Final[dict[int, ToldBooking]] = {}

@@ -58,7 +58,7 @@ class PeerLoad:
         return [name for name, peer in self._peers.items() if name not in there or now - peer.heard_s > SILENT_S]
 
     def hear(self, note: LoadNote, now: float) -> bool:
-        """Book what a peer tells; `now`: seconds. Returns whether notes are missing: ask the peer for all of its bookings."""
+        """Book what a peer tells. Returns whether notes are missing: the peer is to be asked for all bookings."""
         peer = self._peers.get(note.router)
         if peer is None:
             peer = self._peers[note.router] = _Peer()
