@@ -1,4 +1,4 @@
-"""What of the sources counts when a benchmark that can be resumed asks whether its kept rows are still true."""
+"""The part of the sources that decides whether the kept rows of a resumed benchmark are still valid."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from pathlib import Path
 
 @cache
 def text_of(path: Path) -> str:
-    """The text that counts for a digest, read once: a long run executes the code that it has read at first."""
+    """The text that counts for a digest, read once in a process: a long run executes the code that it read at first."""
     text = path.read_text()
     return code(text) if path.suffix == ".py" else text
 
 
 def code(source: str) -> str:
-    """A module's code without comments, layout and docstrings, so that rows outlive a mended sentence."""
+    """A module's code without comments, layout and docstrings: rows stay valid when only such a text changes.
+
+    Raises:
+        SyntaxError: `source` is no Python.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)

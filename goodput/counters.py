@@ -80,7 +80,8 @@ class Counters:
         self._parted.clear()
         for each in staying:
             self._add(each, found)
-        self._recent.add(self._came, now)
+        if since_s is not None:
+            self._recent.add(self._came, since_s, now)
         self._came.clear()
         self._forget({each.router for each in staying}, now)
         self._complete_s = now

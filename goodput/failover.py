@@ -1,7 +1,7 @@
-"""Tells whether other routers have the load of a missing one by now: then it serves nothing. Pure.
+"""Tells whether the other routers have the load of a missing router by now: then the missing one serves nothing. Pure.
 
-When a router dies, its clients come to the others within seconds. When it lives and only the registry is lost to it,
-they stay where they are. So the arrivals at the others tell which it is, where the missing one had enough of them.
+When a router dies, its clients come to the others within seconds. When it lives and only has lost the registry, its
+clients stay. So the arrivals at the others tell which of the two it is, if the missing router had enough arrivals.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Final
 
 WINDOW_S: Final = 60.0
-"""Arrivals of so many seconds before and after are compared."""
+"""Arrivals of so many seconds before the loss are compared with those of so many seconds until now."""
 SETTLED_S: Final = 10.0
-"""Clients take so many seconds to come to another router."""
+"""Seconds that clients take to come to another router, at most."""
 SURE: Final = 4.0
 """Standard deviations of a steady Poisson load by which arrivals must have risen: less than one error in 30,000
 windows."""
@@ -28,19 +28,20 @@ class RecentArrivals:
     """Arrivals of the last minutes, by router."""
 
     def __init__(self) -> None:
-        self._looks: Final[deque[tuple[float, dict[str, int]]]] = deque()
+        self._looks: Final[deque[tuple[float, float, dict[str, int]]]] = deque()
+        """From when until when, and what came then."""
 
-    def add(self, came: Mapping[str, int], now: float) -> None:
-        """Note what came between the last look and this one."""
-        self._looks.append((now, dict(came)))
-        while self._looks[0][0] < now - KEPT_S:
+    def add(self, came: Mapping[str, int], since_s: float, now: float) -> None:
+        """Note the arrivals by router between the last complete look, at `since_s`, and this one, at `now`."""
+        self._looks.append((since_s, now, dict(came)))
+        while self._looks[0][1] < now - KEPT_S:
             self._looks.popleft()
 
     def taken_over(self, missing: Mapping[str, float], now: float) -> bool:
         """Whether arrivals at the other routers have risen by what the missing ones had.
 
         Args:
-            missing: when each was last heard.
+            missing: the missing routers, one at least, and when each was last heard.
             now: seconds of the controller's clock.
         """
         first_s, last_s = min(missing.values()), max(missing.values())
@@ -52,10 +53,14 @@ class RecentArrivals:
         rise = sum(self._between(now - WINDOW_S, now).values()) - others
         return rise > 0 and rise >= max(theirs / 2, SURE * math.sqrt(2 * (others + FEW)))
 
-    def _between(self, since_s: float, until_s: float) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for at_s, came in self._looks:
-            if since_s < at_s <= until_s:
+    def _between(self, since_s: float, until_s: float) -> dict[str, float]:
+        """The arrivals of that time, by router. Those of a look that lies in it for a part count for that part: after a
+        time without complete looks, one look has the arrivals of all of it.
+        """
+        found: dict[str, float] = {}
+        for from_s, to_s, came in self._looks:
+            within_s = min(to_s, until_s) - max(from_s, since_s)
+            if within_s > 0:
                 for name, count in came.items():
-                    found[name] = found.get(name, 0) + count
+                    found[name] = found.get(name, 0.0) + count * within_s / (to_s - from_s)
         return found

@@ -1,8 +1,8 @@
 """Seals of the notes that routers send each other through the registry, made with the fleet's ticket keys. Pure.
 
 Any program that reaches the registry can send notes there. A sealed note is one line, ``KEY.MAC`` for each key of its
-sender, and the note. A seal proves that a holder of the fleet's keys wrote the note; that it is no copy of an old one
-shows its number (`router.core.load_notes.LoadNote`), which only grows.
+sender, and the note. A seal proves that a holder of the fleet's keys wrote the note. It does not prove that the note is
+new: the note's number (`router.core.load_notes.LoadNote`), which only grows, shows that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from kvtransfer.ticket import SigningKey
 
 SEAL_BYTES_MAX: Final = 1024
-"""The longest line of keys and MACs: ten keys."""
+"""The longest line of keys and MACs: ten keys. Of a longer line only this much is read."""
 
 _DOMAIN: Final = b"baton-router-note\x00"
 """Separates these MACs from MACs made with the same key for another purpose."""

@@ -15,7 +15,7 @@ SECONDS_MAX: Final = 1e9
 """The longest time in a file, about 30 years: nanoseconds of a run fit into 64 bits."""
 
 _LISTED_MAX: Final = 12
-"""The number of allowed values that an error names."""
+"""The largest number of allowed values that an error names."""
 
 
 def read_entries(text: str, what: str, read: Callable[[Mapping[str, Any]], Entry]) -> list[Entry]:
@@ -91,7 +91,7 @@ def one_of(name: str, value: object, known: Collection[str]) -> str:
 
 
 def _number(value: object) -> float | None:
-    """A finite number; None if the value is none."""
+    """The value as a finite number; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

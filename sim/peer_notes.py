@@ -14,7 +14,7 @@ from sim.settings import SimSettings
 
 
 class PeerNotes:
-    """The notes of all routers of one simulated fleet; of one router there are none."""
+    """The notes of all routers of one simulated fleet. A router alone writes none, nor does any if `notes_ms` is 0."""
 
     def __init__(self, kernel: Kernel, settings: SimSettings, fronts: Sequence[SimulatedRouter]) -> None:
         self._kernel: Final = kernel
@@ -28,7 +28,7 @@ class PeerNotes:
         self._busy: Callable[[], bool] = lambda: False
 
     def begin(self, busy: Callable[[], bool]) -> None:
-        """Write notes from now on, as long as there is anything to do."""
+        """Write notes from now on, for as long as `busy` answers True."""
         self._busy = busy
         for number, each in enumerate(self._updates):  # each at its own time
             self._kernel.at(self._kernel.now_ns + self._every_ns * number // len(self._updates), self._write, each)
@@ -41,8 +41,8 @@ class PeerNotes:
         if self._busy():
             self._kernel.at(self._kernel.now_ns + self._every_ns, self._write, by)
 
-    def _hear(self, said: tuple[SimulatedRouter, LoadNote]) -> None:
-        by, note = said
+    def _hear(self, sent: tuple[SimulatedRouter, LoadNote]) -> None:
+        by, note = sent
         for front, _ in self._updates:
             if front is not by:
                 front.fleet.handle(d.LoadNoted(note, self._kernel.now_ns / NS), self._kernel.now_s)

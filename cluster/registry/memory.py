@@ -145,7 +145,7 @@ class MemoryRegistry:
         for notes in self._notes.values():
             notes.put_nowait(note)
 
-    async def next_note(self, timeout_s: float) -> bytes | None:
+    async def next_note(self, timeout_s: float, *, anew: bool = False) -> bytes | None:
         self._reach()
         self._notes = {task: notes for task, notes in self._notes.items() if task is not None and not task.done()}
         notes = self._notes.setdefault(asyncio.current_task(), asyncio.Queue())

@@ -216,7 +216,9 @@ class RedisRegistry:
         async with self._link.asking():
             await self._redis.publish(self._keys.notes, note)
 
-    async def next_note(self, timeout_s: float) -> bytes | None:
+    async def next_note(self, timeout_s: float, *, anew: bool = False) -> bytes | None:
+        if anew:
+            await self._stop_notes()
         until, message = asyncio.get_running_loop().time() + timeout_s, None
         try:
             if self._notes is None:
@@ -224,16 +226,13 @@ class RedisRegistry:
             while message is None and (left_s := until - asyncio.get_running_loop().time()) > 0:
                 message = await self._notes.get_message(ignore_subscribe_messages=True, timeout=left_s)
         except (RedisError, OSError, ValueError) as error:
-            notes, self._notes = self._notes, None
-            if notes is not None:
-                await _close(notes)
+            await self._stop_notes()
             raise RegistryDown(f"the registry at {self._link.place} sends no notes: {type(error).__name__}") from None
         note = None if message is None else message.get("data")
         return note if isinstance(note, bytes) else None
 
     async def close(self) -> None:
-        if self._notes is not None:
-            await _close(self._notes)
+        await self._stop_notes()
         await self._stop_listening()
         await self._link.close()
 
@@ -290,6 +289,11 @@ class RedisRegistry:
             await _close(messages)
             raise
         return messages
+
+    async def _stop_notes(self) -> None:
+        notes, self._notes = self._notes, None
+        if notes is not None:
+            await _close(notes)
 
     async def _stop_listening(self) -> None:
         nudges, self._nudges = self._nudges, None

@@ -135,9 +135,13 @@ class Registry(Protocol):
     async def send_note(self, note: bytes) -> None:
         """Send a note to every router that takes notes now. It is kept for none that does not, and may be lost."""
 
-    async def next_note(self, timeout_s: float) -> bytes | None:
+    async def next_note(self, timeout_s: float, *, anew: bool = False) -> bytes | None:
         """The next note from any router, this one included; None: none has come in time. Any program that reaches the
         registry may have sent it. One caller at a time. Notes from before the first call are lost.
+
+        Args:
+            timeout_s: the longest wait.
+            anew: listen over a new connection: the present one brings nothing any more.
         """
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
-"""Runs an agent's background work: its heartbeats, its readings, its peers. A shell: it waits and logs.
+"""Runs an agent's background work: heartbeats, readings of its engine, introductions, KV events. A shell: it waits and
+logs.
 
-Engine and agent serve on without one of these. So a fault in one ends no other part: it is logged, and the work begins
+Engine and agent serve on without any one of these. So a fault in one ends no other: it is logged, and the work begins
 anew.
 """
 

@@ -12,13 +12,13 @@ from typing import Annotated, Final
 import msgspec
 
 TELL_S: Final = 0.01
-"""The time between two notes of one of a few routers (docs/policy.md has the effect of longer ones)."""
+"""Seconds between two notes of a router, up to four routers (docs/policy.md, "Several routers")."""
 
 NOTES_MAX: Final = 400.0
-"""Notes of all routers in a second: each of them reads all. Of more routers, each sends fewer."""
+"""Notes of all routers together in a second. Each router reads all; the more routers, the fewer notes of each."""
 
 ALIVE_S: Final = 0.5
-"""A router that has nothing to tell sends an empty note this often."""
+"""Seconds between two notes of a router that has nothing to tell: they are empty."""
 
 STATES_MAX: Final = 500
 """States in one note: about 60 KB."""
@@ -51,33 +51,34 @@ class BookingState(msgspec.Struct, array_like=True, frozen=True):
     """One request's bookings at its router. Ages are in milliseconds, from the event until the note was written."""
 
     number: _Count
-    """Of the booking, at its router."""
+    """The number of the booking; its router counts them."""
     prefill: _Name
     """The instance that its prompt was placed on; empty: none, or it has left."""
     prompt: PromptState
     plain_ms: _Amount
-    """What the prompt takes by the costs alone."""
+    """The time of the prompt by the costs alone."""
     prompt_ms: _Amount
-    """What it is predicted to take there."""
+    """The predicted time of the prompt there."""
     stall_ms: _Amount
-    """By how much of that it keeps answers there waiting."""
+    """The part of that time for which it keeps answers there waiting."""
     placed_ago_ms: _Amount
     ended_ago_ms: _Amount
+    """Since the prompt was computed, or was given up there; without meaning while it waits."""
     decode: _Name
     """The instance with a place for its answer; empty: none, or it has left."""
     opened: bool
     """The first token has come from there."""
     prompt_tokens: _Count
     mean_tokens: _Amount
-    """The expected length of its answer,"""
+    """The expected length of its answer."""
     short_tokens: _Amount
-    """of a short answer,"""
+    """The length of a short answer to it (the 0.1 quantile)."""
     middle_tokens: _Amount
-    """of a median answer,"""
+    """The length of a median answer to it."""
     variance: _Amount
-    """and the variance."""
+    """The variance of the answer's length, in tokens²."""
     tpot_ms: _Amount
-    """Its target; 0: none."""
+    """Its TPOT target; 0: none."""
     pause_ms: _Amount
     """The expected pause between its first and second token, if it is handed over."""
 
@@ -92,10 +93,11 @@ class LoadNote(msgspec.Struct, array_like=True, frozen=True):
     """The bookings that have changed, in the order of their changes."""
     over: _Numbers = ()
     """The bookings that are over. States of the same note come before."""
-    whole: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
-    """0: changes only. 1: this note and the next one are parts of all bookings. 2: this is the last part."""
+    part: _Count = 0
+    parts: _Count = 0
+    """This note is one of so many, one after the other, that tell all bookings; 0: it tells changes."""
     wants: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=4096)] = ()
-    """Peers that are asked for all of their bookings."""
+    """The peers that this note asks for all of their bookings."""
 
     @property
     def frees(self) -> bool:
@@ -104,7 +106,7 @@ class LoadNote(msgspec.Struct, array_like=True, frozen=True):
 
 
 def tell_every_s(routers: int, least_s: float = TELL_S) -> float:
-    """The time between two notes of one of so many routers."""
+    """Seconds between two notes of a router that is one of `routers`."""
     return max(least_s, routers / NOTES_MAX)
 
 
@@ -113,12 +115,12 @@ _DECODER: Final = msgspec.msgpack.Decoder(LoadNote)
 
 
 def note_bytes(note: LoadNote) -> bytes:
-    """A note as peers read it."""
+    """The note as the bytes (MessagePack) that `note_of` reads."""
     return _ENCODER.encode(note)
 
 
 def note_of(payload: bytes) -> LoadNote | str:
-    """The note in these bytes; or why it is of no use. Never raises."""
+    """The note in these bytes, or the reason why there is none, for logs. Never raises."""
     if len(payload) > NOTE_BYTES_MAX:
         return f"{len(payload)} bytes are more than a note has"
     try:

@@ -1,7 +1,7 @@
 """Tells router peers of this router's load in flight, and hears of theirs, through the registry. A shell.
 
-While the registry cannot be reached, peers' requests are not known: a router then chooses by its own and by engines'
-reports. Nothing waits for a note.
+While the registry cannot be reached, peers' requests are not known: a router then chooses by its own requests and by
+engines' reports. No choice waits for a note.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from kvtransfer.ticket import SigningKey
 from router.core.load_notes import ALIVE_S, note_bytes, note_of, tell_every_s
 from router.fleet import events
 from router.fleet.view import FleetView
+from router.predict.peer_load import SILENT_S
 
 logger = logging.getLogger("baton.router")
 
 AGAIN_S: Final = 1.0
-"""The time between two tries while the registry does not take or send notes."""
+"""Seconds between two tries while the registry does not take or send notes; also the longest wait for one note."""
 
 Handle = Callable[[events.FleetEvent], object]
 
@@ -52,8 +53,8 @@ class LoadSharing:
             keys: the fleet's ticket keys, which prove notes. None, or a registry that accepts what is not proven: notes
                 of any program that reaches the registry are believed.
             handle: passes an event to the view as a machine.
-            freed: called when a request that waits may find room by what a peer has told.
-            lost: called for each note that is of no use, with ``refused`` (not proven, or unreadable) or ``missing``.
+            freed: called when a queued request may find room, because a peer has told of an end or is lost.
+            lost: called with ``refused`` for each note that is not proven or unreadable, with ``missing`` for each gap.
         """
         self._registry: Final = registry
         self._view: Final = view
@@ -63,9 +64,10 @@ class LoadSharing:
         self._handle: Final = handle
         self._freed: Final = freed
         self._lost: Final = lost
-        self._told_s = 0.0
+        self._told_s = self._heard_s = time.monotonic()
+        """When this router sent notes last, and when any note came last, its own included."""
         self._silent = False
-        """The log says that the registry carries no notes."""
+        """The log has said once that the registry carries no notes."""
         self._gaps = 0
         self._ended = False
 
@@ -76,7 +78,7 @@ class LoadSharing:
     # --- to peers -----------------------------------------------------------------------------------------------------
 
     async def tell_forever(self) -> None:
-        """Write notes, again and again."""
+        """Write notes while there are peers, and drop the bookings of silent ones, until `stop` or a cancellation."""
         alone = True
         while not self._ended:
             await asyncio.sleep(ALIVE_S if alone else tell_every_s(self._view.routers))
@@ -98,21 +100,33 @@ class LoadSharing:
         try:
             for note in self._updates.notes(now):
                 await self._registry.send_note(sealed(note_bytes(note), keys))
+            self._silent = False
         except RegistryDown as down:  # peers notice that a note is missing, and ask for all
             await self._rest(down)
 
     # --- from peers ---------------------------------------------------------------------------------------------------
 
     async def hear_forever(self) -> None:
-        """Read notes, again and again."""
+        """Read notes until `stop` or a cancellation."""
         while not self._ended:
             try:
-                payload = await self._registry.next_note(AGAIN_S)
+                payload = await self._registry.next_note(AGAIN_S, anew=self._deaf())
             except RegistryDown as down:
                 await self._rest(down)
             else:
                 if payload is not None:
+                    self._heard_s = time.monotonic()
                     self.hear(payload)
+
+    def _deaf(self) -> bool:
+        """Whether not even this router's own notes have come for `SILENT_S`: a connection that only reads does not show
+        that it is dead.
+        """
+        now = time.monotonic()
+        deaf = self._told_s - self._heard_s > SILENT_S
+        if deaf:
+            self._heard_s = now  # give the new one as long
+        return deaf
 
     def hear(self, payload: bytes) -> None:
         """Take one note, if it is a peer's."""

@@ -282,11 +282,12 @@ class FleetView:
 
     def load_noted(self, noted: d.LoadNoted) -> None:
         """A router peer has told what its requests do. What it missed of its notes this router asks for."""
-        gap, updates = self.peer_load.hear(noted.note, noted.now), self._fleet.inflight.updates
+        self.peer_load.hear(noted.note, noted.now)
+        updates = self._fleet.inflight.updates
         if updates is None:
             return
-        if gap:
-            updates.want(noted.note.router)
+        for router in self.peer_load.to_ask(noted.now):
+            updates.want(router)
         if updates.router in noted.note.wants:
             updates.tell_all()
 

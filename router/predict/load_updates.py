@@ -1,7 +1,8 @@
 """This router's bookings as its peers are to know them. Pure.
 
-`InflightLoad` reports every change; the notes of `LoadUpdates.notes` tell the state of what has changed since the last
-ones. A request that is placed and over between two notes is never told.
+`InflightLoad` reports every change. `LoadUpdates.notes` writes the present state of each booking that has changed since
+the last notes. If a request is placed and over between two notes, its state is told only if its prompt was computed:
+peers learn from the time that it took.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from router.predict.inflight_request import InflightRequest
 
 
 class ToldBooking:
-    """One booking, with what peers are to know of its prompt."""
+    """One booking, with what peers are to know of its prompt: predicted times in milliseconds, events in seconds."""
 
     __slots__ = ("booking", "ended_s", "placed_s", "prompt", "prompt_ms", "stall_ms")
 
@@ -32,20 +33,26 @@ class LoadUpdates:
     """Collects one router's changes, and writes its notes."""
 
     def __init__(self, router: str, name_of: Callable[[int, int], str]) -> None:
-        """`name_of`: the instance that a row had in one of its lives; empty: it has left."""
+        """`router`: this router. `name_of`: the instance that a row had in one of its lives; empty: it has left."""
         self.router: Final = router
         self._name_of: Final = name_of
         self._booked: Final[dict[int, ToldBooking]] = {}
+        """By number: the bookings that go on, and those whose end is not told yet."""
         self._changed: Final[dict[int, None]] = {}
+        """The numbers of the bookings that have changed since the last notes, in the order of the changes."""
         self._wants: Final[dict[str, None]] = {}
+        """The peers to ask for all of their bookings."""
         self._numbered = 0
+        """The number of the last booking."""
         self._written = 0
+        """The number of the last note."""
         self._all = False
+        """The next notes tell all bookings."""
 
     # --- what `InflightLoad` reports ----------------------------------------------------------------------------------
 
     def placed(self, booking: InflightRequest, ms: float, stall_ms: float, now: float) -> None:
-        """A prompt has a place, where it takes `ms`, and answers wait for `stall_ms`."""
+        """A prompt has a place: it takes `ms` there and keeps answers waiting for `stall_ms` (both in milliseconds)."""
         told = self._told(booking)
         told.prompt, told.prompt_ms, told.stall_ms, told.placed_s = PromptState.WAITS, ms, stall_ms, now
 
@@ -92,7 +99,7 @@ class LoadUpdates:
         return bool(self._changed) or bool(self._wants) or self._all
 
     def notes(self, now: float) -> list[LoadNote]:
-        """What peers are to know since the last call. At least one note, an empty one if there is nothing."""
+        """The notes of what has changed since the last call; if nothing has, one empty note. `now`: seconds."""
         whole, self._all = self._all, False
         states, over = [], []
         for number in [*self._booked] if whole else [*self._changed]:
@@ -116,12 +123,21 @@ class LoadUpdates:
         wants: tuple[str, ...],
         whole: bool,  # noqa: FBT001
     ) -> list[LoadNote]:
-        found = []
-        for at in range(0, max(1, len(states)), STATES_MAX):
-            last = at + STATES_MAX >= len(states)
+        found, parts = [], max(1, math.ceil(len(states) / STATES_MAX))
+        for part in range(parts):
+            last = part == parts - 1
             self._written += 1
-            part, kind = tuple(states[at : at + STATES_MAX]), (2 if last else 1) if whole else 0
-            found.append(LoadNote(self.router, self._written, part, over if last else (), kind, wants if last else ()))
+            found.append(
+                LoadNote(
+                    self.router,
+                    self._written,
+                    tuple(states[part * STATES_MAX : (part + 1) * STATES_MAX]),
+                    over if last else (),
+                    part + 1 if whole else 0,
+                    parts if whole else 0,
+                    wants if last else (),
+                )
+            )
         return found
 
     def _state(self, number: int, told: ToldBooking, now: float) -> BookingState:

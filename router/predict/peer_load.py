@@ -1,8 +1,8 @@
 """The load in flight of router peers, booked on this router's rows as its own is. Pure.
 
 Engines' reports are a second old and do not say what waits: routers that know only their own requests place prompts
-behind each other's. Bookings of peers stand in the same sums as a router's own, some milliseconds late; what they show
-of an instance's speed is learned from, as far as prompts go.
+behind each other's. Bookings of peers stand in the same sums as a router's own, some milliseconds late. The router also
+learns instances' speeds from peers' prompts, not from their answers.
 """
 
 from __future__ import annotations
@@ -16,23 +16,30 @@ from router.predict.inflight_load import DUTY_S, InflightLoad
 from router.predict.inflight_request import OF_A_PEER, InflightRequest
 
 SILENT_S: Final = 2.0
-"""After this long without a note a peer's bookings are dropped: it is gone, or the registry is. What its requests do by
-then is not known any more."""
+"""Seconds without a note after which a peer's bookings are dropped: the peer is gone, or the registry. What its
+requests do by then is not known any more."""
+
+ASK_EVERY_S: Final = 0.25
+"""Seconds between two questions to a peer for all of its bookings."""
 
 BOOKINGS_MAX: Final = 100_000
 """Bookings of one peer. Further ones are left out."""
 
 
 class _Peer:
-    """One peer, as far as its notes go."""
+    """What one peer has told."""
 
-    __slots__ = ("bookings", "heard_s", "number", "told")
+    __slots__ = ("asked_s", "bookings", "complete", "heard_s", "number", "told")
 
     def __init__(self) -> None:
         self.bookings: Final[dict[int, InflightRequest]] = {}
         self.number = -1
         """Of its last note; -1: none has come."""
         self.heard_s: float = 0.0
+        self.complete = False
+        """It has told all of its bookings, and no note was missing since."""
+        self.asked_s: float = -math.inf
+        """When it was asked for all of them last."""
         self.told: set[int] | None = None
         """Bookings that its notes have told so far, while they tell all of them."""
 
@@ -46,7 +53,7 @@ class PeerLoad:
         self._row_of: Final = row_of
         self._peers: Final[dict[str, _Peer]] = {}
         self.gaps = 0
-        """How often notes were missing."""
+        """The number of gaps in peers' notes."""
 
     @property
     def bookings(self) -> int:
@@ -57,34 +64,43 @@ class PeerLoad:
         """Peers that have told nothing for `SILENT_S`, or are not among those that are there."""
         return [name for name, peer in self._peers.items() if name not in there or now - peer.heard_s > SILENT_S]
 
-    def hear(self, note: LoadNote, now: float) -> bool:
-        """Book what a peer tells. Returns whether it is to be asked for all of its bookings."""
+    def hear(self, note: LoadNote, now: float) -> None:
+        """Book what a peer tells."""
         peer = self._peers.get(note.router)
         if peer is None:
             peer = self._peers[note.router] = _Peer()
         if note.number <= peer.number:
-            return False  # a copy of an old note
-        gap = note.number != peer.number + 1
+            return  # a copy of an old note
+        if note.number != peer.number + 1:
+            self.gaps += peer.complete
+            peer.complete, peer.told = False, None
         peer.number, peer.heard_s = note.number, now
-        if note.whole and (peer.told is None or gap):
-            peer.told, gap = set(), False
-        elif gap:
-            peer.told = None
-            self.gaps += 1
+        if note.part == 1:
+            peer.told = set()
         for state in note.states:
             self._book(peer, state, now)
             if peer.told is not None:
                 peer.told.add(state.number)
         for number in note.over:
             self._drop(peer, number, now)
-        if note.whole == 2 and peer.told is not None:
+        if note.parts and note.part == note.parts and peer.told is not None:
             for number in [each for each in peer.bookings if each not in peer.told]:
                 self._drop(peer, number, now)
-            peer.told = None
-        return gap
+            peer.complete, peer.told = True, None
+
+    def to_ask(self, now: float) -> list[str]:
+        """The peers that are to be asked for all bookings now, as notes of theirs are missing. They are asked again
+        every `ASK_EVERY_S` until they have told all: a question may be lost, too.
+        """
+        found = []
+        for name, peer in self._peers.items():
+            if not peer.complete and peer.told is None and now - peer.asked_s >= ASK_EVERY_S:
+                peer.asked_s = now
+                found.append(name)
+        return found
 
     def lost(self, router: str, now: float) -> None:
-        """Nothing is known of this peer's requests any more."""
+        """Drop all bookings of this peer: it is silent, or has left."""
         peer = self._peers.pop(router, None)
         if peer is not None:
             for number in [*peer.bookings]:
@@ -108,7 +124,8 @@ class PeerLoad:
 
     def _prompt(self, booking: InflightRequest, state: BookingState, now: float) -> None:
         row = self._row_of.get(state.prefill, -1)
-        if row >= 0 and booking.prefill_row < 0 and state.placed_ago_ms < 1000.0 * DUTY_S:
+        recent = state.prompt is PromptState.WAITS or state.placed_ago_ms < 1000.0 * DUTY_S
+        if row >= 0 and booking.prefill_row < 0 and recent:
             placed_s = now - state.placed_ago_ms / 1000.0
             self._inflight.prompt_placed(booking, row, state.prompt_ms, state.stall_ms, placed_s)
             booking.plain_ms = state.plain_ms

@@ -27,6 +27,8 @@ from kvtransfer.sealed_notes import sealed
 from kvtransfer.ticket import SigningKey
 from router.api.config import RouterConfig
 from router.core.load_notes import LoadNote, note_bytes
+from router.fleet import load_sharing
+from router.fleet.view import FleetView
 
 KEY = SigningKey("k1", b"s" * 32)
 SOON_S = 10.0
@@ -203,3 +205,31 @@ async def test_a_router_alone_sends_no_notes() -> None:
                 async with client.post(f"{endpoint}/v1/completions", json=body) as answer:
                     assert answer.status == 200
     assert Counting.sent == 0
+
+
+async def test_a_connection_that_brings_not_even_a_routers_own_notes_is_made_anew(monkeypatch) -> None:
+    monkeypatch.setattr(load_sharing, "AGAIN_S", 0.02)
+    monkeypatch.setattr(load_sharing, "ALIVE_S", 0.02)
+    monkeypatch.setattr(load_sharing, "SILENT_S", 0.1)
+    renewed = asyncio.Event()
+
+    class HalfOpen(MemoryRegistry):
+        """Takes notes, and brings none over the first connection."""
+
+        async def next_note(self, timeout_s: float, *, anew: bool = False) -> bytes | None:
+            if anew:
+                renewed.set()
+            if renewed.is_set():
+                return await super().next_note(timeout_s)
+            await asyncio.sleep(timeout_s)
+            return None
+
+    heard: list[object] = []
+    sharing = load_sharing.LoadSharing(
+        "router-a", HalfOpen(time.monotonic), FleetView(), peers=lambda: {"router-b"}, keys=None, handle=heard.append,
+        freed=lambda: None, lost=heard.append,
+    )  # fmt: skip
+    with Background(sharing.tell_forever()), Background(sharing.hear_forever()):
+        async with asyncio.timeout(SOON_S):
+            await renewed.wait()
+    assert heard == []

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
 from router.core.load_notes import LoadNote, note_bytes, note_of
+from router.predict import load_updates
 from router.predict.inflight_load import InflightLoad
 from router.predict.inflight_request import InflightRequest
 from router.predict.load_updates import LoadUpdates
@@ -62,15 +64,19 @@ class Both:
             read = note_of(note_bytes(note))
             assert isinstance(read, LoadNote)
             if fate != "lost":
-                self.hear(read, now)
+                self.hear(read, now, asks=fate != "unasked")
+            if fate == "first":
+                fate = "lost"
             if fate == "doubled":
                 self.hear(read, now)
             if fate == "late" and self.old:
                 self.hear(self.old[0], now)
             self.old.append(read)
 
-    def hear(self, note: LoadNote, now: float) -> None:
-        if self.peer.hear(note, now):
+    def hear(self, note: LoadNote, now: float, *, asks: bool = True) -> None:
+        """`asks`: what the peer asks for gets to the router."""
+        self.peer.hear(note, now)
+        if self.peer.to_ask(now) and asks:
             self.updates.tell_all()
 
 
@@ -90,11 +96,18 @@ steps = st.tuples(
     st.integers(0, 9),
     st.integers(1, 8000),
     st.sampled_from([12.0, 50.0, float("inf")]),
-    st.sampled_from(["heard", "heard", "lost", "doubled", "late"]),
+    st.sampled_from(["heard", "heard", "lost", "doubled", "late", "unasked", "first"]),
 )
 
 
+@pytest.fixture(autouse=True)
+def _small_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many bookings take several notes."""
+    monkeypatch.setattr(load_updates, "STATES_MAX", 2)
+
+
 @given(st.lists(steps, max_size=60))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_peer_books_what_the_router_has(history: list[tuple[float, str, int, int, float, str]]) -> None:
     both, now = Both(), 1.0
     for gap_s, what, which, prompt, tpot_ms, fate in history:
@@ -106,7 +119,9 @@ def test_a_peer_books_what_the_router_has(history: list[tuple[float, str, int, i
         else:
             both.go_on(what, which, now)
     for _ in range(3):  # the last notes are heard: one that shows a gap, those that tell all, and one more
+        now += 1.0
         both.tell("heard", now)
+    assert not both.peer.to_ask(now + 1.0)
     assert counts(both.there) == counts(both.here)
     assert both.peer.bookings == len(both.open)
     assert all(not at.reported.open for at in both.there.rows)
@@ -146,3 +161,41 @@ def test_an_instance_that_starts_anew_has_none_of_its_former_requests() -> None:
     both.tell("heard", 1.12)
     assert counts(both.there) == counts(both.here)
     assert both.there.rows[0].prompts == 1
+
+
+def test_a_prompt_that_waits_for_long_is_booked_by_a_router_that_comes_later() -> None:
+    both = Both()
+    both.begin(1.0, 4000, 50.0, 0)
+    both.updates.tell_all()
+    both.tell("heard", 31.0)
+    assert both.there.rows[0].prompts == 1
+    assert both.there.rows[0].recent * both.there.faded(31.0) < 0.001
+
+
+def test_a_question_that_is_lost_is_asked_again() -> None:
+    both = Both()
+    both.updates.tell_all()
+    both.begin(1.0, 4000, 50.0, 0)
+    both.tell("heard", 1.01)
+    both.go_on("end", 0, 1.5)
+    both.tell("lost", 1.51)
+    both.tell("unasked", 2.0)
+    assert both.peer.bookings == 1, "the note that said it is over was lost, and so was the question"
+    both.tell("heard", 2.5)
+    both.tell("heard", 3.0)
+    assert both.peer.bookings == 0
+
+
+def test_parts_without_the_first_are_not_all() -> None:
+    both = Both()
+    both.updates.tell_all()
+    for number in range(5):
+        both.begin(1.0 + number, 4000, 50.0, 0)
+    both.tell("heard", 6.0)
+    both.updates.tell_all()
+    first, *others = both.updates.notes(7.0)
+    assert (first.parts, len(others)) == (3, 2)
+    for note in others:
+        both.peer.hear(note, 7.0)
+    assert both.peer.bookings == 5
+    assert both.peer.to_ask(8.0) == ["a"]

@@ -12,10 +12,10 @@ def judged(rate: float, share: float, seed: int, *, crashes: bool, lasts_s: floa
     """After how many seconds a router that had a share of the load is taken to be dead; None: never."""
     rng, recent = np.random.default_rng(seed), RecentArrivals()
     for now in range(0, 300, 3):
-        recent.add({"a": rng.poisson(rate * (1 - share) * 3), "b": rng.poisson(rate * share * 3)}, float(now))
+        recent.add({"a": rng.poisson(rate * (1 - share) * 3), "b": rng.poisson(rate * share * 3)}, now - 3.0, now)
     for now in range(300, 300 + round(lasts_s), 3):
-        recent.add({"a": rng.poisson((rate if crashes else rate * (1 - share)) * 3)}, float(now))
-        if now >= 320 and recent.taken_over({"b": 297.0}, float(now)):
+        recent.add({"a": rng.poisson((rate if crashes else rate * (1 - share)) * 3)}, now - 3.0, now)
+        if now >= 320 and recent.taken_over({"b": 297.0}, now):
             return now - 297.0
     return None
 
@@ -39,3 +39,14 @@ def test_the_only_busy_router_is_told_by_any_load_elsewhere() -> None:
 
 def test_a_router_without_load_is_missing_as_long_as_it_is_not_heard() -> None:
     assert judged(20.0, 0.0, 3, crashes=True) is None
+
+
+def test_what_came_in_a_time_without_complete_looks_did_not_come_in_its_last_minute() -> None:
+    """Another router was not heard for 110 s, so no look was complete: the next one has the arrivals of all that time."""
+    recent = RecentArrivals()
+    for now in range(3, 300, 3):
+        recent.add(dict.fromkeys("abc", 15), now - 3.0, now)
+    recent.add(dict.fromkeys("ab", 5 * 113), 297.0, 410.0)
+    for now in range(413, 600, 3):
+        assert not recent.taken_over({"c": 297.0}, now), now
+        recent.add(dict.fromkeys("ab", 15), now - 3.0, now)
