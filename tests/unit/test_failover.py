@@ -42,7 +42,7 @@ def test_a_router_without_load_is_missing_as_long_as_it_is_not_heard() -> None:
 
 
 def test_what_came_in_a_time_without_complete_looks_did_not_come_in_its_last_minute() -> None:
-    """Another router was not heard for 110 s, so no look was complete: the next one has the arrivals of all that time."""
+    """Another router was not heard for 110 s, so no look was complete: the next has the arrivals of all that time."""
     recent = RecentArrivals()
     for now in range(3, 300, 3):
         recent.add(dict.fromkeys("abc", 15), now - 3.0, now)
