@@ -23,7 +23,8 @@ class PeerNotes:
         self._takes_ns: Final = round(settings.note_ms * 1e6)
         told = fronts if len(fronts) > 1 and self._every_ns else ()
         self._updates: Final[list[tuple[SimulatedRouter, LoadUpdates]]] = [
-            (front, front.scheduler.view.tell_peers(f"router-{number}")) for number, front in enumerate(told)
+            (front, front.scheduler.view.tell_peers(f"router-{number}", shares_names=True))
+            for number, front in enumerate(told)
         ]
         self._busy: Callable[[], bool] = lambda: False
 

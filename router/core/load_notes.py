@@ -29,6 +29,7 @@ NOTE_BYTES_MAX: Final = 1 << 20
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Chunks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=1024)]
 _Numbers = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=100_000)]
 
 
@@ -81,6 +82,9 @@ class BookingState(msgspec.Struct, array_like=True, frozen=True):
     """Its TPOT target; 0: none."""
     pause_ms: _Amount
     """The expected pause between its first and second token, if it is handed over."""
+    chunks: _Chunks = ()
+    """Names of its prompt's chunks (`router.predict.chunks`), told once: both instances will hold them in their prefix
+    caches. Empty: they are told already, or router peers have other names."""
 
 
 class LoadNote(msgspec.Struct, array_like=True, frozen=True):

@@ -58,7 +58,7 @@ class LoadSharing:
         """
         self._registry: Final = registry
         self._view: Final = view
-        self._updates: Final = view.tell_peers(name)
+        self._updates: Final = view.tell_peers(name, shares_names=keys is not None)
         self._peers: Final = peers
         self._keys: Final = keys
         self._handle: Final = handle

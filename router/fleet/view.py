@@ -275,14 +275,14 @@ class FleetView:
         if prefixes is not None and view is not None:
             prefixes.told(view.row, said.chunks, said.each, said.tokens, said.now)
 
-    def tell_peers(self, router: str) -> LoadUpdates:
+    def tell_peers(self, router: str, *, shares_names: bool) -> LoadUpdates:
         """Collect what router peers are to know of this router's requests, from now on. `router`: its name."""
-        updates = self._fleet.inflight.updates = LoadUpdates(router, self._fleet.name_of)
+        updates = self._fleet.inflight.updates = LoadUpdates(router, self._fleet.name_of, shares_names=shares_names)
         return updates
 
     def load_noted(self, noted: d.LoadNoted) -> None:
         """A router peer has told what its requests do. What it missed of its notes this router asks for."""
-        self.peer_load.hear(noted.note, noted.now)
+        self.peer_load.hear(noted.note, noted.now, self._fleet.prefixes)
         updates = self._fleet.inflight.updates
         if updates is None:
             return

@@ -59,8 +59,8 @@ class RowLoad:
 
     __slots__ = (
         "answer_context", "backlog", "beside", "decoding", "ended", "ends", "kv_free", "kv_mean", "kv_variance",
-        "life", "limits", "opens", "prompts", "pulls", "recent", "reported", "since", "stalled", "step", "strictest",
-        "targets", "timed_s",
+        "life", "limits", "opens", "peers_ended", "peers_prompts", "prompts", "pulls", "recent", "reported",
+        "since", "stalled", "step", "strictest", "targets", "timed_s",
     )  # fmt: skip
 
     def __init__(self, life: int = 0) -> None:
@@ -74,6 +74,10 @@ class RowLoad:
         than two prompts; else `ends` less the front end's part of a first token (`Speed.first`)."""
         self.prompts = 0
         """The number of these prompts."""
+        self.peers_prompts = 0
+        """How many of these are of router peers,"""
+        self.peers_ended = 0
+        """and how many of peers' prompts have been computed there."""
         self.since: float = 0.0
         """The time, in seconds, at which the first of them began, or the last prompt before them ended."""
         self.decoding = 0
@@ -302,6 +306,7 @@ class InflightLoad:
             if self.updates is not None:
                 self.updates.placed(booking, ms, stall_ms, now)
         at.add_prompt(booking.sent_s, ms, speed)
+        at.peers_prompts += booking.number == OF_A_PEER
         at.outlive(now)
         at.stalled += stall_ms
         self._rebase(now)
@@ -325,6 +330,9 @@ class InflightLoad:
         if at.life != booking.prefill_life:
             return
         self.turn += 1
+        if booking.number == OF_A_PEER:
+            at.peers_prompts -= 1
+            at.peers_ended += done
         at.prompts -= 1
         at.backlog = max(0.0, at.backlog - ms) if at.prompts else 0.0
         if done:

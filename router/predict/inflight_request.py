@@ -17,10 +17,10 @@ class InflightRequest:
     """The bookings of one request. It has many attributes: each booked number is kept, to be taken back as it was."""
 
     __slots__ = (
-        "began_tpot_ms", "cached_tokens", "context", "decode_life", "decode_row", "first_margin", "first_s", "limits",
-        "margin", "mean_tokens", "middle_tokens", "number", "opened_s", "pause_ms", "plain_ms", "prefill_life",
-        "prefill_ms", "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens", "tpot_ms", "tried",
-        "ttft_ms", "variance",
+        "began_tpot_ms", "cached_tokens", "chunks", "context", "decode_life", "decode_row", "first_margin", "first_s",
+        "limits", "margin", "mean_tokens", "middle_tokens", "number", "opened_s", "pause_ms", "plain_ms",
+        "prefill_life", "prefill_ms", "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens",
+        "tpot_ms", "tried", "ttft_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +55,8 @@ class InflightRequest:
         """The time at which its prompt can begin, once the engine's front end has passed it on; in seconds."""
         self.cached_tokens = 0
         """The expected number of cached prompt tokens at the prefill instance."""
+        self.chunks: tuple[int, ...] = ()
+        """Names of its prompt's chunks, for the prefix-cache index; empty: they are not hashed."""
         self.decode_row = -1
         self.decode_life = -1
         self.context = 0.0

@@ -18,10 +18,11 @@ from router.predict.inflight_request import InflightRequest
 class ToldBooking:
     """One booking, with what peers are to know of its prompt: predicted times in milliseconds, events in seconds."""
 
-    __slots__ = ("booking", "ended_s", "placed_s", "prompt", "prompt_ms", "stall_ms")
+    __slots__ = ("booking", "chunks_told", "ended_s", "placed_s", "prompt", "prompt_ms", "stall_ms")
 
     def __init__(self, booking: InflightRequest) -> None:
         self.booking: Final = booking
+        self.chunks_told = False
         self.prompt = PromptState.NONE
         self.prompt_ms = 0.0
         self.stall_ms = 0.0
@@ -32,10 +33,11 @@ class ToldBooking:
 class LoadUpdates:
     """Collects one router's changes, and writes its notes."""
 
-    def __init__(self, router: str, name_of: Callable[[int, int], str]) -> None:
+    def __init__(self, router: str, name_of: Callable[[int, int], str], *, shares_names: bool = False) -> None:
         """`router`: this router. `name_of`: the instance that a row had in one of its lives; empty: it has left."""
         self.router: Final = router
         self._name_of: Final = name_of
+        self._shares_names: Final = shares_names
         self._booked: Final[dict[int, ToldBooking]] = {}
         """By number: the bookings that go on, and those whose end is not told yet."""
         self._changed: Final[dict[int, None]] = {}
@@ -142,6 +144,8 @@ class LoadUpdates:
 
     def _state(self, number: int, told: ToldBooking, now: float) -> BookingState:
         of = told.booking
+        chunks = () if told.chunks_told or not self._shares_names else of.chunks
+        told.chunks_told = True
         return BookingState(
             number,
             self._name_of(of.prefill_row, of.prefill_life) if told.prompt is not PromptState.NONE else "",
@@ -160,6 +164,7 @@ class LoadUpdates:
             of.variance,
             of.tpot_ms if math.isfinite(of.tpot_ms) else 0.0,
             of.pause_ms,
+            chunks,
         )
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from router.core.load_notes import BookingState, LoadNote, PromptState
 from router.predict.inflight_load import DUTY_S, InflightLoad
 from router.predict.inflight_request import OF_A_PEER, InflightRequest
+from router.predict.prefix_cache import PrefixCacheIndex
 
 SILENT_S: Final = 2.0
 """Seconds without a note after which a peer's bookings are dropped: the peer is gone, or the registry. What its
@@ -64,8 +65,8 @@ class PeerLoad:
         """Peers that have told nothing for `SILENT_S`, or are not among those that are there."""
         return [name for name, peer in self._peers.items() if name not in there or now - peer.heard_s > SILENT_S]
 
-    def hear(self, note: LoadNote, now: float) -> None:
-        """Book what a peer tells."""
+    def hear(self, note: LoadNote, now: float, prefixes: PrefixCacheIndex | None = None) -> None:
+        """Book what a peer tells. `prefixes`: takes what its prompts leave in instances' prefix caches."""
         peer = self._peers.get(note.router)
         if peer is None:
             peer = self._peers[note.router] = _Peer()
@@ -79,9 +80,13 @@ class PeerLoad:
             peer.told = set()
         for state in note.states:
             self._book(peer, state, now)
+            if prefixes is not None and state.chunks:
+                self._cache(state, prefixes, now)
             if peer.told is not None:
                 peer.told.add(state.number)
         for number in note.over:
+            if prefixes is not None:
+                _leave(prefixes, peer.bookings.get(number), now)
             self._drop(peer, number, now)
         if note.parts and note.part == note.parts and peer.told is not None:
             for number in [each for each in peer.bookings if each not in peer.told]:
@@ -112,6 +117,7 @@ class PeerLoad:
             if len(peer.bookings) >= BOOKINGS_MAX:
                 return
             booking = peer.bookings[state.number] = _booking_of(state)
+            booking.chunks = state.chunks
         self._prompt(booking, state, now)
         row = self._row_of.get(state.decode, -1)
         if row < 0:
@@ -134,6 +140,13 @@ class PeerLoad:
             ended_s = now - state.ended_ago_ms / 1000.0
             self._inflight.prompt_over(booking, ended_s, done=state.prompt is PromptState.DONE, presumed=presumed)
 
+    def _cache(self, state: BookingState, prefixes: PrefixCacheIndex, now: float) -> None:
+        """Both of the request's instances will have its prompt in their prefix caches."""
+        for name in {state.prefill, state.decode}:
+            row = self._row_of.get(name, -1)
+            if row >= 0:
+                prefixes.sent(row, state.chunks, now)
+
     def _drop(self, peer: _Peer, number: int, now: float) -> None:
         booking = peer.bookings.pop(number, None)
         if booking is not None:
@@ -152,3 +165,10 @@ def _booking_of(state: BookingState) -> InflightRequest:
     )
     booking.number, booking.pause_ms = OF_A_PEER, state.pause_ms
     return booking
+
+
+def _leave(prefixes: PrefixCacheIndex, booking: InflightRequest | None, now: float) -> None:
+    """Its answer is over: it has used its prompt's blocks, and written about as many tokens as were expected."""
+    if booking is not None and booking.decode_row >= 0 and booking.opened_s >= 0:
+        prefixes.used(booking.decode_row, booking.chunks, now)
+        prefixes.wrote(booking.decode_row, round(booking.mean_tokens), now)

@@ -136,6 +136,7 @@ class Placements:
         if not wanted.prefill_only:
             inflight.answer_placed(booking, answer_row, wanted.now)
         if fleet.prefixes is not None and wanted.prefix:
+            booking.chunks = wanted.prefix
             sent = fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
             expected.sent = [] if sent is None else [sent]
             if answer_row != prompt_row:

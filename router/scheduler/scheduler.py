@@ -89,8 +89,9 @@ class LegCounts:
         """The request's prefill leg goes to this instance."""
         more = -1.0 if second else SECOND_LEGS_SHARE
         self._second_legs = min(SECOND_LEGS_SAVED, self._second_legs + more)
-        context.prefill, context.ended = prefill, self._ended.get(prefill, 0)
-        context.ahead = self._view.get(prefill).inflight
+        context.prefill, context.ended = prefill, self._all_ended(prefill)
+        view = self._view.get(prefill)
+        context.ahead = view.inflight + self._view.all().inflight.rows[view.row].peers_prompts
 
     def allows_second(self, context: SchedulingContext) -> bool:
         """Whether a second prefill leg may be sent for the request."""
@@ -102,10 +103,17 @@ class LegCounts:
         would have chosen it.
         """
         assert context.prefill is not None
-        ended = self._ended.get(context.prefill, 0)
+        ended = self._all_ended(context.prefill)
         answered, context.ended = ended - context.ended, ended
         context.ahead -= answered
-        return answered > 0 and context.ahead >= 0
+        unknown = self._view.routers - 1  # a prompt of each peer, which its last note does not have yet
+        return answered > 0 and context.ahead >= -unknown
+
+    def _all_ended(self, instance: InstanceId) -> int:
+        """The number of legs there that have ended, with peers' prompts."""
+        view = self._view.get(instance) if self._view.knows(instance) else None
+        peers = 0 if view is None else self._view.all().inflight.rows[view.row].peers_ended
+        return self._ended.get(instance, 0) + peers
 
 
 class Scheduler:

@@ -82,10 +82,12 @@ class Shared:
 
     async def answer(self, *_: Any) -> web.Response:
         await self.go_on.wait()
-        return web.json_response({"object": "text_completion", "choices": [{"text": "x", "finish_reason": "stop"}]})
+        usage = {"prompt_tokens": 2600, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1600}}
+        said = {"object": "text_completion", "choices": [{"text": "x", "finish_reason": "stop"}], "usage": usage}
+        return web.json_response(said)
 
-    async def ask(self, endpoint: str) -> int:
-        body = {"model": "fake", "prompt": "hello", "max_tokens": 5}
+    async def ask(self, endpoint: str, prompt: str = "hello") -> int:
+        body = {"model": "fake", "prompt": prompt, "max_tokens": 5}
         async with self.client.post(f"{endpoint}/v1/completions", json=body) as answer:
             await answer.read()
             return answer.status
@@ -143,6 +145,18 @@ async def test_each_router_counts_the_others_requests(shared: Shared) -> None:
     for admin in shared.admins:
         await shared.until(admin, "baton_peer_requests", 0)
         assert await shared.metric(admin, "baton_peer_notes_lost_total") == 0
+
+
+async def test_a_prompt_that_another_router_sent_is_expected_in_the_prefix_cache(shared: Shared) -> None:
+    await shared.start()
+    prompt, expected = "what was said before " * 500, "baton_prefix_expected_tokens_total"
+    asking = asyncio.ensure_future(shared.ask(shared.endpoints[0], prompt))
+    await shared.until(shared.admins[1], "baton_peer_requests", 1)
+    shared.go_on.set()
+    assert await asking == 200
+    assert await shared.ask(shared.endpoints[1], f"{prompt}and what is said now") == 200
+    assert await shared.metric(shared.admins[1], expected) > 1000
+    assert await shared.metric(shared.admins[0], expected) == 0
 
 
 async def test_a_note_without_the_fleets_keys_is_not_believed(shared: Shared) -> None:

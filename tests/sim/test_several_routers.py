@@ -49,6 +49,39 @@ def run(routers: int, *, notes_ms: float = SimSettings().notes_ms, rate: float =
     return result
 
 
+def talks(count: int = 120, turns: int = 5) -> list[Arrival]:
+    """Conversations whose turns begin with all that was said before, in random order at the routers."""
+    rng, made = Random(2), list[Arrival]()
+    for talk in range(count):
+        at_s = rng.uniform(0.0, 40.0)
+        for turn in range(turns):
+            blocks = 16 * (turn + 1)
+            made.append(
+                Arrival(
+                    at_s=round(at_s, 6),
+                    input_tokens=16 * blocks,
+                    output_tokens=40,
+                    prefix=tuple(1000 * talk + number for number in range(blocks)),
+                    block_tokens=16,
+                )
+            )
+            at_s += rng.uniform(3.0, 6.0)
+    return sorted(made, key=lambda each: each.at_s)
+
+
+def cached(routers: int, notes_ms: float) -> float:
+    """The share of prompt tokens that instances had in their prefix caches."""
+    policy, both = POLICIES["workload"], [Role.BOTH] * 6
+    world = World(
+        of_roles(*both, costs=SimpleCosts(step_ms=12.0, prefill_ms_per_1k=60.0)),
+        SimSettings(notes_ms=notes_ms, checks=False),
+        policy=policy,
+        others=[policy] * (routers - 1),
+    )
+    rows = world.run(talks()).columns
+    return float(rows["cached_tokens"].sum() / rows["input_tokens"].sum())
+
+
 def attained(result: Result) -> float:
     kept = result.latency_s("ttft") * 1000.0 <= PROMISE.ttft_ms
     return float((kept & (result.latency_s("tpot") * 1000.0 <= PROMISE.tpot_ms) & result.good()).mean())
@@ -66,3 +99,10 @@ def test_without_targets_too() -> None:
     means = [float(each.latency_s("ttft").mean()) for each in (one, three, silent)]
     assert means[1] < 1.12 * means[0]
     assert means[1] < 0.95 * means[2]
+
+
+def test_a_conversation_finds_its_cache_at_any_router() -> None:
+    one, three, silent = cached(1, 10.0), cached(3, 10.0), cached(3, 0.0)
+    print(one, three, silent)
+    assert three > one - 0.02
+    assert three > silent + 0.1

@@ -5,7 +5,9 @@ from __future__ import annotations
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.journey import Choose, Lost
+from router.core.load_notes import BookingState, LoadNote, PromptState
 from router.core.values import Reported, Wanted
+from router.fleet import events as d
 from router.fleet.view import FleetView, can_pin, turned_away
 from router.scheduler.placements import SchedulingContext
 from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Scheduler
@@ -158,6 +160,33 @@ def test_whoever_is_overtaken_is_not_in_a_queue() -> None:
     here.leg_ended(P)
     here.leg_ended(P)
     assert here.choose(one, SECOND, 0.0)[0].prefill == P2
+
+
+def told(number: int, prompts: tuple[int, ...], prompt: PromptState) -> d.LoadNoted:
+    """What a router peer tells of these prompts at P."""
+    states = tuple(
+        BookingState(
+            number=each, prefill=P, prompt=prompt, plain_ms=20.0, prompt_ms=20.0, stall_ms=0.0, placed_ago_ms=0.0,
+            ended_ago_ms=0.0, decode="", opened=False, prompt_tokens=100, mean_tokens=9.0, short_tokens=2.0,
+            middle_tokens=8.0, variance=1.0, tpot_ms=0.0, pause_ms=0.0,
+        )
+        for each in prompts
+    )  # fmt: skip
+    return d.LoadNoted(LoadNote("b", number, states), 0.0)
+
+
+def test_a_queue_of_other_routers_prompts_is_no_silence() -> None:
+    """Before, a leg behind other routers' prompts was taken for lost, and its prompt was computed twice."""
+    here, one = with_second(places=100), context()
+    here.view.routers = 2
+    here.view.handle(told(0, (1, 2, 3), PromptState.WAITS), 0.0)
+    here.choose(one, Choose(frozenset({P2}), hand_over=True), 0.0)
+    here.view.leg_started(P)
+    here.view.handle(told(1, (1,), PromptState.DONE), 0.0)
+    assert here.choose(one, SECOND, 0.0)[0].prefill is None, "one of three has been computed"
+    here.view.handle(told(2, (2, 3), PromptState.DONE), 0.0)
+    assert here.choose(one, SECOND, 0.0)[0].prefill is None, "and the others"
+    assert here.choose(one, SECOND, 0.0)[0].prefill == P2, "and then none for as long as it takes to ask again"
 
 
 def reported(name: InstanceId) -> Reported:
