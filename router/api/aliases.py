@@ -53,8 +53,8 @@ class Aliases:
 
 def check_served(aliases: Aliases, view: FleetView, model: str | None, tenant: str) -> None:
     """Raises ApiError: 404, naming this tenant's models, if no instance serves `model` to this tenant."""
-    if model is not None and view.lacks(model, tenant):
-        raise unknown_model(model[:200], aliases.names(view.models(tenant)))
+    if model is not None and view.served.lacks(model, tenant):
+        raise unknown_model(model[:200], aliases.names(view.served.names(tenant)))
 
 
 def usual_model(fleet: Iterable[InstanceView], tenant: str) -> str | None:

@@ -186,7 +186,7 @@ class Endpoints:
         for entry in self._cards(tenant):
             if entry.get("id") == name:
                 return json_response(entry)
-        raise unknown_model(name[:200], self._names.names(self.parts.view.models(tenant)))
+        raise unknown_model(name[:200], self._names.names(self.parts.view.served.names(tenant)))
 
     async def openapi(self, _: web.Request) -> web.Response:
         """``/openapi.json``: the paths of the clients' side."""

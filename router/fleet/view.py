@@ -16,6 +16,7 @@ from router.core.journey import Lost
 from router.core.values import ProofStanding, Reported
 from router.fleet import events as d
 from router.fleet.columns import InstanceView
+from router.fleet.served_models import ServedModels
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.load_updates import LoadUpdates
 from router.predict.peer_load import PeerLoad
@@ -44,10 +45,8 @@ class FleetView:
         self._met: Final[dict[InstanceId, dict[str, None]]] = {}
         """By decode instance, the producers that it has pulled from, the oldest first."""
         self._aside: Mapping[InstanceId, str] = {}
-        self._models: dict[str, tuple[str, ...]] = {}
-        """The served models, by tenant that some instances are reserved for."""
-        self._models_at = -1
-        """The version of the columns for which `_models` is valid."""
+        self.served: Final = ServedModels(self._fleet)
+        """Names of the models that instances serve."""
         self.routers = 1
         """The number of routers that share the fleet, this one included."""
         self.peer_load: Final = PeerLoad(self._fleet.inflight, self._fleet.row_of)
@@ -246,22 +245,6 @@ class FleetView:
         view.inflight -= 1
         if view.inflight == 0 and view.state == "gone":
             self._fleet.remove(instance)
-
-    def models(self, tenant: str) -> tuple[str, ...]:
-        """Names of all models that instances serve for this tenant, ready or not, in order, once each."""
-        version, whose = self._fleet.columns.version, self._fleet.whose(tenant)
-        if version != self._models_at:
-            self._models_at = version
-            self._models.clear()
-        found = self._models.get(whose)
-        if found is None:
-            serving = (view.models for view in self.all() if view.instance.serves(whose))
-            found = self._models[whose] = tuple(dict.fromkeys(name for models in serving for name in models))
-        return found
-
-    def lacks(self, model: str, tenant: str) -> bool:
-        """Whether no instance serves this model to this tenant. False as long as no instance has named its models."""
-        return model not in self.models(tenant) and any(view.models for view in self.all())
 
     def cached(self, told: d.Cached) -> None:
         """An engine has reported with its answer how much of a prompt was in its prefix cache."""

@@ -110,10 +110,10 @@ def test_whom_a_decode_instance_has_met_is_bounded() -> None:
 def test_models_stay_known_while_their_engines_are_away() -> None:
     """A request for one of them is then told 503, not 404."""
     view = fleet(*PD)
-    assert view.models("") == ("m",)
+    assert view.served.names("") == ("m",)
     view.unreachable(InstanceId("d"))
     view.unreachable(InstanceId("p"))
-    assert view.models("") == ("m",)
+    assert view.served.names("") == ("m",)
 
 
 def test_credits_bound_the_legs_of_all_routers_together() -> None:
@@ -270,7 +270,7 @@ def test_instances_kept_for_tenants_serve_nobody_else() -> None:
     ):
         view.add(Instance(id=InstanceId(name), role=role, url="u", tenants=frozenset(tenants)))
         view.seen(InstanceId(name), ({"id": "m"}, {"id": f"of-{name}"}), Load())
-    one = {tenant: set(view.models(tenant)) for tenant in ("", "eve", "ann", "bob")}
+    one = {tenant: set(view.served.names(tenant)) for tenant in ("", "eve", "ann", "bob")}
     assert one[""] == one["eve"] == {"m", "of-p", "of-d"}
     assert one["ann"] == {"m", "of-p", "of-d", "of-own", "of-two"} and one["bob"] == one[""] | {"of-two"}
     for tenant, model, expected in (
@@ -284,7 +284,7 @@ def test_instances_kept_for_tenants_serve_nobody_else() -> None:
     assert len(view.all().ready("m").any) == 4, "the router's own prompts go to all"
     for name in ("own", "two"):
         view.all().remove(InstanceId(name))
-    assert view.models("ann") == view.models("")
+    assert view.served.names("ann") == view.served.names("")
 
 
 def test_requests_of_tenants_with_their_own_instances_are_a_kind_of_their_own() -> None:
