@@ -53,7 +53,6 @@ MODULES = (
     "router.core.journey",
     "router.core.slo",
     "router.fleet.columns",
-    "router.fleet.served_models",
     "router.fleet.snapshot",
     "router.fleet.view",
     "router.http.client_transport",

@@ -16,7 +16,6 @@ from router.core.journey import Lost
 from router.core.values import ProofStanding, Reported
 from router.fleet import events as d
 from router.fleet.columns import InstanceView
-from router.fleet.served_models import ServedModels
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.load_updates import LoadUpdates
 from router.predict.peer_load import PeerLoad
@@ -30,6 +29,33 @@ again."""
 FAILURES_UNTIL_DOWN = 2
 """The number of probes in a row that must fail before an instance is taken out: one lost probe on a busy machine is
 noise."""
+
+
+class ServedModels:
+    """The models of all instances, ready or not. A tenant's are made when they are asked for, once for each change."""
+
+    def __init__(self, fleet: FleetSnapshot) -> None:
+        self._fleet: Final = fleet
+        self._by_tenant: Final[dict[str, tuple[str, ...]]] = {}
+        """By tenant that some instances are reserved for."""
+        self._version = -1
+        """The version of the columns for which `_by_tenant` is valid."""
+
+    def names(self, tenant: str) -> tuple[str, ...]:
+        """Names of all models that instances serve for this tenant, in order, once each."""
+        version, whose = self._fleet.columns.version, self._fleet.whose(tenant)
+        if version != self._version:
+            self._version = version
+            self._by_tenant.clear()
+        found = self._by_tenant.get(whose)
+        if found is None:
+            serving = (view.models for view in self._fleet if view.instance.serves(whose))
+            found = self._by_tenant[whose] = tuple(dict.fromkeys(name for models in serving for name in models))
+        return found
+
+    def lacks(self, model: str, tenant: str) -> bool:
+        """Whether no instance serves this model to this tenant. False as long as no instance has named its models."""
+        return model not in self.names(tenant) and any(view.models for view in self._fleet)
 
 
 class FleetView:

@@ -191,8 +191,8 @@ class RowLoad:
 
 
 class InflightLoad:
-    """The load in flight by row of `router.fleet.columns`: each event changes it, and the models that learn from it. Long,
-    as one event changes most of it.
+    """The load in flight by row of `router.fleet.columns`: each event changes it, and the models that learn from it.
+    Long, as one event changes most of it.
     """
 
     def __init__(self) -> None:
