@@ -137,7 +137,7 @@ class LoadNoted(msgspec.Struct, tag="load_noted"):
     now: float
 
 
-class PeerLost(msgspec.Struct, tag="peer_lost"):
+class RouterPeerLost(msgspec.Struct, tag="peer_lost"):
     """A router peer has told nothing for a while, or has left."""
 
     router: str
@@ -310,7 +310,7 @@ class InstanceLost(msgspec.Struct, frozen=True):
 
 FleetEvent = (
     Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted | Indexed
-    | Cached | Sourced | SourceSaid | LoadNoted | PeerLost
+    | Cached | Sourced | SourceSaid | LoadNoted | RouterPeerLost
 )  # fmt: skip
 """The events of the fleet's view (`router.fleet.view`)."""
 
@@ -324,7 +324,7 @@ Outcome = Decided | Came
 
 Entry = (
     Made | Added | Folded | ProbeSucceeded | ProbeFailed | Unreachable | SetAside | Distrusted | Proven | LegStarted
-    | Indexed | Cached | Sourced | SourceSaid | LoadNoted | PeerLost | Began | Shared | Seated | Counted | Asked
+    | Indexed | Cached | Sourced | SourceSaid | LoadNoted | RouterPeerLost | Began | Shared | Seated | Counted | Asked
     | Picked | PromptOver | AnswerOpened | Finished | FoundNone | Occupied | LegEnded | Roomy | Looked | FleetMoved
     | Decided | Came | Missing
 )  # fmt: skip

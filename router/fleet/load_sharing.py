@@ -84,7 +84,7 @@ class LoadSharing:
             await asyncio.sleep(ALIVE_S if alone else tell_every_s(self._view.routers))
             peers, now = self._peers(), time.monotonic()
             for name in self._view.peer_load.silent(now, peers):
-                self._handle(events.PeerLost(name, now))
+                self._handle(events.RouterPeerLost(name, now))
                 self._freed()
             if not peers:
                 self._updates.skip()

@@ -416,6 +416,6 @@ _FOLD: Final[Mapping[type, Callable[[FleetView, Any], Iterable[InstanceId]]]] = 
     d.Sourced: _sourced,
     d.SourceSaid: _source_said,
     d.LoadNoted: _load_noted,
-    d.PeerLost: _peer_lost,
+    d.RouterPeerLost: _peer_lost,
 }
 """The handler of each event; it returns the instances that are lost by the event."""

@@ -240,7 +240,7 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     fleet.handle(d.Sourced(-3.5, 0.75), 0.75)
     fleet.handle(d.SourceSaid(name, (2**64 - 1,), 256.0, 5, 0.75), 0.75)
     fleet.handle(d.LoadNoted(LoadNote("router-2", 0, (booked_at(name),), over=(4,), part=1, parts=1), 0.76), 0.76)
-    fleet.handle(d.PeerLost("router-2", 0.77), 0.77)
+    fleet.handle(d.RouterPeerLost("router-2", 0.77), 0.77)
     machine.handle(d.Finished(one, 0.8, 4, cut_off=True), 0.8)
     machine.handle(d.Finished(two, 0.9, None, cut_off=False), 0.9)
     machine.handle(d.Finished(two, 1.0, None, cut_off=False), 1.0)
