@@ -13,6 +13,7 @@ import pytest
 from support.k8s_objects import IMAGES, SMALL, applied, conditions, desired, manifests, resource, settled
 
 from baton.scaling import wants_scaling
+from cluster.spec import parse
 from cluster.spec.example import EXAMPLE
 from k8s.crd import read_resource
 from k8s.crd.names import CONDITIONS, FIELD_MANAGER, LABEL_DRAINING, LABEL_FAMILY, LABEL_MANAGED, LABEL_REVISION
@@ -31,6 +32,7 @@ from k8s.plan import (
     pool_status,
     status,
 )
+from k8s.plan.children import file_text
 from k8s.plan.merge import contains, patched, view
 from k8s.plan.observe import instances
 
@@ -431,6 +433,18 @@ def test_the_example_makes_a_cluster() -> None:
     files = next(each for each in pod["volumes"] if each["name"] == "files")["projected"]["sources"]
     assert {"key": "keys.acme", "path": "keys/acme"} in files[1]["secret"]["items"]
     assert "host" not in yaml.safe_load(made["ConfigMap", "chat-file"]["data"]["baton.yaml"])["router"]
+
+
+def test_routers_read_the_file_as_the_operator_does() -> None:
+    """Texts that only one of YAML's versions takes for numbers, and a whole number that JSON has with a point."""
+    registry = {"url": "redis://r:6379", "password_file": "1.0e5"}
+    models = [{**SMALL["models"][0], "served_name": "1e5"}]
+    given = {**SMALL, "models": models, "registry": registry, "limits": {"body_bytes_max": 2e6}}
+    wanted = desired(given).resource
+    assert wanted.spec is not None
+    read = parse(file_text(wanted), "baton.yaml").usable()
+    assert (read.registry, read.limits) == (wanted.spec.registry, wanted.spec.limits)
+    assert [each.served_name for each in read.models] == ["1e5"]
 
 
 STARTED = "2026-01-01T00:00:00Z"
