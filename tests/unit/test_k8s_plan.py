@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import re
 import secrets
 from datetime import UTC, datetime
@@ -359,6 +360,81 @@ def test_a_wrong_spec_is_a_condition_that_names_the_field() -> None:
     said = conditions(status(wrong, ObservedCluster(), (), 0.0, {}))
     assert said["Degraded"]["reason"] == "InvalidSpec"
     assert "models[0].pools.decode.max" in said["Degraded"]["message"]
+
+
+ENGINE = {"name": "engine"}
+
+
+@pytest.mark.parametrize(
+    ("patch", "told"),
+    [
+        ({"spec": "x"}, "spec: must be a mapping (x) → write `spec: {…}`, or leave it out"),
+        ({"spec": None}, "spec: cannot be removed → leave it out"),
+        ({"metadata": []}, "metadata: must be a mapping ([…]) → write `metadata: {…}`"),
+        ({"metadata": {"labels": "a=b"}}, "metadata.labels: must be a mapping (a=b) → write `labels: {…}`"),
+        ({"metadata": {"labels": None}}, "metadata.labels: cannot be removed → leave it out"),
+        ({"spec": {"volumes": None}}, "spec.volumes: cannot be removed → leave it out"),
+        ({"spec": {"volumes": {"a": {}}}}, "spec.volumes: must be a list ({…}) → write `volumes: [{name: …}]`"),
+        ({"spec": {"volumes": [{"emptyDir": {}}]}}, "spec.volumes[0].name: missing → "),
+        ({"spec": {"volumes": [{"name": ["x"]}]}}, "spec.volumes[0].name: must be a text ([…]) → "),
+        ({"spec": {"volumes": [{"name": "a"}, {"name": "a"}]}}, "spec.volumes[1].name: given twice (a) → "),
+        ({"spec": {"containers": None}}, "spec.containers: cannot be removed → leave it out"),
+        ({"spec": {"containers": ["x"]}}, "spec.containers[0]: must be a mapping (x) → write `{name: …}`"),
+        ({"spec": {"containers": [{"image": "i"}]}}, "spec.containers[0].name: missing → "),
+        ({"spec": {"containers": [{**ENGINE, "env": None}]}}, "spec.containers[0].env: cannot be removed → "),
+        (
+            {"spec": {"containers": [{**ENGINE, "env": ["A=1"]}]}},
+            "containers[0].env[0]: must be a mapping (***) → ",
+        ),
+        ({"spec": {"containers": [{**ENGINE, "env": "A=1"}]}}, "containers[0].env: must be a list (***) → "),
+        ({"spec": {"containers": [{**ENGINE, "env": {"A": "1"}}]}}, "spec.containers[0].env: must be a list ({…}) → "),
+        ({"spec": {"containers": [{**ENGINE, "volumeMounts": None}]}}, "[0].volumeMounts: cannot be removed → "),
+        ({"spec": {"containers": [{**ENGINE, "volumeMounts": [{"name": "n"}]}]}}, "[0].mountPath: missing → "),
+        (
+            {"spec": {"containers": [{**ENGINE, "ports": [{"containerPort": []}]}]}},
+            "must be a number or a text ([…])",
+        ),
+        ({"spec": {"containers": [{**ENGINE, "ports": [80]}]}}, "ports[0]: must be a mapping (80) → "),
+        ({"spec": {"readinessGates": "x"}}, "spec.readinessGates: must be a list (x) → "),
+    ],
+)
+def test_a_malformed_template_is_a_condition_that_names_the_field(patch: dict[str, Any], told: str) -> None:
+    """It is no fault of the operator's, for pools as for routers; what runs goes on running."""
+    router = json.loads(json.dumps(patch).replace('"engine"', '"router"'))
+    for kubernetes, field in (
+        ({"pools": {"decode": {"pod_template": patch}}}, "kubernetes.pools.decode.pod_template."),
+        ({"router_template": router}, "kubernetes.router_template."),
+    ):
+        wrong = desired({**SMALL, "kubernetes": kubernetes})
+        assert plan(wrong, ObservedCluster(), PlanLimits(), 0.0) == ()
+        said = conditions(status(wrong, ObservedCluster(), (), 0.0, {}))
+        assert said["Degraded"]["reason"] == "InvalidSpec"
+        assert said["Degraded"]["message"].startswith(field)
+        assert told in said["Degraded"]["message"]
+
+
+def test_templates_of_any_form_that_the_operator_does_not_read_are_the_api_servers_matter() -> None:
+    patch = {
+        "metadata": {"annotations": {"spec": "x"}, "labels": {"env": "prod", "volumes": "none"}},
+        "spec": {
+            "nodeSelector": {"containers": "many"},
+            "securityContext": None,
+            "containers": [
+                {
+                    "name": "engine",
+                    "command": None,
+                    "ports": [{"containerPort": 9}, {"containerPort": 9, "protocol": "UDP"}],
+                },
+                {"name": "side", "env": None, "volumeMounts": []},
+            ],
+            "initContainers": [{"name": "first", "image": 5}],
+            "tolerations": "x",
+            "readinessGates": None,
+        },
+    }
+    wanted = desired({**SMALL, "kubernetes": {"pools": {"decode": {"pod_template": patch}}}})
+    assert wanted.resource.problems == ()
+    assert plan(wanted, ObservedCluster(), PlanLimits(), 0.0)
 
 
 def test_a_pools_status_has_a_selector_that_finds_its_pods() -> None:
