@@ -9,35 +9,47 @@ from typing import Any
 from baton.planning import FleetResults, Task, args_of
 from cluster.errors import UsageError
 from cluster.spec import Model
+from cluster.spec.reader import entries_of, nodes_of
+from cluster.spec.tree import Node, Scalar, compose, tree_of
+from cluster.spec.writer import written
 from costs.hardware import find_gpu
 
 BUDGET = "max-num-batched-tokens"
 
 
 def text_of(given: str, task: Task, best: FleetResults) -> str:
-    """The text of the file to run.
+    """The text of the file to run. What it keeps of the user's file means what it meant there; comments are left out.
 
     Args:
         given: text of the user's file.
         task: the task of the plan.
         best: the planned fleet.
     """
-    import yaml
-
-    tree = yaml.safe_load(given)
-    for each in tree["models"]:
-        if (each.get("served_name") or each["name"]) == task.model.api_name:
-            each["pools"] = pools_of(best, each.get("pools") or {}, task.model)
-    hardware = dict(tree.get("hardware") or {})
+    tree = entries_of(compose(given))
+    tree["models"] = tree_of([_planned(each, task, best) for each in nodes_of(tree["models"])])
+    hardware: dict[str, Any] = {**entries_of(tree.get("hardware"))}
     known = {gpu.name for name in hardware if (gpu := find_gpu(name)) is not None}
     for kind in best.arrangement:
         if kind.gpu.name not in known:
             hardware.setdefault(kind.gpu.name, {})
-    tree["hardware"] = hardware
     heading = f"# Planned by `baton plan` for {len(task.arrivals):,} requests: {best}\n"
     if any(kind.power_cap < 1 for kind in best.arrangement):
         heading += "# `power_cap_w` is what the plan counts on: set it on the machines (nvidia-smi --power-limit).\n"
-    return heading + str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    return heading + written(tree_of({**tree, "hardware": hardware}))
+
+
+def _planned(model: Node, task: Task, best: FleetResults) -> Node:
+    """A model of the file; the planned one with its pools."""
+    entries = entries_of(model)
+    if _api_name(entries) != task.model.api_name:
+        return model
+    given = {role: entries_of(pool) for role, pool in entries_of(entries.get("pools")).items()}
+    return tree_of({**entries, "pools": pools_of(best, given, task.model)})
+
+
+def _api_name(model: Mapping[str, Node]) -> object:
+    names = (model.get("served_name"), model["name"])
+    return next(each.value for each in names if isinstance(each, Scalar) and each.value is not None)
 
 
 def pools_of(answer: FleetResults, given: Mapping[str, Any], model: Model) -> dict[str, Any]:

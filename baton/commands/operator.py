@@ -84,6 +84,8 @@ def resources_in(name: str) -> list[dict[str, Any]]:
 
 def _dry_run(args: argparse.Namespace) -> int:
     from baton.floor import floor_of
+    from cluster.spec.tree import tree_of
+    from cluster.spec.writer import written
     from k8s.crd import read_resource
     from k8s.plan import Apply, Desired, ObservedCluster, PlanLimits, plan
 
@@ -97,7 +99,7 @@ def _dry_run(args: argparse.Namespace) -> int:
         show(resource.name, actions, as_json=args.json)
         if not args.json:
             manifests = [_bare(each.manifest) for each in actions if isinstance(each, Apply)]
-            print(yaml.safe_dump_all(manifests, sort_keys=False, width=120), end="")
+            print("---\n".join(written(tree_of(each), width=120) for each in manifests), end="")
     return 1 if wrong else 0
 
 

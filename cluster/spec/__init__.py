@@ -3,7 +3,7 @@
     text ─ tree ─▶ nodes with positions ─ reader ─▶ Spec ─ rules ─▶ Parsed: the Spec, or every problem of the file
 
 `settings` is the file's whole vocabulary. `about` and `units` describe a setting, `guess` finds the intended key for a
-wrong one, `flags` makes vLLM's flags, `words` and `page` describe the file to users.
+wrong one, `flags` makes vLLM's flags, `words` and `page` describe the file to users, `writer` turns a tree into text.
 """
 
 from cluster.spec.parse import Parsed, check_outside, parse, parse_value

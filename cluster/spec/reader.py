@@ -55,6 +55,18 @@ def _is_null(node: Node) -> bool:
     return isinstance(node, Scalar) and node.value is None
 
 
+def entries_of(node: Node | None) -> dict[str, Node]:
+    """The entries of a mapping, with `<<` resolved as in reading; none for null or a missing node."""
+    reader = Reader("")
+    reader.places[()] = FilePlace(Mark(1, 1), "")
+    return {key.text: inner for key, inner in reader.entries(node, ())} if isinstance(node, MappingNode) else {}
+
+
+def nodes_of(node: Node | None) -> list[Node]:
+    """The nodes of a list; none for null or a missing node."""
+    return node.nodes if isinstance(node, Items) else []
+
+
 def _stand_in(kind: Any) -> Any:
     """A value in place of one that is required and wrong or missing, so that later list entries keep their index."""
     if get_origin(kind) is tuple:
@@ -152,7 +164,7 @@ class Reader:
             return self._wrong(path, "must be a mapping", guess.as_mapping(section, path, shown_node(node)))
         known = settings_of(section)
         values = {}
-        for key, inner in self._entries(node, path):
+        for key, inner in self.entries(node, path):
             if key.text not in known:
                 self._unknown(section, key, inner, path)
                 continue
@@ -167,7 +179,7 @@ class Reader:
                 values[name] = _stand_in(setting.kind)
         return section(**values)
 
-    def _entries(self, table: MappingNode, path: FieldPath) -> Iterator[tuple[Scalar, Node]]:
+    def entries(self, table: MappingNode, path: FieldPath) -> Iterator[tuple[Scalar, Node]]:
         """The entries of a mapping with `<<` resolved, each key once; a key that is given twice is reported."""
         seen: dict[str, Mark] = {}
         merged: list[MappingNode] = []
@@ -185,7 +197,7 @@ class Reader:
             self.places.setdefault(at, FilePlace(node.mark, shown_node(node)))
             yield key, node
         for inner in merged:
-            for key, node in self._entries(inner, path):
+            for key, node in self.entries(inner, path):
                 if key.text not in seen:
                     seen[key.text] = key.mark
                     yield key, node
@@ -241,7 +253,7 @@ class Reader:
         if not isinstance(node, MappingNode):
             return self._wrong(path, "must be a mapping", f"write `{setting.name}: {{NAME: …}}`")
         values = {}
-        for key, inner in self._entries(node, path):
+        for key, inner in self.entries(node, path):
             at = (*path, key.text)
             if setting.about.keys and not setting.about.keys.fullmatch(key.text):
                 self._wrong(at, "cannot be a name", guess.as_name(setting.about.keys, key.text), mark=key.mark)
@@ -263,7 +275,7 @@ class Reader:
             return node.value
         if isinstance(node, Items):
             return [self._free(each, (*path, at)) for at, each in enumerate(node.nodes)]
-        return {key.text: self._free(inner, (*path, key.text)) for key, inner in self._entries(node, path)}
+        return {key.text: self._free(inner, (*path, key.text)) for key, inner in self.entries(node, path)}
 
     def _scalar(self, setting: Setting, kind: Any, node: Scalar, path: FieldPath) -> Any:
         if kind is str:

@@ -129,7 +129,8 @@ def compose(text: str) -> Node | None:
 def tree_of(value: object) -> Node:
     """The tree of a JSON value, such as the `spec` of a Kubernetes resource: every mark is line 1, column 1.
 
-    A text counts as unquoted if it reads back as the same text, so that problems show it as a file would.
+    A text counts as unquoted if it reads back as the same text, so that problems show it as a file would. Nodes in the
+    value stay as they are.
 
     Raises:
         Malformed: the value breaks a limit, or holds a character that no text can hold (a NUL, half a surrogate pair).
@@ -144,6 +145,8 @@ def _grown(value: object, depth: int) -> Node:
     mark = Mark(1, 1)
     if depth > DEPTH_MAX:
         raise Malformed(mark, f"nested more than {DEPTH_MAX} levels deep", "nest less")
+    if isinstance(value, Scalar | Items | MappingNode):
+        return value
     if isinstance(value, Mapping):
         entries = [(_word(str(key)), _grown(inner, depth + 1)) for key, inner in value.items()]
         return MappingNode(mark, entries, size=1 + sum(node.size for _, node in entries))

@@ -15,12 +15,13 @@ from typing import Any, Final
 from cluster.spec import Problem, Severity, Spec
 from cluster.spec.parse import parse_value
 from cluster.spec.plan import stems
-from cluster.spec.problems import nearest, quoted
+from cluster.spec.problems import FieldPath, nearest, quoted, shown_path
 from cluster.spec.reader import Reader
 from cluster.spec.rules import FloorOf
 from cluster.spec.tree import Malformed, MappingNode, tree_of
 from k8s.crd.names import NAME_CHARS_MAX, short
 from k8s.crd.settings import Kubernetes
+from k8s.crd.templates import template_faults
 
 IGNORED: Final = {
     "host": "pods listen on their own addresses, and the Service is the address of clients",
@@ -104,7 +105,7 @@ def read_resource(resource: Mapping[str, Any], *, floor_of: FloorOf | None = Non
     file = cluster_file(spec_value)
     parsed = parse_value(file, where, floor_of=floor_of)
     kubernetes, problems = _section(spec_value.get("kubernetes"), where)
-    told = [*parsed.problems, *problems]
+    told = [*parsed.problems, *problems, *_templates(kubernetes, where)]
     if parsed.spec is not None:
         told += _ignored(file, where)
         told += _files(parsed.spec, where)
@@ -185,6 +186,17 @@ def _pool_names(spec: Spec, where: str) -> Iterator[Problem]:
             yield _problem(
                 where, field, "has the name of the routers on Kubernetes", "give the pool another name", name
             )
+
+
+def _templates(kubernetes: Kubernetes, where: str) -> Iterator[Problem]:
+    """What is wrong with the patches of pods: a plan that merged them could not be made."""
+    patches: list[tuple[FieldPath, Mapping[str, Any], str]] = [
+        (("kubernetes", "pools", name, "pod_template"), pool.pod_template, "engine")
+        for name, pool in kubernetes.pools.items()
+    ]
+    for path, patch, container in (*patches, (("kubernetes", "router_template"), kubernetes.router_template, "router")):
+        for fault in template_faults(patch, container):
+            yield _problem(where, shown_path((*path, *fault.path)), fault.message, fault.fix, fault.value)
 
 
 def _unknown_pools(spec: Spec, kubernetes: Kubernetes, where: str) -> Iterator[Problem]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-import yaml
-
+from cluster.spec.tree import tree_of
+from cluster.spec.writer import written
 from k8s.crd.names import LABEL_CLUSTER, LABEL_COUNT, LABEL_PART, LABEL_POOL, digest, label_value, service_name, short
 from k8s.crd.resource import IGNORED, Resource
 from k8s.plan.merge import patched
@@ -81,8 +81,7 @@ def file_text(resource: Resource) -> str:
     if "router" in file:
         file["router"] = {key: value for key, value in (file["router"] or {}).items() if key not in IGNORED}
     file["models"] = [_model_for_routers(each) for each in file["models"]]
-    text: str = yaml.safe_dump(file, sort_keys=True, allow_unicode=True)
-    return text
+    return written(tree_of(file), sort_keys=True)
 
 
 def _model_for_routers(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from cluster.instance import Role
 from cluster.spec.plan import stems
-from cluster.spec.problems import nearest, quoted
+from cluster.spec.problems import Problem, nearest, quoted
 from k8s.plan.children import selector
 from k8s.plan.fleet import counting
 from k8s.plan.observe import REPLICA_FAILURE, ObservedCluster, condition
@@ -45,7 +45,7 @@ def status(
     """The status of a `BatonCluster`. `last`: its present status; unchanged conditions keep their transition times."""
     resource = desired.resource
     if resource.spec is None:
-        told = [f"{each.field or 'spec'}: {each.message} → {each.fix}" for each in resource.errors[:ERRORS_TOLD]]
+        told = [_told(each) for each in resource.errors[:ERRORS_TOLD]]
         facts = [
             Fact("Degraded", True, "InvalidSpec", "; ".join(told)),
             Fact("Progressing", False, "InvalidSpec", "the spec is not followed; what runs goes on running"),
@@ -80,6 +80,11 @@ def status(
         "conditions": _dated(facts, last, resource.generation, now),
     }
     return said if attainment is None else {**said, "attainment": f"{attainment * 100:.1f} %"}
+
+
+def _told(problem: Problem) -> str:
+    value = f" ({problem.value})" if problem.value else ""
+    return f"{problem.field or 'spec'}: {problem.message}{value} → {problem.fix}"
 
 
 def _pools(seen: Look) -> list[WantedPool]:

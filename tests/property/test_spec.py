@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from cluster.spec.about import settings_of
 from cluster.spec.example import EXAMPLE
 from cluster.spec.page import SECTIONS
 from cluster.spec.reader import PROBLEMS_MAX
+from cluster.spec.tree import Items, Malformed, Node, Scalar, compose, tree_of
+from cluster.spec.writer import written
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 FILES = [path.read_bytes().decode() for path in sorted(CORPUS.glob("*/*.yaml"))] + [EXAMPLE]
@@ -45,6 +48,25 @@ KEYS = st.sampled_from(WORDS) | st.text(max_size=6)
 TREES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5), max_leaves=30
 )
+
+WORDLIKE = [
+    "no",
+    "on",
+    "y",
+    "0123",
+    "0189",
+    "0o17",
+    "1_000",
+    "1e5",
+    "1.0e5",
+    "-.5",
+    "2026-11-26",
+    "1:30",
+    "=",
+    "<<",
+    "~",
+]
+"""Texts that some reader of YAML takes for something else."""
 
 
 def check(text: str) -> None:
@@ -90,3 +112,39 @@ def test_any_tree_of_values(tree: Any) -> None:
 def test_any_edit_of_a_file(text: str, at: int, length: int, instead: str) -> None:
     at %= len(text) + 1
     check(text[:at] + instead + text[at + length :])
+
+
+def meant(node: Node | None) -> Any:
+    """What a tree means to the reader. A value that is a text may lose or get quotes."""
+    if node is None:
+        return None
+    if isinstance(node, Scalar):
+        return node.value if isinstance(node.value, str) else (node.value, node.text or "null")
+    if isinstance(node, Items):
+        return [meant(each) for each in node.nodes]
+    return [(key.text, key.plain and key.text == "<<", meant(inner)) for key, inner in node.entries]
+
+
+@given(st.text() | YAMLISH | st.sampled_from(FILES))
+@settings(max_examples=400, deadline=timedelta(seconds=5))
+def test_what_is_written_of_any_text_means_the_same(text: str) -> None:
+    try:
+        node = compose(text)
+    except Malformed:
+        return
+    if node is not None:
+        assert meant(compose(written(node))) == meant(node)
+
+
+@given(TREES | st.sampled_from(WORDLIKE))
+@settings(max_examples=400, deadline=timedelta(seconds=5), suppress_health_check=[HealthCheck.too_slow])
+def test_what_is_written_of_any_value_means_the_same(value: Any) -> None:
+    """Also to PyYAML, which reads YAML 1.1: a text is a text to both."""
+    try:
+        node = tree_of({"a": value})
+    except Malformed:
+        return
+    text = written(node)
+    assert meant(compose(text)) == meant(node)
+    if isinstance(value, str):
+        assert yaml.safe_load(text) == {"a": value}

@@ -76,6 +76,20 @@ def test_a_dry_run_prints_a_plan_for_people_and_yaml(capsys: pytest.CaptureFixtu
     assert {"Deployment", "NetworkPolicy", "PodDisruptionBudget"} <= {each["kind"] for each in made}
 
 
+def test_a_dry_run_quotes_what_kubectl_would_take_for_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "quoted.yaml"
+    labels = {"rev": "1e5", "mode": "0o17", "answer": "y", "day": "2026-11-26"}
+    patch = {"pod_template": {"metadata": {"labels": labels}}}
+    spec = {"models": [{"name": "m", "pools": {"both": {}}}], "kubernetes": {"pools": {"both": patch}}}
+    file.write_text(yaml.safe_dump({"kind": "BatonCluster", "metadata": {"name": "chat"}, "spec": spec}))
+    assert main(["operator", "--once", "--dry-run", "-f", str(file)]) == 0
+    out = capsys.readouterr().out
+    for name, text in labels.items():
+        assert f"{name}: '{text}'\n" in out
+
+
 def test_a_dry_run_of_a_wrong_spec_names_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text("kind: BatonCluster\nmetadata: {name: a}\nspec: {models: [{name: m, pools: {decode: {max: 0}}}]}\n")

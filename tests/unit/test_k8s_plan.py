@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import re
 import secrets
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import pytest
 from support.k8s_objects import IMAGES, SMALL, applied, conditions, desired, manifests, resource, settled
 
 from baton.scaling import wants_scaling
+from cluster.spec import parse
 from cluster.spec.example import EXAMPLE
 from k8s.crd import read_resource
 from k8s.crd.names import CONDITIONS, FIELD_MANAGER, LABEL_DRAINING, LABEL_FAMILY, LABEL_MANAGED, LABEL_REVISION
@@ -31,6 +33,7 @@ from k8s.plan import (
     pool_status,
     status,
 )
+from k8s.plan.children import file_text
 from k8s.plan.merge import contains, patched, view
 from k8s.plan.observe import instances
 
@@ -359,6 +362,81 @@ def test_a_wrong_spec_is_a_condition_that_names_the_field() -> None:
     assert "models[0].pools.decode.max" in said["Degraded"]["message"]
 
 
+ENGINE = {"name": "engine"}
+
+
+@pytest.mark.parametrize(
+    ("patch", "told"),
+    [
+        ({"spec": "x"}, "spec: must be a mapping (x) → write `spec: {…}`, or leave it out"),
+        ({"spec": None}, "spec: cannot be removed → leave it out"),
+        ({"metadata": []}, "metadata: must be a mapping ([…]) → write `metadata: {…}`"),
+        ({"metadata": {"labels": "a=b"}}, "metadata.labels: must be a mapping (a=b) → write `labels: {…}`"),
+        ({"metadata": {"labels": None}}, "metadata.labels: cannot be removed → leave it out"),
+        ({"spec": {"volumes": None}}, "spec.volumes: cannot be removed → leave it out"),
+        ({"spec": {"volumes": {"a": {}}}}, "spec.volumes: must be a list ({…}) → write `volumes: [{name: …}]`"),
+        ({"spec": {"volumes": [{"emptyDir": {}}]}}, "spec.volumes[0].name: missing → "),
+        ({"spec": {"volumes": [{"name": ["x"]}]}}, "spec.volumes[0].name: must be a text ([…]) → "),
+        ({"spec": {"volumes": [{"name": "a"}, {"name": "a"}]}}, "spec.volumes[1].name: given twice (a) → "),
+        ({"spec": {"containers": None}}, "spec.containers: cannot be removed → leave it out"),
+        ({"spec": {"containers": ["x"]}}, "spec.containers[0]: must be a mapping (x) → write `{name: …}`"),
+        ({"spec": {"containers": [{"image": "i"}]}}, "spec.containers[0].name: missing → "),
+        ({"spec": {"containers": [{**ENGINE, "env": None}]}}, "spec.containers[0].env: cannot be removed → "),
+        (
+            {"spec": {"containers": [{**ENGINE, "env": ["A=1"]}]}},
+            "containers[0].env[0]: must be a mapping (***) → ",
+        ),
+        ({"spec": {"containers": [{**ENGINE, "env": "A=1"}]}}, "containers[0].env: must be a list (***) → "),
+        ({"spec": {"containers": [{**ENGINE, "env": {"A": "1"}}]}}, "spec.containers[0].env: must be a list ({…}) → "),
+        ({"spec": {"containers": [{**ENGINE, "volumeMounts": None}]}}, "[0].volumeMounts: cannot be removed → "),
+        ({"spec": {"containers": [{**ENGINE, "volumeMounts": [{"name": "n"}]}]}}, "[0].mountPath: missing → "),
+        (
+            {"spec": {"containers": [{**ENGINE, "ports": [{"containerPort": []}]}]}},
+            "must be a number or a text ([…])",
+        ),
+        ({"spec": {"containers": [{**ENGINE, "ports": [80]}]}}, "ports[0]: must be a mapping (80) → "),
+        ({"spec": {"readinessGates": "x"}}, "spec.readinessGates: must be a list (x) → "),
+    ],
+)
+def test_a_malformed_template_is_a_condition_that_names_the_field(patch: dict[str, Any], told: str) -> None:
+    """It is no fault of the operator's, for pools as for routers; what runs goes on running."""
+    router = json.loads(json.dumps(patch).replace('"engine"', '"router"'))
+    for kubernetes, field in (
+        ({"pools": {"decode": {"pod_template": patch}}}, "kubernetes.pools.decode.pod_template."),
+        ({"router_template": router}, "kubernetes.router_template."),
+    ):
+        wrong = desired({**SMALL, "kubernetes": kubernetes})
+        assert plan(wrong, ObservedCluster(), PlanLimits(), 0.0) == ()
+        said = conditions(status(wrong, ObservedCluster(), (), 0.0, {}))
+        assert said["Degraded"]["reason"] == "InvalidSpec"
+        assert said["Degraded"]["message"].startswith(field)
+        assert told in said["Degraded"]["message"]
+
+
+def test_templates_of_any_form_that_the_operator_does_not_read_are_the_api_servers_matter() -> None:
+    patch = {
+        "metadata": {"annotations": {"spec": "x"}, "labels": {"env": "prod", "volumes": "none"}},
+        "spec": {
+            "nodeSelector": {"containers": "many"},
+            "securityContext": None,
+            "containers": [
+                {
+                    "name": "engine",
+                    "command": None,
+                    "ports": [{"containerPort": 9}, {"containerPort": 9, "protocol": "UDP"}],
+                },
+                {"name": "side", "env": None, "volumeMounts": []},
+            ],
+            "initContainers": [{"name": "first", "image": 5}],
+            "tolerations": "x",
+            "readinessGates": None,
+        },
+    }
+    wanted = desired({**SMALL, "kubernetes": {"pools": {"decode": {"pod_template": patch}}}})
+    assert wanted.resource.problems == ()
+    assert plan(wanted, ObservedCluster(), PlanLimits(), 0.0)
+
+
 def test_a_pools_status_has_a_selector_that_finds_its_pods() -> None:
     wanted = desired()
     there = settled(wanted)
@@ -431,6 +509,18 @@ def test_the_example_makes_a_cluster() -> None:
     files = next(each for each in pod["volumes"] if each["name"] == "files")["projected"]["sources"]
     assert {"key": "keys.acme", "path": "keys/acme"} in files[1]["secret"]["items"]
     assert "host" not in yaml.safe_load(made["ConfigMap", "chat-file"]["data"]["baton.yaml"])["router"]
+
+
+def test_routers_read_the_file_as_the_operator_does() -> None:
+    """Texts that only one of YAML's versions takes for numbers, and a whole number that JSON has with a point."""
+    registry = {"url": "redis://r:6379", "password_file": "1.0e5"}
+    models = [{**SMALL["models"][0], "served_name": "1e5"}]
+    given = {**SMALL, "models": models, "registry": registry, "limits": {"body_bytes_max": 2e6}}
+    wanted = desired(given).resource
+    assert wanted.spec is not None
+    read = parse(file_text(wanted), "baton.yaml").usable()
+    assert (read.registry, read.limits) == (wanted.spec.registry, wanted.spec.limits)
+    assert [each.served_name for each in read.models] == ["1e5"]
 
 
 STARTED = "2026-01-01T00:00:00Z"
