@@ -109,7 +109,7 @@ class Controllers:
                 logger.warning("%s/%s is not sized: %s", *key, error)
                 self._board.of(*key).advice = str(error)[:300]
             return
-        known.shell.plan.promises.update(_plan(seen, spec).promises)
+        await known.shell.renew(_plan(seen, spec).promises)
         self._advise(key, known)
 
     async def _begun(self, key: Place, seen: ClusterSeen, plan: ScalingPlan, mark: str) -> _Running:

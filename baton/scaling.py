@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -66,6 +66,8 @@ class MadePools:
     dry: bool = False
     resizes: bool = True
     """False: every pool is kept at the file's size."""
+    promises: Mapping[str, ClassPromise] | None = None
+    """By class, the targets at the beginning; None: not noted (logs of earlier versions)."""
 
     @staticmethod
     def read(said: Mapping[str, Any]) -> MadePools:
@@ -87,7 +89,8 @@ class ScalingPlan:
     pools: Mapping[str, tuple[ScalingPool, ...]]
     """By the model's name in the API."""
     promises: dict[str, ClassPromise]
-    """Targets by class; the shell replaces them in place when the file is edited."""
+    """Targets by class; the shell replaces them in place when the file is edited. Controllers have copies, and are
+    told (`Renewed`), so that their logs say when."""
     rules: ControlRules
     members: Mapping[str, Mapping[str, SimulatedMember]] = field(default_factory=dict)
     """By model and pool: the simulation's settings of one instance."""
@@ -95,6 +98,11 @@ class ScalingPlan:
     """By model: why it is not sized."""
     kept: Mapping[str, Mapping[str, tuple[Role, int]]] = field(default_factory=dict)
     """By model of `off`: the role of each pool, and the instances that it begins with and keeps."""
+
+    @property
+    def as_made(self) -> MadePools:
+        """`made`, with the present targets: the settings of controllers that begin now."""
+        return replace(self.made, promises=dict(self.promises))
 
 
 def wants_scaling(spec: Spec) -> bool:
@@ -243,7 +251,7 @@ def machine_of(plan: ScalingPlan, model: str) -> Controller | FixedPools:
     """A new controller of one model of the plan; for a model in `kept` one that keeps the file's sizes."""
     if model in plan.kept:
         return FixedPools({name: count for name, (_, count) in plan.kept[model].items()})
-    return Controller(plan.pools[model], plan.promises, plan.rules)
+    return Controller(plan.pools[model], dict(plan.promises), plan.rules)
 
 
 def fleets_of(plan: ScalingPlan) -> tuple[ScaledFleet, ...]:
@@ -334,7 +342,8 @@ class ScalingShell:
     async def _size(self, registry: Registry, actuator: Actuator, on_url: Callable[[str], None]) -> None:
         folder = scaling_folder()
         lease = LeaderClaim(registry, "http://127.0.0.1:1", said=self._line)
-        journal = Journal(folder / f"{self._cluster}.jsonl", msgspec.to_builtins(self.plan.made))
+        began = self.plan.as_made
+        journal = Journal(folder / f"{self._cluster}.jsonl", msgspec.to_builtins(began))
         scaler = Scaler(
             registry, lease, actuator, fleets_of(self.plan), journal, say=self._say, at_start=self._at_start
         )
@@ -346,16 +355,27 @@ class ScalingShell:
             await wishes.take_up()
             on_url(url)
             self.scaler = scaler
+            if self.plan.promises != began.promises:  # they were edited since
+                await scaler.renew(self.plan.promises)
             async with asyncio.TaskGroup() as group:
                 group.create_task(scaler.run(), name="scaler")
                 if self._changing is not None:
-                    group.create_task(self._renew_forever(self._changing, journal), name="file")
+                    group.create_task(self._renew_forever(self._changing), name="file")
         finally:
             self.scaler = None
             with contextlib.suppress(Exception):
                 await runner.cleanup()
 
-    async def _renew_forever(self, changing: Changing, journal: Journal) -> None:
+    async def renew(self, promises: Mapping[str, ClassPromise]) -> None:
+        """Go by other targets from now on, without a restart; nothing happens if they are the same."""
+        if promises == self.plan.promises:
+            return
+        self.plan.promises.clear()  # checks hold this very dictionary
+        self.plan.promises.update(promises)
+        if self.scaler is not None:
+            await self.scaler.renew(promises)
+
+    async def _renew_forever(self, changing: Changing) -> None:
         """Take over edited targets without a restart. A bad file changes nothing; edited pools need a restart."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
@@ -365,9 +385,7 @@ class ScalingShell:
             if isinstance(found, str):
                 self._say(found)
                 continue
-            self.plan.promises.clear()  # the controllers hold this very dictionary
-            self.plan.promises.update({name: _promise(slo) for name, slo in found.slo.items()})
-            journal.begin(msgspec.to_builtins(self.plan.made))
+            await self.renew({name: _promise(slo) for name, slo in found.slo.items()})
             self._say("scaling: goes by the targets of the edited cluster file; its pools take a restart")
 
     def _line(self) -> str:

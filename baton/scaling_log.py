@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from baton.clusterfile import read
 from baton.scaling import MadePools, ScalingPlan, machine_of, plan_of, scaling_folder
 from cluster.errors import UsageError
 from goodput.actuate.journal import Line, lines
+from goodput.decision import Renewed
 from goodput.decisionlog import BadLine, replay
 
 
@@ -87,6 +89,9 @@ class ReplayedDecisions(NamedTuple):
 def decide_again(file: str, log: Path) -> ReplayedDecisions:
     """Give new controllers the events of a log, and say where they decide otherwise.
 
+    They are made by the file. A controller whose targets were edited while it ran begins with the targets of the log:
+    the file has later ones.
+
     Raises:
         UsageError: log or cluster file cannot be used.
     """
@@ -99,6 +104,8 @@ def decide_again(file: str, log: Path) -> ReplayedDecisions:
         if name is None:
             there = ", ".join([*plan.kept, *plan.pools])
             raise UsageError(f"{log}: is of the model {model!r}, and {file} has {there}: give the file of that log")
+        if made.promises is not None and any(each.event == Renewed.__name__ for each in logged):
+            plan = replace(plan, promises=dict(made.promises))
         lives, events = lives + 1, events + len(logged)
         try:
             found = replay((each.raw for each in logged), machine_of(plan, name))

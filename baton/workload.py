@@ -5,7 +5,8 @@
       interactive: {rate: 6, arrivals: gamma, cv: 2, input_tokens: "lognormal:p50=900,p90=4000", output_tokens: 200}
       batch: {rate: 0.5, input_tokens: 8000, output_tokens: "uniform:200-800", prefix_tokens: 2000, prefix_groups: 4}
 
-A part is named after its SLO class; its settings are the flags of `baton load` that make load up.
+A part is named after its SLO class; its settings are the flags of `baton load` that make load up. The file is read by
+the rules of the cluster file (`cluster.spec.tree`), so that both have the same names.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from baton.load_arrivals import ARRIVALS_MAX, SPAN_MAX_S, lengths_from
 from baton.output import say
 from cluster.errors import UsageError
+from cluster.spec.reader import value_in
 from loadgen import arrivals as processes
 from loadgen.arrival import Arrival
 from loadgen.lengths import Lengths
@@ -43,16 +45,10 @@ def workload(path: Path, seed: int, *, strict: bool = False) -> list[Arrival]:
     Raises:
         UsageError: the file cannot be read, or a setting cannot be used; the message names the part and the field.
     """
-    import yaml
-
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = value_in(path.read_text(), f"--workload {path}")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--workload {path}: {getattr(error, 'strerror', None) or error}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"--workload {path}: not YAML: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise UsageError(f"--workload {path}: nested too deep") from None
     if not isinstance(tree, dict) or not isinstance(tree.get("parts"), dict) or not tree["parts"]:
         raise UsageError(f"--workload {path}: write `parts: {{CLASS: {{rate: 5, input_tokens: 1000}}}}`")
     for name in tree:

@@ -33,6 +33,7 @@ from goodput.decision import (
     Need,
     Observed,
     Pause,
+    Renewed,
     Resize,
     Told,
     What,
@@ -92,6 +93,9 @@ class Controller:
                 return ()
             case Pause(paused, operator):
                 self._paused = f"paused by {operator}" if paused else ""
+                return ()
+            case Renewed(promises):
+                self.needs.promises = promises
                 return ()
 
     # --- a look -------------------------------------------------------------------------------------------------------

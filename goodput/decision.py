@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from cluster.instance import Role
 from goodput.actions import Action
+from goodput.demand import ClassPromise
 from goodput.observation import Observation
 from goodput.sizing import RecentLengths
 
@@ -54,7 +55,15 @@ class Pause:
     who: str = "an operator"
 
 
-Event = Observed | Answered | Checked | Resize | Pause
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The cluster file was edited: its classes have these targets from now on."""
+
+    promises: Mapping[str, ClassPromise]
+    """By class."""
+
+
+Event = Observed | Answered | Checked | Resize | Pause | Renewed
 
 
 class What(StrEnum):

@@ -14,12 +14,12 @@ import msgspec
 
 from cluster.machine import Machine
 from goodput import actions as do
-from goodput.decision import Answered, Checked, Effect, Event, Observed, Pause, Resize
+from goodput.decision import Answered, Checked, Effect, Event, Observed, Pause, Renewed, Resize
 
 FORM: Final = 1
 
 _ACTIONS: Final[dict[str, Any]] = {each.__name__: each for each in (do.Start, do.Drain, do.Flip, do.Stop)}
-_EVENTS: Final[dict[str, Any]] = {each.__name__: each for each in (Observed, Checked, Resize, Pause)}
+_EVENTS: Final[dict[str, Any]] = {each.__name__: each for each in (Observed, Checked, Resize, Pause, Renewed)}
 
 
 class BadLine(ValueError):

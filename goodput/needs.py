@@ -58,7 +58,8 @@ class Needs:
 
     def __init__(self, kinds: Kinds, promises: Mapping[str, ClassPromise], rules: ControlRules) -> None:
         self._kinds: Final = kinds
-        self._promises: Final = promises
+        self.promises = promises
+        """By SLO class, its targets; others after an edit of the cluster file."""
         self._rules: Final = rules
         self.traffic: Final = Traffic()
         self._up: Final = Forecasting(rules.quantile)
@@ -73,13 +74,13 @@ class Needs:
     @property
     def aim(self) -> float:
         """Share of the requests that the fleet of a steady load must serve in time."""
-        strictest = max((each.attainment for each in self._promises.values()), default=0.95)
+        strictest = max((each.attainment for each in self.promises.values()), default=0.95)
         return 1 - (1 - strictest) * self._rules.spent
 
     @property
     def allowed(self) -> float:
         """Share of the requests that may miss."""
-        return 1 - min((each.attainment for each in self._promises.values()), default=0.95)
+        return 1 - min((each.attainment for each in self.promises.values()), default=0.95)
 
     def add(self, between: Between, now: float) -> None:
         """Fold in what came since the last look."""
@@ -119,7 +120,7 @@ class Needs:
         load = LoadToServe(
             rate=rate,
             lengths=lengths,
-            promises=self._promises,
+            promises=self.promises,
             dispersion=history.dispersion,
             clear_s=self._rules.clear_s,
         )

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, get_args, get_origin
 
+from cluster.errors import UsageError
 from cluster.spec import flags, guess, units
 from cluster.spec.about import Setting, broken_bound, is_section, settings_of
 from cluster.spec.problems import FieldPath, Problem, Severity, nearest, printable, quoted, shown_path
 from cluster.spec.settings import Spec
-from cluster.spec.tree import Items, MappingNode, Mark, Node, Scalar
+from cluster.spec.tree import Items, Malformed, MappingNode, Mark, Node, Scalar, compose
 
 PROBLEMS_MAX = 100
 """Most problems reported of one file; a file with more is probably no cluster file."""
@@ -65,6 +66,24 @@ def entries_of(node: Node | None) -> dict[str, Node]:
 def nodes_of(node: Node | None) -> list[Node]:
     """The nodes of a list; none for null or a missing node."""
     return node.nodes if isinstance(node, Items) else []
+
+
+def value_in(text: str, file: str) -> Any:
+    """The value of another YAML file than a cluster file, by the same rules, as JSON would have it; None: it is empty.
+
+    Raises:
+        UsageError: the text is no YAML, or gives a key twice; the message has the place.
+    """
+    reader = Reader(file)
+    reader.places[()] = FilePlace(Mark(1, 1), "")
+    try:
+        node = compose(text)
+    except Malformed as fault:
+        raise UsageError(f"{file}:{fault.mark.line}:{fault.mark.column}: {fault.message} → {fault.fix}") from None
+    value = None if node is None else reader.free(node, ())
+    if reader.problems:
+        raise UsageError(str(reader.problems[0]))
+    return value
 
 
 def _stand_in(kind: Any) -> Any:
@@ -230,7 +249,7 @@ class Reader:
         if origin is not None:
             return self._mapping(setting, get_args(kind)[1], node, path)
         if kind is Any:
-            return self._free(node, path)
+            return self.free(node, path)
         if not isinstance(node, Scalar):
             return self._wrong(path, f"must be {guess.a_kind(kind)}", guess.example_value(setting))
         if node.value is None and path[-1] == setting.name:
@@ -269,13 +288,13 @@ class Reader:
             return node.text
         return self._wrong(path, "must be a text", 'write a text, `""` for an empty one')
 
-    def _free(self, node: Node, path: FieldPath) -> Any:
+    def free(self, node: Node, path: FieldPath) -> Any:
         """A value of `engine_args`, as JSON would have it."""
         if isinstance(node, Scalar):
             return node.value
         if isinstance(node, Items):
-            return [self._free(each, (*path, at)) for at, each in enumerate(node.nodes)]
-        return {key.text: self._free(inner, (*path, key.text)) for key, inner in self.entries(node, path)}
+            return [self.free(each, (*path, at)) for at, each in enumerate(node.nodes)]
+        return {key.text: self.free(inner, (*path, key.text)) for key, inner in self.entries(node, path)}
 
     def _scalar(self, setting: Setting, kind: Any, node: Scalar, path: FieldPath) -> Any:
         if kind is str:

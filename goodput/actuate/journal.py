@@ -2,8 +2,8 @@
 
 A line is one event with its effects (`goodput.decisionlog`), its Unix time, and the model whose controller had it. A
 line with `began` has the settings of a new controller; from there on the same events give the same decisions (`baton
-plan --replay-decisions`), up to a line with `lost`: it stands where lines are missing. A full file becomes
-``NAME.1``; a full disk loses lines, never a decision.
+plan --replay-decisions`), up to a line with `lost`: it stands where lines are missing. Earlier versions wrote `began`
+after edits of the targets, too. A full file becomes ``NAME.1``; a full disk loses lines, never a decision.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Line(NamedTuple):
     """Effects of the event: kind and fields of each."""
     lost: int = 0
     """How many events are missing here; 0: the line is something else."""
+    event: str = ""
+    """The event's kind; empty: the line is something else."""
 
 
 class Journal:
@@ -49,15 +51,11 @@ class Journal:
     def __init__(self, path: Path, made_with: Mapping[str, Any]) -> None:
         """`made_with`: the controller's settings for the first line, as JSON values."""
         self.path: Final = path
-        self._made_with = made_with
+        self._made_with: Final = made_with
         self._begun = False
         """Whether the file has the controller's `began` line."""
         self._lost = 0
         """Events since the last line that was written."""
-
-    def begin(self, made_with: Mapping[str, Any]) -> None:
-        """The controller has other settings from now on: another `began` line comes before the next event."""
-        self._made_with, self._begun = made_with, False
 
     def add(self, model: str, now: float, event: Event, effects: tuple[Effect, ...]) -> None:
         """Write one event of the controller of `model` and its effects. `now`: seconds of the controller's clock."""
@@ -105,6 +103,7 @@ def _line(raw: bytes) -> Line | None:
             return Line(at, "", raw, None, (), lost)
         if began is not None:
             return Line(at, "", raw, dict(began), ())
-        return Line(at, str(found["model"]), raw, None, tuple((kind, dict(said)) for kind, said in found["effects"]))
+        effects = tuple((kind, dict(said)) for kind, said in found["effects"])
+        return Line(at, str(found["model"]), raw, None, effects, event=str(found.get("event", "")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

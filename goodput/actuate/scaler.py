@@ -30,7 +30,22 @@ from goodput.actuate.journal import Journal
 from goodput.actuate.lease import ACTION_S, LeaderClaim
 from goodput.actuate.protocol import Actuator, Unobservable, carry_out
 from goodput.actuate.seen import Readiness, counts_of, seen_all
-from goodput.decision import Act, Answered, Check, Checked, Decision, Effect, Event, Observed, Pause, Resize, Told, What
+from goodput.decision import (
+    Act,
+    Answered,
+    Check,
+    Checked,
+    Decision,
+    Effect,
+    Event,
+    Observed,
+    Pause,
+    Renewed,
+    Resize,
+    Told,
+    What,
+)
+from goodput.demand import ClassPromise
 from goodput.observation import InstanceSeen, Observation, RouterCounts
 
 logger = logging.getLogger("baton.controller")
@@ -178,6 +193,11 @@ class Scaler:
             if fleet.model == model:
                 await self._tell(fleet, Resize(role, count, who))
         self._nudge.set()
+
+    async def renew(self, promises: Mapping[str, ClassPromise]) -> None:
+        """Go by other targets from now on. `promises`: by class, all that there are."""
+        for fleet in self.fleets:
+            await self._tell(fleet, Renewed(dict(promises)))
 
     # --- a look -------------------------------------------------------------------------------------------------------
 

@@ -87,11 +87,13 @@ def file_text(resource: Resource) -> str:
 def _model_for_routers(model: Mapping[str, Any]) -> dict[str, Any]:
     if not model.get("pools"):
         return dict(model)
-    pools = {
-        role: {key: value for key, value in (pool or {}).items() if key not in ENGINES_ALONE}
-        for role, pool in model["pools"].items()
-    }
-    return {**model, "pools": pools}
+    pools = {role: _pool_for_routers(pool) for role, pool in model["pools"].items() if role != "extra"}
+    extra = {name: _pool_for_routers(pool) for name, pool in (model["pools"].get("extra") or {}).items()}
+    return {**model, "pools": {**pools, **({"extra": extra} if extra else {})}}
+
+
+def _pool_for_routers(pool: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key: value for key, value in (pool or {}).items() if key not in ENGINES_ALONE}
 
 
 def _file(resource: Resource) -> dict[str, Any]:

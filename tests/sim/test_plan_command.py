@@ -18,6 +18,7 @@ from baton.cli import main
 from baton.commands import plan as command
 from baton.plan_file import pools_of
 from baton.planning import FleetResults
+from baton.workload import workload
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import Model, instances, parse
@@ -160,6 +161,17 @@ def test_a_workload_has_several_classes_at_once(file: Path, capsys: pytest.Captu
     assert sum(each["requests"] for each in seen.values()) == found["requests"]
 
 
+def test_a_part_is_named_as_its_class_in_the_cluster_file(tmp_path: Path) -> None:
+    """By the rules of that file: `on` is no truth value, `0123` no number, and `1_000` and `1:30` are texts."""
+    load = tmp_path / "workload.yaml"
+    names = ["on", "0123", "2026-11-26", "1.10"]
+    load.write_text("parts:\n" + "".join(f"  {name}: {{rate: 1.5, input_tokens: 10}}\n" for name in names))
+    assert {each.slo_class for each in workload(load, 1)} == {*names}
+    load.write_text("parts: {a: {rate: 1_0}}")
+    with pytest.raises(UsageError, match=r"parts\.a\.rate is '1_0': must be a number above 0"):
+        workload(load, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -181,7 +193,8 @@ def test_a_workload_has_several_classes_at_once(file: Path, capsys: pytest.Captu
         ),
         ("parts: {gold: {rate: 3}}", "requests of class gold; "),
         ("duration_s: -1\nparts: {interactive: {}}", "duration_s is -1"),
-        ("parts: [", "not YAML"),
+        ("parts: [", "workload.yaml:1:9: something is missing before this → check commas"),
+        ("parts:\n  a: {rate: 1}\n  a: {rate: 2}", ":3:3: error: parts.a: given twice, first on line 2"),
         ("parts: {}", "write `parts:"),
         ("durations: 3\nparts: {interactive: {}}", "durations: unknown"),
         ("parts: {interactive: {rate: 0.0000001}}", "the load holds no request"),
@@ -191,7 +204,7 @@ def test_a_workload_has_several_classes_at_once(file: Path, capsys: pytest.Captu
             "duration_s: 1.0e+300\nparts: {interactive: {rate: 1.0e-299}}",
             "duration_s is 1e+300: a load lasts up to 1e+09 s",
         ),
-        ("parts: " + "[" * 5000, "nested too deep"),
+        ("parts: " + "[" * 5000, "nested more than 32 levels deep"),
     ],
 )
 def test_a_wrong_workload_is_one_line(text: str, told: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:

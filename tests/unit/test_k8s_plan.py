@@ -523,6 +523,16 @@ def test_routers_read_the_file_as_the_operator_does() -> None:
     assert [each.served_name for each in read.models] == ["1e5"]
 
 
+def test_a_change_that_only_engines_read_restarts_no_router_in_extra_pools_either() -> None:
+    def text(**changed: Any) -> str:
+        extra = {"min": {"role": "decode", "shape": {"tp": 2}, **changed}}
+        return file_text(desired({"models": [{"name": "m", "pools": {"prefill": {}, "extra": extra}}]}).resource)
+
+    assert text() == text(max=3, env={"A": "b"}, engine_args={"seed": 1})
+    (model,) = parse(text(), "baton.yaml").usable().models
+    assert model.pools.extra["min"].shape.tp == 2, "a pool's name is no setting"
+
+
 STARTED = "2026-01-01T00:00:00Z"
 STARTED_AT = 1767225600.0
 
