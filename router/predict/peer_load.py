@@ -142,7 +142,7 @@ class PeerLoad:
 
     def _cache(self, state: BookingState, prefixes: PrefixCacheIndex, now: float) -> None:
         """Both of the request's instances will have its prompt in their prefix caches."""
-        for name in {state.prefill, state.decode}:
+        for name in dict.fromkeys((state.prefill, state.decode)):
             row = self._row_of.get(name, -1)
             if row >= 0:
                 prefixes.sent(row, state.chunks, now)
