@@ -94,13 +94,14 @@ class Controllers:
 
     async def _keep(self, key: Place, seen: ClusterSeen, spec: Spec) -> None:
         mark = _mark(seen)
-        known = self._running.get(key)
+        known, failed = self._running.get(key), ""
         if known is not None and (known.mark != mark or known.task.done()):
-            await self._end(key)
+            failed = await self._end(key)
             known = None
         if known is None:
             plan = _plan(seen, spec)
-            self._board.of(*key).advice = "; ".join(f"{model}: {why}" for model, why in plan.off.items())[:300]
+            off = "; ".join(f"{model}: {why}" for model, why in plan.off.items())
+            self._board.of(*key).advice = (off or failed)[:300]
             if not plan.pools:
                 return
             try:
@@ -161,12 +162,20 @@ class Controllers:
         known.advised_at = now
         wanted.advice = "; ".join(each.because for each in scaler.last.values() if each.dry and each.actions)[:300]
 
-    async def _end(self, key: Place) -> None:
+    async def _end(self, key: Place) -> str:
+        """End a controller; returns why it had ended by itself, empty if it had not. That ends no other cluster's: its
+        Secret may not have the registry's password yet.
+        """
         known = self._running.pop(key)
         self._board.of(*key).scales = False
         known.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await known.task
+        try:
+            with suppress(asyncio.CancelledError):
+                await known.task
+        except BatonError as error:
+            logger.warning("the controller of %s ended: %s", "/".join(key), error)
+            return str(error)
+        return ""
 
 
 def _mark(seen: ClusterSeen) -> str:

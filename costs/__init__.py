@@ -3,8 +3,7 @@
     hardware      facts about GPUs                     model, config   facts about models, from a config.json
     step          the one form of a step's time        ticks           the same in integer nanoseconds, for the twin
     profile, fit  coefficients fitted to measurements  roofline        coefficients computed from the facts
-    correction    learned online, on top of either     bounds          the least time that a step can take
-    memory, transfer, power                            table           columns: the form for many instances at once
+    memory, transfer, power                            bounds          the least time that a step can take
     cost          the facade: `costs_of(...)` and `Costs`
 
 docs/costs.md has the formulas, their sources, how well each fits, and what is not modelled.

@@ -154,7 +154,7 @@ class Controller:
         )
         if idle:
             return (Told(decision),)
-        if chosen.what is What.DOWN and self.rules.checks:
+        if chosen.what is What.DOWN and self.rules.checks and not missing:  # else it is an operator's order
             return self._ask(decision, outlook, now)
         return self._carry_out(decision, now)
 

@@ -19,7 +19,9 @@ from cluster.spec.tree import Items, MappingNode, Node, Scalar
 MERGE: Final = "<<"
 
 _TEXT: Final = "tag:yaml.org,2002:str"
-_AMBIGUOUS: Final = re.compile(r"[yYnN]|0[oObB][0-9]+|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_AMBIGUOUS: Final = re.compile(
+    r"[yYnN]|[-+]?0([oObB][0-9]+|[xX][0-9a-fA-F]+)|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+)
 """Texts that PyYAML's resolver leaves as texts, and that other readers (YAML 1.2, Go's) do not."""
 
 _BREAKS: Final = frozenset("\x85\u2028\u2029")
@@ -66,7 +68,7 @@ def _is_misread(node: Scalar) -> bool:
     if not isinstance(node.value, str):
         return False
     read = _RESOLVER.resolve(yaml.ScalarNode, node.text, (True, False))
-    return read != _TEXT or bool(_AMBIGUOUS.fullmatch(node.text))
+    return read != _TEXT or bool(_AMBIGUOUS.fullmatch(node.text.replace("_", "")))
 
 
 _RESOLVER: Final = Resolver()

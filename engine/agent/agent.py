@@ -22,7 +22,7 @@ from engine.agent.config import AgentConfig
 from engine.agent.grants import concerning
 from engine.agent.http import Gate, agent_app, listen
 from engine.agent.introductions import Introductions
-from engine.agent.kv_events import follow, make_room
+from engine.agent.kv_events import follow, leave_nothing, make_room
 from engine.agent.machine import (
     AgentMachine,
     AgentState,
@@ -166,6 +166,8 @@ class Agent:
                 self.announcer.stop()
             for task in tasks:
                 task.cancel()
+            for rank in self.ranks if self.spec.evictions else ():
+                leave_nothing(self._events_path(rank))
             self._machines.stop()
         if failure is not None:
             raise failure
@@ -183,12 +185,16 @@ class Agent:
         works.append((mine, "heartbeats", self.announcer.run))
         for rank in self.ranks:
             if self.spec.evictions:
-                path = Path(events_path(self.spec.evictions, self.spec.first_rank + rank.number))
+                path = self._events_path(rank)
                 make_room(path)
                 works.append((rank.id, "KV events", partial(follow, path, rank.evictions)))
             if self._introductions is not None:
                 works.append((rank.id, "introductions", self._introductions.begin(rank).run))
         return works
+
+    def _events_path(self, rank: Rank) -> Path:
+        """The socket on which the engine tells of this rank's KV cache."""
+        return Path(events_path(self.spec.evictions, self.spec.first_rank + rank.number))
 
     # -- requests from outside --
 

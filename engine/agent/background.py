@@ -32,6 +32,9 @@ async def keep_running(work: Callable[[], Awaitable[None]], name: str) -> None:
         try:
             return await work()
         except Exception:  # a bug: what else this agent does goes on
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # its clean-up failed: a cancelled work does not begin anew
             if loop.time() - began >= AGAIN_S_MAX:
                 pause_s = AGAIN_S
             logger.exception("%s: a fault of the agent's; this work begins anew in %g s", name, pause_s)

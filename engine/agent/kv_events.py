@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from pathlib import Path
@@ -32,8 +31,8 @@ def leave_nothing(path: Path) -> None:
 
 
 async def follow(path: Path, heard: Evictions) -> None:
-    """Read the engine's events into `heard` for ever; the engine may come and go. Cancel this after its end: then the
-    socket is removed. After an error it stays, as the engine may still have it open.
+    """Read the engine's events into `heard` for ever; the engine may come and go. The caller removes the socket after
+    the engine's end (`leave_nothing`): after an error here the engine may still have it open.
 
     Raises:
         zmq.ZMQError: the socket cannot be made, or its path is too long.
@@ -56,9 +55,6 @@ async def follow(path: Path, heard: Evictions) -> None:
                 if not told:
                     told = True
                     logger.warning("unreadable KV events are left out: %s", error)
-    except asyncio.CancelledError:
-        leave_nothing(path)
-        raise
     finally:
         socket.close(0)
         context.term()

@@ -59,8 +59,8 @@ class RowLoad:
 
     __slots__ = (
         "answer_context", "backlog", "beside", "decoding", "ended", "ends", "kv_free", "kv_mean", "kv_variance",
-        "life", "limits", "opens", "peers_ended", "peers_prompts", "prompts", "pulls", "recent", "reported",
-        "since", "stalled", "step", "strictest", "targets", "timed_s",
+        "life", "limits", "opens", "peers_ended", "peers_left", "peers_prompts", "prompts", "pulls", "recent",
+        "reported", "since", "stalled", "step", "strictest", "targets", "timed_s",
     )  # fmt: skip
 
     def __init__(self, life: int = 0) -> None:
@@ -76,8 +76,10 @@ class RowLoad:
         """The number of these prompts."""
         self.peers_prompts = 0
         """How many of these are of router peers,"""
+        self.peers_left = 0
+        """how many of peers' prompts have left, computed or not,"""
         self.peers_ended = 0
-        """and how many of peers' prompts have been computed there."""
+        """and how many of those were computed."""
         self.since: float = 0.0
         """The time, in seconds, at which the first of them began, or the last prompt before them ended."""
         self.decoding = 0
@@ -334,13 +336,14 @@ class InflightLoad:
         self.turn += 1
         if booking.number == OF_A_PEER:
             at.peers_prompts -= 1
+            at.peers_left += 1
             at.peers_ended += done
         at.prompts -= 1
         at.backlog = max(0.0, at.backlog - ms) if at.prompts else 0.0
         if done:
             at.timed_s = now
             self._learn_prompts(row, at.ended.add(booking.plain_ms, ms, booking.sent_s, at.since, now))
-            at.since = now
+            at.since = max(at.since, now)  # a peer's prompt may have ended before one that is known already
             if booking.seeded:
                 booking.first_s = now
             if booking.pull is not None and booking.decode_row >= 0:

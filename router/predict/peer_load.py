@@ -78,6 +78,8 @@ class PeerLoad:
         peer.number, peer.heard_s = note.number, now
         if note.part == 1:
             peer.told = set()
+        for number in note.over if prefixes is not None else ():
+            _leave(prefixes, peer.bookings.get(number), now)  # before the states: they say that it has left its place
         for state in note.states:
             self._book(peer, state, now)
             if prefixes is not None and state.chunks:
@@ -85,8 +87,6 @@ class PeerLoad:
             if peer.told is not None:
                 peer.told.add(state.number)
         for number in note.over:
-            if prefixes is not None:
-                _leave(prefixes, peer.bookings.get(number), now)
             self._drop(peer, number, now)
         if note.parts and note.part == note.parts and peer.told is not None:
             for number in [each for each in peer.bookings if each not in peer.told]:
@@ -167,8 +167,8 @@ def _booking_of(state: BookingState) -> InflightRequest:
     return booking
 
 
-def _leave(prefixes: PrefixCacheIndex, booking: InflightRequest | None, now: float) -> None:
+def _leave(prefixes: PrefixCacheIndex | None, booking: InflightRequest | None, now: float) -> None:
     """Its answer is over: it has used its prompt's blocks, and written about as many tokens as were expected."""
-    if booking is not None and booking.decode_row >= 0 and booking.opened_s >= 0:
+    if prefixes is not None and booking is not None and booking.decode_row >= 0 and booking.opened_s >= 0:
         prefixes.used(booking.decode_row, booking.chunks, now)
         prefixes.wrote(booking.decode_row, round(booking.mean_tokens), now)

@@ -49,7 +49,7 @@ class SchedulingContext:
     """
 
     __slots__ = (
-        "aggregated", "ahead", "begun", "decode", "degraded", "ended", "entered", "expected", "lane", "late",
+        "aggregated", "ahead", "begun", "decode", "degraded", "ended", "entered", "expected", "lane", "late", "left",
         "prefill", "promise", "tpot_ms", "tried", "ttft_ms", "wanted",
     )  # fmt: skip
 
@@ -63,7 +63,9 @@ class SchedulingContext:
         self.ahead = 0
         """This router's legs at `prefill` that were there before its prefill leg, less those that have ended."""
         self.ended = 0
-        """The number of this router's legs there that had ended when `ahead` was counted."""
+        """The number of legs there that had ended when `ahead` was counted (`LegCounts`),"""
+        self.left = 0
+        """and of those that had left."""
         self.late = False
         """The request is expected to miss its TTFT target."""
         self.tried = False

@@ -89,7 +89,8 @@ class LegCounts:
         """The request's prefill leg goes to this instance."""
         more = -1.0 if second else SECOND_LEGS_SHARE
         self._second_legs = min(SECOND_LEGS_SAVED, self._second_legs + more)
-        context.prefill, context.ended = prefill, self._all_ended(prefill)
+        context.prefill = prefill
+        context.ended, context.left = self._all_ended(prefill)
         view = self._view.get(prefill)
         context.ahead = view.inflight + self._view.all().inflight.rows[view.row].peers_prompts
 
@@ -103,17 +104,22 @@ class LegCounts:
         would have chosen it.
         """
         assert context.prefill is not None
-        ended = self._all_ended(context.prefill)
+        ended, left = self._all_ended(context.prefill)
         answered, context.ended = ended - context.ended, ended
-        context.ahead -= answered
+        context.ahead -= left - context.left
+        context.left = left
         unknown = self._view.routers - 1  # a prompt of each peer, which its last note does not have yet
         return answered > 0 and context.ahead >= -unknown
 
-    def _all_ended(self, instance: InstanceId) -> int:
-        """The number of legs there that have ended, with peers' prompts."""
-        view = self._view.get(instance) if self._view.knows(instance) else None
-        peers = 0 if view is None else self._view.all().inflight.rows[view.row].peers_ended
-        return self._ended.get(instance, 0) + peers
+    def _all_ended(self, instance: InstanceId) -> tuple[int, int]:
+        """The number of legs there that have ended, with peers' prompts that were computed; and with all of those that
+        have left.
+        """
+        view, own = self._view.get(instance) if self._view.knows(instance) else None, self._ended.get(instance, 0)
+        if view is None:
+            return own, own
+        row = self._view.all().inflight.rows[view.row]
+        return own + row.peers_ended, own + row.peers_left
 
 
 class Scheduler:

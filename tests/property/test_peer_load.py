@@ -17,6 +17,7 @@ from router.predict.inflight_load import InflightLoad
 from router.predict.inflight_request import InflightRequest
 from router.predict.load_updates import LoadUpdates
 from router.predict.peer_load import PeerLoad
+from router.predict.prefix_cache import PrefixCacheIndex
 from router.predict.step_model import make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
@@ -199,3 +200,41 @@ def test_parts_without_the_first_are_not_all() -> None:
         both.peer.hear(note, 7.0)
     assert both.peer.bookings == 5
     assert both.peer.to_ask(8.0) == ["a"]
+
+
+def test_a_finished_answer_of_a_peer_has_used_its_place_in_the_prefix_cache() -> None:
+    class Recording(PrefixCacheIndex):
+        def used(self, row: int, chunks: Any, now: float) -> None:
+            seen.append(("used", row, tuple(chunks)))
+
+        def wrote(self, row: int, tokens: int, now: float) -> None:
+            seen.append(("wrote", row, tokens))
+
+    both, seen = Both(), list[Any]()
+    both.updates = both.here.updates = LoadUpdates("a", lambda row, _: NAMES[row], shares_names=True)
+    both.begin(1.0, 4000, 50.0, 0)
+    both.open[0].chunks = (11, 22)
+    prefixes = Recording()
+
+    def tell(now: float) -> None:
+        for note in both.updates.notes(now):
+            both.peer.hear(note, now, prefixes)
+
+    tell(1.01)
+    both.go_on("open", 0, 1.2)
+    tell(1.21)
+    both.go_on("end", 0, 2.0)
+    tell(2.01)
+    assert seen == [("used", 1, (11, 22)), ("wrote", 1, 80)]
+
+
+def test_a_prompt_of_a_peer_that_ended_earlier_turns_no_clock_back() -> None:
+    both = Both()
+    both.begin(1.0, 4000, 50.0, 0)
+    both.go_on("open", 0, 1.2)  # computed at 1.2, its answer goes on
+    own = InflightRequest(prompt_tokens=9, mean_tokens=8.0, short_tokens=2.0, middle_tokens=7.0, variance=1.0)
+    both.there.prompt_placed(own, 0, 500.0, 0.0, 5.0)
+    before = both.there.waits_ms(5.1)[0]
+    both.updates.tell_all()
+    both.tell("heard", 5.1)
+    assert both.there.waits_ms(5.1)[0] == pytest.approx(before)

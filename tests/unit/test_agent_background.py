@@ -53,3 +53,22 @@ async def test_work_that_is_cancelled_ends() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_cancelled_work_whose_clean_up_fails_does_not_begin_anew() -> None:
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise RuntimeError("the clean-up failed")
+
+    running = asyncio.ensure_future(keep_running(work, "x"))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(RuntimeError):
+        await asyncio.wait_for(running, 5.0)
+    assert begun == 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 from typing import Any
 
 from support.k8s_objects import desired, settled
 
-from baton.k8s_scaling import _mark, _plan
-from k8s.operator.scaling import ClusterSeen, ControllerWanted
+from baton.k8s_scaling import Controllers, _mark, _plan, _Running
+from cluster.errors import UsageError
+from k8s.operator.scaling import ClusterSeen, ControllerWanted, ScalingBoard
 from k8s.operator.secrets import Access
 from k8s.plan import Desired, ObservedCluster, deciding, look
 
@@ -42,6 +44,20 @@ def test_a_resource_made_again_takes_a_new_controller() -> None:
         if each["metadata"]["name"] == "chat-internal":
             each["data"]["baton-controller-password"] = "bmV3"
     assert _mark(seen(there)) != _mark(seen(dataclasses.replace(there, objects=other)))
+
+
+async def test_a_controller_that_cannot_begin_ends_no_other_cluster() -> None:
+    """A registry password that the cluster's Secret does not have yet ended the operator, and each standby."""
+    controllers = Controllers(None, ScalingBoard(), None, lambda: 0.0)  # type: ignore[arg-type]
+
+    async def fails() -> None:
+        raise UsageError("--registry-password-file: the file is empty")
+
+    task = asyncio.ensure_future(fails())
+    await asyncio.wait({task})
+    controllers._running["ns", "chat"] = _Running(mark="", shell=None, task=task)  # type: ignore[arg-type]
+    assert await controllers._end(("ns", "chat")) == "--registry-password-file: the file is empty"
+    assert controllers._running == {}
 
 
 def test_sizes_are_of_one_resource_and_not_of_its_name() -> None:

@@ -80,7 +80,15 @@ def test_a_dry_run_quotes_what_kubectl_would_take_for_something_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "quoted.yaml"
-    labels = {"rev": "1e5", "mode": "0o17", "answer": "y", "day": "2026-11-26"}
+    labels = {
+        "rev": "1e5",
+        "hex": "0X1F",
+        "low": "-0o17",
+        "big": "1_0e3",
+        "mode": "0o17",
+        "answer": "y",
+        "day": "2026-11-26",
+    }
     patch = {"pod_template": {"metadata": {"labels": labels}}}
     spec = {"models": [{"name": "m", "pools": {"both": {}}}], "kubernetes": {"pools": {"both": patch}}}
     file.write_text(yaml.safe_dump({"kind": "BatonCluster", "metadata": {"name": "chat"}, "spec": spec}))

@@ -79,3 +79,18 @@ def test_a_changed_wish_keeps_its_turn() -> None:
 def test_nobody_in_line() -> None:
     waiting = FlowControlQueue()
     assert (waiting.call_first(), waiting.call_all(), waiting.found_none("a")) == ((), (), ())
+
+
+def test_an_aged_request_that_finds_no_lane_passes_its_call_on() -> None:
+    """It is late, so it may take lanes for late requests alone; before, others behind it were never called."""
+    waiting = FlowControlQueue()
+    old = Wanted(model="x", hand_over=True, ttft_ms=100.0, arrived=1.0, late=True)
+    young = Wanted(model="x", hand_over=True, ttft_ms=60_000.0, arrived=12.0)
+    waiting.enter("old", old)
+    waiting.enter("young", young)
+    waiting.age(12.0)
+    for _ in range(2):
+        assert waiting.call_first() == ("old",)
+        waiting.enter("old", old)  # it asks, and finds none
+        assert waiting.found_none("old") == ("young",)
+        assert waiting.found_none("young") == ()

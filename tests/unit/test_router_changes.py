@@ -180,14 +180,16 @@ def test_a_router_that_lost_only_the_registry_keeps_its_instances() -> None:
     assert at.decisions[-1].rate is not None and at.decisions[-1].rate < 3.0, "its counts of 10 minutes are no burst"
 
 
-def test_an_operators_size_holds_while_a_router_is_missing() -> None:
+@pytest.mark.parametrize("checks", [False, True])
+def test_an_operators_size_holds_while_a_router_is_missing(checks: bool) -> None:
     at, fleet = served("a", "b")
     fleet.crash("b")
     run(at, 2.0, STALE_S + 10)
+    at.controller.rules = replace(at.controller.rules, checks=checks)  # type: ignore[misc]
     manual: Manual = at.controller.manual
     role = at.controller.kinds.roles[0]
     manual.resize(role, 1, "an operator")
-    run(at, 2.0, 200)
+    run(at, 2.0, 40 if checks else 200)  # with checks: before the arrivals tell that it is dead
     assert fleet.of_role(role) == 1
     assert at.decisions[-1].what is What.HOLD
 

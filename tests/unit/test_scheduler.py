@@ -189,6 +189,20 @@ def test_a_queue_of_other_routers_prompts_is_no_silence() -> None:
     assert here.choose(one, SECOND, 0.0)[0].prefill == P2, "and then none for as long as it takes to ask again"
 
 
+def test_prompts_of_a_router_that_is_lost_are_not_ahead_of_others_any_more() -> None:
+    here, one, later = with_second(places=100), context(), [context() for _ in range(3)]
+    here.view.routers = 2
+    here.view.handle(told(0, tuple(range(20)), PromptState.WAITS), 0.0)
+    here.choose(one, Choose(frozenset({P2}), hand_over=True), 0.0)
+    here.view.leg_started(P)
+    here.view.handle(d.RouterPeerLost("b", 0.0), 0.0)
+    for each in later:
+        here.choose(each, Choose(frozenset({P2}), hand_over=True), 0.0)
+        here.view.leg_started(P)
+        here.leg_ended(P)
+    assert here.choose(one, SECOND, 0.0)[0].prefill == P2, "three later legs have been answered"
+
+
 def reported(name: InstanceId) -> Reported:
     role = Role.PREFILL if name in (P, P2) else Role.DECODE
     instance = Instance(id=name, role=role, url=f"http://{name}")

@@ -115,7 +115,8 @@ class FlowControlQueue:
         """
         known = self._entries.get(request)
         kind = _kind(wanted)
-        if known is not None and known.kind == kind and known.late == wanted.late:
+        # An aged request is late, and its entry is not: it keeps its place, and passes on the call that found it none.
+        if known is not None and known.kind == kind and known.late <= wanted.late:
             return
         number = known.number if known is not None else self._next()
         self._remove(request)
