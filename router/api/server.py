@@ -53,6 +53,9 @@ logger = logging.getLogger("baton.router")
 CLOSE_S = 2.0
 """How long pending releases of holds may take once the server is closed."""
 
+TASKS_END_S = 1.0
+"""How long cancelled tasks may take to end before what they use is closed."""
+
 RENEW_EVERY_S = 2.0
 """The time between two checks whether the cluster file was edited."""
 
@@ -222,7 +225,7 @@ class Router:
                 await asyncio.sleep(min(left_s, 0.02))
         for each in list(parts.open):
             each.stop()
-        parts.tasks.cancel()
+        await parts.tasks.end(TASKS_END_S)
         if self._log_writer is not None:
             self._log_writer.flush()
         await parts.engines.close()

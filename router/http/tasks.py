@@ -37,6 +37,12 @@ class Tasks:
         for task in self._tasks:
             task.cancel()
 
+    async def end(self, within_s: float) -> None:
+        """Cancel all tasks and wait for their ends, so long at most: what they use can be closed then."""
+        self.cancel()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=within_s)
+
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:

@@ -63,7 +63,7 @@ class Shared:
             self.admins.append(admin)
         beats = self.registry(proves=proves)
         self.stack.push_async_callback(beats.close)
-        self.stack.enter_context(Background(self.beat_forever(beats)))
+        await self.stack.enter_async_context(Background(self.beat_forever(beats)))
         async with asyncio.timeout(SOON_S):
             for admin in self.admins:
                 while await self.metric(admin, "baton_routers") != 2 or not await self.ready(admin):
@@ -113,11 +113,12 @@ class Background:
     def __init__(self, running: Any) -> None:
         self._running = running
 
-    def __enter__(self) -> None:
+    async def __aenter__(self) -> None:
         self._task = asyncio.ensure_future(self._running)
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
+        await asyncio.wait({self._task})
 
 
 @pytest.fixture
@@ -243,7 +244,6 @@ async def test_a_connection_that_brings_not_even_a_routers_own_notes_is_made_ane
         "router-a", HalfOpen(time.monotonic), FleetView(), peers=lambda: {"router-b"}, keys=None, handle=heard.append,
         freed=lambda: None, lost=heard.append,
     )  # fmt: skip
-    with Background(sharing.tell_forever()), Background(sharing.hear_forever()):
-        async with asyncio.timeout(SOON_S):
-            await renewed.wait()
+    async with Background(sharing.tell_forever()), Background(sharing.hear_forever()), asyncio.timeout(SOON_S):
+        await renewed.wait()
     assert heard == []
