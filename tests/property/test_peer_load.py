@@ -23,6 +23,9 @@ from router.predict.step_model import make_of
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
 NAMES = ("p", "d")
 
+Step = tuple[float, str, int, int, float, str]
+"""After how long, what happens, to which request, its prompt tokens and target, and what becomes of a note."""
+
 
 class Both:
     """A router, its peer, and the notes between them."""
@@ -59,6 +62,21 @@ class Both:
         if what != "open":
             self.here.answer_over(booking, now, 50)
             self.open.remove(booking)
+
+    def play(self, history: list[Step], *, tells: bool) -> float:
+        """One step after the other; returns the time at their end. `tells`: the router has a peer."""
+        now = 1.0
+        for gap_s, what, which, prompt, tpot_ms, fate in history:
+            now += gap_s
+            if what == "begin":
+                self.begin(now, prompt, tpot_ms, which % 2)
+            elif what != "tell":
+                self.go_on(what, which, now)
+            elif tells:
+                self.tell(fate, now)
+            else:
+                self.updates.skip()
+        return now
 
     def tell(self, fate: str, now: float) -> None:
         for note in self.updates.notes(now):
@@ -109,16 +127,9 @@ def _small_notes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.lists(steps, max_size=60))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_peer_books_what_the_router_has(history: list[tuple[float, str, int, int, float, str]]) -> None:
-    both, now = Both(), 1.0
-    for gap_s, what, which, prompt, tpot_ms, fate in history:
-        now += gap_s
-        if what == "begin":
-            both.begin(now, prompt, tpot_ms, which % 2)
-        elif what == "tell":
-            both.tell(fate, now)
-        else:
-            both.go_on(what, which, now)
+def test_a_peer_books_what_the_router_has(history: list[Step]) -> None:
+    both = Both()
+    now = both.play(history, tells=True)
     for _ in range(3):  # the last notes are heard: one that shows a gap, those that tell all, and one more
         now += 1.0
         both.tell("heard", now)
@@ -132,16 +143,9 @@ def test_a_peer_books_what_the_router_has(history: list[tuple[float, str, int, i
 
 
 @given(st.lists(steps, max_size=60))
-def test_a_router_alone_keeps_nothing_for_peers(history: list[tuple[float, str, int, int, float, str]]) -> None:
-    both, now = Both(), 1.0
-    for gap_s, what, which, prompt, tpot_ms, _ in history:
-        now += gap_s
-        if what == "begin":
-            both.begin(now, prompt, tpot_ms, which % 2)
-        elif what == "tell":
-            both.updates.skip()
-        else:
-            both.go_on(what, which, now)
+def test_a_router_alone_keeps_nothing_for_peers(history: list[Step]) -> None:
+    both = Both()
+    now = both.play(history, tells=False)
     both.updates.skip()
     assert not both.updates.waiting
     assert len(both.updates._booked) == len(both.open)

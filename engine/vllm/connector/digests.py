@@ -68,7 +68,7 @@ class Digests:
             for blocks, names in prompts.values():
                 assert self._vouchers is not None
                 self._vouchers.vouch(blocks, names)
-        except Exception:
+        except Exception:  # an error here would end the engine; without digests D computes the prompts itself
             logger.exception("%d prompts are not vouched for", len(prompts))
             return False
         return True
