@@ -100,8 +100,8 @@ class Controllers:
             known = None
         if known is None:
             plan = _plan(seen, spec)
-            off = "; ".join(f"{model}: {why}" for model, why in plan.off.items())
-            self._board.of(*key).advice = (off or failed)[:300]
+            told = [f"{model}: {why}" for model, why in plan.off.items()] + ([failed] if failed else [])
+            self._board.of(*key).advice = "; ".join(told)[:300]
             if not plan.pools:
                 return
             try:
@@ -163,8 +163,8 @@ class Controllers:
         wanted.advice = "; ".join(each.because for each in scaler.last.values() if each.dry and each.actions)[:300]
 
     async def _end(self, key: Place) -> str:
-        """End a controller; returns why it had ended by itself, empty if it had not. That ends no other cluster's: its
-        Secret may not have the registry's password yet.
+        """End a controller. Returns the error with which it had ended by itself; empty: it had not. Such an error (the
+        Secret may not have the registry's password yet) must not end the controllers of other clusters.
         """
         known = self._running.pop(key)
         self._board.of(*key).scales = False

@@ -326,6 +326,9 @@ class ScalingShell:
             try:
                 await self._once(actuator, on_url)
             except Exception as error:  # the fleet serves without its controller, too
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise  # its clean-up failed: a cancelled controller does not begin anew
                 if isinstance(error, UsageError) and not self.ran:
                     self.running = False
                     raise

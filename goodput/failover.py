@@ -38,14 +38,15 @@ class RecentArrivals:
             self._looks.popleft()
 
     def taken_over(self, missing: Mapping[str, float], now: float) -> bool:
-        """Whether arrivals at the other routers have risen by what the missing ones had.
+        """Whether arrivals at the other routers have risen by what the missing ones had; False: no look goes back far
+        enough.
 
         Args:
             missing: the missing routers, one at least, and when each was last heard.
             now: seconds of the controller's clock.
         """
         first_s, last_s = min(missing.values()), max(missing.values())
-        if now - WINDOW_S < last_s + SETTLED_S:
+        if now - WINDOW_S < last_s + SETTLED_S or not self._looks or self._looks[0][0] > first_s - WINDOW_S:
             return False
         before = self._between(first_s - WINDOW_S, first_s)
         theirs = sum(before.get(name, 0) for name in missing)

@@ -20,6 +20,7 @@ from goodput.decision import Need
 from goodput.needs import Outlook
 from goodput.observation import InstanceSeen
 from goodput.pools import Kinds
+from goodput.scale_down import ROUND
 from goodput.standing import StandingInstances
 
 BETTER: Final = 1.15
@@ -54,7 +55,7 @@ class Flips:
             need = needs.get(role)
             if need is not None:
                 able = sum(each.flips for each in self._standing.staying(role))
-                found[role] = min(able, max(0, math.floor(need.have - need.keep + 1e-6)))
+                found[role] = min(able, max(0, math.floor(need.have - need.keep + ROUND)))
         return found
 
     def choose(self, needs: Mapping[Role, Need], outlook: Outlook, now: float) -> do.Flip | None:
@@ -64,7 +65,7 @@ class Flips:
         for to, of in (_PAIR, _PAIR[::-1]):
             short, other = needs[to], needs[of]
             lacking = max(short.now - short.ready, short.ahead - short.have)
-            if lacking > 0.5 and other.ready - 1 >= other.keep - 1e-6 and other.have - 1 >= other.keep - 1e-6:
+            if lacking > 0.5 and other.ready - 1 >= other.keep - ROUND and other.have - 1 >= other.keep - ROUND:
                 because = (
                     f"{to.value}: {short.now} needed now, {short.ready:.3g} ready ({short.because}); "
                     f"{of.value}: {other.keep} of {other.ready:.3g} would do"

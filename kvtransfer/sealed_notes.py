@@ -15,7 +15,7 @@ from typing import Final
 from kvtransfer.ticket import SigningKey
 
 SEAL_BYTES_MAX: Final = 1024
-"""The longest line of keys and MACs: ten keys. Of a longer line only this much is read."""
+"""The longest line of keys and MACs: `kvtransfer.keys.KEYS_MAX` keys need less. Of a longer line no more is read."""
 
 _DOMAIN: Final = b"baton-router-note\x00"
 """Separates these MACs from MACs made with the same key for another purpose."""
@@ -28,8 +28,8 @@ def sealed(note: bytes, keys: Collection[SigningKey]) -> bytes:
 
 def unsealed(payload: bytes, keys: Collection[SigningKey]) -> tuple[bytes, bool]:
     """The note in a sealed one, and whether one of these keys proves it. Never raises."""
-    seal, _, note = payload[:SEAL_BYTES_MAX].partition(b"\n")
-    note = payload[len(seal) + 1 :] if len(payload) > SEAL_BYTES_MAX else note
+    seal = payload[:SEAL_BYTES_MAX].partition(b"\n")[0]
+    note = payload[len(seal) + 1 :]
     said = dict(word.partition(".")[::2] for word in seal.decode(errors="replace").split(" "))
     proven = False
     for key in keys:

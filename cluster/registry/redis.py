@@ -219,6 +219,7 @@ class RedisRegistry:
     async def next_note(self, timeout_s: float, *, anew: bool = False) -> bytes | None:
         if anew:
             await self._stop_notes()
+        before = cancelled()
         until, message = asyncio.get_running_loop().time() + timeout_s, None
         try:
             if self._notes is None:
@@ -226,6 +227,8 @@ class RedisRegistry:
             while message is None and (left_s := until - asyncio.get_running_loop().time()) > 0:
                 message = await self._notes.get_message(ignore_subscribe_messages=True, timeout=left_s)
         except (RedisError, OSError, ValueError) as error:
+            if cancelled() > before:
+                raise asyncio.CancelledError from None  # see `RedisLink.asking`
             await self._stop_notes()
             raise RegistryDown(f"the registry at {self._link.place} sends no notes: {type(error).__name__}") from None
         note = None if message is None else message.get("data")

@@ -20,8 +20,11 @@ NOTES_MAX: Final = 400.0
 ALIVE_S: Final = 0.5
 """Seconds between two notes of a router that has nothing to tell: they are empty."""
 
-STATES_MAX: Final = 500
-"""States in one note: about 60 KB."""
+STATES_MAX: Final = 100
+"""States in one note. With the most chunks in each, the note stays below `NOTE_BYTES_MAX`."""
+
+CHUNKS_MAX: Final = 1024
+"""The number of a prompt's chunks that are named: 1 MB, about 256k tokens. Text beyond matches nothing."""
 
 NOTE_BYTES_MAX: Final = 1 << 20
 """A longer note is not read."""
@@ -29,7 +32,7 @@ NOTE_BYTES_MAX: Final = 1 << 20
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-_Chunks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=1024)]
+_Chunks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=CHUNKS_MAX)]
 _Numbers = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=100_000)]
 
 

@@ -290,7 +290,7 @@ class FleetView:
         return updates
 
     def load_noted(self, noted: d.LoadNoted) -> None:
-        """A router peer has told what its requests do. What it missed of its notes this router asks for."""
+        """Book what a router peer tells. If notes of a peer are missing, this router asks it for all bookings."""
         self.peer_load.hear(noted.note, noted.now, self._fleet.prefixes)
         updates = self._fleet.inflight.updates
         if updates is None:

@@ -23,15 +23,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from router.core.load_notes import CHUNKS_MAX
 from router.core.unread import Sort, Unread, beginning
 from router.predict.media import MEDIA_BYTES, MediaReader
 
 CHUNK_BYTES = 1024
 """About 256 tokens of prose. Smaller chunks save hardly any prefill (it flattens near 1,000 tokens), and each chunk
 costs an entry of the index."""
-
-CHUNKS_MAX = 1024
-"""The number of a prompt's chunks that are named: 1 MB, about 256k tokens. Text beyond matches nothing."""
 
 NAMED_BYTES: Final = CHUNK_BYTES * CHUNKS_MAX
 

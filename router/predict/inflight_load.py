@@ -1,5 +1,5 @@
-"""The load in flight: what this router's requests do to the instances they run on (prompts to compute, answers under
-way). Pure.
+"""The load in flight: what the requests of this router and its peers do to the instances they run on (prompts to
+compute, answers under way). Pure.
 
 Engines' own reports are a second old; a router knows its own requests at once and exactly. Every request has one
 booking, opened when it is placed and closed when it is over. By row of the fleet's columns this module keeps:
@@ -75,11 +75,11 @@ class RowLoad:
         self.prompts = 0
         """The number of these prompts."""
         self.peers_prompts = 0
-        """How many of these are of router peers,"""
+        """The number of these prompts that are of router peers."""
         self.peers_left = 0
-        """how many of peers' prompts have left, computed or not,"""
+        """The number of peers' prompts that have left the row, computed or not."""
         self.peers_ended = 0
-        """and how many of those were computed."""
+        """The number of peers' prompts that were computed there."""
         self.since: float = 0.0
         """The time, in seconds, at which the first of them began, or the last prompt before them ended."""
         self.decoding = 0
@@ -213,7 +213,7 @@ class InflightLoad:
         """The time that `RowLoad.recent` is scaled to, in seconds."""
         self._mirror: Final = Mirror(_MIRRORED)
         self.updates: LoadUpdates | None = None
-        """Takes what router peers are to know of this router's bookings; None: there are none."""
+        """Takes what router peers are to know of this router's bookings; None: this router sends no notes."""
 
     def reach(self, rows: int) -> None:
         """Have as many rows as the fleet's columns."""

@@ -78,8 +78,8 @@ class PeerLoad:
         peer.number, peer.heard_s = note.number, now
         if note.part == 1:
             peer.told = set()
-        for number in note.over if prefixes is not None else ():
-            _leave(prefixes, peer.bookings.get(number), now)  # before the states: they say that it has left its place
+        for number in note.over:  # before the states are booked: they take the answer from its instance
+            _leave(prefixes, peer.bookings.get(number), now)
         for state in note.states:
             self._book(peer, state, now)
             if prefixes is not None and state.chunks:

@@ -61,11 +61,12 @@ class SchedulingContext:
         self.prefill: InstanceId | None = None
         """The instance of its last prefill leg."""
         self.ahead = 0
-        """This router's legs at `prefill` that were there before its prefill leg, less those that have ended."""
+        """The legs of this router and the prompts of its peers that were at `prefill` before its prefill leg, less
+        those that have left."""
         self.ended = 0
-        """The number of legs there that had ended when `ahead` was counted (`LegCounts`),"""
+        """This router's ended legs there, and its peers' computed prompts, at the last look (`LegCounts`)."""
         self.left = 0
-        """and of those that had left."""
+        """The same, with peers' prompts that left without being computed."""
         self.late = False
         """The request is expected to miss its TTFT target."""
         self.tried = False

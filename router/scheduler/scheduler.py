@@ -77,8 +77,6 @@ class LegCounts:
         self._view.leg_ended(instance)
         if self._view.knows(instance):
             self._ended[instance] = self._ended.get(instance, 0) + 1
-        else:
-            self._ended.pop(instance, None)
 
     def forget(self) -> None:
         """Drop what was counted of instances that have left."""

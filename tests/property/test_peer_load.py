@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
-from router.core.load_notes import LoadNote, note_bytes, note_of
+from router.core import load_notes
+from router.core.load_notes import BookingState, LoadNote, PromptState, note_bytes, note_of
 from router.predict import load_updates
 from router.predict.inflight_load import InflightLoad
 from router.predict.inflight_request import InflightRequest
@@ -242,3 +243,14 @@ def test_a_prompt_of_a_peer_that_ended_earlier_turns_no_clock_back() -> None:
     both.updates.tell_all()
     both.tell("heard", 5.1)
     assert both.there.waits_ms(5.1)[0] == pytest.approx(before)
+
+
+def test_the_fullest_note_is_read() -> None:
+    state = BookingState(
+        number=2**53, prefill="p" * 256, prompt=PromptState.WAITS, plain_ms=1e9, prompt_ms=1e9, stall_ms=1e9,
+        placed_ago_ms=1e9, ended_ago_ms=1e9, decode="d" * 256, opened=True, prompt_tokens=2**53, mean_tokens=1e9,
+        short_tokens=1e9, middle_tokens=1e9, variance=1e9, tpot_ms=1e9, pause_ms=1e9,
+        chunks=(2**64 - 1,) * load_notes.CHUNKS_MAX,
+    )  # fmt: skip
+    note = LoadNote("a", 1, (state,) * load_notes.STATES_MAX)
+    assert note_of(note_bytes(note)) == note

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from router.core.load_notes import CHUNKS_MAX
 from router.core.unread import Sort, Unread
-from router.predict.chunks import CHUNK_BYTES, CHUNKS_MAX, Hasher, prompt_text, read_prompt
+from router.predict.chunks import CHUNK_BYTES, Hasher, prompt_text, read_prompt
 from router.predict.media import HASHED_BYTES, MEDIA_BYTES
 
 HASHER = Hasher(b"k" * 16)

@@ -50,3 +50,10 @@ def test_what_came_in_a_time_without_complete_looks_did_not_come_in_its_last_min
     for now in range(413, 600, 3):
         assert not recent.taken_over({"c": 297.0}, now), now
         recent.add(dict.fromkeys("ab", 15), now - 3.0, now)
+
+
+def test_a_controller_that_has_not_seen_the_time_before_a_loss_tells_nothing() -> None:
+    recent = RecentArrivals()
+    for now in range(3, 300, 3):
+        recent.add({"a": 15}, now - 3.0, now)
+        assert not recent.taken_over({"b": 0.0}, now)

@@ -31,8 +31,8 @@ logger = logging.getLogger("vllm.baton.worker")
 
 
 class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
-    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`. Long, as vLLM calls all of them on one
-    object.
+    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`. The class is
+    long because vLLM calls all these hooks on one object.
     """
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
