@@ -324,7 +324,9 @@ class ScalingShell:
         self.running = True
         while True:
             try:
-                await self._once(actuator, on_url)
+                # Awaited here, in a task of its own: before Python 3.13 a failed TaskGroup leaves its task counted as
+                # cancelled.
+                await asyncio.create_task(self._once(actuator, on_url))  # noqa: TID251
             except Exception as error:  # the fleet serves without its controller, too
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():

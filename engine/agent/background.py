@@ -30,7 +30,9 @@ async def keep_running(work: Callable[[], Awaitable[None]], name: str) -> None:
     while True:
         began = loop.time()
         try:
-            return await work()
+            # Awaited here, in a task of its own: before Python 3.13 a failed TaskGroup leaves its task counted as
+            # cancelled.
+            return await asyncio.ensure_future(work())  # noqa: TID251
         except Exception:  # a bug: what else this agent does goes on
             task = asyncio.current_task()
             if task is not None and task.cancelling():

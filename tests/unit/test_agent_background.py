@@ -55,19 +55,39 @@ async def test_work_that_is_cancelled_ends() -> None:
         await running
 
 
-async def test_cancelled_work_whose_clean_up_fails_does_not_begin_anew() -> None:
+async def test_work_whose_group_of_tasks_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.agent.background.AGAIN_S", 0.0)
     begun = 0
+
+    async def fails() -> None:
+        await asyncio.sleep(0)  # its group waits for it already
+        raise RuntimeError("a bug")
 
     async def work() -> None:
         nonlocal begun
         begun += 1
+        if begun < 3:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails())
+
+    await asyncio.wait_for(keep_running(work, "x"), 5.0)
+    assert begun == 3
+
+
+async def test_cancelled_work_whose_clean_up_fails_does_not_begin_anew() -> None:
+    begun, at_work = 0, asyncio.Event()
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        at_work.set()
         try:
             await asyncio.Event().wait()
         finally:
             raise RuntimeError("the clean-up failed")
 
     running = asyncio.ensure_future(keep_running(work, "x"))
-    await asyncio.sleep(0)
+    await asyncio.wait_for(at_work.wait(), 5.0)
     running.cancel()
     with pytest.raises(RuntimeError):
         await asyncio.wait_for(running, 5.0)
