@@ -18,7 +18,6 @@ sources are the same; `--fresh` forgets them. Ends with 1 where a target is miss
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import os
@@ -39,7 +38,7 @@ from bench.defaults_tables import Rows, figures_of, tables_of, targets_of
 from bench.processes import BATON_COMMAND, ROOT, Running, asked, page, stopping
 from bench.published import machine, note_of, publish, result, say, show
 from bench.rivals import NotInstalled, environment, version_of
-from bench.sources import text_of
+from bench.sources import digest_of
 
 MODEL: Final = "meta-llama/Llama-3.1-8B"
 KEPT: Final = ROOT / ".bench" / "defaults.jsonl"
@@ -146,12 +145,8 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def digest() -> str:
     """The digest of the sources: kept rounds of other sources are not used."""
-    found = hashlib.sha256()
-    for name in SOURCES:
-        folder = ROOT / name
-        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
-            found.update(f"{path.relative_to(ROOT)}\0{text_of(path)}".encode())
-    return found.hexdigest()[:16]
+    listed = [ROOT / name for name in SOURCES]
+    return digest_of({each for one in listed for each in (one.rglob("*.py") if one.is_dir() else [one])}, ROOT)
 
 
 def kept(sources: str) -> Iterator[tuple[str, int, dict[str, dict[str, Sample]]]]:

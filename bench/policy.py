@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import json
 import math
 import sys
@@ -30,7 +29,7 @@ from typing import Any, Final
 
 from bench import inputs, policy_figures, policy_grid, policy_tables, published
 from bench.policy_cell import of_cell
-from bench.sources import text_of
+from bench.sources import digest_of
 from costs import shipped
 from sim.experiments.systems import Shelf
 
@@ -45,15 +44,10 @@ LONGEST: Final = ("ServeGen R1", "Mooncake conversation", "Azure code", "Azure c
 
 def digest() -> str:
     """The digest of the sources, without the modules that make tables and figures."""
-    found = hashlib.sha256()
-    for name in SOURCES:
-        folder = ROOT / name
-        paths = [each for each in folder.rglob("*") if each.is_file()] if folder.is_dir() else list(ROOT.glob(name))
-        for path in sorted(paths):
-            shown = path.name in ("policy_tables.py", "policy_figures.py")
-            if path.suffix in (".py", ".json", ".csv") and not shown:
-                found.update(f"{path.relative_to(ROOT)}\0{text_of(path)}".encode())
-    return found.hexdigest()[:16]
+    shown = ("policy_tables.py", "policy_figures.py")
+    listed = [(ROOT / name).rglob("*") if (ROOT / name).is_dir() else ROOT.glob(name) for name in SOURCES]
+    files = {each for one in listed for each in one if each.is_file() and each.name not in shown}
+    return digest_of({each for each in files if each.suffix in (".py", ".json", ".csv")}, ROOT)
 
 
 def kept(sources: str, plan: str) -> dict[str, dict[str, Any]]:

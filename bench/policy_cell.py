@@ -1,4 +1,4 @@
-"""One cell of `bench.policy_grid`: every class's best arrangement on the tuning window, then curves on the others."""
+"""One cell of `bench.policy_grid`: every class's best arrangement on the tuning windows, then curves on the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import policy_grid as grid
-from bench.policy_loads import load
+from bench.policy_loads import joined, load
 from cluster.instance import Role
 from sim.experiments import curves
 from sim.experiments.ceiling import Ceiling
@@ -41,13 +41,15 @@ HARDER: Final[dict[str, dict[str, Any]]] = {"rough": {"rough": ROUGH}, "three ro
 Say = Callable[[str], None]
 
 
-def case_of(cell: grid.Cell, data: Path, window: int) -> Case:
-    """The input of all systems in this window."""
-    size = Size(fewest=cell.requests, most=cell.requests, lives=1.0)
+def case_of(cell: grid.Cell, data: Path, *windows: int) -> Case:
+    """The input of all systems in these windows, one after the other."""
+    count = cell.requests * len(windows)
+    size = Size(fewest=count, most=count, lives=1.0)
+    trace = replace(cell.trace, requests=cell.requests)
     return Case(
         name=cell.name,
         model=grid.MODEL,
-        load=load(data, replace(cell.trace, requests=cell.requests), window),
+        load=joined([load(data, trace, each) for each in windows]),
         targets=cell.targets,
         size=size,
         tolerance=grid.TOLERANCE,
@@ -161,7 +163,7 @@ class Contender:
 def of_cell(cell: grid.Cell, data: Path, shelf: Shelf, plan: grid.Plan) -> dict[str, Any]:
     """Its row of the result."""
     began_s = time.process_time()
-    tuning = case_of(cell, data, grid.TUNING_WINDOW)
+    tuning = case_of(cell, data, *cell.tuning_windows)
     champions = contest(tuning, shelf, cell, plan.rivals)
     tuned = {name: champions[name].best for name in CLASSES}
     if tuned["rival_admitted"].system is not None:
@@ -271,7 +273,7 @@ def _harder(found: dict[str, Contender], **changes: Any) -> dict[str, float]:
 
 
 def told(best: Best, tried: Sequence[str]) -> dict[str, Any]:
-    """The figures of one class on the tuning window."""
+    """The figures of one class on the tuning windows."""
     if best.system is None:
         return {"policy": "–", "arrangement": "none", "tuning_rate": 0.0, "runs": best.runs, "tried": len(tried)}
     return {

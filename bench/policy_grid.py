@@ -3,13 +3,14 @@
 24 cells: four traces × targets at 2, 5 and 10 times the unloaded latency × two fleets; Llama-3.1-8B in bf16. Changing a
 number here makes all earlier results void; nothing here may be chosen by what comes out.
 
-**Loads.** A trace is cut into disjoint windows of equal numbers of requests. The first one is for tuning: every system
-finds its best arrangement on it. The others, up to five, are what is reported: goodput on each, ours over the rival's
-on the same window, mean and 95 % interval (Student's t). Arrivals keep the trace's own burstiness: time is stretched
-until the rate is the one wanted (`sim.experiments.loads.UnitLoad.at_rate`). Mooncake's stamps are spread inside their
-tick of 3 s by the reader. ServeGen's clients are drawn instead, one seed a window, from ten o'clock on, when they send
-13 requests a second. Most of its answers there are longer than 1,024 tokens (mean 3,178) and are cut to that (mean
-863): a run must be several times as long as a request.
+**Loads.** A trace is cut into disjoint windows of equal numbers of requests, at most six. Two are for tuning, one after
+the other as one load: every system finds its best arrangement on them. They are the first one and the last one (the
+first alone, if fewer than three others would be left). What is reported comes from the others: goodput on each, ours
+over the rival's on the same window, mean and 95 % interval (Student's t). Arrivals keep the trace's own burstiness:
+time is stretched until the rate is the one wanted (`sim.experiments.loads.UnitLoad.at_rate`). Mooncake's stamps are
+spread inside their tick of 3 s by the reader. ServeGen's clients are drawn instead, one seed a window, from ten o'clock
+on, when they send 13 requests a second. Most of its answers there are longer than 1,024 tokens (mean 3,178) and are cut
+to that (mean 863): a run must be several times as long as a request.
 
 **Targets.** Unloaded = one idle instance of the fleet's slower GPU: a prompt of the trace's 90th percentile with the
 engine's front end, nothing cached; a decode step of one request with the trace's mean context (prompt, and half of the
@@ -20,7 +21,7 @@ one. Attainment: nine in ten arrivals within both, shed ones missed; 95 and 99 i
 
 **Rivals.** All of `sim.baselines` with their published constants, as they are and with Baton's admission in front; on
 fleet B also weighted by the GPUs' speeds (`dynamo`, `splitwise`, fewest requests). Splitwise books the mean answer of
-the tuning window. `distserve` is `least_requests` on a split found beforehand: with the split tuned the two are one
+the tuning windows. `distserve` is `least_requests` on a split found beforehand: with the split tuned the two are one
 system, which runs once. `dynamo_conditional` is `dynamo` where no prompt is cached. **Ours**: the policy `workload`
 with that admission.
 
@@ -85,6 +86,8 @@ WITH_ADMISSION: Final = ("rival_admitted", "ours")
 
 TUNING_WINDOW: Final = 0
 WINDOWS: Final = (1, 2, 3, 4, 5)
+WINDOWS_MIN: Final = 3
+"""Windows that are reported, at least."""
 
 TOLERANCE: Final = 0.04
 """A search for goodput ends when the rate is known to this share; a variant replaces one that it beats by this
@@ -231,10 +234,21 @@ class Cell:
         """Requests of a run."""
         return dict(self.trace.more).get(self.factor, self.trace.requests)
 
+    @property
+    def tuning_windows(self) -> tuple[int, ...]:
+        """The windows on which every system finds its best arrangement."""
+        others = self._others
+        return (TUNING_WINDOW, others[-1]) if len(others) > WINDOWS_MIN else (TUNING_WINDOW,)
+
     def windows(self, plan: Plan) -> tuple[int, ...]:
-        """The windows that are reported: as many as the trace has."""
+        """The windows that are reported: the others that the trace has."""
+        left = tuple(each for each in self._others if each not in self.tuning_windows)
+        return left[: plan.windows_max]
+
+    @property
+    def _others(self) -> tuple[int, ...]:
         most = self.trace.rows // self.requests - 1 if self.trace.rows else len(WINDOWS)
-        return WINDOWS[: min(most, plan.windows_max)]
+        return WINDOWS[:most]
 
     @property
     def targets(self) -> Targets:

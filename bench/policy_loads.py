@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,15 @@ def load(data: Path, trace: Trace, window: int) -> UnitLoad:
     assert window in (TUNING_WINDOW, *WINDOWS)
     rows = islice(_rows(data / "traces" / trace.file, trace, window), trace.requests)
     return traced(f"{trace.name}, window {window}", rows, trace.requests, LENGTH_MAX)
+
+
+def joined(loads: Sequence[UnitLoad]) -> UnitLoad:
+    """Loads of a mean rate of 1, one after the other."""
+    arrivals: list[Arrival] = []
+    for each in loads:
+        begins_s = float(len(arrivals))
+        arrivals += [msgspec.structs.replace(one, at_s=begins_s + one.at_s) for one in each.arrivals]
+    return UnitLoad(", then ".join(each.name for each in loads), arrivals)
 
 
 def _rows(path: Path, trace: Trace, window: int) -> Iterator[Arrival]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import json
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from typing import Any, Final
 
 from baton import compiled
 from bench import inputs, published, rivals, scaling_grid
-from bench.sources import text_of
+from bench.sources import digest_of
 from costs import shipped
 from sim.baselines.scaling.dynamo import Ask, DynamoPlanner, opening
 from sim.experiments import scaling, scaling_ours
@@ -72,18 +71,14 @@ RIVAL: Final = 0.9
 
 def digest(system: str) -> str:
     """The digest of the sources that a system's results depend on."""
-    found = hashlib.sha256()
     own = {OURS: CONTROLLER, DYNAMO: PLANNER}
     left = {name for other, names in own.items() if other != system for name in names}
     listed = [*SOURCES, *(PLANNER if system == DYNAMO else ())]
     files = {
         each for name in listed for each in ((ROOT / name).rglob("*.py") if (ROOT / name).is_dir() else [ROOT / name])
     }
-    for each in sorted(files):
-        name = str(each.relative_to(ROOT))
-        if name not in left and not name.startswith(LIVE):
-            found.update(f"{name}\0{text_of(each)}".encode())
-    return found.hexdigest()[:16]
+    names = {each: str(each.relative_to(ROOT)) for each in files}
+    return digest_of((each for each, name in names.items() if name not in left and not name.startswith(LIVE)), ROOT)
 
 
 def kept() -> dict[str, dict[str, Any]]:

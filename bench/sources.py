@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+
+
+def digest_of(files: Iterable[Path], root: Path) -> str:
+    """The digest of these sources, by their names below `root`: rows of other sources are not used."""
+    found = hashlib.sha256()
+    for each in sorted(files):
+        found.update(f"{each.relative_to(root)}\0{text_of(each)}".encode())
+    return found.hexdigest()[:16]
 
 
 @cache

@@ -17,7 +17,7 @@ from cluster.spec import flags, guess, units
 from cluster.spec.about import Setting, broken_bound, is_section, settings_of
 from cluster.spec.problems import FieldPath, Problem, Severity, nearest, printable, quoted, shown_path
 from cluster.spec.settings import Spec
-from cluster.spec.tree import Items, Malformed, MappingNode, Mark, Node, Scalar, compose
+from cluster.spec.tree import MERGE_KEY, Items, Malformed, MappingNode, Mark, Node, Scalar, compose
 
 PROBLEMS_MAX = 100
 """Most problems reported of one file; a file with more is probably no cluster file."""
@@ -203,8 +203,8 @@ class Reader:
         seen: dict[str, Mark] = {}
         merged: list[MappingNode] = []
         for key, node in table.entries:
-            if key.plain and key.text == "<<":
-                merged += self._merged(node, (*path, "<<"))
+            if key.plain and key.text == MERGE_KEY:
+                merged += self._merged(node, (*path, MERGE_KEY))
                 continue
             at = (*path, key.text)
             if key.text in seen:

@@ -28,6 +28,9 @@ VALUES_MAX = 20_000
 DEPTH_MAX = 32
 """Deepest nesting. The file's own fields stay below 8; vLLM's JSON flags add a few."""
 
+MERGE_KEY = "<<"
+"""A plain key whose value's entries are merged into the mapping (YAML's merge key)."""
+
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?[0-9]{0,30}\.[0-9]{1,30}([eE][-+]?[0-9]{1,3})?")
 _WORDS: Mapping[str, Value] = {

@@ -14,9 +14,7 @@ from typing import Final
 import yaml
 from yaml.resolver import Resolver
 
-from cluster.spec.tree import Items, MappingNode, Node, Scalar
-
-MERGE: Final = "<<"
+from cluster.spec.tree import MERGE_KEY, Items, MappingNode, Node, Scalar
 
 _TEXT: Final = "tag:yaml.org,2002:str"
 _AMBIGUOUS: Final = re.compile(
@@ -52,7 +50,7 @@ def _events(node: Node, *, sort_keys: bool) -> Iterator[yaml.Event]:
 def _mapping(node: MappingNode, *, sort_keys: bool) -> Iterator[yaml.Event]:
     yield yaml.MappingStartEvent(anchor=None, tag=None, implicit=True, flow_style=not node.entries)
     for key, inner in sorted(node.entries, key=lambda entry: entry[0].text) if sort_keys else node.entries:
-        yield _scalar(key.text, plain=key.plain and (key.text == MERGE or not _is_misread(key)))
+        yield _scalar(key.text, plain=key.plain and (key.text == MERGE_KEY or not _is_misread(key)))
         yield from _events(inner, sort_keys=sort_keys)
     yield yaml.MappingEndEvent()
 

@@ -1,9 +1,10 @@
-"""Names in Kubernetes' API: the group, labels, annotations, conditions, the field manager. Pure."""
+"""Names in Kubernetes' API: the group, labels, annotations, conditions, the field manager, keys of lists. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Final
 
 GROUP: Final = "serving.baton.dev"
@@ -13,6 +14,27 @@ CLUSTER: Final = "BatonCluster"
 POOL: Final = "BatonPool"
 
 FIELD_MANAGER: Final = "baton-operator"
+
+LIST_KEYS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "containers": (("name",),),
+    "initContainers": (("name",),),
+    "ephemeralContainers": (("name",),),
+    "env": (("name",),),
+    "ports": (("containerPort",), ("containerPort", "protocol"), ("name",)),
+    "volumes": (("name",),),
+    "volumeMounts": (("mountPath",),),
+    "volumeDevices": (("devicePath",),),
+    "imagePullSecrets": (("name",),),
+    "hostAliases": (("ip",),),
+    "topologySpreadConstraints": (("topologyKey",), ("topologyKey", "whenUnsatisfiable")),
+    "schedulingGates": (("name",),),
+    "resourceClaims": (("name",),),
+    "claims": (("name",),),
+    "ownerReferences": (("uid",),),
+}
+"""Lists whose entries have an identity, by field, and the fields that tell entries apart: the `patchMergeKey` of
+Kubernetes' core/v1, then the `listMapKey`s where two entries may share it. A Service's ports have names. All other
+lists are one value."""
 
 READY_GATE: Final = f"{GROUP}/serving"
 """The pod condition that the operator sets once the instance is proven and known to every Ready router."""

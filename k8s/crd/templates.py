@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from cluster.spec.problems import FieldPath
 from cluster.spec.reader import shown_node
 from cluster.spec.tree import Scalar, tree_of
+from k8s.crd.names import LIST_KEYS
 
 
 class TemplateFault(NamedTuple):
@@ -31,17 +32,22 @@ class _Form:
     fields: Mapping[str, _Form] = field(default_factory=dict)
     """Of the mapping, or of each entry of the list: the fields that are checked."""
     key: str = ""
-    """The field that tells the list's entries apart: each entry needs it. Empty: none does."""
+    """The field by which the list's entries are merged: each entry needs it. Empty: no field has to be there."""
     words: tuple[str, ...] = ()
     """Fields of an entry that may tell entries apart: no lists and no mappings."""
     kept: bool = False
     """Whether null cannot remove it: the operator has entries of its own in it."""
 
 
+def _merged(name: str, fields: Mapping[str, _Form] | None = None) -> _Form:
+    """A list that the operator merges its own entries into, by the key of Kubernetes' strategic merge."""
+    return _Form(is_list=True, key=LIST_KEYS[name][0][0], kept=True, fields=fields or {})
+
+
 _CONTAINER: Final = {
-    "env": _Form(is_list=True, key="name", kept=True),
+    "env": _merged("env"),
     "ports": _Form(is_list=True, words=("containerPort", "protocol", "name")),
-    "volumeMounts": _Form(is_list=True, key="mountPath", kept=True),
+    "volumeMounts": _merged("volumeMounts"),
 }
 _POD: Final = _Form(
     fields={
@@ -49,10 +55,10 @@ _POD: Final = _Form(
         "spec": _Form(
             kept=True,
             fields={
-                "containers": _Form(is_list=True, key="name", kept=True, fields=_CONTAINER),
+                "containers": _merged("containers", _CONTAINER),
                 "readinessGates": _Form(is_list=True),
                 "topologySpreadConstraints": _Form(is_list=True, words=("topologyKey", "whenUnsatisfiable")),
-                "volumes": _Form(is_list=True, key="name", kept=True),
+                "volumes": _merged("volumes"),
             },
         ),
     }

@@ -5,26 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-LIST_KEYS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
-    "containers": (("name",),),
-    "initContainers": (("name",),),
-    "ephemeralContainers": (("name",),),
-    "env": (("name",),),
-    "ports": (("containerPort",), ("containerPort", "protocol"), ("name",)),
-    "volumes": (("name",),),
-    "volumeMounts": (("mountPath",),),
-    "volumeDevices": (("devicePath",),),
-    "imagePullSecrets": (("name",),),
-    "hostAliases": (("ip",),),
-    "topologySpreadConstraints": (("topologyKey",), ("topologyKey", "whenUnsatisfiable")),
-    "schedulingGates": (("name",),),
-    "resourceClaims": (("name",),),
-    "claims": (("name",),),
-    "ownerReferences": (("uid",),),
-}
-"""Lists whose entries have an identity, by field, and the fields that tell entries apart: the `patchMergeKey` of
-Kubernetes' core/v1, then the `listMapKey`s where two entries may share it. A Service's ports have names. All other
-lists are one value."""
+from k8s.crd.names import LIST_KEYS
 
 DEFAULTS: Final = {"protocol": "TCP"}
 """Values of such fields that the API server puts in."""

@@ -50,9 +50,11 @@ def test_nothing_is_tuned_on_what_is_reported() -> None:
     assert len(grid.WINDOWS) >= 5
     for cell in grid.cells():
         windows = cell.windows(grid.FULL)
-        assert len(windows) >= 3
-        assert grid.TUNING_WINDOW not in windows
-        assert not cell.trace.rows or (max(windows) + 1) * cell.requests <= cell.trace.rows
+        assert len(windows) >= grid.WINDOWS_MIN
+        assert not {*cell.tuning_windows} & {*windows}
+        assert {*windows, *cell.tuning_windows} <= {grid.TUNING_WINDOW, *grid.WINDOWS}
+        assert len(cell.tuning_windows) == (1 if cell.name.startswith("Azure conversation, 10 ×") else 2)
+        assert not cell.trace.rows or (max(*windows, *cell.tuning_windows) + 1) * cell.requests <= cell.trace.rows
     assert {*grid.QUICK.cells} < {cell.name for cell in grid.cells()}
 
 
@@ -96,6 +98,13 @@ def test_windows_of_a_trace_are_disjoint(tmp_path: Path) -> None:
         assert window.arrivals[0].at_s == 0
         assert window.arrivals[-1].at_s == pytest.approx(9)
         assert {each.output_tokens for each in window.arrivals} == {5, 2048}
+
+
+def test_windows_for_tuning_follow_one_another_at_one_rate() -> None:
+    rows = [Arrival(at_s=float(at), input_tokens=100 + at, output_tokens=5) for at in range(10)]
+    load = policy_loads.joined([UnitLoad("a", rows), UnitLoad("b", rows[:4])])
+    assert [each.at_s for each in load.arrivals] == [float(at) for at in range(14)]
+    assert [each.input_tokens for each in load.arrivals] == [*range(100, 110), *range(100, 104)]
 
 
 def test_an_arrangement_says_who_does_what_on_which_gpu() -> None:
