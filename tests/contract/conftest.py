@@ -22,7 +22,7 @@ from router.api.config import RouterConfig
 
 @pytest.fixture(scope="session", autouse=True)
 def real_server_left_clean(pytestconfig: pytest.Config) -> Iterator[None]:
-    """With --kubeconfig, what the operator's scenarios made on that API server is gone after the last of them."""
+    """With --kubeconfig: after the last test, delete what the operator's scenarios made on that API server."""
     yield
     if kubeconfig := pytestconfig.getoption("kubeconfig", ""):
         from support.k8s_stage import swept  # the client is an optional extra
@@ -32,9 +32,9 @@ def real_server_left_clean(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture
 async def start() -> AsyncIterator[Starter]:
-    """`await start(prefill=1, decode=1, **router settings)` gives a fleet whose router has seen every engine.
+    """`await start(prefill=1, decode=1, **router settings)` gives a fleet, once its last engine is up for the router.
 
-    `prepare` may change the engines before the router sees them; `reserved` says whose an instance is."""
+    `prepare` may change the engines before the router sees them; `reserved` gives the tenants of an instance."""
     async with AsyncExitStack() as stack:
 
         async def starter(
@@ -74,7 +74,7 @@ async def start() -> AsyncIterator[Starter]:
 
 
 async def _last_state(fleet: Fleet) -> str:
-    """Of the engine that was named last. Asked on the admin side, which speaks no TLS."""
+    """State of the last engine in the configuration. The admin side answers, because it uses no TLS."""
     async with fleet.client.get(fleet.admin + "/ready") as response:
         state: str = (await response.json())["instances"][-1]["state"]
     return state

@@ -1,4 +1,4 @@
-"""Whatever raises while a request is served or ended: its places are given back, and its client hears of it."""
+"""If any step of a request raises, the router gives back the request's places and ends the client's answer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ STEPS: list[tuple[Any, str]] = [
 
 
 class Broken(Exception):
-    """A bug."""
+    """Stands for a bug in the router."""
 
 
 def broken_once(real: Callable[..., Any], times: int) -> Callable[..., Any]:
@@ -72,7 +72,7 @@ def broken_once(real: Callable[..., Any], times: int) -> Callable[..., Any]:
 
 
 async def asked(fleet: Fleet, *, stream: bool) -> int | str:
-    """The status; or that the answer broke off."""
+    """The answer's status, or "broke off"."""
     timeout = aiohttp.ClientTimeout(total=3)
     try:
         url = fleet.endpoint + "/v1/completions"

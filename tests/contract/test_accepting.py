@@ -1,4 +1,4 @@
-"""A port that closes: what it accepted a moment before is answered or ended, never forgotten."""
+"""When a port closes, connections that it accepted a moment before are answered or ended, never forgotten."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.mock.listener import MockListener
 
 
 class Told(asyncio.Protocol):
-    """Keeps the connections that reached it."""
+    """Keeps the transport of each connection that asyncio gives to it."""
 
     def __init__(self, made: list[asyncio.BaseTransport]) -> None:
         self.made = made
@@ -27,14 +27,14 @@ class Told(asyncio.Protocol):
 
 
 class Nothing:
-    """Never asked."""
+    """A handler for a listener that must receive no request."""
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         raise AssertionError((request, exchange))
 
 
 async def ended(client: socket.socket) -> bool:
-    """Whether the other side ends this connection, rather than leave it to the garbage collector."""
+    """Whether the server ends this connection within 2 s. A connection left to the garbage collector does not end."""
     with suppress(ConnectionResetError):
         async with asyncio.timeout(2):
             return await asyncio.get_running_loop().sock_recv(client, 1) == b""
@@ -43,7 +43,7 @@ async def ended(client: socket.socket) -> bool:
 
 @pytest.fixture
 def nothing_collected() -> Iterator[None]:
-    """The collector would close a forgotten socket, now or later."""
+    """Turns garbage collection off: it would close a forgotten socket and hide the fault."""
     gc.disable()
     yield
     gc.enable()

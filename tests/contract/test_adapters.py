@@ -1,4 +1,6 @@
-"""A router hands an adapter over where agents tell one digest, and P's token counts only if P says the same."""
+"""A request for an adapter is handed over only if the agents of P and D announce the same digest of the adapter.
+
+P's first token is given to the client only if P's answer does not name another digest."""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ async def cast() -> AsyncIterator[Cast]:
 async def told(
     cast: Cast, prefill: str, decode: str, answered: str | None, speaks: Behaviour | None = None
 ) -> dict[str, Any]:
-    """What the router explains of a request, where the agents announce these digests and P answers with that one."""
+    """The router's `/explain` of a request. The agents announce `prefill` and `decode`; P's answer names `answered`."""
     for name, role, digest in (("p", Role.PREFILL, prefill), ("d", Role.DECODE, decode)):
         await cast.join(name, role, models=MODELS, adapters={"poet": digest}, pins=True)
         cast.engines[name].adapters = ["poet"]
@@ -66,7 +68,7 @@ async def test_an_engine_that_goes_on_without_a_hold_is_told_which_adapter_chose
 
 @pytest.mark.parametrize("answered", ["b", ""])
 async def test_a_p_whose_adapter_was_exchanged_in_that_moment_gives_no_first_token(cast: Cast, answered: str) -> None:
-    """D gets the fields all the same: its connector compares them with its own adapter."""
+    """D still gets P's transfer fields: D's connector compares their digest with D's own adapter."""
     story = await told(cast, "a", "a", answered)
     assert not story["seed"]["given"] and "another adapter" in story["seed"]["because"]
     (leg,) = cast.engines["d"].generated

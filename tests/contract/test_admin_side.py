@@ -1,4 +1,4 @@
-"""The admin side: what each caller sees and does there, and what a stranger can cost it."""
+"""The admin side: what each caller may read and do there, and limits on what strangers can cost it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ENDPOINTS: list[tuple[str, str, dict[str, int]]] = [
 
 
 def elsewhere() -> aiohttp.TCPConnector:
-    """Connections that come from no address of this machine's own, as the router sees it."""
+    """Connections from 127.0.0.2, which the router takes for another machine's address."""
     return aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
 
 
@@ -88,7 +88,7 @@ async def test_who_may_what(start: Starter) -> None:
     assert said == {(method, path): expected for method, path, expected in ENDPOINTS}
 
 
-async def test_without_any_keys_this_machine_may_all_and_others_nothing(start: Starter) -> None:
+async def test_without_keys_this_machine_may_do_all_and_a_stranger_only_reads_open_pages(start: Starter) -> None:
     fleet = await start()
     async with aiohttp.ClientSession(connector=elsewhere()) as far:
         for method, path, expected in ENDPOINTS:
@@ -99,7 +99,7 @@ async def test_without_any_keys_this_machine_may_all_and_others_nothing(start: S
                 assert reply.status == (404 if "{id}" in path else expected[HERE]), path
 
 
-async def test_a_tenant_reads_of_the_quarantine_what_is_about_instances_that_serve_it(start: Starter) -> None:
+async def test_a_tenant_reads_quarantines_only_of_instances_that_serve_it(start: Starter) -> None:
     fleet = await start(decode=2, reserved={"decode-1": frozenset({"other"})}, **KEYED)
     for name in ("decode-0", "decode-1"):
         body = {"because": f"{name} is slow"}
@@ -167,7 +167,7 @@ Act = Callable[[str, int], Awaitable[Any]]
 
 
 def on(loop: Callable[[], asyncio.AbstractEventLoop], act: Act, **settings: Any) -> Any:
-    """What `act(host, port)` comes to at the admin side of a router that runs on this loop."""
+    """The result of `act(host, port)` at the admin side of a router that runs on this event loop."""
 
     async def run() -> Any:
         config = RouterConfig(
@@ -183,7 +183,7 @@ def on(loop: Callable[[], asyncio.AbstractEventLoop], act: Act, **settings: Any)
 
 
 async def exchange(host: str, port: int, *sent: bytes) -> Said:
-    """Status and rest of what comes until the router closes; 0: it closed without a word."""
+    """First status and all bytes until the router closes the connection; status 0: it closed without an answer."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         for each in sent:
@@ -198,7 +198,7 @@ async def exchange(host: str, port: int, *sent: bytes) -> Said:
 
 
 async def status_of(host: str, port: int, *sent: bytes, local: str = "127.0.0.1") -> int:
-    """What is said at once: a refused client may go on sending for a while before it is closed."""
+    """The first answer's status. Does not wait for the close: a refused client may send on for a while before that."""
     reader, writer = await asyncio.open_connection(host, port, local_addr=(local, 0))
     writer.writelines(sent)
     line = await reader.readline()
@@ -210,7 +210,7 @@ async def status_of(host: str, port: int, *sent: bytes, local: str = "127.0.0.1"
 @pytest.mark.parametrize(
     "sent", [(), (b"GET /health HTTP/1.1\r\nHost: x\r\n",), (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET ")]
 )
-def test_who_sends_no_whole_head_is_told_so_and_cut_off(
+def test_a_client_that_sends_no_whole_head_is_told_so_and_cut_off(
     loop: Callable[[], asyncio.AbstractEventLoop], sent: tuple[bytes, ...]
 ) -> None:
     async def act(host: str, port: int) -> Said:
@@ -252,8 +252,8 @@ def test_heads_and_bodies_are_read_within_bounds(loop: Callable[[], asyncio.Abst
 
 
 @pytest.mark.parametrize("path", [b"/drain/x", b"/resume/x", b"/quarantine/x"])
-def test_nobodys_body_is_read_before_his_key(path: bytes) -> None:
-    """A stranger that announces a body and sends none is refused at once, not after the body's time."""
+def test_a_callers_key_is_checked_before_its_body_is_read(path: bytes) -> None:
+    """A stranger that announces a body and sends none is refused at once, not after `body_timeout_s`."""
 
     async def act(host: str, port: int) -> int:
         head = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n" % path
@@ -262,7 +262,7 @@ def test_nobodys_body_is_read_before_his_key(path: bytes) -> None:
     assert on(asyncio.new_event_loop, act, body_timeout_s=600.0) == 401
 
 
-def test_there_is_room_for_so_many_connections_and_others_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_beyond_the_maximum_are_refused_until_others_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "ADMIN_GUESTS_MAX", 5)
 
     async def act(host: str, port: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What clients of classes get when their promise cannot be kept: a router in front of mocks whose speed it knows."""
+"""What clients get when the targets of their SLO class cannot be met: a router with mocks whose speed it knows."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from router.predict.step_model import Make
 from router.scheduler.flow_control import queue
 
 STORY = "Once upon a time a small robot found a bright red lantern near the river. " * 40
-"""About 700 tokens; the mock computes 1,000 in 100 ms here."""
+"""About 700 tokens. The mocks here compute 1,000 prompt tokens in 100 ms."""
 
 PREFILL_MS_PER_1K = 100.0
 STEP = StepCost(floor_ms=1.0, start_ms=1.0, token_ms=0.1, area_ms=0.0, decode_ms=1.0, context_ms=0.0, request_ms=0.0)
 IN_NO_TIME = 5.0
-"""Milliseconds: far below what the prompt alone takes."""
+"""In ms: far less than the prompt alone takes."""
 EASY = 60_000.0
 
 
 def make(_: Instance) -> Make:
-    """The mocks' speed."""
+    """The step model of every mock."""
     return Make(prefill=STEP, decode=STEP, budget_tokens=2048)
 
 
@@ -45,7 +45,7 @@ def body(number: int = 0, **more: Any) -> dict[str, Any]:
 
 
 async def ended(router: MockedRouter, request_id: str) -> Any:
-    """The story of a request, once it is over."""
+    """The `/explain` record of a request, once the request is over."""
     async with asyncio.timeout(5):
         while (story := await router.explain(request_id))["state"] == "open":
             await asyncio.sleep(0.002)
@@ -57,7 +57,7 @@ def slo(metrics: dict[str, float], name: str, **labels: str) -> float:
     return metrics.get(f"{name}{{{inner}}}", 0.0)
 
 
-async def test_who_cannot_be_in_time_is_refused_at_once_where_its_class_wants_that() -> None:
+async def test_a_request_that_cannot_be_in_time_is_refused_at_once_if_its_class_sheds() -> None:
     classes = {"now": SloClass(ttft_ms=IN_NO_TIME, when_missed=WhenMissed.SHED, attainment=0.9)}
     async with mocked_router(fleet(), classes=classes, makes=make) as router:
         status, told, headers = await router.ask(body(), x_slo_class="now", x_request_id="a")
@@ -77,7 +77,7 @@ async def test_who_cannot_be_in_time_is_refused_at_once_where_its_class_wants_th
     assert not any(each.metrics.counts["prompt_tokens"] for each in router.mocks.instances.values())
 
 
-async def test_by_default_it_is_served_late() -> None:
+async def test_by_default_a_request_that_cannot_be_in_time_is_served_late() -> None:
     async with mocked_router(fleet(), classes={"now": SloClass(ttft_ms=IN_NO_TIME)}, makes=make) as router:
         status, text, _ = await router.ask(body(), x_slo_class="now", x_request_id="a")
         assert (status, text[-14:]) == (200, "data: [DONE]\n\n")
@@ -103,7 +103,7 @@ async def test_a_class_may_have_a_second_promise() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_is_in_time_has_met_its_class_and_was_foretold_so(stream: bool) -> None:
+async def test_a_request_in_time_has_met_its_class_and_its_times_were_predicted(stream: bool) -> None:
     classes = {"easy": SloClass(ttft_ms=EASY, tt2t_ms=EASY, tpot_ms=EASY, e2e_ms=EASY)}
     async with mocked_router(fleet(), classes=classes, makes=make) as router:
         for number in range(3):
@@ -124,7 +124,7 @@ async def test_who_is_in_time_has_met_its_class_and_was_foretold_so(stream: bool
     assert found['baton_foretold_ratio_count{what="ttft"}'] == 3
 
 
-async def test_whoever_names_no_class_is_promised_nothing_and_never_refused() -> None:
+async def test_a_request_that_names_no_class_has_no_targets_and_is_not_refused() -> None:
     classes = {"now": SloClass(ttft_ms=IN_NO_TIME, when_missed=WhenMissed.SHED)}
     async with mocked_router(fleet(), classes=classes, makes=make) as router:
         assert (await router.ask(body(), x_request_id="a"))[0] == 200
@@ -142,15 +142,15 @@ async def test_without_classes_nothing_is_foretold_or_refused() -> None:
     assert "least load" in story["turns"][0]["because"]
 
 
-async def test_what_nobody_knows_the_speed_of_refuses_nobody() -> None:
-    """A cold start sheds on hard limits only: what is foretold of an unknown engine is not believed yet."""
+async def test_engines_of_unknown_speed_lead_to_no_refusal() -> None:
+    """After a cold start, only hard limits shed requests: predictions for an unknown engine are not used yet."""
     classes = {"now": SloClass(ttft_ms=IN_NO_TIME, when_missed=WhenMissed.SHED)}
     async with mocked_router(fleet(), classes=classes) as router:
         assert (await router.ask(body(), x_slo_class="now"))[0] == 200
 
 
 async def test_more_than_can_be_in_time_is_refused_and_the_rest_is_in_time() -> None:
-    """Sixteen prompts of 70 ms at once on one prefill instance, due within 500 ms: about half of them can be."""
+    """Sixteen prompts of 70 ms each arrive at once at one prefill instance. About half can have a TTFT of 500 ms."""
     classes = {"now": SloClass(ttft_ms=500, when_missed=WhenMissed.SHED)}
     async with mocked_router(fleet(), classes=classes, makes=make) as router:
         answers = await asyncio.gather(*(router.ask(body(number), x_slo_class="now") for number in range(16)))
@@ -164,7 +164,7 @@ async def test_more_than_can_be_in_time_is_refused_and_the_rest_is_in_time() -> 
 
 @pytest.mark.interpreted
 async def test_tenants_that_wait_are_served_by_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One asks for all it wants first, the other after it: with equal shares neither waits for all of the other's."""
+    """`many` sends its 32 requests first, then `few` sends 4. With equal shares, `few` does not wait for all 32."""
     monkeypatch.setattr(queue, "FAIR_MS", 50.0)
     tenants = {"many": Tenant(), "few": Tenant()}
     keys = {name: lambda name=name: (digest(name),) for name in tenants}
@@ -183,13 +183,11 @@ async def test_tenants_that_wait_are_served_by_their_shares(monkeypatch: pytest.
                 await asyncio.sleep(0.002)
         second = [asyncio.create_task(ask("few", 100 + number)) for number in range(4)]
         await asyncio.gather(*first, *second)
-    assert ends[-8:] == ["many"] * 8, "by deadline alone it would have been after everybody else"
+    assert ends[-8:] == ["many"] * 8, "by deadline alone, `few` would have been last"
 
 
 async def test_answers_that_end_at_their_limit_teach_how_full_engines_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most answers of a benchmark, and many of others, end at `max_tokens`: the margin of their class is learned from
-    them as from any other.
-    """
+    """Most answers of a benchmark end at `max_tokens`. The margin of a class is learned from such answers, too."""
     made: list[Router] = []
 
     class Seen(Router):

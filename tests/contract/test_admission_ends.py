@@ -1,4 +1,4 @@
-"""Whatever becomes of requests that are foreseen and promised something: nothing of them stays at the scheduler."""
+"""However requests with predictions and SLO classes end, the scheduler keeps nothing of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make(instance: Instance) -> Make:
 
 
 def asked(chance: random.Random, number: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """A request of any kind there is: long and short, streamed or not, of one token, several answers, an odd one."""
+    """A random request: long or short, streamed or not; some want one token or two answers; some are invalid."""
     body: dict[str, Any] = {
         "model": "fake",
         "prompt": f"[{number}] {STORY * chance.randint(1, 40)}",
@@ -64,7 +64,7 @@ async def ask(front: MockedRouter, chance: random.Random, number: int, statuses:
 
 
 async def hopeless(front: MockedRouter) -> None:
-    """What nobody can do in time, after prompts have been timed: however late this machine is, it is turned away."""
+    """A request that no engine can serve in time is refused. The router has timed prompts by then."""
     body = {"model": "fake", "prompt": STORY, "max_tokens": 2}
     headers = {"x-slo-class": "hopeless"}
     async with front.client.post(f"{front.endpoint}/v1/completions", json=body, headers=headers) as response:
@@ -72,7 +72,7 @@ async def hopeless(front: MockedRouter) -> None:
 
 
 async def disturb(front: MockedRouter, chance: random.Random) -> None:
-    """Engines that break off, fail, die and come back, while the others are being served."""
+    """While requests are served: engines that break off streams, answer errors, die and come back, or fail to pull."""
     names = list(front.mocks.instances)
     faults: list[dict[str, Any]] = [
         {"fault": "break", "after_tokens": 3, "times": 3},

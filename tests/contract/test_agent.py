@@ -1,4 +1,4 @@
-"""An agent with a registry and an engine that obeys at once: what the fleet sees of it from start to end."""
+"""An agent with a registry in memory and a scripted engine: what heartbeats announce, from start to end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from prefill.rules import PrefillRules
 
 
 class Puppet:
-    """In the place of an `EngineProcess`: changes state at a test's word."""
+    """Replaces an `EngineProcess`: changes its state when a test calls `becomes`."""
 
     log_path = Path("engine.log")
     model = "fake"
@@ -66,7 +66,7 @@ class Puppet:
 
 @dataclass
 class Stage:
-    """One agent, its engine, the registry and what was said."""
+    """One agent, its engine, the registry and the lines that the agent reported."""
 
     agent: Agent
     puppet: Puppet
@@ -90,7 +90,7 @@ class Stage:
 
 
 class Starter:
-    """Puts agents on stage."""
+    """Starts agents in front of fake engines; all share one registry."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self.stack = stack
@@ -183,7 +183,7 @@ async def test_from_start_to_goodbye(starter: Starter) -> None:
 async def test_each_rank_is_announced_with_its_own_load_and_all_end_together(
     starter: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One engine, one agent, two instances: credits and drains follow each one's own requests."""
+    """One engine and one agent, but two instances: credits and drains follow the requests of each rank."""
     monkeypatch.setattr(readings, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(machine, "QUIET_S", 0.2)
     stage = await starter.start(ranks=2)
@@ -248,7 +248,7 @@ async def test_the_fleet_hears_of_adapters_that_come_and_go(starter: Starter, mo
         assert beat.models[0]["id"] == "fake"
 
 
-async def test_adapters_are_told_by_their_files_until_these_change(
+async def test_adapters_are_announced_with_a_digest_until_their_files_change(
     starter: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readings, "LOOK_EVERY_S", 0.02)
@@ -270,7 +270,7 @@ async def test_adapters_are_told_by_their_files_until_these_change(
     await says({})
 
 
-async def test_what_it_serves_is_named_at_every_start_of_its_engine(starter: Starter) -> None:
+async def test_the_weights_are_named_anew_at_every_start_of_the_engine(starter: Starter) -> None:
     names = iter(["old", "", "new"])
     stage = await starter.start(weights=lambda: next(names))
     assert (await until_ready(stage)).weights == "old"
@@ -281,7 +281,7 @@ async def test_what_it_serves_is_named_at_every_start_of_its_engine(starter: Sta
     assert (beat.weights, beat.node, beat.instance.weights) == ("new", "here", "new"), "asked again once it was there"
 
 
-async def test_it_says_whose_requests_alone_it_serves(starter: Starter) -> None:
+async def test_heartbeats_name_the_tenants_that_an_instance_is_reserved_for(starter: Starter) -> None:
     stage = await starter.start(tenants=("acme", "b-2"))
     beat = await until_ready(stage)
     assert (beat.tenants, beat.instance.tenants) == (("acme", "b-2"), {"acme", "b-2"})
@@ -308,7 +308,7 @@ async def test_prefill_drains_only_once_its_holds_are_gone(starter: Starter) -> 
     assert any("stops: drained" in line for line in stage.said)
 
 
-async def test_past_its_deadline_it_says_what_was_cut(starter: Starter) -> None:
+async def test_a_drain_past_its_deadline_reports_what_was_cut_off(starter: Starter) -> None:
     stage = await starter.start(role=Role.PREFILL, drain_s=0.3)
     await until_ready(stage)
     stage.engine.holds["x"] = {}
@@ -385,11 +385,11 @@ async def test_state_over_http(starter: Starter) -> None:
     await stage.sees(MemberState.READY)
 
 
-# --- what its engine throws out ---------------------------------------------------------------------------------------
+# --- what its engine evicts -------------------------------------------------------------------------------------------
 
 
 class Publisher:
-    """vLLM's, as far as an agent sees it."""
+    """Publishes KV cache events as vLLM does."""
 
     def __init__(self, path: Path) -> None:
         self.context = zmq.asyncio.Context()
@@ -405,7 +405,7 @@ class Publisher:
 
 
 async def says(stage: Stage, done: Callable[[Heartbeat], bool], publisher: Publisher | None = None) -> Heartbeat:
-    """Wait until a heartbeat is like that; meanwhile publish, as who joins late misses what was before."""
+    """Wait until a heartbeat fulfils `done`. Publish again and again: a late subscriber misses earlier events."""
     async with asyncio.timeout(10):
         while True:
             if publisher is not None:
@@ -420,7 +420,7 @@ STORED: dict[str, object] = {"type": "BlockStored", "block_hashes": [b"1"], "blo
 REMOVED: dict[str, object] = {"type": "BlockRemoved", "block_hashes": [b"1", b"2"], "medium": "GPU"}
 
 
-async def test_heartbeats_say_how_much_its_engine_has_thrown_out(starter: Starter, tmp_path: Path) -> None:
+async def test_heartbeats_count_the_tokens_that_the_engine_has_evicted(starter: Starter, tmp_path: Path) -> None:
     path = tmp_path / "own" / "events"
     stage = await starter.start(kv_events=str(path))
     await until_ready(stage)
@@ -450,14 +450,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def faults(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the log says of faults; each has its traceback."""
+    """Log messages about the agent's own faults. Each has a traceback."""
     found = [each for each in caplog.records if "a fault of the agent's" in each.message]
     assert all(each.exc_info is not None and each.levelno == logging.ERROR for each in found)
     return [each.message for each in found]
 
 
 class Fails:
-    """In the place of a method: fails at its next calls, then works."""
+    """Replaces a method: its next `times` calls raise, later calls work."""
 
     def __init__(self, plain: Any, times: int = 1) -> None:
         self.plain, self.times = plain, times
@@ -470,7 +470,7 @@ class Fails:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_heartbeats_go_on(
+async def test_heartbeats_go_on_after_a_fault(
     starter: Starter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = await starter.start()
@@ -485,7 +485,7 @@ async def test_heartbeats_go_on(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_readings_go_on(
+async def test_readings_go_on_after_a_fault(
     starter: Starter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = await starter.start()
@@ -498,7 +498,7 @@ async def test_readings_go_on(
 
 @pytest.mark.usefixtures("quick")
 async def test_a_change_of_the_engine_is_taken_again(starter: Starter, caplog: pytest.LogCaptureFixture) -> None:
-    """Else an instance whose weights could not be read once would never be ready, and nobody would know why."""
+    """Otherwise an instance whose weights could not be read once would never become ready, without a reason."""
     weights = Fails(str)
     stage = await starter.start(weights=weights)
     epoch = (await until_ready(stage)).epoch
@@ -511,7 +511,7 @@ async def test_a_change_of_the_engine_is_taken_again(starter: Starter, caplog: p
 
 
 @pytest.mark.usefixtures("quick")
-async def test_evictions_are_heard_of_again(
+async def test_evictions_are_counted_again_after_a_fault(
     starter: Starter, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "own" / "events"

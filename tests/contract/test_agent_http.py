@@ -1,4 +1,4 @@
-"""The agent's own HTTP, as operators and Kubernetes probes use it."""
+"""The agent's HTTP API, as operators and Kubernetes probes use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvtransfer.ticket import SigningKey
 
 
 class Told:
-    """Remembers what it was asked."""
+    """Replaces an agent: keeps what the HTTP API asks of it."""
 
     def __init__(self) -> None:
         self.ready = True
@@ -58,7 +58,7 @@ async def agent() -> AsyncIterator[tuple[Told, aiohttp.ClientSession]]:
 Agent = tuple[Told, aiohttp.ClientSession]
 
 
-async def test_looking(agent: Agent) -> None:
+async def test_pages_to_read(agent: Agent) -> None:
     told, session = agent
     for path, status in (("/health", 200), ("/ready", 200), ("/state", 200), ("/metrics", 200), ("/drain", 405)):
         async with session.get(path) as answer:
@@ -136,7 +136,7 @@ def signed(method: str, path: str, body: bytes = b"", key: SigningKey = MINE, to
 
 
 async def ask(url: str, method: str, path: str, elsewhere: bool = True, **more: Any) -> int:
-    """Another address of this machine's is another machine to the agent."""
+    """Status of a request. The agent takes 127.0.0.2, the address for `elsewhere`, for another machine."""
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2" if elsewhere else "127.0.0.1", 0))
     async with (
         aiohttp.ClientSession(connector=connector) as session,
@@ -189,8 +189,8 @@ async def test_a_signature_is_good_once_for_one_agent_and_one_request(agent_with
     assert told.asked == [5.0]
 
 
-async def test_who_means_another_agent_is_told_so(agent_with: tuple[Told, str, bool]) -> None:
-    """A port on loopback is announced as the same address on every machine."""
+async def test_a_request_for_another_agent_is_refused(agent_with: tuple[Told, str, bool]) -> None:
+    """On every machine an agent on loopback announces the same address, so a caller may reach the wrong agent."""
     told, url, _ = agent_with
     for headers in ({TO: "decode-1"}, signed("POST", "/drain", to="decode-1")):
         assert await ask(url, "POST", "/drain", elsewhere=False, headers=headers) == 421

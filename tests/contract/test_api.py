@@ -1,4 +1,4 @@
-"""Paths, models and responses: a request reaches an instance that has what it is for, or is told that nobody has."""
+"""Paths, models and responses: a request reaches an instance that has what it names, or gets an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_request_reaches_the_engine_that_has_its_path(start: Starter) ->
     assert not fleet.engines["decode-0"].bodies
 
 
-async def test_a_path_that_nobody_has_is_named(start: Starter) -> None:
+async def test_a_path_that_no_engine_has_is_named_in_a_404(start: Starter) -> None:
     fleet = await start(prepare=with_paths(prefill_0=GENERATES, decode_0=GENERATES))
     for path in ("/v1/embeddings", "/rerank", "/v1/files"):
         status, answer = await fleet.post(path, json={"input": "x"})
@@ -50,7 +50,7 @@ async def test_a_path_that_nobody_has_is_named(start: Starter) -> None:
     assert not any(engine.bodies for engine in fleet.engines.values())
 
 
-async def test_an_engine_that_does_not_say_is_tried(start: Starter) -> None:
+async def test_an_engine_that_lists_no_paths_is_tried(start: Starter) -> None:
     fleet = await start(decode=2, prepare=with_paths(prefill_0=GENERATES, decode_0=GENERATES))
     assert (await fleet.post("/v1/made/up", json={}))[0] == 200
     assert [path for path, _ in fleet.engines["decode-1"].bodies] == ["/v1/made/up"]
@@ -73,7 +73,7 @@ async def test_an_engine_that_does_not_say_is_tried(start: Starter) -> None:
     ],
 )
 async def test_no_spelling_of_a_path_reaches_what_is_closed(start: Starter, path: str) -> None:
-    """What the router reads as below ``/v1/`` an engine must not read as something else."""
+    """A path that the router reads as below ``/v1/`` must not be another path to an engine."""
     fleet = await start()
     address = urlsplit(fleet.endpoint)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -98,7 +98,7 @@ async def test_methods_that_a_path_does_not_have(start: Starter, path: Any) -> N
         assert (await response.json())["error"]["type"] == "MethodNotAllowedError"
 
 
-async def test_what_nobody_relays_says_so(start: Starter) -> None:
+async def test_paths_that_the_router_does_not_relay_get_an_error(start: Starter) -> None:
     fleet = await start()
     assert (await fleet.get("/v1/realtime"))[0] == 501
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
@@ -117,7 +117,7 @@ def _loaded(*names: str) -> Callable[[dict[str, FakeEngine]], None]:
 
 
 async def test_an_adapter_goes_where_it_is_loaded(start: Starter) -> None:
-    """Whole: no agent says that the two have the same adapter under this name."""
+    """Aggregated: no agent announces that both engines have the same adapter under this name."""
     fleet = await start(prefill=2, decode=2, prepare=_loaded("prefill-1", "decode-0"))
     for _ in range(3):
         assert (await fleet.post("/v1/completions", json={**ASK, "model": "poet"}))[0] == 200
@@ -154,7 +154,7 @@ async def test_an_adapter_that_no_prefill_engine_has_is_served_whole(start: Star
     assert not fleet.engines["prefill-0"].generated
 
 
-async def test_a_model_in_any_body_decides_where_it_goes(start: Starter) -> None:
+async def test_a_model_in_any_body_decides_which_engine_gets_the_request(start: Starter) -> None:
     def other(engines: dict[str, FakeEngine]) -> None:
         engines["both-0"].model = "bge"
 
@@ -187,7 +187,7 @@ async def test_a_path_that_no_engine_of_the_model_has(start: Starter) -> None:
     assert "No engine that serves `fake` has `/v1/embeddings`" in answer["error"]["message"]
 
 
-async def test_both_legs_of_a_request_that_names_no_model_have_the_same(start: Starter) -> None:
+async def test_both_legs_of_a_request_that_names_no_model_reach_the_same_model(start: Starter) -> None:
     def other(engines: dict[str, FakeEngine]) -> None:
         for name in ("prefill-1", "decode-1"):
             engines[name].model = "other"
@@ -237,7 +237,7 @@ class Stores:
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
-        """Engine, by response."""
+        """Name of the engine that keeps a response, by the response's id."""
 
     def __call__(self, engines: dict[str, FakeEngine]) -> None:
         for engine in engines.values():
@@ -273,7 +273,7 @@ async def test_a_response_is_found_where_it_was_made(start: Starter) -> None:
     assert (await fleet.get("/v1/responses/resp_unknown"))[0] == 404
 
 
-async def test_a_response_with_an_id_of_others_is_asked_for_in_turn(start: Starter) -> None:
+async def test_a_response_whose_id_the_router_did_not_make_is_looked_for_at_each_engine(start: Starter) -> None:
     stores = Stores()
     fleet = await start(decode=4, prepare=stores)
     stores.kept["resp_others"] = "decode-2"
@@ -308,7 +308,7 @@ async def test_a_tenant_finds_its_own_responses_alone(start: Starter) -> None:
 
 
 async def test_a_relayed_request_ends_in_time(start: Starter) -> None:
-    """Nobody can tell a long answer from an engine that hangs: but there is an end to it."""
+    """The router cannot tell a long answer from an engine that hangs, so `whole_s` and `stall_s` limit both."""
     go_on = asyncio.Event()
 
     async def hang(_: FakeEngine, request: web.Request, raw: bytes) -> Any:
@@ -335,7 +335,7 @@ async def test_a_relayed_request_ends_in_time(start: Starter) -> None:
 async def test_relays_are_placed_on_a_machine_that_has_run_for_a_day(
     monkeypatch: pytest.MonkeyPatch, start: Starter
 ) -> None:
-    """What is under way fades with time: a place asked for at second 0 of the machine's clock had no price."""
+    """In-flight load decays with time. A relay was once placed as at time 0, and at that time no place had a price."""
     clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 86400.0)
     fleet = await start(classes={"fast": SloClass(ttft_ms=60_000)})

@@ -1,4 +1,4 @@
-"""The benchmarks' mock engine, their floor and our router, as processes: the same two legs, the engine's own bytes."""
+"""The benchmarks' mock engines with the plain relay or the router, as processes: two legs, the engine's own bytes."""
 
 from __future__ import annotations
 

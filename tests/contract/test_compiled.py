@@ -1,4 +1,4 @@
-"""What was compiled decides what its sources decide: the same run, both ways, byte for byte."""
+"""Compiled modules decide as their sources do: a simulation gives the same bytes with either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `baton controller` starts with --dry-run, --owns and --no-scale, and what `baton up` hands on of them."""
+"""What `baton controller` starts with --dry-run, --owns and --no-scale; which of these flags `baton up` hands on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNKNOWN = FILE.replace(MODEL, "of/nobody-knows-what-size")
 
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
-    """A controller that has ended ignores them: it is the last thing that its process does."""
+    """Restores signal handlers: a controller that has ended ignores signals, because its process ends next."""
     former = {number: signal.getsignal(number) for number in STOPPING}
     yield
     for number, handler in former.items():
@@ -40,7 +40,7 @@ def signals() -> Iterator[None]:
 
 
 class Looking(InMemory):
-    """Counts the looks after which something would have been started."""
+    """An actuator in memory that counts the controller's looks. The controller may start instances after each look."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Looking(InMemory):
 async def begun(
     monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *words: str
 ) -> tuple[asyncio.Task[int], Looking]:
-    """A controller that runs, and its actuator."""
+    """A running controller and its actuator."""
     file = folder / "baton.yaml"
     file.write_text(text)
     parser = argparse.ArgumentParser()
@@ -82,7 +82,7 @@ async def begun(
 
 
 async def started(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *words: str) -> list[str]:
-    """What a controller has started after it led for a few looks."""
+    """The pools of which a controller has started instances after five looks."""
     running, actuator = await begun(monkeypatch, folder, text, *words)
     async with asyncio.timeout(20):
         while actuator.looks < 5 and not running.done():
@@ -98,7 +98,7 @@ async def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.parametrize("words", [[], ["--dry-run", "--owns"], ["--no-scale"]], ids=" ".join)
-async def test_a_fleet_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]) -> None:
+async def test_a_controller_starts_its_fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]) -> None:
     assert await started(monkeypatch, tmp_path, FILE, *words) == ["decode", "prefill"]
 
 
@@ -128,7 +128,7 @@ async def test_a_controller_that_cannot_open_its_registry_ends(monkeypatch: pyte
 async def test_a_controller_that_once_ran_begins_anew_whatever_is_wrong(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its fleet serves meanwhile, and what is wrong may be mended."""
+    """Its fleet goes on serving, and an operator may mend the fault."""
     opened: list[Registry] = []
     clock = asyncio.get_running_loop().time
 

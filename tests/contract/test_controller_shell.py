@@ -1,4 +1,4 @@
-"""The controller's shell: one leads, a killed one starts nothing twice, whatever is unknown stays unknown."""
+"""The controller's shell: one of several leads, a killed one starts nothing twice, unknown values are not zero."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Rig:
         return Scaler(self.registry, lease, self.actuator, (fleet,), journal, clock=self.clock, **more)
 
 
-# --- the lock ---------------------------------------------------------------------------------------------------------
+# --- the lease --------------------------------------------------------------------------------------------------------
 
 
-async def test_of_two_controllers_one_leads_and_the_other_takes_over_when_it_says_goodbye() -> None:
+async def test_of_two_controllers_one_leads_and_the_other_takes_over_when_the_leader_leaves() -> None:
     rig = Rig()
     first, second = (LeaderClaim(rig.registry, URL, clock=rig.clock) for _ in range(2))
     await first.turn()
@@ -98,7 +98,7 @@ async def test_a_leader_that_died_is_followed_after_its_ttl() -> None:
 
 
 async def test_a_paused_leader_stops_acting_before_another_one_can_begin() -> None:
-    """At no instant both hold it, however the clock jumps between their turns."""
+    """The two never hold the lease at once. The first takes no turns while the clock goes on."""
     rig = Rig()
     first, second = (LeaderClaim(rig.registry, URL, clock=rig.clock) for _ in range(2))
     await first.turn()
@@ -164,7 +164,7 @@ async def test_a_controller_killed_between_any_two_actions_starts_nothing_twice(
     assert sorted(rig.actuator.started) == ["decode-0", "decode-1", "decode-2", "prefill-0", "prefill-1"]
 
 
-async def test_a_leader_that_lost_the_lock_within_a_look_stops_in_its_middle() -> None:
+async def test_a_leader_that_lost_the_lease_within_a_look_takes_no_further_action() -> None:
     rig = Rig()
     scaler = rig.scaler(Scripted(lambda _: {"decode": 3}))
     await scaler.lease.turn()
@@ -212,7 +212,7 @@ async def test_a_registry_that_is_lost_makes_everything_unknown_not_zero() -> No
     assert machine.looks[-1].routers == ()
 
 
-async def test_a_router_without_counters_is_one_that_was_not_heard() -> None:
+async def test_a_router_without_counters_counts_as_silent() -> None:
     rig = Rig()
     machine = Scripted(lambda _: {})
     scaler = rig.scaler(machine)
@@ -237,7 +237,7 @@ async def test_a_routers_goodbye_is_told_once_with_its_last_counts() -> None:
     assert machine.looks[-1].routers == ()
 
 
-async def test_instances_are_joined_with_their_agents_word() -> None:
+async def test_instances_are_joined_with_their_agents_heartbeats() -> None:
     rig = Rig()
     machine = Scripted(lambda _: {})
     scaler = rig.scaler(machine)
@@ -285,7 +285,7 @@ async def test_the_log_gives_the_machine_the_same_events_again(tmp_path: Path) -
 
 
 def test_a_log_of_an_earlier_version_is_read() -> None:
-    """Observations had free GPUs then, and routers neither an address nor a goodbye."""
+    """In that version observations had `free_gpus`, and routers had neither `address` nor `left`."""
     counts = {"router": "r", "life": "r", "at_s": 1.0, "classes": {}, "waiting": 0, "oldest_wait_s": 0.0}
     seen = {"at_s": 1.0, "routers": [counts], "instances": [], "leads": True, "free_gpus": {"L4": 2}}
     line = {"at": 1.0, "model": "", "form": 1, "now": 1.0, "event": "Observed", "value": {"seen": seen}, "effects": []}
@@ -314,7 +314,7 @@ async def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> Non
 
 
 class FullDisk:
-    """The disk of one journal: while it is full, a write leaves its first bytes."""
+    """The disk of one journal: while the disk is full, a write leaves its first bytes and raises."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
@@ -335,13 +335,13 @@ class FullDisk:
         self.log.add("m", now, Pause(paused=True), ())
 
     def lives(self) -> list[list[float]]:
-        """The times of the events of each life that can be decided again."""
+        """Event times of each controller life that can be replayed."""
         self.full = False
         return [[decode(each.raw).now for each in logged] for _, _, logged in _lives(self.log.path)]
 
 
 def test_a_log_whose_first_lines_are_lost_begins_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows counts neither as the life before, nor as one that is known from its first event on."""
+    """The events after the lost lines belong neither to the life before, nor to a life that can be replayed."""
     disk = FullDisk(tmp_path, monkeypatch)
     for now in (1.0, 2.0):
         disk.add(now, full=False)
@@ -357,7 +357,7 @@ def test_a_log_whose_first_lines_are_lost_begins_all_the_same(tmp_path: Path, mo
     assert sum(each.began is not None for each in read) == 3
 
 
-def test_a_life_with_a_gap_is_known_up_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_life_with_a_gap_can_be_replayed_up_to_the_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(tmp_path, monkeypatch)
     for now, full in ((1.0, False), (2.0, True), (3.0, False), (4.0, True), (5.0, False)):
         disk.add(now, full=full)

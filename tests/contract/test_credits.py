@@ -1,4 +1,4 @@
-"""Grants through a registry: real routers' watches and real agents' machines, no engines."""
+"""Grants of credits through a registry: routers' real discovery and agents' real machines, without engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ D = InstanceId("d")
 
 
 class Agent:
-    """What an agent does each second, at a test's word."""
+    """An agent's machine; each call of `beat` does what an agent does each second."""
 
     def __init__(self, registry: MemoryRegistry) -> None:
         self.registry, self.machine = registry, AgentMachine(name=D, rules=DecodeRules(streams_max=12))
@@ -45,7 +45,7 @@ class Agent:
 
 
 class Router:
-    """A router without sockets."""
+    """A router's view, scheduler and discovery, without sockets."""
 
     def __init__(self, registry: MemoryRegistry) -> None:
         self.view = FleetView()
@@ -64,7 +64,7 @@ class Router:
         return self.view.get(D).grant if self.view.knows(D) else None
 
     def arrive(self, tenant: str, count: int) -> int:
-        """How many of so many requests find a place."""
+        """Let `count` requests arrive. Returns how many of them get a place."""
         contexts = [SchedulingContext(Wanted(model="m", hand_over=False, tenant=tenant)) for _ in range(count)]
         chosen = [self.scheduler.choose(context, Choose(frozenset(), hand_over=False), 0.0)[0] for context in contexts]
         return sum(each.decode is not None for each in chosen)
@@ -76,7 +76,7 @@ async def test_demand_moves_grants_from_router_to_router_never_beyond_the_credit
     assert await agent.beat() == {}
     assert [await router.turn() for router in (one, two)] == [None, None]
     await agent.beat()
-    assert [await router.turn() for router in (one, two)] == [6, 6], "nobody wants any: room for a burst at either"
+    assert [await router.turn() for router in (one, two)] == [6, 6], "without demand, each router has room for a burst"
     await agent.beat()
     assert one.arrive("acme", 30) == 6
     for _ in range(4):
@@ -97,7 +97,7 @@ async def test_demand_moves_grants_from_router_to_router_never_beyond_the_credit
     assert two.watch.local_shares() == {"bolt": 1.0}
 
 
-async def test_the_registry_is_gone_and_grants_stay() -> None:
+async def test_grants_stay_while_the_registry_is_down() -> None:
     registry = MemoryRegistry(clock=time.monotonic)
     agent, one, two = Agent(registry), Router(registry), Router(registry)
     for _ in range(3):

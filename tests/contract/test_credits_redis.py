@@ -1,7 +1,8 @@
-"""Three routers, real ones, share a fleet's credits through a registry server: demand that is uneven, a server that is
-killed and comes back empty, a router that is killed while it holds credits.
+"""Three router processes share a fleet's credits through a registry server. Demand is uneven, the server is killed and
+comes back empty, and a router is killed while it holds credits.
 
-The stand-in for Redis is in every run; real Redis, with the tenants' shares before and after, in `make test-long`.
+Every run uses the stand-in for Redis. `make test-long` uses real Redis, and compares the tenants' shares before and
+after.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from cluster.instance import Role
 SHARES = {"acme": 3.0, "bolt": 2.0, "cord": 1.0, "dune": 1.0}
 ROLES = {Role.PREFILL: 2, Role.DECODE: 4}
 PLACES = 8
-"""Credits of an instance: 32 answers at once, and who comes wants more than twice that."""
+"""Credits of an instance. The fleet gives 32 answers at once; the clients want more than twice that."""
 ANSWERS = ROLES[Role.DECODE] * PLACES
 
 SKEWED = {("acme", 0): 24, ("acme", 1): 2, ("bolt", 1): 16, ("cord", 1): 2, ("cord", 2): 10, ("dune", 2): 12}
-"""Clients by tenant and router."""
+"""Number of clients, by tenant and router."""
 
 WARM_S, LOOK_S = 5.0, 30.0
 
 MOVES_S = 20.0
-"""Demand is announced, read, granted in about two seconds, if the machine has time for it."""
+"""Time limit for credits to move. Announcing, reading and granting take about 2 s on an idle machine."""
 
 
 def within_credits(fleet: SharedFleet) -> None:
-    """No engine has ever had more requests than its agent gave credits for."""
+    """Check that no engine has ever had more requests than its agent gave credits for."""
     assert len(fleet.most) >= ROLES[Role.DECODE], "they had some"
     assert all(most <= fleet.credits(name) == PLACES for name, most in fleet.most.items()), fleet.most
 
@@ -69,7 +70,7 @@ async def test_credits_follow_demand_and_stay_where_they_are_while_the_registry_
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="apt install redis-server")
 @pytest.mark.timeout(300)
 async def test_tenants_have_their_shares_before_and_after_a_router_dies_and_redis_with_it(tmp_path: Path) -> None:
-    """A minute and a half, with real Redis."""
+    """Takes 90 s, with real Redis."""
     heavy = {"prompt_words": 400, "prefill_ms_per_1k": 300.0}  # engines' time is scarce, and shares are of that
     async with SharedFleet(tmp_path, standin=False, tenants=SHARES, roles=ROLES, places=PLACES, **heavy) as fleet:
         await fleet.begin_routers(3)

@@ -1,4 +1,4 @@
-"""A router that runs out of file descriptors: whose fault it is, and whose connections end before it comes to that."""
+"""A router that runs out of file descriptors: no engine is blamed, and idle connections end before it comes to that."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ async def test_no_descriptor_for_a_probe_or_a_relay_is_no_fault_either(monkeypat
 
 
 def limited(*argv: str) -> subprocess.Popen[str]:
-    """A command that may have 64 descriptors, and no more."""
+    """A `baton` command that may have at most 64 file descriptors."""
     words = ["bash", "-c", 'ulimit -n 64; exec "$0" "$@"', sys.executable, "-m", "baton", *argv]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.long  # a process of its own: eight seconds to start on a busy machine
 async def test_silent_clients_do_not_keep_others_out() -> None:
-    """A hundred connections that say nothing, and 64 descriptors in all."""
+    """A hundred connections that send nothing, at a router with 64 file descriptors."""
     async with FakeEngine("both-0") as engine:
         router = limited("router", "--json", "--port", "0", "--admin-port", "0", "--both-url", engine.url)
         silent: list[socket.socket] = []

@@ -27,7 +27,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_missing_lscpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen live: with it gone, vLLM's CPU worker dies half a minute into its start."""
+    """Seen on a real machine: without lscpu, vLLM's CPU worker dies 30 s after its start."""
     monkeypatch.setattr(checks.shutil, "which", lambda _: None)
     hardware = find_hardware()
     finding = checks.check_cpu(hardware)

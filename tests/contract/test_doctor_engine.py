@@ -1,4 +1,4 @@
-"""`baton doctor --engine` on servers that answer with anything: findings with fixes, never a traceback."""
+"""`baton doctor --engine` on servers that give odd answers: findings with fixes, never a traceback."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Early legs: D has its leg while P computes. A router in front of mocks that take them; what the client reads is one
-engine's answer, whatever fails meanwhile, and nothing is held afterwards.
+"""Early legs: D gets its decode leg while P still computes. A router in front of mocks that accept early legs.
+
+Whatever fails meanwhile, the client reads the answer that one engine alone would give, and no hold is left.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ async def nothing_is_left(router: MockedRouter) -> None:
 
 
 async def ways(router: MockedRouter) -> tuple[float, float]:
-    """Legs that became decode legs, and broken seams."""
+    """Counters: early legs that became decode legs, and streams that did not go on as they had begun."""
     told = await router.metrics()
     return told.get('baton_early_legs_total{result="used"}', 0.0), told.get("baton_broken_seams_total", 0.0)
 
 
 @pytest.mark.parametrize("seeding", [True, False])
-async def test_streams_and_answers_are_one_engines(seeding: bool) -> None:
+async def test_streams_and_answers_read_as_from_one_engine(seeding: bool) -> None:
     async with mocked_router(fleet(), pins=True, early=True, seeding=seeding) as router:
         alone = await right(router)
         status, text, _ = await router.ask(STREAM)
@@ -89,7 +90,7 @@ async def test_the_usage_is_that_of_a_leg_in_sequence() -> None:
 
 
 async def test_the_usage_after_a_second_try_is_that_of_the_first_p() -> None:
-    """The second run of a prompt finds all of it in P's cache, which is no news to a client."""
+    """The second prefill finds the whole prompt in P's prefix cache. The client's usage must not count that."""
     told = []
     for early in (False, True):
         async with mocked_router(fleet(1, 3), pins=True, early=early) as router:
@@ -148,16 +149,18 @@ async def test_a_pull_that_fails_is_computed_at_d_and_reads_the_same() -> None:
 
 
 @pytest.mark.parametrize("kind", ["keep_back", "wrong_token"])
-async def test_a_token_that_is_not_the_first_is_pinned_nowhere(kind: str) -> None:
+async def test_a_p_whose_token_is_not_the_first_breaks_no_stream(kind: str) -> None:
     async with mocked_router(fleet(), pins=True, early=True) as router:
         alone = await right(router)
         await set_fault(router, kind, "p0", leg="prefill")
         told = said((await router.ask(STREAM))[1])
-        assert told == alone or kind == "wrong_token"  # without proofs the second kind cannot be seen
+        assert told == alone or kind == "wrong_token"  # without pair proofs the router cannot see a wrong token
 
 
 def draws_its_own(router: MockedRouter, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[Any]:
-    """The first of these instances that is told P's token begins with another one. Returns it, once it has."""
+    """The first of these instances to be told P's token begins with another token.
+
+    Returns a list that holds this instance as soon as it has done so."""
     drawn: list[Any] = []
 
     def draws(serving: Any, ready: Callable[[Any, Ready], None]) -> Callable[[Any, Ready], None]:
@@ -179,8 +182,8 @@ def draws_its_own(router: MockedRouter, monkeypatch: pytest.MonkeyPatch, *names:
 async def test_an_early_leg_that_begins_with_another_token_than_the_client_has_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D has computed the prompt itself and drawn a token of its own: another D begins with what the client has, also
-    where a stream cannot be resumed.
+    """D has computed the prompt itself and sampled another first token. A second D begins with the client's token, also
+    where the stream could not be resumed.
     """
     async with mocked_router(fleet(1, 2), pins=True, early=True) as router:
         alone, drawn = await right(router), draws_its_own(router, monkeypatch, "d0", "d1")
@@ -192,10 +195,10 @@ async def test_an_early_leg_that_begins_with_another_token_than_the_client_has_i
         await nothing_is_left(router)
 
 
-async def test_where_there_is_no_other_the_same_engine_begins_with_what_the_client_has(
+async def test_without_a_second_d_the_same_engine_begins_again_with_the_clients_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two instances, and P has gone down after its token: before, the stream ended with an error."""
+    """Two instances; P refuses whole requests after its token. The stream once ended with an error here."""
     async with mocked_router(fleet(), pins=True, early=True) as router:
         alone, drawn = await right(router), draws_its_own(router, monkeypatch, "d0")
         await set_fault(router, "refuse", "p0", leg="whole")

@@ -1,4 +1,4 @@
-"""Classes, tenants and targets of an edited cluster file hold without a restart; a bad file leaves the old ones."""
+"""Classes, tenants and targets of an edited cluster file apply without a restart; a bad file changes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ tenants:
 
 
 def write(path: Path, text: str) -> None:
-    """As editors do: another file in its place."""
+    """Replace the file by another one, as editors do."""
     draft = path.with_suffix(".new")
     draft.write_text(text)
     draft.replace(path)
@@ -60,7 +60,7 @@ def test_a_file_is_read_when_it_has_changed_and_only_then(file: Path) -> None:
 
 
 def edits(path: Path, then: Callable[..., Any]) -> Callable[..., Any]:
-    """`then`, of a command that reads the file: the file is edited before it is called."""
+    """Wrap `then`, which a command calls after it has read the file: the file is edited first, then `then` runs."""
 
     def edited(*given: Any, **named: Any) -> Any:
         write(path, path.read_text().replace("6000", "2500"))
@@ -70,7 +70,7 @@ def edits(path: Path, then: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Reached(Exception):
-    """A command got as far as a test wants it."""
+    """Stops a command at the step that a test waits for."""
 
 
 def test_an_edit_while_a_controller_starts_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ async def test_a_router_goes_by_the_new_classes_and_counts_its_open_requests_on(
     before = router.parts.clients.client("", {"x-slo-class": "chat"})
     assert router.renew(Renewed(classes={"chat": promise(900), "new": promise(100)}, tenants={}, tenant_keys={})) == ""
     assert before.slo is not None
-    assert before.slo.ttft_ms == 500, "what is under way ends as what it came as"
+    assert before.slo.ttft_ms == 500, "a request under way keeps the targets that it came with"
     after = router.parts.clients.client("", {"x-slo-class": "chat"})
     assert after.slo is not None
     assert after.slo.ttft_ms == 900
@@ -173,7 +173,7 @@ async def test_a_class_that_is_gone_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(("had", "has"), [({}, {"chat": promise(5)}), ({"chat": promise(5)}, {})])
-async def test_what_takes_a_restart_says_so_and_changes_nothing(
+async def test_an_edit_that_takes_a_restart_says_so_and_changes_nothing(
     had: dict[str, SloClass], has: dict[str, SloClass]
 ) -> None:
     router = Router(RouterConfig(classes=had, proves=False, has_registry=True))

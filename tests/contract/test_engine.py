@@ -1,4 +1,4 @@
-"""The engine contract on mocks: what the router, the agent and the doctor use, field by field, status by status.
+"""The engine contract on mocks: every field and status that the router, the agent and the doctor use.
 
 tests/live/test_engine_contract.py runs the same checks on vLLM.
 """
@@ -21,7 +21,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture(scope="module", params=[(), ("--digests",)], ids=["", "digests"])
 def apart(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Two processes: reads and notices go over HTTP; with digests, what is held, too."""
+    """Mocks in two processes: reads and notices go over HTTP. With `--digests`, D also checks the pulled blocks."""
     words = ("--step-ms", "8", "--served-model-name", "mock", *request.param)
     with (
         Mocks.start("--instances", "prefill=1", *words) as one,

@@ -1,4 +1,4 @@
-"""Simulations fanned out to processes and to a Ray cluster: one protocol, the same results, lost workers included."""
+"""Simulations fanned out to processes or to a Ray cluster: one protocol, the same results, also if a worker dies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTEXT = {"tens": [10 * each for each in range(100)]}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """One for all tests: it takes eight seconds to start."""
+    """One Ray cluster for all tests: it takes 8 s to start."""
     pytest.importorskip("ray", reason="Ray is not installed: make setup")
     from support.ray_cluster import ray_cluster
 
@@ -36,7 +36,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(params=["processes", pytest.param("ray", marks=pytest.mark.long)])
 def fan(request: pytest.FixtureRequest) -> Iterator[Fanout]:
-    """Both, two at a time. In `make test` Ray is seen to work by whole plans, by a node that is gone and by Ctrl-C."""
+    """A fanout to two processes, or to Ray. In `make test` only the plan, node and Ctrl-C tests below use Ray."""
     if request.param == "ray":
         request.getfixturevalue("cluster")
     with fanout.opened(CONTEXT, on="ray" if request.param == "ray" else None, processes=2) as opened:
@@ -52,7 +52,7 @@ def wrong(_context: object, what: str) -> None:
 
 
 def dies(_context: object, times: int, folder: str) -> int:
-    """Its process, the first so many times."""
+    """Kills its own process in the first `times` runs, then returns how often it died."""
     tries = len(list(Path(folder).iterdir()))
     if tries < times:
         (Path(folder) / f"{tries}").touch()
@@ -61,7 +61,7 @@ def dies(_context: object, times: int, folder: str) -> int:
 
 
 def lasts(_context: object, file: str) -> None:
-    """Until it is ended."""
+    """Writes its process id, then sleeps until it is killed."""
     Path(file).write_text(str(os.getpid()))
     time.sleep(600)
 
@@ -92,7 +92,7 @@ def test_a_task_that_kills_every_process_ends_in_one_line(fan: Fanout, tmp_path:
     assert len(list(tmp_path.iterdir())) == 1 + RETRIES
 
 
-def test_broken_off_what_runs_is_ended(fan: Fanout, tmp_path: Path) -> None:
+def test_a_close_at_once_ends_a_running_task(fan: Fanout, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     fan.submit(lasts, str(file))
     until(lambda: file.exists() and bool(file.read_text()))
@@ -100,8 +100,8 @@ def test_broken_off_what_runs_is_ended(fan: Fanout, tmp_path: Path) -> None:
     until(lambda: not alive(int(file.read_text())))
 
 
-def test_broken_off_what_runs_is_ended_though_the_parent_answers_sigterm(tmp_path: Path) -> None:
-    """As a controller does: its loop takes the signal."""
+def test_a_close_at_once_ends_a_running_task_though_the_parent_handles_sigterm(tmp_path: Path) -> None:
+    """A controller handles SIGTERM in its event loop, and forked workers inherit the handler."""
     file = tmp_path / "pid"
     former = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
@@ -147,7 +147,7 @@ def test_a_node_with_another_source_is_named(cluster: Any, monkeypatch: pytest.M
 def test_a_node_without_the_compiled_modules_that_the_driver_uses_is_named(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a compiled driver sends does not fit an interpreted worker."""
+    """An interpreted worker cannot read the objects that a compiled driver sends."""
     if not compiled.why_not():
         pytest.skip("compiled modules are there, for workers as well")
     monkeypatch.setattr(compiled, "in_use", lambda: True)
@@ -158,7 +158,7 @@ def test_a_node_without_the_compiled_modules_that_the_driver_uses_is_named(
         fan.submit(looked_up, 1).result()
 
 
-def test_what_is_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_is_no_ray_cluster_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed: make setup")
 
     def found_none(**_: object) -> None:
@@ -197,7 +197,7 @@ LOAD = ["--input-tokens", "1500", "--output-tokens", "60", "--json"]
 def test_a_plan_is_the_same_byte_for_byte_wherever_it_is_made(
     cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But for the seconds it took."""
+    """All but the field `seconds`, the time that the plan took."""
     file = tmp_path / "baton.yaml"
     file.write_text(CLUSTER.replace("H100-SXM: {count: 2}", "H100-SXM: {count: 1}"))  # it is made three times
     told = []
@@ -211,7 +211,7 @@ def test_a_plan_is_the_same_byte_for_byte_wherever_it_is_made(
 
 
 def without_seconds(line: str) -> bytes:
-    """The answer, less what differs from run to run."""
+    """The answer without the field `seconds`, which differs from run to run."""
     assert line.count('"seconds": ') == 1
     return re.sub(r'"seconds": [0-9.]+', "", line).encode()
 
@@ -238,14 +238,14 @@ def test_ctrl_c_on_a_cluster_gives_the_best_so_far_and_frees_it(
 
 
 def test_a_search_learns_in_the_order_of_one_process() -> None:
-    """Whatever runs at a time: the sequence of what it learns is the same."""
+    """However many tasks run at once, the search learns the same results in the same order."""
     learned = {width: [*walk(width)] for width in (1, 2, 5, 64)}
     assert len({tuple(each) for each in learned.values()}) == 1
     assert len(learned[1]) > 10
 
 
 class Counted:
-    """Runs tasks here, at once."""
+    """Runs each task at once in this process, and notes which tasks were started."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -273,7 +273,7 @@ class Done:
 
 
 def walk(width: int) -> Iterator[tuple[int, int]]:
-    """A search whose later wishes depend on what came of earlier ones."""
+    """A search whose later tasks depend on the results of earlier ones."""
     seen: list[tuple[int, int]] = []
 
     def search() -> Generator[Sequence[int], int, None]:
@@ -289,7 +289,7 @@ def walk(width: int) -> Iterator[tuple[int, int]]:
     return iter(seen)
 
 
-def test_nothing_is_left_of_closed_processes() -> None:
+def test_closed_processes_take_no_task() -> None:
     fan = ForkedProcesses(CONTEXT, 2)
     assert fan.submit(looked_up, 1).result() == 10
     fan.close()
@@ -298,7 +298,7 @@ def test_nothing_is_left_of_closed_processes() -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
+    """Whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -306,7 +306,7 @@ def alive(pid: int) -> bool:
 
 
 def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
-    """Wait for what another process does."""
+    """Wait until another process has made the condition true."""
     end = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < end, "it did not come about"

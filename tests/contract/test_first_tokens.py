@@ -1,7 +1,7 @@
-"""P's token that is not the answer's first: what P says of it is used for nothing that a client reads.
+"""P's token is not always the first token of the answer. If it is not, no client reads anything that comes from it.
 
-On Mamba and its hybrids, and with MTP of several modules, P leaves the prompt's last tokens to D (vLLM 0.32): what P
-answers with is then another token. Mocks play such engines (`keep_back`, `wrong_token`).
+With Mamba models, their hybrids, and MTP of several modules, P leaves the prompt's last tokens to D (vLLM 0.32). P's
+token is then another one. Mocks imitate such engines by the faults `keep_back` and `wrong_token`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STREAM = {**BODY, "stream": True}
 
 
 async def right(router: MockedRouter, body: dict[str, Any], **mock: Any) -> str:
-    """What one engine alone answers."""
+    """The answer of one engine alone."""
     async with MockFleet([mock_settings("alone", Role.BOTH, **mock)]) as alone:
         url = alone.instances["alone"].url
         async with router.client.post(url + "/v1/completions", json={**body, "stream": False}) as response:
@@ -65,7 +65,7 @@ async def test_a_p_that_leaves_the_last_token_to_d_is_handed_over_unseeded() -> 
 
 
 async def test_a_stop_at_a_token_that_is_not_the_first_is_no_answer() -> None:
-    """P says END of a prompt that is not the client's, while the client's has an answer; and the other way round."""
+    """P reports the end of the answer, but for a prompt without its last token. The client's prompt has an answer."""
     ends = Ends(1, 1)
     p, d = mock_settings("p", Role.PREFILL, answers=ends), mock_settings("d", Role.DECODE)
     async with mocked_router([p, d], pins=True) as router:
@@ -76,7 +76,7 @@ async def test_a_stop_at_a_token_that_is_not_the_first_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}, {"prompt_tokens": 8}, {"prompt_tokens": True}])
-async def test_who_does_not_say_how_much_it_computed_is_not_believed(start: Starter, usage: Any) -> None:
+async def test_a_p_that_does_not_report_its_prompt_tokens_gives_no_first_token(start: Starter, usage: Any) -> None:
     given = await start(pins=True)
     prefill = given.engines["prefill-0"]._prefill
 
@@ -93,7 +93,7 @@ async def test_who_does_not_say_how_much_it_computed_is_not_believed(start: Star
     assert "baton_first_token" not in leg2["kv_transfer_params"] and leg2["kv_transfer_params"]["remote_engine_id"]
 
 
-async def test_a_stop_that_nobody_can_vouch_for_is_answered_by_d(start: Starter) -> None:
+async def test_a_stop_after_a_part_of_the_prompt_is_answered_by_d(start: Starter) -> None:
     given = await start()
     engine: FakeEngine = given.engines["prefill-0"]
     engine.finish_reason = "stop"
@@ -116,7 +116,7 @@ async def test_a_stop_that_nobody_can_vouch_for_is_answered_by_d(start: Starter)
 
 
 async def proven(router: MockedRouter, result: str) -> dict[str, Any]:
-    """What `/ui` says of the pair once its proof is over."""
+    """The pair's entry in `/ui/data`, once its proof has this result."""
     name = f'baton_pair_proofs_total{{result="{result}"}}'
     async with asyncio.timeout(10):
         while not (await router.metrics()).get(name):
@@ -126,8 +126,8 @@ async def proven(router: MockedRouter, result: str) -> dict[str, Any]:
     return pairs[0] if pairs else {}
 
 
-async def test_who_says_that_he_is_ready_hands_the_first_request_over_and_seeds_it() -> None:
-    """With engines given by URL, too: mocks pass their proof before the router is ready (`MockedRouter` waits)."""
+async def test_a_ready_router_hands_the_first_request_over_and_seeds_it() -> None:
+    """Also with engines given by URL: the pair is proven before the router is ready (`MockedRouter` waits for that)."""
     async with mocked_router(fleet(), pins=True, proves=True) as router:
         alone = await right(router, BODY)
         async with router.client.get(f"{router.admin}/ready") as response:
@@ -138,7 +138,7 @@ async def test_who_says_that_he_is_ready_hands_the_first_request_over_and_seeds_
         assert (told['baton_handoffs_total{result="ok"}'], told["baton_seeds_total"]) == (1, 1)
 
 
-async def test_a_bug_of_ours_in_one_proof_ends_no_others(
+async def test_a_bug_in_one_pair_proof_ends_no_other_proof(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(prover, "EVERY_S", 0.01)
@@ -177,7 +177,7 @@ async def test_a_proof_finds_a_token_that_is_not_the_first(
         assert (told['baton_handoffs_total{result="ok"}'], told["baton_seeds_total"]) == (2, 0)
 
 
-async def test_a_pair_that_answers_otherwise_is_never_handed_over_not_even_before_it_is_proven() -> None:
+async def test_a_pair_with_wrong_answers_gets_no_handover_not_even_before_its_proof() -> None:
     async with mocked_router(fleet(start_up_ns=300_000_000), pins=True, proves=True, up=False) as router:
         await set_fault(router, "corrupt", at="d")
         pair = await proven(router, "failed")
@@ -188,8 +188,8 @@ async def test_a_pair_that_answers_otherwise_is_never_handed_over_not_even_befor
         assert (await router.metrics()).get('baton_handoffs_total{result="ok"}', 0) == 0
 
 
-async def test_what_cannot_be_told_is_served_whole_and_says_so(start: Starter) -> None:
-    """D does not say how much of the prompt it had: it is unknown whether anything was handed over."""
+async def test_a_pair_that_cannot_be_proven_is_served_aggregated_and_says_why(start: Starter) -> None:
+    """D does not report cached tokens, so the router cannot know whether D pulled P's blocks."""
     given = await start(pins=True, proves=True)
     async with asyncio.timeout(10):
         while "enable-prompt-tokens-details" not in json.dumps(await ui(given)):

@@ -1,4 +1,4 @@
-"""Clients' connections as bytes: where requests begin and end, who answers them, and what becomes of bad ones."""
+"""Clients' connections, byte by byte: where requests begin and end, in what order answers come, errors for bad ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def chunked(body: bytes, size: int) -> bytes:
 
 
 class Wire:
-    """One connection."""
+    """One connection of a client."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -59,7 +59,7 @@ class Wire:
         return found
 
     async def ended(self) -> bool:
-        """The other side has closed it."""
+        """Whether the router closes the connection and sends nothing more."""
         async with asyncio.timeout(5):
             return await self.reader.read() == b""
 
@@ -87,7 +87,7 @@ async def test_one_connection_for_all_kinds_of_requests_one_after_the_other(star
 
 
 async def test_the_same_head_again_with_another_body(start: Starter) -> None:
-    """A head that is known by its bytes is not read again; one that differs in anything but its length is."""
+    """A head with the bytes of the last one is not parsed again, whatever its Content-Length. Any other head is."""
     fleet = await start(body_bytes_max=1024)
     bodies = [json.dumps({"model": "fake", "prompt": "p" * size, "max_tokens": 5}).encode() for size in (1, 7, 300)]
     async with wire(fleet) as client:
@@ -151,8 +151,8 @@ async def test_a_body_in_chunks(start: Starter, size: int) -> None:
     assert fleet.engines["prefill-0"].generated[0]["prompt"] == "hello"
 
 
-async def test_what_comes_with_a_chunked_body_is_never_taken_for_another_request(start: Starter) -> None:
-    """Two readers of one byte stream must not find different requests in it."""
+async def test_bytes_after_a_chunked_body_are_never_taken_for_another_request(start: Starter) -> None:
+    """Against request smuggling: a proxy and the router must not find different requests in one byte stream."""
     fleet = await start()
     async with wire(fleet) as client:
         client.writer.write(head(b"Transfer-Encoding: chunked") + chunked(BODY, 1000) + asked())
@@ -188,7 +188,7 @@ async def test_http_1_0(start: Starter) -> None:
         assert b'"list"' in (await client.answer())[2]
 
 
-async def test_connection_close_is_kept_to(start: Starter) -> None:
+async def test_connection_close_is_obeyed(start: Starter) -> None:
     fleet = await start()
     async with wire(fleet) as client:
         client.writer.write(asked(BODY, b"Connection: close"))
@@ -308,7 +308,7 @@ async def test_a_client_that_reads_nothing_stops_its_engine_and_is_cut_off(start
     async with wire(fleet) as client:
         client.writer.write(asked(STREAM))
         await eventually(lambda: decode.cut_off == 1, "its engine's leg is closed", within_s=10)
-    assert 0 < written < 64 << 20, "not all of it was read for nobody"
+    assert 0 < written < 64 << 20, "the router read only a part of the stream"
 
 
 async def test_answers_that_have_begun_end_before_the_router_does(start: Starter) -> None:

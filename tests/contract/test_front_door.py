@@ -1,4 +1,4 @@
-"""Who gets in by the front door, and how: TLS, bounds on heads and on open requests, slow clients, logs."""
+"""What the router demands of clients and callers: TLS, bounds on heads and open requests, slow clients, logs, keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ASK = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 and its key."""
+    """Paths of a certificate for 127.0.0.1 and of its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -180,7 +180,7 @@ async def test_a_tenant_has_so_many_requests_open_and_no_more(start: Starter) ->
         assert (status, error["type"], headers["Retry-After"]) == (429, "RateLimitError", "1")
         assert "2 requests open" in error["message"]
     others = asyncio.ensure_future(ask("sk-other"))
-    await eventually(lambda: sum(len(e.bodies) for e in fleet.engines.values()) == 3, "who has no bound has none")
+    await eventually(lambda: sum(len(e.bodies) for e in fleet.engines.values()) == 3, "the other tenant has no bound")
     go_on.set()
     assert [(await each)[0] for each in (*first, others)] == [200] * 3
     for _ in range(5):
@@ -209,7 +209,7 @@ async def test_a_client_that_leaves_gives_its_place_back(start: Starter) -> None
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
 async def test_a_client_that_takes_nothing_is_cut_off(start: Starter, path: str) -> None:
-    """By the router where it knows that it does not keep up, by the kernel wherever it does not."""
+    """The router cuts off slow clients that it notices; the kernel cuts off all others (TCP_USER_TIMEOUT)."""
     fleet = await start(client_stall_s=0.5)
     decode = fleet.engines["decode-0"]
     ended: list[BaseException | None] = []
@@ -242,7 +242,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(start: Starter, path: str)
         body = json.dumps({**ASK, "input": "x", "stream": True, "n": 2}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         await loop.sock_sendall(client, f"{head}\r\n\r\n".encode() + body)
-        await eventually(lambda: bool(ended), "the engine is let go, although nobody has closed anything", 15)
+        await eventually(lambda: bool(ended), "the engine's leg ends, although the client closed nothing", 15)
     assert (await fleet.post("/v1/completions", json={**ASK, "model": "nosuch"}))[0] == 404
 
 
@@ -284,7 +284,7 @@ async def test_no_text_of_a_request_and_no_key_is_logged(
 
 
 async def _ask_admin(fleet: Fleet, path: str, key: str = "", *, far: bool = False) -> int:
-    """The status. `far`: from an address that is not this machine's own, as far as the router knows."""
+    """Status of the answer. `far`: from 127.0.0.2, which the router takes for another machine's address."""
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0) if far else None)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with (
@@ -307,7 +307,7 @@ async def test_the_admin_side_asks_other_machines_for_a_key(start: Starter, path
         assert await _ask_admin(keyed, path, key, far=True) == status
 
 
-async def test_a_tenants_key_sees_no_metrics_of_others(start: Starter) -> None:
+async def test_a_tenants_key_gets_no_metrics(start: Starter) -> None:
     fleet = await start(**_tenants(), admin_keys=lambda: (digest("sk-operator"),))
     for key, path, status in (
         ("sk-acme", "/metrics", 403),

@@ -1,4 +1,4 @@
-"""A decision log that cannot be written costs no request: what is missing from it is counted, and told in it."""
+"""A decision log that cannot be written costs no request. Lost entries are counted; the log itself says how many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPLETIONS = "/v1/completions"
 
 
 class Disk:
-    """Takes what it is given while it has room; the write that fills it is cut."""
+    """Takes bytes while it has room. The write that fills it takes only its first bytes; later writes raise ENOSPC."""
 
     def __init__(self) -> None:
         self.room: int | None = None
@@ -51,7 +51,7 @@ async def test_a_full_disk_costs_no_request_and_the_log_tells_its_gap(
     disk = Disk()
     caplog.set_level(logging.INFO, "baton.router")
     fleet = await start(decision_log=disk.write)
-    await eventually(lambda: len(disk.taken) > 0, "what is written waits a second at most")
+    await eventually(lambda: len(disk.taken) > 0, "an entry is written within a second")
     disk.room = 100
     for _ in range(8):
         await ask_all(fleet)

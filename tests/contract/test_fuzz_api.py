@@ -1,4 +1,4 @@
-"""What docs/openapi.json allows, and much that it does not, sent to the router by schemathesis: `make fuzz-api`."""
+"""schemathesis sends the router requests that docs/openapi.json allows, and many that it does not: `make fuzz-api`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SCHEMATHESIS = ROOT / ".bench" / "fuzz" / "bin" / "schemathesis"
 
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
 WITHIN_S = 10
-"""A request that takes longer is a hang, and fails."""
+"""In s. A request that takes longer counts as a hang, and fails."""
 
 
 def _everything_else() -> FakeEngine:
-    """An engine of another model, with all paths that a mock has not."""
+    """An engine of another model, with the paths that the router relays and a mock lacks."""
     echo = FakeEngine("both-0", model="echo")
     echo.paths = [path.template for path in PATHS if path.how in {How.PASSTHROUGH, How.OWNER}]
     return echo

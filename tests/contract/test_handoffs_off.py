@@ -1,4 +1,4 @@
-"""A class is served whole while handing it over loses: what operators are told of it, on mocks over real sockets."""
+"""The handoff guard serves a class aggregated while handing over loses, and tells operators so: on mocks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from sim.replay import replay
 
 STEP = StepCost(floor_ms=1.0, start_ms=1.0, token_ms=0.1, area_ms=0.0, decode_ms=1.0, context_ms=0.0, request_ms=0.0)
 TOLD = Make(prefill=STEP, decode=STEP, budget_tokens=2048, kv_bytes=1e5, kv_gb_s=100.0)
-"""A handoff of these prompts takes a millisecond."""
+"""By these figures, a handoff of the test's prompts takes less than 1 ms of transfer."""
 
 CLASSES = {"chat": SloClass(ttft_ms=2000.0, tpot_ms=8.0)}
 OFF = 'baton_handoffs_off{slo_class="chat"}'
 
 
 class Network:
-    """Shared by all pulls at once."""
+    """Transfer time of a pull: `ms` times the number of pulls at once, which share the network."""
 
     ms = 40.0
 
@@ -38,7 +38,7 @@ class Network:
 
 
 async def ask(router: MockedRouter, number: int) -> str:
-    """The request's id."""
+    """Send one request. Returns its id."""
     body = {"model": "fake", "max_tokens": 40, "stream": True, "prompt": f"{number} " + "lantern " * 300}
     name = f"request-{number}"
     status, _, _ = await router.ask(body, x_slo_class="chat", x_request_id=name)
@@ -47,7 +47,7 @@ async def ask(router: MockedRouter, number: int) -> str:
 
 
 async def load(router: MockedRouter, wanted: float, numbers: count[int]) -> list[str]:
-    """Twelve at a time, until the gauge says that; the ids of the last ones."""
+    """Send twelve requests at a time until the gauge has the wanted value. Returns the ids of the last twelve."""
     async with asyncio.timeout(40):
         while True:
             ids = await asyncio.gather(*(ask(router, next(numbers)) for _ in range(12)))
@@ -65,12 +65,12 @@ async def test_a_class_that_loses_by_handing_over_is_served_whole(caplog: pytest
         mocks, classes=CLASSES, makes=lambda _: TOLD, decision_log=lines.append, seeding=False
     ) as router:
         await ask(router, next(numbers))
-        assert (await router.metrics())[OFF] == 0.0, "it is there before anything is wrong"
+        assert (await router.metrics())[OFF] == 0.0, "the gauge exists before the guard acts"
         await load(router, 1.0, numbers)
         ids = [await ask(router, next(numbers)) for _ in range(TRIES)]
         said = [await router.explain(each) for each in ids]
         whole = [story for story in said if "handing over loses" in story["turns"][0]["because"]]
-        assert len(whole) == TRIES - 1, "one is tried"
+        assert len(whole) == TRIES - 1, "one of them is handed over, as a trial"
         assert all(event.get("prefill") is None for story in whole for event in story["turns"])
         async with router.client.get(f"{router.admin}/ui/data") as answer:
             data = await answer.json()

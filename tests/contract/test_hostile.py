@@ -1,4 +1,4 @@
-"""Hostile clients on real sockets: what they may take of a router in memory, places and connections."""
+"""Hostile clients on real sockets: limits on the memory, places and connections that they can take from a router."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def head(path: bytes, length: int) -> bytes:
 
 
 class Client:
-    """One connection, with a small buffer: what it does not read, the router has."""
+    """One connection with a small receive buffer: bytes that it does not read stay in the router."""
 
     def __init__(self, url: str) -> None:
         address = urlsplit(url)
@@ -129,7 +129,7 @@ async def test_bytes_of_all_bodies_together_are_bounded(start: Starter, path: by
 
 
 def transports() -> list[asyncio.Transport]:
-    """Of all clients' connections of this process."""
+    """Transports of all clients' connections in this process that are not closing."""
     kinds: tuple[Any, ...] = (ClientConnection, AiohttpConnection)
     found = [
         each for each in gc.get_objects() if issubclass(type(each), kinds)
@@ -140,7 +140,7 @@ def transports() -> list[asyncio.Transport]:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("side", ["generation", "aiohttp", pytest.param("admin", marks=pytest.mark.long)])
-async def test_who_reads_no_answers_gets_no_further_ones(start: Starter, side: str) -> None:
+async def test_a_client_that_reads_no_answers_gets_no_further_ones(start: Starter, side: str) -> None:
     async def long(*_: object) -> web.Response:
         return web.json_response({"choices": [{"index": 0, "text": "x" * 200_000, "finish_reason": "stop"}]})
 
@@ -170,7 +170,7 @@ async def test_who_reads_no_answers_gets_no_further_ones(start: Starter, side: s
 
 
 async def _broken_off(fleet: Fleet, count: int) -> None:
-    """So many uploads of 100 KB: broken off, refused, in bad chunks, in turns."""
+    """Send `count` uploads of 100 KB. By turns they are broken off, refused for size, or badly chunked."""
     address = urlsplit(fleet.endpoint)
     half = BODY[:100_000]
     kinds = (
@@ -197,7 +197,7 @@ def resident_mb() -> float:
 
 
 async def _growth_mb(fleet: Fleet, count: int) -> float:
-    """Of so many broken uploads."""
+    """Growth of this process's resident memory, in MB, by `count` broken uploads after 100 to warm up."""
     await _broken_off(fleet, 100)
     gc.collect()
     before = resident_mb()
@@ -207,7 +207,7 @@ async def _growth_mb(fleet: Fleet, count: int) -> float:
 
 
 async def test_three_hundred_broken_uploads_leave_nothing(start: Starter) -> None:
-    """With the collector off: what is gone is gone by itself. They are 30 MB."""
+    """Garbage collection is off: reference counts alone must free their 30 MB."""
     fleet = await start()
     gc.collect()
     gc.disable()
@@ -219,7 +219,7 @@ async def test_three_hundred_broken_uploads_leave_nothing(start: Starter) -> Non
 
 @pytest.mark.long
 async def test_ten_thousand_broken_uploads_leave_nothing(start: Starter) -> None:
-    """With the collector as `baton router` sets it: aiohttp's connections know themselves. They are a gigabyte."""
+    """Garbage collection is set as in `baton router`: aiohttp's connections form cycles. In all 1 GB is uploaded."""
     fleet = await start()
     threshold = gc.get_threshold()
     gc.set_threshold(GARBAGE, 10, 10)

@@ -1,4 +1,4 @@
-"""What a router makes of engines' answers that are too long, cut short, encoded, or no answers: errors, never a 200."""
+"""Engines' answers that are too long, cut short, encoded, or no answers: the client gets an error, never a 200."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KIB64 = b"x" * (1 << 16)
 
 @dataclass
 class Fleet:
-    """A router and its engines."""
+    """A router and its hostile engines."""
 
     engines: dict[str, HostileEngine]
     router: Beside
@@ -68,7 +68,7 @@ class Fleet:
 
 @pytest.fixture
 async def start() -> AsyncIterator[Any]:
-    """`await start("pdb", **settings)`: a letter for each engine's role."""
+    """`await start("pdb", **settings)`: one engine for each letter: p prefill, d decode, b both."""
     async with AsyncExitStack() as stack:
 
         async def starter(roles: str, **settings: Any) -> Fleet:
@@ -138,7 +138,7 @@ async def test_a_prefill_answer_is_kept_up_to_a_limit(start: Any) -> None:
 
 @pytest.mark.parametrize("body", [STREAMED, {**STREAMED, "temperature": 0}], ids=["by lot", "seeded"])
 async def test_a_stream_whose_event_has_no_end(start: Any, body: dict[str, Any]) -> None:
-    """Nothing of it may pile up, before its first event, after it, or behind a seed."""
+    """The router must not gather its bytes: before the first event, after that event, or behind a seed."""
     fleet = await start("pd")
     for first in ((), (chunk(event(TOKENS[0])),)):
         fleet.engines["d1"].cut = 0
@@ -161,7 +161,7 @@ async def test_a_stream_itself_has_no_limit(start: Any) -> None:
 
 
 async def test_framing_without_an_end_is_cut(start: Any) -> None:
-    """Trailers, extensions and empty lines hold no body: a stream is not kept alive by them, nor memory filled."""
+    """Trailers without an end carry no body: they must neither keep a stream alive nor fill memory."""
     fleet = await start("b", stall_s=30.0)
     trailer = (chunk(event("one ")), b"0\r\n", *[b"X-Y: " + b"z" * 1000 + b"\r\n"] * 200)
     fleet.all_say(lambda asked: Script((STREAM, *trailer), "hang") if asked.method == "POST" else None)
@@ -188,7 +188,7 @@ CUT: dict[str, tuple[bytes, ...]] = {
 }
 
 
-async def test_what_was_cut_short_is_no_answer(start: Any, subtests: pytest.Subtests) -> None:
+async def test_an_answer_that_was_cut_short_is_no_answer(start: Any, subtests: pytest.Subtests) -> None:
     fleet = await start("bb")
     bad = fleet.engines["b0"]
     for name, pieces in CUT.items():
@@ -207,7 +207,7 @@ async def test_what_was_cut_short_is_no_answer(start: Any, subtests: pytest.Subt
 
 
 async def test_an_old_engine_that_ends_answers_by_closing_is_served(start: Any) -> None:
-    """No JSON object that was cut short parses, and no stream without its end counts: what does, came whole."""
+    """A JSON object that was cut short does not parse, and a stream needs its `[DONE]`: if they are there, all came."""
     fleet = await start("b")
     fleet.all_say(
         lambda asked: says(b"HTTP/1.0 200 OK\r\n\r\n" + WHOLE, then="close") if asked.method == "POST" else None
@@ -270,7 +270,7 @@ async def test_a_relayed_answer_that_may_be_cut_is_cut_for_its_client(start: Any
 
 
 def zipped(asked: Asked) -> Script | None:
-    """The right bodies, compressed."""
+    """Right answers, compressed with gzip."""
     if asked.method != "POST":
         return None
     body = (event(TEXT) + DONE) if asked.body.get("stream") else completion()
@@ -352,7 +352,7 @@ async def test_a_prefill_answer_that_is_no_completion_is_its_failure(start: Any,
 
 
 async def test_a_hold_in_a_prefill_answer_that_is_no_completion_is_not_lost(start: Any) -> None:
-    """The engine may really hold the blocks: D pulls them, or has them given back."""
+    """The engine may really hold the blocks, so D pulls them."""
     fleet = await start("ppd")
     hold = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "p0", "remote_request_id": "odd"}
     body = json.dumps({"choices": [{"finish_reason": "length"}], "kv_transfer_params": hold}).encode()
@@ -395,7 +395,7 @@ async def test_a_stream_without_a_token_is_the_engines_failure(start: Any, subte
 
 
 async def test_a_stream_that_begins_with_the_clients_fault_is_a_refusal(start: Any, subtests: pytest.Subtests) -> None:
-    """As vLLM says a token id out of range: served whole it is a 400 to the client, as from a prefill leg."""
+    """vLLM reports a token id out of range so. The client of an aggregated request gets a 400, as for a prefill leg."""
     fleet = await start("b")
     for code, status in ((400, 400), (422, 422), (500, 503), (404, 503), (True, 503), ("400", 503), (None, 503)):
         with subtests.test(code=code):
@@ -407,7 +407,7 @@ async def test_a_stream_that_begins_with_the_clients_fault_is_a_refusal(start: A
 
 
 async def test_a_refusal_without_json_is_told_in_json(start: Any, subtests: pytest.Subtests) -> None:
-    """As of a proxy in front of an engine."""
+    """A proxy in front of an engine may refuse in this way."""
     fleet = await start("b")
     for body in (b"<html>413</html>", b"", b"[]", b'"no"', b"\xff"):
         with subtests.test(body=body):
@@ -438,10 +438,10 @@ HEADS = {
 
 
 LENIENT = {"line feed in a header", "return in a header"}
-"""What aiohttp reads, as browsers do: relayed, each line stays what it is."""
+"""Heads that aiohttp accepts, as browsers do: the router may relay such an answer."""
 
 
-async def test_heads_that_are_none(start: Any, subtests: pytest.Subtests) -> None:
+async def test_malformed_heads_are_errors(start: Any, subtests: pytest.Subtests) -> None:
     fleet = await start("b")
     for name, raw in HEADS.items():
         for path, body in ((COMPLETIONS, PROMPT), (COMPLETIONS, STREAMED), ("/tokenize", PROMPT)):
@@ -471,7 +471,7 @@ async def test_a_strange_content_type_is_not_passed_on(start: Any, subtests: pyt
 
 
 def miscounts(count: Any) -> Callable[[Asked], Script | None]:
-    """Right answers that say this wherever a number belongs."""
+    """Right answers with `count` in every field that wants a number."""
     usage = {"prompt_tokens": count, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": count}}
     metrics = {"queue_time_ms": count, "time_to_first_token_ms": count, "generation_time_ms": count}
     hold = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "p0", "remote_request_id": "r"}
@@ -486,7 +486,7 @@ def miscounts(count: Any) -> Callable[[Asked], Script | None]:
     return script
 
 
-async def test_counts_that_are_none_teach_nothing(start: Any, subtests: pytest.Subtests) -> None:
+async def test_counts_that_are_no_numbers_break_nothing(start: Any, subtests: pytest.Subtests) -> None:
     fleet = await start("pd", policy="workload")
     for at, count in enumerate((10**30, -1, 1e300, True, "7", None, [7], {"a": 1}), start=1):
         with subtests.test(count=count):
@@ -525,8 +525,8 @@ PROBED = {
 }  # fmt: skip
 
 
-async def test_probes_outlive_what_an_engine_says_of_itself(start: Any) -> None:
-    """Its models, load and paths: that engine is down, or up, and is asked again; the other one serves."""
+async def test_probes_outlive_odd_answers_of_engines(start: Any) -> None:
+    """Odd answers about models, load and paths: the router probes each such engine again, and another engine serves."""
     fleet = await start("b" * (len(PROBED) + 1), policy="workload")
     asked: Counter[str] = Counter()
 

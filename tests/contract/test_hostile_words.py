@@ -1,4 +1,4 @@
-"""What agents, routers and `baton load` make of answers that are too long, encoded, or none: one error, in words."""
+"""Engines' answers that are too long, encoded, or no answers: agents, routers and `baton load` report a clear error."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def engine_that_says(script: Script):
     [(ENDLESS, "longer than"), (ZIPPED, "gzip"), (DEEP, "not JSON"), (GARBAGE, "not JSON")],
     ids=["endless", "zipped", "deep", "not UTF-8"],
 )
-async def test_an_agents_probe_takes_it_for_unwell(script: Script, words: str) -> None:
+async def test_an_agents_probe_takes_such_an_engine_for_unwell(script: Script, words: str) -> None:
     async with engine_that_says(script) as engine, Probe(engine.url, None) as probe:
         with pytest.raises(Unwell, match=words):
             await probe.models()
 
 
 @pytest.mark.parametrize(("script", "why"), [(ENDLESS, "too_long"), (ZIPPED, "encoded")], ids=["endless", "zipped"])
-async def test_a_router_reads_no_such_word(script: Script, why: str) -> None:
+async def test_a_router_reads_no_such_answer(script: Script, why: str) -> None:
     upstream = Upstream()
     await upstream.start()
     try:
@@ -52,12 +52,12 @@ async def test_a_router_reads_no_such_word(script: Script, why: str) -> None:
             with pytest.raises(EngineLost) as lost:
                 await upstream.call(instance, "GET", "/v1/models", None, {})
             assert lost.value.unfit == why
-            assert await upstream.status(instance, "/v1/responses/x", {}) == 200, "asked for nothing but its status"
+            assert await upstream.status(instance, "/v1/responses/x", {}) == 200, "only the status is read"
     finally:
         await upstream.close()
 
 
-async def test_a_gigabyte_in_gzip_is_not_unpacked() -> None:
+async def test_a_gzip_body_is_not_unpacked() -> None:
     async with (
         engine_that_says(ZIPPED) as engine,
         aiohttp.ClientSession(headers=PLAIN, auto_decompress=False) as session,
@@ -68,7 +68,7 @@ async def test_a_gigabyte_in_gzip_is_not_unpacked() -> None:
 
 
 class Heard:
-    """What a load's connection tells."""
+    """Keeps what a load's connection reports."""
 
     def __init__(self) -> None:
         self.bytes = b""

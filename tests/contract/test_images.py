@@ -1,6 +1,7 @@
-"""The images, built by buildah as root on a base of Debian's packages, and run as their own user: mocks serve a token.
+"""The container images: buildah builds them as root on a base of Debian's packages; they run as their own user.
 
-No registry of images is needed: the base gets the name that the Dockerfiles ask for. `make test-long` alone, minutes.
+No image registry is needed: the base gets the name that the Dockerfiles ask for. Only `make test-long` runs these
+tests; they take minutes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Buildah:
         return done.stdout.strip()
 
     def base(self, name: str, tar: Path, more: Path | None = None) -> None:
-        """An image of this name from Debian's packages; `more` is put where Debian's Python looks for packages."""
+        """Make an image of this name from Debian's packages. `more` goes where Debian's Python looks for packages."""
         container = self("from", "scratch")
         self("add", container, str(tar), "/")
         self("run", "--isolation", "chroot", container, "--", "ln", "-s", "/usr/bin/python3", "/usr/local/bin/python")
@@ -99,7 +100,7 @@ def dist() -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(dist: Path) -> Path:
-    """What the images install, fetched by this machine's pip: no index need be reachable from inside."""
+    """The packages that the images install, fetched by this machine's pip: the build needs no package index."""
     folder = CACHE / "wheels"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(folder)]
     subprocess.run([*pip, "-r", str(dist / "requirements.txt")], check=True, timeout=900)
@@ -116,7 +117,7 @@ def build(buildah: Buildah, dockerfile: str, dist: Path, wheels: Path) -> str:
 
 @contextmanager
 def running(buildah: Buildah, container: str, state: Path, *words: str) -> Iterator[list[dict[str, Any]]]:
-    """A program in a container, as the image's own user: what its `ready` lines say."""
+    """Run a program in a container as the image's own user. Gives its `ready` events."""
     state.mkdir(mode=0o777)
     state.chmod(0o777)
     places = ["-v", f"{state}:/state", "--env", "XDG_STATE_HOME=/state", "--env", "HOME=/state"]
@@ -144,7 +145,7 @@ def running(buildah: Buildah, container: str, state: Path, *words: str) -> Itera
 
 
 def written(place: Path, since: float) -> list[str]:
-    """Files of a container's own file system that were written: with a read-only one, each would be an error."""
+    """Files written in a container's own file system since then. With a read-only file system each is an error."""
     found = []
     for folder, _, files in os.walk(place):
         found += [str(path) for name in files if (path := Path(folder) / name).lstat().st_ctime > since]
@@ -182,7 +183,7 @@ def test_the_routers_image_runs_compiled_as_nobody_and_serves_mocks(
 def test_the_engines_image_shadows_nothing_of_vllms(
     buildah: Buildah, tar: Path, dist: Path, wheels: Path, tmp_path: Path
 ) -> None:
-    """vLLM's image is played by the same base with the locked packages that vLLM brings; an agent of mocks starts."""
+    """The same base with the locked packages that vLLM brings stands for vLLM's image. An agent with a mock starts."""
     brought = tmp_path / "brought"
     lock = tmp_path / "lock.txt"
     lock.write_text(lock_of(needed_by(router_needs()) - beside_vllm()))

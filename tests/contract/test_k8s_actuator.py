@@ -1,4 +1,4 @@
-"""A goodput controller's actions on Kubernetes: sizes and marks of the operator's world, each good twice."""
+"""A goodput controller's actions on Kubernetes, as pool sizes and marks on instances. Each action is idempotent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mode(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Memory:
-    """A world in memory, which may be cut off after any of its changes."""
+    """An operator's world in memory. After `left` changes, each further change raises."""
 
     def __init__(self, left: int = 1 << 30) -> None:
         self.there: dict[InstanceId, Existing] = {}
@@ -97,7 +97,7 @@ class Memory:
 A, B, C = (InstanceId(f"decode-{name}") for name in "abc")
 
 
-async def test_every_action_is_good_twice() -> None:
+async def test_every_action_is_idempotent() -> None:
     world = Memory()
     actuator = KubernetesActuator(world)
     for _ in range(2):
@@ -131,7 +131,7 @@ async def test_a_refusal_changes_nothing() -> None:
 
 
 async def test_a_flip_keeps_the_size_and_a_drain_that_stays_is_refused() -> None:
-    """Only the simulator's scripts let an instance rest: here it would end."""
+    """Only scripts of the simulator drain an instance and keep it. On Kubernetes a drained instance ends."""
     world = Memory()
     actuator = KubernetesActuator(world)
     await actuator.start(Start(instance=A, pool="decode"))
@@ -144,8 +144,7 @@ async def test_a_flip_keeps_the_size_and_a_drain_that_stays_is_refused() -> None
 
 @pytest.mark.parametrize("left", range(4))
 async def test_a_controller_killed_between_two_changes_can_do_it_again(left: int) -> None:
-    """Whatever was half done is one that the operator's plan makes whole: a size without its workload, a mark without
-    its size."""
+    """The operator's plan completes a half-done action: a size without its workload, or a mark without its size."""
     world = Memory(left)
     actuator = KubernetesActuator(world)
 
@@ -156,7 +155,7 @@ async def test_a_controller_killed_between_two_changes_can_do_it_again(left: int
     with pytest.raises(ConnectionError):
         await once()
     leaving = [each for each in world.there.values() if each.life is InstanceLife.LEAVING]
-    assert world.sizes["decode"] >= len(world.there) - len(leaving), "never fewer wanted than there are that stay"
+    assert world.sizes["decode"] >= len(world.there) - len(leaving), "the size counts all that stay"
 
 
 # -- the operator's world, on the API double --
@@ -221,7 +220,7 @@ async def test_sizes_outlive_the_operator() -> None:
 
 
 async def test_no_plan_sees_a_mark_without_its_size() -> None:
-    """While the agent is told, a plan would find an instance too few and take the mark back; another one would go."""
+    """Else a plan made during the drain call would count an instance too few, take the mark back and drain another."""
     async with sized(1, 2) as (stage, actuator):
         stage.fleet.drain_s = 0.2  # two plans
         stage.fleet.streams = {"chat-decode-0": 8}
@@ -232,7 +231,7 @@ async def test_no_plan_sees_a_mark_without_its_size() -> None:
 
 
 async def test_an_operator_that_leads_again_has_forgotten_its_sizes() -> None:
-    """The one that led meanwhile has made the pool larger: sizes of before would drain what it has made."""
+    """Another operator led meanwhile and made the pool larger. The former sizes would drain its new instances."""
     from baton.k8s_scaling import Controllers
 
     async with staged() as stage:
@@ -299,7 +298,7 @@ async def test_a_flip_restarts_no_pod() -> None:
         assert await actuator.flip(Flip(instance=NEW, role=Role.PREFILL)) == f"{NEW} is not there"
 
 
-async def test_nothing_leaves_by_the_controller_while_a_revision_rolls_out() -> None:
+async def test_the_controller_drains_nothing_while_a_revision_rolls_out() -> None:
     async with sized(1, 2) as (stage, actuator):
         stage.nodes.broken = {"engine:2"}
         await stage.change(image("engine:2"))

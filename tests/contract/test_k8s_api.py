@@ -1,4 +1,4 @@
-"""The API double itself keeps the rules that the operator's tests rely on. Each also holds on a real API server."""
+"""The API double keeps the rules that the operator's tests rely on. With --kubeconfig, a real API server is tested."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATH = f"/api/v1/namespaces/{NS}/configmaps"
 
 @pytest.fixture
 async def api(pytestconfig: pytest.Config) -> AsyncIterator[tuple[ApiClient, ApiServer | None]]:
-    """The double; with --kubeconfig a real server, of which what these tests make is taken away again."""
+    """The double. With --kubeconfig: a real API server, where this fixture deletes what the tests make."""
     if kubeconfig := pytestconfig.getoption("kubeconfig", ""):
         client = await ApiClient.open(kubeconfig)
         await prepared(client)
@@ -173,7 +173,7 @@ SERVICE: dict[str, Any] = {
 
 
 async def test_a_list_with_keys_keeps_what_another_hand_has_added(api: tuple[ApiClient, ApiServer | None]) -> None:
-    """A Service's ports are told apart by number and protocol: with another number under our name there are two."""
+    """A Service's ports are keyed by number and protocol, so port 81 is a second entry. Both have one name: a 422."""
     client, _ = api
     made = await client.apply(SERVICE)
     assert made["spec"]["ports"][0]["protocol"] == "TCP", "defaults are put in"
@@ -273,7 +273,7 @@ async def test_a_delete_of_another_uid_deletes_nothing(api: tuple[ApiClient, Api
     assert await client.get("v1", "ConfigMap", NS, "a") is not None
 
 
-async def test_a_watch_tells_what_its_selector_sees_and_410_when_too_old(
+async def test_a_watch_reports_what_its_selector_matches_and_410_when_too_old(
     api: tuple[ApiClient, ApiServer | None],
 ) -> None:
     client, server = api

@@ -52,7 +52,7 @@ async def baton(*words: str) -> asyncio.subprocess.Process:
 
 @asynccontextmanager
 async def started(folder: Path, prefill: int, decode: int) -> AsyncIterator[tuple[ApiServer, Path, Path]]:
-    """A double with one resource in it, a kubeconfig for it, and the resource's file."""
+    """An API double with one BatonCluster, a kubeconfig for the double, and the file of the BatonCluster."""
     async with serving(time.time) as (server, _, url):
         client = await ApiClient.open(host=url)
         for crd in crds():

@@ -1,4 +1,4 @@
-"""What a pod may answer to the operator: whatever stands there, the rest of the fleet is heard."""
+"""Odd answers of agents and routers to the operator: it ignores them, and raises nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pod(port: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("said", ODD, ids=map(repr, range(len(ODD))))
-async def test_an_agents_odd_word_is_no_role(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agents_odd_answer_is_no_role(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response(said)
 
@@ -48,6 +48,6 @@ async def test_an_agents_role_is_heard_and_an_endless_answer_is_not(monkeypatch:
 
 
 @pytest.mark.parametrize("odd", [None, 3, "x", {"id": 1}, [None, 3, "x", []]])
-def test_a_routers_odd_words_name_no_instance(odd: Any) -> None:
+def test_a_routers_odd_answer_names_no_instance(odd: Any) -> None:
     known = known_by({"one": {"instances": odd, "pairs": odd}}, frozenset({"one"}))
     assert not known.known_to

@@ -1,4 +1,4 @@
-"""The operator's own code against the API double: what the issue's users suffer elsewhere, one test each."""
+"""The operator's own code against the API double: one test for each fault that users report of other operators."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_resource_becomes_a_cluster_and_then_nothing_is_written() -> Non
 
 
 def versions(stage: Stage) -> dict[str, str]:
-    """Of all that the operator writes."""
+    """Resource versions, by uid, of all objects that the operator writes."""
     plurals = ("batonclusters", "configmaps", "deployments", "networkpolicies", "poddisruptionbudgets", "secrets")
     found = [each["metadata"] for plural in (*plurals, "services") for each in stage.server.all(plural)]
     return {each["uid"]: each["resourceVersion"] for each in found}
@@ -198,7 +198,7 @@ async def test_fifty_scale_patches_touch_no_template() -> None:
 
 
 async def test_deletion_ends_without_the_operator() -> None:
-    """No finalizer: whatever is uninstalled first, everything ends (docs/decisions/0010)."""
+    """The resource has no finalizer, so everything ends whatever is uninstalled first (docs/decisions/0010)."""
     async with staged() as stage:
         task = stage.operate()
         await stage.make(spec())
@@ -222,7 +222,7 @@ async def test_a_hand_in_a_child_and_a_foreign_manager() -> None:
         await stage.client.merge("v1", "Service", NS, "chat", added)
 
         def healed() -> bool:
-            """An apply alone is refused: port 81 is another entry of the list, with the same name."""
+            """Whether port 81 is gone. An apply alone is refused: 81 is a second entry with the same name."""
             service = stage.server.get("services", "chat")
             assert service is not None
             return [each["port"] for each in service["spec"]["ports"]] == [8000]
@@ -270,10 +270,10 @@ async def test_the_api_server_away_and_watches_that_are_too_old() -> None:
         await stage.until(lambda: stage.operators[0]._watched.clusters.lists > lists)
         await stage.until(lambda: len(stage.instances()) == 2 and stage.settled())
         made = {each["metadata"]["uid"] for name, each in stage.instances().items() if "-decode-" in name}
-        assert made.isdisjoint({gone["metadata"]["uid"]}), "under its name where its pod has ended before, or another"
+        assert made.isdisjoint({gone["metadata"]["uid"]}), "it has the old name if the old pod had ended, else another"
 
 
-async def test_a_wrong_spec_is_refused_or_told_and_what_runs_goes_on() -> None:
+async def test_a_wrong_spec_is_refused_or_reported_and_running_instances_stay() -> None:
     async with staged() as stage:
         stage.operate()
         await stage.make(spec())
@@ -292,7 +292,7 @@ async def test_a_wrong_spec_is_refused_or_told_and_what_runs_goes_on() -> None:
 
 
 async def test_an_operator_killed_at_every_write_recovers() -> None:
-    for number in (1, 9, 17, 20):  # each of them: the long one in test_k8s_scenarios.py
+    for number in (1, 9, 17, 20):  # the long test in test_k8s_scenarios.py tries every write
         async with staged() as stage:
             left = number
 
@@ -335,7 +335,7 @@ async def test_of_two_operators_one_acts() -> None:
 
 
 async def test_a_candidate_counts_from_the_answer_not_from_its_question() -> None:
-    """An answer that took as long as a lease lasts tells of a holder that has renewed it since the question."""
+    """If an answer takes as long as a lease lasts, the holder may have renewed the lease since the request was sent."""
     now = [0.0]
 
     class SlowClient:
@@ -361,7 +361,7 @@ async def test_a_candidate_counts_from_the_answer_not_from_its_question() -> Non
     assert election.candidate.seen_at == 33.0
     await election._once()
     assert client.lease["holderIdentity"] == "me", "sixteen seconds after the last change was seen"
-    assert election.candidate.renewed_at == 33.0, "from its question, which may have been long before the write"
+    assert election.candidate.renewed_at == 33.0, "counted from the request, which may be long before the write"
     assert not election.holds()
 
 
@@ -392,9 +392,9 @@ async def test_a_pod_is_ready_only_when_routers_know_it() -> None:
     ids=["rollout", "scale"],
 )
 async def test_the_suite_runs_over_the_wire_alone(scenario: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As against a real API server: the tests read by watches and run pods through the API."""
+    """As with a real API server, the tests read by watches and run pods through the API."""
     if MODE.kubeconfig:
-        pytest.skip("that is what all scenarios do then")
+        pytest.skip("with --kubeconfig all scenarios run over the wire")
     monkeypatch.setattr(MODE, "wire_alone", True)
     await scenario()
     assert MODE.wire_alone
@@ -458,7 +458,7 @@ async def test_a_replaced_key_reaches_every_program_and_stands_nowhere_else(
 async def test_keys_that_are_set_back_while_they_are_replaced_end_with_one_new_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Pods of the former name have read the old key alone, and their template is the wanted one again."""
+    """Pods that have read only the old key must be replaced, though their template is the wanted one again."""
     monkeypatch.setattr(controller, "limits_of", lambda *given: dataclasses.replace(limits_of(*given), keys_s=1.0))
     monkeypatch.setattr("k8s.plan.keys.SKEW_S", 0.0)
     async with staged() as stage:
@@ -487,7 +487,7 @@ async def test_keys_that_are_set_back_while_they_are_replaced_end_with_one_new_k
 
 
 def secrets_in(stage: Stage) -> set[str]:
-    """Every word of every Secret that is long enough to be a key or a password, but for names."""
+    """All words in Secrets that look like keys or passwords, except digests."""
     found = set()
     for each in stage.server.all("secrets"):
         for name, value in each["data"].items():
@@ -512,7 +512,7 @@ async def test_an_instance_with_streams_is_waited_for() -> None:
 
 
 async def test_a_drain_that_its_agent_has_not_heard_is_told_again() -> None:
-    """As where its engine was just coming up, or the call was lost: it would take work until its time is over."""
+    """The engine may have been starting, or the call was lost. Without another call it would go on taking work."""
     async with staged() as stage:
         stage.operate()
         await stage.make(spec())
@@ -525,7 +525,7 @@ async def test_a_drain_that_its_agent_has_not_heard_is_told_again() -> None:
 
 
 async def test_a_value_that_the_server_writes_in_its_own_way_is_applied_once() -> None:
-    """`1000m` becomes `1`, an empty variable loses its value: neither is a hand's change, nothing is written for it."""
+    """The server writes `1000m` as `1`, and an empty variable without a value. Neither is a change to be undone."""
     resources = {"limits": {"cpu": "1000m", "memory": "1024Mi"}}
     container = {"name": "engine", "resources": resources, "env": [{"name": "EMPTY", "value": ""}]}
     patch = {"pod_template": {"spec": {"hostNetwork": False, "containers": [container]}}}
@@ -549,7 +549,7 @@ async def test_a_value_that_the_server_writes_in_its_own_way_is_applied_once() -
         )
 
 
-async def test_what_the_server_refuses_is_said_and_the_rest_goes_on() -> None:
+async def test_what_the_server_refuses_is_reported_and_the_rest_goes_on() -> None:
     patch = {"pod_template": {"spec": {"containers": [{"name": "engine", "image": ""}]}}}
     async with staged() as stage:
         stage.operate()
@@ -564,7 +564,7 @@ async def test_what_the_server_refuses_is_said_and_the_rest_goes_on() -> None:
 
 
 async def test_pods_that_a_quota_refuses_are_told_and_an_old_one_gives_its_place() -> None:
-    """A quota of GPUs is as good as no free GPU: without a word of it, a rollout would wait for ever."""
+    """A quota acts as a lack of free GPUs: if the operator did not notice it, a rollout would wait for ever."""
     async with staged() as stage:
         stage.operate()
         await stage.make(spec())

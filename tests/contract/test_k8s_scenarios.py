@@ -1,4 +1,4 @@
-"""More of what happens to a cluster on Kubernetes: sizes, promises, models, other leaders, uninstalls, evictions."""
+"""More changes of a cluster on Kubernetes: sizes, SLO targets, models, other leaders, uninstalls, evictions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_each_pool_is_resized_by_itself() -> None:
             assert uids(stage, f"-{other}-") == kept
 
 
-async def test_a_changed_promise_restarts_no_engine() -> None:
+async def test_a_changed_slo_target_restarts_no_engine() -> None:
     async with staged() as stage:
         stage.operate()
         await stage.make(spec())
@@ -93,7 +93,7 @@ async def test_another_model_of_the_same_name_rolls_out_in_pairs() -> None:
 
 
 async def test_a_model_of_another_name_is_another_model_and_the_old_one_drains_at_once() -> None:
-    """No client asks for the old name any more: nothing waits for the new model to come up."""
+    """Routers serve the old name no more, so its instances drain before the new model is up."""
     async with staged() as stage:
         stage.operate()
         await stage.make(spec(1, 2))
@@ -130,7 +130,7 @@ async def test_an_old_pod_stays_until_every_router_knows_the_new_one() -> None:
 
 
 async def test_a_deleted_cluster_lets_streams_end() -> None:
-    """No operator is needed: pods are told to end, and have longer for it than their drain."""
+    """Each engine's pod gets a grace period that is no shorter than its drain."""
     async with staged() as stage:
         stage.operate()
         await stage.make(spec(kubernetes={"drain_s": 120}))
@@ -156,8 +156,8 @@ async def test_a_deleted_cluster_lets_streams_end() -> None:
 
 @pytest.mark.parametrize("operates", [True, False], ids=["operator", "no operator"])
 async def test_a_deleted_clusters_routers_end_before_its_instances_are_told_to(operates: bool) -> None:
-    """A request between its legs, or in line, still needs an instance that takes legs: routers end theirs first. It is
-    the garbage collector that keeps the order, so it holds without an operator, and ends."""
+    """A request between its legs, or in the queue, still needs an instance that takes legs, so routers end first. The
+    garbage collector keeps this order, so it also holds without an operator."""
     async with staged() as stage:
         task = stage.operate()
         await stage.make(spec(2, 2))
@@ -216,7 +216,7 @@ async def delete_rights(stage: Stage) -> None:
 
 
 async def give_rights_back(stage: Stage) -> None:
-    """The person that uninstalls has them."""
+    """The rights of the person who uninstalls, which still let the later steps delete objects."""
     stage.double.refuse = None
 
 
@@ -292,7 +292,7 @@ async def test_a_foreign_workload_of_an_instances_name_is_left_alone() -> None:
 
 
 async def test_a_pod_that_is_evicted_is_replaced_under_another_name() -> None:
-    """As a node on notice or a drained node has it: the old agent still has its name while it ends its streams."""
+    """A drained node evicts its pods. The old agent keeps its name in the registry while it ends its streams."""
     async with staged() as stage:
         stage.operate()
         await stage.make(spec(1, 2))
@@ -313,7 +313,7 @@ async def evict(stage: Stage, instance: str) -> None:
 
 
 async def evicted(stage: Stage, instance: str) -> None:
-    """As `kubectl drain` does it: asked for again while the budget has none to spare, or is not counted yet."""
+    """Evict as `kubectl drain` does: try again while the disruption budget refuses, or is not counted yet."""
     async with asyncio.timeout(REAL_LIMIT_S):
         while True:
             try:
@@ -376,7 +376,7 @@ async def test_of_two_batonpools_of_one_pool_the_older_decides_and_the_other_say
 
 
 async def test_the_api_server_away_for_a_minute_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute of waits between attempts, in quick time: nothing is restarted, and the next change is followed."""
+    """Waits that make up a minute are shortened. Nothing restarts, and the operator follows the next change."""
     monkeypatch.setattr(controller.asyncio, "sleep", asyncio.sleep)
     async with staged() as stage:
         stage.operate()
@@ -397,16 +397,16 @@ async def test_the_api_server_away_for_a_minute_changes_nothing(monkeypatch: pyt
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_an_operator_killed_at_each_write_of_a_life_recovers() -> None:
-    """Each write in turn is its last: of the cluster's making, and of a rollout on top of it."""
+    """The operator dies at each of its writes in turn, while it makes a cluster and then rolls out an image."""
     number, killed = 0, True
     while killed:
         number += 1
         killed = await life_with_a_death_at(number)
-    assert number > 40, "there were no fewer writes than objects"
+    assert number > 40, "each object takes at least one write"
 
 
 async def life_with_a_death_at(number: int) -> bool:
-    """Whether there were so many writes that it died."""
+    """Let the operator die at this write. Returns False if there were fewer writes."""
     async with staged() as stage:
         left = number
 
@@ -447,13 +447,13 @@ OPTIONAL_KINDS = {
 
 
 def know(stage: Stage) -> None:
-    """The operators of other kinds are installed."""
+    """Install the definitions of the optional kinds."""
     for plural, (group, kind) in OPTIONAL_KINDS.items():
         stage.double.kinds[plural] = Kind(group, kind, plural, has_status=False)
 
 
 async def forget_monitors(stage: Stage) -> None:
-    """The definition of PodMonitor is deleted, and every object with it."""
+    """Delete the definition of PodMonitor, and every PodMonitor with it."""
     for each in stage.double.all("podmonitors"):
         stage.double.remove("podmonitors", each)
     del stage.double.kinds["podmonitors"]
@@ -483,7 +483,7 @@ def engines(stage: Stage) -> set[str]:
 
 
 async def test_a_kind_is_kept_once_although_the_server_could_not_say_for_a_while() -> None:
-    """Kept twice, each of its instances would count for two, and one would be drained."""
+    """If the operator watched a kind twice, it would count each instance of it twice, and drain one."""
     async with staged() as stage:
         know(stage)
         stage.operate()
@@ -491,7 +491,7 @@ async def test_a_kind_is_kept_once_although_the_server_could_not_say_for_a_while
         await stage.make(spec(kubernetes={"pod_monitor": True}))
         await stage.until(stage.settled)
         stage.double.unsure = {OPTIONAL_KINDS["leaderworkersets"][0]}
-        await forget_monitors(stage)  # what makes the operator ask again
+        await forget_monitors(stage)  # this makes the operator ask again which kinds exist
         await stage.until(lambda: stage.condition("Degraded").get("reason") == "KindMissing")
         await asyncio.sleep(2.0)  # several times
         assert "LeaderWorkerSet" in operator._kinds.known
@@ -520,7 +520,7 @@ async def test_a_kind_that_the_role_hides_keeps_no_cluster_waiting() -> None:
 
 
 async def test_the_role_is_what_the_operator_uses() -> None:
-    """A verb that nothing uses, and one that is missing, both fail: requests of a whole life are compared."""
+    """Compares the Role with all requests of a cluster's life. A verb that is unused or missing fails the test."""
     async with staged() as stage:
         double = stage.double
         know(stage)
@@ -555,7 +555,7 @@ async def test_the_role_is_what_the_operator_uses() -> None:
         assert granted - used == set(), "nothing uses it"
 
 
-async def test_every_revision_is_told_by_its_label() -> None:
+async def test_the_status_names_the_revision_in_each_instances_label() -> None:
     async with staged() as stage:
         stage.operate()
         await stage.make(spec())

@@ -1,4 +1,4 @@
-"""Requests through a cluster that the operator makes of processes: none fails while it is resized and rolled."""
+"""Requests through a cluster that the operator makes of local processes: none fails in resizes and rollouts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LIMIT_S = 180.0
 
 
 class Load:
-    """Streams, a few at a time, to whichever router is Ready."""
+    """Sends streams, one at a time for each `run`, to the routers that are Ready, by turns."""
 
     def __init__(self, session: aiohttp.ClientSession, routers: Callable[[], list[str]]) -> None:
         self.session = session
@@ -145,13 +145,13 @@ async def settled(server: ApiServer, prefill: int, decode: int) -> None:
 
 
 def reason(server: ApiServer, kind: str) -> str:
-    """Of a condition of the resource."""
+    """The reason in this condition of the BatonCluster."""
     (thing,) = server.all("batonclusters")
     return next(str(each["reason"]) for each in thing["status"]["conditions"] if each["type"] == kind)
 
 
 async def states(server: ApiServer, processes: Processes) -> dict[str, Any]:
-    """What the agents of all instances say, asked as the operator asks."""
+    """The `/state` of every instance's agent, by pod, requested as the operator does; None: no answer."""
     named = {name: server.get("secrets", name) for name in ("chat-internal", "chat-ticket-keys")}
     given = access(named["chat-internal"], named["chat-ticket-keys"])
     fleet = HttpFleet(processes.session)
@@ -160,8 +160,8 @@ async def states(server: ApiServer, processes: Processes) -> dict[str, Any]:
 
 
 async def nothing_is_held(server: ApiServer, processes: Processes, load: Load) -> None:
-    """With no request open, no block of any instance is taken: well before a hold's lease would end by itself."""
-    async with asyncio.timeout(30):  # it would be told if there were some
+    """Check that no instance keeps a KV block once no request is open, well before a hold's lease would expire."""
+    async with asyncio.timeout(30):  # first wait for a load above zero: agents do report it
         while not any(
             each is not None and any(each["load"].values()) for each in (await states(server, processes)).values()
         ):
@@ -184,7 +184,7 @@ async def nothing_is_held(server: ApiServer, processes: Processes, load: Load) -
 
 
 async def heard_by_routers(server: ApiServer, processes: Processes) -> list[dict[str, Any]]:
-    """The pages' data of every router."""
+    """The `/ui/data` of every router."""
     key = access(server.get("secrets", "chat-internal"), None).admin
     found = []
     for router in processes.address_of("router"):
@@ -197,9 +197,9 @@ async def heard_by_routers(server: ApiServer, processes: Processes) -> list[dict
 async def stranger(
     server: ApiServer, processes: Processes, load: Load, folder: Path, name: str, keys: str | None
 ) -> bool:
-    """Start an instance that meets the fleet in the registry with the password of all; whether routers take it for one.
+    """Start an instance that has the registry's password. Returns whether every router accepts it as an instance.
 
-    `keys`: its ticket key file; None: it has none.
+    `keys`: the contents of its ticket key file; None: it has no such file.
     """
     pod = next(each for each in server.all("pods") if "-decode-" in each["metadata"]["name"])
     home = folder / "pods" / pod["metadata"]["name"]
@@ -292,7 +292,7 @@ async def test_no_request_fails_in_resize_rollout_revert_and_node_loss(
 
 
 async def a_node_is_lost(server: ApiServer, processes: Processes, load: Load) -> None:
-    """Of two decode instances one dies: the streams that it ran may end, nothing else does, and it comes back."""
+    """One of two decode instances dies and comes back. Only streams that were open at that moment may fail."""
     lost = next(each for each in server.all("pods") if "-decode-" in each["metadata"]["name"])
     name = lost["metadata"]["labels"][INSTANCE]
     before = Counter(load.seen)
@@ -314,7 +314,7 @@ async def a_node_is_lost(server: ApiServer, processes: Processes, load: Load) ->
 
 
 async def last_streams_end(server: ApiServer, client: ApiClient, processes: Processes, load: Load) -> None:
-    """Deleted with streams running, with no operator's help: what runs ends well, and every pod ends by itself."""
+    """The BatonCluster is deleted while streams run: each stream ends well, and then every pod ends."""
     load.paused = True
     async with asyncio.timeout(60):
         while load.open:
@@ -340,11 +340,11 @@ async def last_streams_end(server: ApiServer, client: ApiClient, processes: Proc
 async def test_a_deleted_cluster_answers_all_that_it_had_admitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
-    """Streams that run, prompts that are prefilled, requests in line for it: the operator is dead, the resource is
-    deleted, and each of them is answered whole, because instances are told to end after the last router (0010).
+    """The operator is dead and the BatonCluster is deleted while streams run, prompts are computed and requests wait.
+    Each is answered in full, because instances are told to end after the last router (docs/decisions/0010).
 
-    `at_once`: all pods are told to end in the same moment, as with their namespace or by `--cascade=foreground`:
-    instances linger.
+    `at_once`: all pods are told to end at the same moment, as if their namespace were deleted, or with
+    `--cascade=foreground`. Then instances linger: they take work for a while longer.
     """
     monkeypatch.setattr(controller, "BUSY_S", 0.5)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -388,7 +388,7 @@ def end_all(server: ApiServer) -> None:
 
 
 async def running(server: ApiServer, processes: Processes, count: int) -> None:
-    """Until so many requests run in engines."""
+    """Wait until engines run at least `count` requests."""
     async with asyncio.timeout(30):
         while True:
             said = [each for each in (await states(server, processes)).values() if each is not None]

@@ -1,4 +1,4 @@
-"""Large and odd bodies at a router on mocks: what is right is served, all else is told what is wrong, none waits."""
+"""Large and odd bodies at a router on mocks: right ones are served, wrong ones get an error, others are not held up."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ async def test_forms_of_many_parts_are_refused(router: MockedRouter) -> None:
 
 
 @pytest.mark.interpreted
-async def test_what_is_relayed_is_chosen_for_at_this_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At moment zero, whatever runs longer than an hour after the machine's start got a 500 from `workload`."""
+async def test_the_choice_for_a_relayed_request_has_the_present_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the time 0 instead, `workload` raised (a 500) on machines that had run for more than an hour."""
     router = Router(RouterConfig(has_registry=True))
     asked: list[Wanted] = []
 
@@ -165,7 +165,7 @@ async def test_one_body_is_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(found[2], ApiError)
     assert found[2].status == 503
     assert told == ["a0", "a1", "b0", "b1"]
-    assert await reader.through(steps(0, told, "d")) == "d", "what was refused waits no more"
+    assert await reader.through(steps(0, told, "d")) == "d", "the refused body no longer takes a place"
 
 
 async def test_clients_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ async def test_one_client_does_not_have_all_places(monkeypatch: pytest.MonkeyPat
     assert found[-1] == "b"
 
 
-async def test_who_leaves_gives_up_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_gives_up_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "STEP_S", 0.0)
     reader, told = Slices(Uploads(1000)), list[str]()
     works = [asyncio.create_task(reader.through(steps(2, told, name), size=10)) for name in "abc"]
@@ -203,7 +203,7 @@ async def test_who_leaves_gives_up_its_turn(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_body_counts_until_it_is_parsed() -> None:
-    """On every path that reads large bodies: what waits there is in memory beside what is still coming."""
+    """On every path that reads large bodies: bodies that wait to be parsed use memory, as uploads do."""
     router = Router(RouterConfig(has_registry=True))
     hold = asyncio.get_running_loop().create_future()
 
@@ -239,11 +239,11 @@ async def test_a_body_counts_until_it_is_parsed() -> None:
 
 
 class Large:
-    """Stands for a body: bytes cannot be watched."""
+    """Stands for a body: `bytes` objects take no weak references."""
 
 
 async def test_a_refused_body_is_not_kept() -> None:
-    """Its error held the frames that held the body, until the garbage collector ran: 33 MB each."""
+    """The error once kept the frames, and so the body of up to 33 MB, until the garbage collector ran."""
     router = Router(RouterConfig(has_registry=True))
     kept: list[weakref.ref[Large]] = []
 

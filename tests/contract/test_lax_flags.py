@@ -1,4 +1,4 @@
-"""Flags in other words than `true` and `false`: what one vLLM serves is served, in the form of vLLM's answer."""
+"""Boolean fields in other forms than `true` and `false`: the router serves what vLLM serves, in the same form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster.instance import Role
 BODY = {"model": "fake", "prompt": "A small robot found a bright red lantern. " * 5, "max_tokens": 6, "temperature": 0}
 PAIR = [mock_settings("p", Role.PREFILL), mock_settings("d", Role.DECODE)]
 ON, OFF, NONE = [1, 1.0, "true", "Yes"], [0, "false", "off", None], [2, "maybe", "", [], {}]
-"""For vLLM: true, false, and refused."""
+"""Values that vLLM reads as true, reads as false, and refuses."""
 
 
 def text_of(answer: Any) -> str:

@@ -1,4 +1,4 @@
-"""Legs as bytes: what an engine may answer, and what becomes of connections that break, go stale or say nothing."""
+"""Legs, byte by byte: the answers that an engine may give, and connections that break, go stale or stay silent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENT = b"data: 1\n\n"
 
 
 class Heard:
-    """Writes down what a leg tells."""
+    """Keeps what a leg reports."""
 
     def __init__(self) -> None:
         self.status, self.kind, self.bytes = 0, "", b""
@@ -52,7 +52,7 @@ class Heard:
 
 
 class Engine:
-    """A port that speaks as told; `asked` are the requests it has read."""
+    """An engine that calls `speak` for each request. `asked`: the heads of the requests that it has read."""
 
     def __init__(self, speak: Speak) -> None:
         self._speak = speak
@@ -184,15 +184,15 @@ async def test_answers_that_break_off(legs: Legs, pieces: tuple[bytes, ...]) -> 
         lost = await heard.end()
         assert isinstance(lost, EngineLost)
         assert lost.reached
-    assert len(engine.asked) == 1, "not sent again: who knows what was done with it"
+    assert len(engine.asked) == 1, "not sent again: the engine may have acted on it"
 
 
 @pytest.mark.parametrize(
     "behind",
     [WHOLE.replace(b"{}", b"[]"), b"HTTP/1.1 200 OK\r\nContent-Le", b"H", b"x", b"\r\n\r\nHTTP/1.1 500 x\r\n\r\n"],
 )
-async def test_what_stands_behind_an_answers_end_reaches_no_other_leg(legs: Legs, behind: bytes) -> None:
-    """Not in the same bytes: the answer counts, its connection is not used again."""
+async def test_bytes_behind_an_answers_end_reach_no_other_leg(legs: Legs, behind: bytes) -> None:
+    """Bytes that come in one piece with an answer's end: the answer counts, but its connection is not used again."""
     extra = iter([behind, b""])
 
     async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -209,7 +209,7 @@ async def test_what_stands_behind_an_answers_end_reaches_no_other_leg(legs: Legs
 
 
 def speaks_behind(listening: socket.socket, more: threading.Event, said: threading.Event) -> None:
-    """Answers twice, and on the first connection once more without being asked."""
+    """Answers one request on each of two connections. On the first it then sends an answer to no request at all."""
     for last in (False, True):
         connection, _ = listening.accept()
         with connection:
@@ -225,8 +225,8 @@ def speaks_behind(listening: socket.socket, more: threading.Event, said: threadi
                 connection.recv(1)
 
 
-async def test_an_answer_that_came_before_its_leg_was_sent_is_none(legs: Legs) -> None:
-    """It lies unread on the idle connection at the moment when the next leg takes that: the loop has not seen it."""
+async def test_an_answer_that_came_before_its_leg_was_sent_is_not_taken(legs: Legs) -> None:
+    """The answer lies unread on an idle connection when the next leg is sent. The event loop has not seen it yet."""
     more, said = threading.Event(), threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         engine = threading.Thread(target=speaks_behind, args=(listening, more, said), daemon=True)
@@ -245,7 +245,7 @@ async def test_an_answer_that_came_before_its_leg_was_sent_is_none(legs: Legs) -
 
 @pytest.mark.parametrize("once", [False, True])
 async def test_a_connection_that_went_stale(legs: Legs, once: bool) -> None:
-    """The engine closes it at the very moment of the next leg: without a word, and perhaps without having read it."""
+    """The engine closes an idle connection just when the next leg is sent, perhaps without having read that leg."""
     closing = iter([False, True, False])
 
     async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -265,7 +265,7 @@ async def test_a_connection_that_went_stale(legs: Legs, once: bool) -> None:
     assert len(engine.asked) == (2 if once else 3)
 
 
-async def test_nobody_there(legs: Legs) -> None:
+async def test_a_port_on_which_nothing_listens(legs: Legs) -> None:
     async with Engine(says(WHOLE)).open() as url:
         pass
     heard = Heard()
@@ -288,7 +288,7 @@ async def test_silence(legs: Legs, pieces: tuple[bytes, ...]) -> None:
         assert lost.reached
 
 
-async def test_an_engine_is_not_silent_while_nobody_reads_it(legs: Legs) -> None:
+async def test_an_engine_does_not_count_as_silent_while_its_leg_is_paused(legs: Legs) -> None:
     async with Engine(says(CHUNKED, b"9\r\n" + EVENT + b"\r\n", b"0\r\n\r\n", pause_s=0.05)).open() as url:
         heard = Heard()
         leg = send(legs, url, heard, silence_s=0.3)
@@ -322,7 +322,7 @@ async def test_a_closed_leg_says_nothing_and_closes_its_connection(legs: Legs) -
 
 
 async def test_an_engine_that_left_is_forgotten_without_a_cycle(legs: Legs) -> None:
-    """Its idle connections knew their pool, which knew them: each restart of an engine left some (`make soak`)."""
+    """A pool and its idle connections once formed reference cycles: each restart of an engine left some in memory."""
     engine = Engine(says(WHOLE, close=True))
     async with engine.open() as url:
         heard = Heard()

@@ -1,4 +1,4 @@
-"""`baton load` against engines that answer, stall, refuse and break: what it measures is what happened."""
+"""`baton load` against engines that answer, stall, refuse and break: its report agrees with what happened."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def stalled_until(engine: FakeEngine, opened: asyncio.Event) -> None:
 
 
 async def test_a_stall_does_not_hide_the_queue_behind_it(engine: FakeEngine) -> None:
-    """Coordinated omission: a sender that waits would send one request into the stall, and report one slow answer."""
+    """Against coordinated omission: a sender that waits for answers would report one slow answer for a whole stall."""
     opened = asyncio.Event()
     await stalled_until(engine, opened)
     asyncio.get_running_loop().call_later(1.0, opened.set)
@@ -158,7 +158,7 @@ async def test_streams_that_break(engine: FakeEngine, kind: str, error: str) -> 
     assert all(record.chunks == 1 and record.end_s < 3 for record in load.records)
 
 
-async def test_nobody_there() -> None:
+async def test_an_endpoint_that_refuses_connections() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         load = await send(f"http://127.0.0.1:{held.getsockname()[1]}", every(0.01, 3))
@@ -166,7 +166,7 @@ async def test_nobody_there() -> None:
 
 
 async def test_a_kept_connection_closed_by_the_server_is_no_error(engine: FakeEngine) -> None:
-    """The server closes idle connections just when we reuse them."""
+    """The server closes an idle connection just when `baton load` uses it again."""
     seen: set[int] = set()
 
     async def close_second(request: web.Request, _: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Two routers of one registry know of each other's requests within milliseconds; without the registry, of their own."""
+"""Two routers of one registry learn of each other's requests by notes, within milliseconds while the registry is up."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Shared:
 
 
 class Background:
-    """A task for as long as a block lasts."""
+    """Runs a coroutine as a task while a block lasts."""
 
     def __init__(self, running: Any) -> None:
         self._running = running
@@ -184,7 +184,7 @@ async def test_without_keys_notes_are_believed_and_nonsense_is_not(shared: Share
     await shared.until(shared.admins[1], "baton_peer_requests", 0)
 
 
-async def test_what_was_missed_in_an_outage_is_told_again(shared: Shared) -> None:
+async def test_load_that_peers_missed_in_an_outage_is_announced_again(shared: Shared) -> None:
     await shared.start()
     asking = [asyncio.ensure_future(shared.ask(shared.endpoints[0]))]
     await shared.until(shared.admins[1], "baton_peer_requests", 1)
@@ -229,7 +229,7 @@ async def test_a_connection_that_brings_not_even_a_routers_own_notes_is_made_ane
     renewed = asyncio.Event()
 
     class HalfOpen(MemoryRegistry):
-        """Takes notes, and brings none over the first connection."""
+        """Takes notes, but delivers none over the first connection."""
 
         async def next_note(self, timeout_s: float, *, anew: bool = False) -> bytes | None:
             if anew:

@@ -1,4 +1,4 @@
-"""`baton load` with several senders, conversations, faults, a search and pages, against engines of this process."""
+"""`baton load` with several senders, conversations, faults, a search and HTML pages, against local engines."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_two_senders_send_what_one_sends(engine: FakeEngine, tmp_path: Pat
 
 
 def senders_of(parent: int) -> list[int]:
-    """Child processes of `baton load`."""
+    """Process ids of the children of `baton load`."""
     found = []
     for each in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
@@ -107,7 +107,7 @@ def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-async def test_a_sender_that_dies_is_told_and_its_share_is_not_sent(engine: FakeEngine) -> None:
+async def test_a_sender_that_dies_is_reported_and_its_share_is_not_sent(engine: FakeEngine) -> None:
     child = await started(engine.url, "--rate", "40", "--requests", "120", "--senders", "2", "--json")
     while len(streamed(engine)) < 20:
         await asyncio.sleep(0.02)
@@ -145,7 +145,7 @@ def arrivals(count: int, every_s: float = 0.02) -> list[Arrival]:
 
 
 def nothing(_: object) -> None:
-    """Takes a record, or the state of a load."""
+    """Ignores a record, or the state of a load."""
 
 
 async def test_a_stop_before_the_start_is_no_death_of_a_sender(engine: FakeEngine) -> None:
@@ -206,7 +206,7 @@ async def test_senders_that_cannot_all_be_started_leave_none(
 async def test_a_load_that_was_cut_does_not_cut_the_next_one(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search cuts trials, and the same senders send the next one."""
+    """A search for goodput cuts a trial short, and the same senders then send the next trial."""
     monkeypatch.setattr("baton.load_sending.LAST_WORDS_S", 0.5)
     senders = ManySenders(engine.url, 2)
 
@@ -258,7 +258,7 @@ def mock() -> Iterator[str]:
 
 
 async def limited(engine: FakeEngine, at_once: int, hold_s: float) -> None:
-    """An engine whose capacity is known: so many requests at once, each holding its place for so long."""
+    """Give the engine a known capacity: `at_once` requests at a time, each for `hold_s` seconds."""
     places = asyncio.Semaphore(at_once)
 
     async def behave(_: web.Request, __: dict[str, Any]) -> None:
@@ -270,7 +270,7 @@ async def limited(engine: FakeEngine, at_once: int, hold_s: float) -> None:
 
 @pytest.mark.long
 async def test_the_search_finds_an_engine_of_known_capacity(engine: FakeEngine, tmp_path: Path) -> None:
-    """Six places for 0.1 s: 60 requests a second at most, and the promise of 400 ms breaks soon above that."""
+    """Six places for 0.1 s each allow 60 requests a second. Soon above that, a TTFT of 400 ms is missed."""
     await limited(engine, 6, 0.1)
     page = tmp_path / "goodput.html"
     words = (
@@ -316,7 +316,7 @@ async def test_a_search_that_makes_no_sense_is_refused(words: tuple[str, ...], s
 
 
 class Page(html.parser.HTMLParser):
-    """What a browser would fetch, and the text it would show."""
+    """The addresses that a browser would fetch for a page, the page's tags, and the text that it would show."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

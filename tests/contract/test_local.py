@@ -1,4 +1,4 @@
-"""Children of `baton up`: whatever they say, on whatever disk, their pipes are read to the end, their logs bounded."""
+"""Children of `baton up`: their pipes are read to the end, also with huge lines or a full disk; logs are bounded."""
 
 from __future__ import annotations
 

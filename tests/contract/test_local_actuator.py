@@ -1,4 +1,4 @@
-"""Engines of one machine as a controller starts and ends them: room counted, every action good twice."""
+"""A controller starts and ends engines on one machine: GPUs and cores are counted, and every action is idempotent."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_a_gpu_that_another_program_uses_is_not_free() -> None:
     assert "2 used by other programs" in waiting.because
 
 
-async def test_what_waits_for_a_gpu_is_cancelled_and_frees_its_place_in_line() -> None:
+async def test_an_instance_that_waits_for_a_gpu_can_be_stopped_or_drained() -> None:
     rig = Rig(GPUS[:1])
     for number in range(3):
         await rig.start(f"decode-{number}")
@@ -113,7 +113,7 @@ async def test_an_engine_of_two_gpus_waits_for_two() -> None:
     assert seen["decode-1"].life is InstanceLife.PENDING
 
 
-async def test_a_drain_given_twice_is_told_once_since_a_second_one_would_cut_off() -> None:
+async def test_a_drain_given_twice_reaches_the_agent_once_since_a_second_one_would_cut_off() -> None:
     rig = Rig()
     await rig.start("decode-0")
     for _ in range(3):
@@ -157,7 +157,7 @@ def test_without_gpus_cores_are_counted(cores: tuple[int, ...], most: int, fits:
     assert len(bound) == len(set(bound))
 
 
-async def test_a_flip_to_the_role_it_has_asks_nobody() -> None:
+async def test_a_flip_to_the_present_role_asks_no_agent() -> None:
     rig = Rig()
     name = InstanceId("decode-0")
     assert "not in the registry" in await rig.actuator.flip(Flip(instance=name, role=Role.DECODE))

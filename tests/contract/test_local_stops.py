@@ -1,4 +1,4 @@
-"""`baton up` that is told to stop, or an engine of it that is told to leave, before all of it is up."""
+"""`baton up` is told to stop, or one of its engines is told to leave, before the whole fleet is up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engine.vllm.placement import MachineShare
 
 
 class Registry:
-    """A registry elsewhere that something happens to while it is waited for."""
+    """A registry elsewhere. `meanwhile` is called while `baton up` waits for the registry."""
 
     argv = None
     say = "redis://elsewhere"
@@ -49,7 +49,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalFleet:
 
 
 def _says(program: Program, event: dict[str, str] | None, *, then: str = "sys.stdin.read()") -> None:
-    """What the program does instead: it says this, and then waits for its end, or does something else."""
+    """Replace the program: it prints this event, then runs `then`. By default it waits until its input is closed."""
     said = "" if event is None else f"print({json.dumps(event)!r}, flush=True); "
     program.argv = [sys.executable, "-c", f"import sys; {said}{then}"]
 
@@ -80,12 +80,12 @@ async def test_an_engine_that_was_told_to_leave_is_not_waited_for(
 
 
 def _writes(program: Program, path: Path) -> None:
-    """What the program does instead: it writes a file, and waits for its end."""
+    """Replace the program: it writes a file, then waits until its input is closed."""
     words = f"import sys; open({str(path)!r}, 'a').write('begun '); sys.stdin.read()"
     program.argv = [sys.executable, "-c", words]
 
 
-async def test_what_is_stopped_while_the_registry_comes_up_starts_no_program(fleet: LocalFleet, tmp_path: Path) -> None:
+async def test_a_stop_while_the_registry_comes_up_starts_no_program(fleet: LocalFleet, tmp_path: Path) -> None:
     cast("Any", fleet.registry).meanwhile = fleet._interrupted
     assert await asyncio.wait_for(fleet.run(), 20) == 0
     assert not (tmp_path / "begun").exists()

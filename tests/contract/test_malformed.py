@@ -1,4 +1,4 @@
-"""Ten thousand bodies that are wrong: each is answered 4xx, with a message, and the router serves on."""
+"""Thousands of malformed requests: each gets a 4xx with a message, and the router goes on serving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONNECTIONS = 8
 
 
 class Sender:
-    """One connection, opened again where the router has closed it."""
+    """One connection, which is opened again if the router has closed it."""
 
     def __init__(self, endpoint: str) -> None:
         address = urlsplit(endpoint)
@@ -50,7 +50,7 @@ class Sender:
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Of an answer that an engine gave."""
+    """The chunks of an answer's body."""
     while size := int(await reader.readline(), 16):
         yield (await reader.readexactly(size + 2))[:-2]
     await reader.readline()

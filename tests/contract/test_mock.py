@@ -1,4 +1,4 @@
-"""`baton mock` as a process: what it prints, how it ends, how it is made to misbehave."""
+"""`baton mock` as a process: what it prints, how it ends, and how its faults are set."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ SERVERS = {
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize("words", SERVERS.values(), ids=SERVERS)
 def test_however_often_it_is_told_to_end_it_ends_in_order(words: tuple[str, ...], number: signal.Signals) -> None:
-    """The last ones arrive when event loop and interpreter are closing, where a signal's default is to kill."""
+    """The last signals arrive while the event loop and the interpreter close. By default, a signal would kill then."""
     process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     with process.stdout as lines:
@@ -230,12 +230,12 @@ def test_a_key_guards_what_vllms_key_guards(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_whole_cluster_without_a_model(tmp_path: Path) -> None:
-    """`baton up --engine mock`: registry, router, agents, and mocks where vLLM would be."""
+    """`baton up --engine mock`: registry, router, agents, and mocks in place of vLLM."""
     cluster = Cluster.start(tmp_path, "--engine", "mock", "--prefill", "1", "--decode", "1", "--", "--speed", "10")
     try:
         cluster.wait_ready()
         proven = 'baton_pair_proofs_total{result="passed"}'
-        within(20, lambda: cluster.router_metric(proven, 0.0) == 1)  # the one pair there is: no other tokens move later
+        within(20, lambda: cluster.router_metric(proven, 0.0) == 1)  # the only pair: no later proof pulls tokens
         before = cluster.pulled()
         body = {"model": cluster.model, "prompt": "hello " * 50, "max_tokens": 20}
         status, answer = ask(cluster.endpoint, COMPLETIONS, body)

@@ -1,4 +1,4 @@
-"""The mock's HTTP by the byte: what clients may send, and what they may not."""
+"""The mock's HTTP server, byte by byte: what clients may send, and what the server refuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def port(listener: MockListener) -> int:
 
 
 async def answers(port: int, *sent: bytes, count: int = 1) -> bytes:
-    """What comes back, up to so many answers or the end of the connection."""
+    """The bytes that come back until `count` completions are there, or the connection ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for piece in sent:
         writer.write(piece)

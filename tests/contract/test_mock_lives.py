@@ -1,4 +1,4 @@
-"""One mock in the test's own loop, under faults of the whole instance: what it reports, and when it comes back."""
+"""Mocks in the test's event loop, under faults of the whole instance: what they report, and when they come back."""
 
 from __future__ import annotations
 

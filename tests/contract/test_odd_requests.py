@@ -1,4 +1,4 @@
-"""Requests that are nearly HTTP, or HTTP that no client sends: each is answered, in JSON, and nothing is logged."""
+"""Requests that are nearly HTTP, or unusual HTTP: each gets an answer in JSON, and no error is logged."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ TO_ADMIN = (
 
 
 async def told(url: str, sent: bytes) -> tuple[int, bytes, bytes]:
-    """What one connection is answered: status, head and body, as far as they are there at its end."""
+    """Status, head and body of the first answer on a new connection. Status 0: the connection ended before that."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
@@ -128,7 +128,7 @@ async def told(url: str, sent: bytes) -> tuple[int, bytes, bytes]:
 
 
 async def wrong(url: str, requests: list[bytes], least: int, most: int) -> list[tuple[bytes, int, bytes]]:
-    """Those that are not answered as they should be."""
+    """The requests with a status outside `least` to `most`, or with an error that is not in the API's form."""
     several = asyncio.Semaphore(16)
 
     async def one(request: bytes) -> tuple[int, bytes, bytes]:
@@ -177,8 +177,8 @@ ANSWER = b'{"choices": [{"index": 0, "text": "yes", "finish_reason": "stop"}]}'
 
 
 async def test_bytes_of_headers_go_on_as_they_came(start: Starter) -> None:
-    """To an engine, on the way of generation: what a client writes is the engine's to read. What an engine writes that
-    may not stand in a header is left out.
+    """In a generation request, a client's header value reaches the engine unchanged. From an engine's `Content-Type`,
+    the router removes what may not stand in a header.
     """
     seen: list[bytes] = []
 

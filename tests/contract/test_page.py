@@ -1,4 +1,4 @@
-"""The page at `/ui`: strict, offline, and it says which pool is the bottleneck; looked at in Chromium where that is."""
+"""The page at `/ui`: it loads nothing from elsewhere and names the bottleneck. Chromium shows it, where installed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLAGS = (
 
 
 def fleet(prefill_ms_per_1k: float, contexts: int) -> list[MockSettings]:
-    """Slow prompts, or few seats at decode."""
+    """Mocks with this prefill time, and this many places for streams at decode."""
     costs = SimpleCosts(step_ms=4.0, prefill_ms_per_1k=prefill_ms_per_1k)
     return [
         mock_settings("prefill-0", Role.PREFILL, costs=costs, max_num_batched_tokens=256, max_model_len=2048),
@@ -37,7 +37,7 @@ def fleet(prefill_ms_per_1k: float, contexts: int) -> list[MockSettings]:
 
 
 async def under_load(router: MockedRouter, seconds: float, rate: float) -> list[asyncio.Future[Any]]:
-    """Requests at this rate until the verdict is not that nothing waits; they are left running."""
+    """Send `rate` requests a second until `/ui/data` names a bottleneck. The requests are left running."""
     asking = []
     async with asyncio.timeout(seconds):
         while True:
@@ -63,7 +63,7 @@ async def leave(asking: list[asyncio.Future[Any]]) -> None:
 
 
 async def dom(url: str, profile: Path) -> str:
-    """What Chromium has made of the page."""
+    """The page's DOM after Chromium has run its script."""
     process = await asyncio.create_subprocess_exec(
         CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", url,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
@@ -97,7 +97,7 @@ async def test_it_says_which_pool_is_the_bottleneck(
 
 
 async def shows(told: dict[str, Any], profile: Path) -> str:
-    """What Chromium makes of the page where `/ui/data` tells this."""
+    """The page's DOM in Chromium if `/ui/data` answers this."""
 
     async def answers(_: web.Request) -> web.Response:
         return web.json_response(told)
@@ -112,7 +112,7 @@ async def shows(told: dict[str, Any], profile: Path) -> str:
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="Chromium is not on PATH: apt install chromium")
-async def test_it_says_whose_instances_are_and_who_is_served_whole(tmp_path: Path) -> None:
+async def test_it_names_the_tenants_of_instances_and_the_classes_served_whole(tmp_path: Path) -> None:
     async with mocked_router(fleet(5.0, 8)) as router:
         told = await data(router)
     plain = await shows(told, tmp_path / "plain")
@@ -123,8 +123,8 @@ async def test_it_says_whose_instances_are_and_who_is_served_whole(tmp_path: Pat
     assert "Served whole for now, since handing over loses: interactive, without a class" in page
 
 
-async def test_it_is_one_page_from_here_alone() -> None:
-    """No inline script or style, nothing from elsewhere, and a policy that would not let it in."""
+async def test_it_loads_nothing_from_elsewhere() -> None:
+    """No inline script or style, no foreign address, and the router's `PAGE_HEADERS` with every file."""
     async with mocked_router(fleet(5.0, 8)) as router:
         for path in ("/ui", "/ui/", "/ui/ui.css", "/ui/ui.js"):
             async with router.client.get(router.admin + path) as answer:

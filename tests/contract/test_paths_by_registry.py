@@ -1,4 +1,4 @@
-"""Which paths engines have, where agents say beforehand that they are ready: they are asked all the same."""
+"""The router asks engines for their paths also where a registry's heartbeats already say that they are ready."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GENERATES = ["/v1/completions", "/v1/chat/completions", "/tokenize"]
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[tuple[str, aiohttp.ClientSession, FakeEngine]]:
-    """A router that is started when its engines are there, and ready by their agents' word."""
+    """A router that starts when its engine is running and the engine's heartbeat already says READY."""
     async with AsyncExitStack() as stack:
         registry = MemoryRegistry(time.monotonic)
         engine = FakeEngine("b")
@@ -42,11 +42,11 @@ async def endpoint() -> AsyncIterator[tuple[str, aiohttp.ClientSession, FakeEngi
         yield endpoint, client, engine
 
 
-async def test_a_path_that_nobody_has_is_named(endpoint: tuple[str, aiohttp.ClientSession, FakeEngine]) -> None:
+async def test_a_path_that_no_engine_has_is_a_404(endpoint: tuple[str, aiohttp.ClientSession, FakeEngine]) -> None:
     url, client, _ = endpoint
     told: Any = None
     async with asyncio.timeout(10):
-        while "has `/v1/embeddings`" not in str(told):  # until it is heard, the engine itself answers
+        while "has `/v1/embeddings`" not in str(told):  # until the router knows the paths, the engine answers
             async with client.post(f"{url}/v1/embeddings", json={"model": "fake", "input": "x"}) as answer:
                 told = await answer.json()
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A prompt's beginning from a peer, through a router on mocks: where it comes from, and what happens if it does not."""
+"""An instance pulls a prompt's cached prefix from a peer, the source, through a router on mocks; failures of that."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ pytestmark = pytest.mark.timed
 
 SENTENCE = "In the {}th year the old harbour master wrote down which ships had come and which of them had gone. "
 TOKEN_MS = 0.2
-"""Of a prompt, as costs and mocks have it: a first turn of 800 tokens takes 0.16 s."""
+"""Prefill time for each prompt token, in ms, of the mocks and in the step model: 800 tokens take 0.16 s."""
 
 
 COSTS = SimpleCosts(step_ms=1.0, prefill_ms_per_1k=1000 * TOKEN_MS)
 
 
 def make(instance: Instance) -> Make:
-    """Decode instances had better be handed a prompt over than compute it."""
+    """Decode instances prefill ten times as slowly, so a handover is cheaper than a prefill there."""
     token_ms = TOKEN_MS * (10 if instance.role is Role.DECODE else 1)
     cost = StepCost(
         floor_ms=1.0, start_ms=1.0, token_ms=token_ms, area_ms=0.0, decode_ms=1.0, context_ms=0.0, request_ms=0.0
@@ -73,7 +73,7 @@ class Peers:
         await self.registry.beat(beat)
 
     async def states(self, **states: str) -> None:
-        """Wait until the router sees these."""
+        """Wait until the router sees these states."""
         async with asyncio.timeout(5):
             while {each["id"]: each["state"] for each in (await self.told("/ready"))["instances"]} != states:
                 await asyncio.sleep(0.01)
@@ -89,13 +89,13 @@ class Peers:
             f'baton_prefix_sources_total{{outcome="{outcome}"}}'))  # fmt: skip
 
     async def inflight(self) -> float:
-        """The router's legs, as it counts them."""
+        """The number of legs in flight, by the router's metrics."""
         async with self.client.get(f"{self.admin}/metrics") as answer:
             lines = (await answer.text()).splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("baton_instance_inflight{"))
 
     async def turn(self, name: str, **more: Any) -> tuple[str, Any]:
-        """A conversation's next turn: its answer, and the choice."""
+        """Send the conversation's next turn. Returns the answer, and the scheduler's choice."""
         number = len(self.messages)
         lines = "".join(SENTENCE.format(100 * number + line) for line in range(30 if not number else 3))
         self.messages.append({"role": "user", "content": lines})
@@ -112,7 +112,7 @@ class Peers:
         return text, next(each for each in turns if each["turn"] == "choice")
 
     async def begun(self) -> str:
-        """A first turn; then its prefill instance takes no more: the other one has nothing of it. Returns the other."""
+        """Send a first turn, then drain its prefill instance. Returns the other one, which has nothing in its cache."""
         _, first = await self.turn("one")
         assert first["decode"] == "d0"
         gone = str(first["prefill"])
@@ -122,7 +122,7 @@ class Peers:
         return other
 
     async def fail(self, name: str, fault: str) -> None:
-        """The next prefill leg there fails so."""
+        """Let the next prefill leg at this instance fail by this fault."""
         url = f"{self.mocks.instances[name].url}/mock/faults"
         async with self.client.post(url, json={"fault": fault, "leg": "prefill", "times": 1}) as answer:
             assert answer.status == 200, await answer.text()
@@ -135,7 +135,7 @@ class Peers:
         await self.nothing_is_held()
 
     async def alone(self) -> str:
-        """What an engine without a cache says."""
+        """The answer of an engine without a prefix cache."""
         body = {"model": "fake", "messages": self.messages, "max_tokens": 20, "temperature": 0}
         async with self.client.post(f"{self.mocks.instances['alone'].url}/v1/chat/completions", json=body) as answer:
             return str((await answer.json())["choices"][0]["message"]["content"])
@@ -169,8 +169,8 @@ async def peers(*names: str, uncached: str = "", **router: Any) -> AsyncIterator
         yield found
 
 
-async def test_the_next_turn_finds_on_p_what_d_has() -> None:
-    """Its prefill instance has gone, and another one pulls what the decode instance has."""
+async def test_the_next_turns_p_pulls_the_prefix_that_d_has() -> None:
+    """The first turn's prefill instance drains, so another one pulls the prefix from the decode instance."""
     async with peers("p0", "p1", "d0") as fleet:
         other = await fleet.begun()
         assert await fleet.counted("held") == 0
@@ -195,7 +195,7 @@ async def test_a_source_that_does_not_answer_costs_its_wait(fault: str) -> None:
         await fleet.nothing_is_held()
 
 
-async def test_a_source_that_has_evicted_it_has_nothing() -> None:
+async def test_a_source_without_the_prefix_gives_nothing() -> None:
     async with peers("p0", "p1", "d0", uncached="d0") as fleet:
         other = await fleet.begun()
         before = fleet.pulled(other)
@@ -221,8 +221,8 @@ async def test_no_source_that_the_puller_could_not_use(more: dict[str, Any]) -> 
         assert "more from" not in second["because"]
 
 
-async def test_an_aggregated_request_pulls_its_beginning_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choice is the test's: what matters here is that it is carried out."""
+async def test_an_aggregated_request_pulls_its_prefix_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test makes the choices; the router has to carry them out."""
     choices = [Chosen(None, InstanceId("b0"), "first")]
     choices.append(Chosen(None, InstanceId("b1"), "then", source=PrefixSource(InstanceId("b0"), 800, 1.0)))
 
@@ -239,7 +239,7 @@ async def test_an_aggregated_request_pulls_its_beginning_too(monkeypatch: pytest
 
 @pytest.mark.parametrize("more", [{"prompt": [2, 1]}, {"truncate_prompt_tokens": 300}, {"n": 2}])
 async def test_where_legs_may_read_other_prompts_there_is_no_source(more: dict[str, Any]) -> None:
-    """A batch's prompts would all pull what the first one's source has; a truncated one's hold is of other tokens."""
+    """All prompts of a batch would pull the first one's prefix. The hold for a truncated prompt is of other tokens."""
     text = "".join(SENTENCE.format(line) for line in range(30))
     async with peers("p0", "p1", "d0") as fleet:
 
@@ -274,7 +274,7 @@ async def test_a_hold_of_a_source_ends_where_its_puller_refuses() -> None:
 
 
 async def test_clients_name_no_source() -> None:
-    """What a client sends of transfer fields never reaches an engine."""
+    """Transfer fields in a client's body never reach an engine."""
     fields = wire.source_fields({}, transfer=TransferId(RequestId("mine"), 1, 1))["kv_transfer_params"]
     assert fields[wire.CACHED_ONLY] is True
     for body in ({"kv_transfer_params": fields}, {"vllm_xargs": {"kv_transfer_params": fields}}):
@@ -282,13 +282,13 @@ async def test_clients_name_no_source() -> None:
 
 
 def patient(instance: Instance) -> Make:
-    """Prompts are believed to take ten times as long, and sources are waited for as long."""
+    """A step model with ten times the prefill time, so that the router waits ten times as long for a source."""
     usual = make(instance)
     return replace(usual, prefill=replace(usual.prefill, token_ms=10 * usual.prefill.token_ms))
 
 
 async def _waits_for_its_source(fleet: Peers) -> asyncio.Task[Any]:
-    """A second turn whose source hangs."""
+    """Start a second turn whose source hangs. Returns once the router waits for the source."""
     await fleet.begun()
     await fleet.fail("d0", "hang")
     turn = asyncio.create_task(fleet.turn("two"))
@@ -339,7 +339,7 @@ async def test_a_source_that_answers_after_its_client_has_left_starts_no_prefill
 
 
 async def test_an_instance_that_is_lost_while_its_source_is_waited_for() -> None:
-    """The leg was not sent: another instance computes the prompt, when there is one again."""
+    """The prefill leg was not sent yet, so another instance computes the prompt, as soon as one is there."""
     async with peers("p0", "p1", "d0", makes=patient) as fleet:
         turn = await _waits_for_its_source(fleet)
         for name in ("p0", "p1"):
@@ -354,7 +354,7 @@ async def test_an_instance_that_is_lost_while_its_source_is_waited_for() -> None
 async def test_a_bug_at_the_end_of_a_source_leg_ends_that_request_alone(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However the leg ends, the request's places are free at once, and its client is told."""
+    """However the source leg ends, the request's places are free at once, and the client gets a 500."""
 
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug")

@@ -1,4 +1,4 @@
-"""Chats with pictures through a router and mocks: what they are taken for, where they go, and how large they may be."""
+"""Chats with pictures through a router and mocks: predicted tokens, the prefix cache, and bounds on their size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.instance import Role
 CHAT = "/v1/chat/completions"
 QUESTION = "What is to be seen on it, and where was it taken? " * 60
 PICTURE = "data:image/png;base64," + "QUJD" * 100_000
-"""400 KB: as text a hundred thousand tokens, as a picture some hundred."""
+"""400 KB: about 100,000 tokens as text, some hundred tokens as a picture."""
 
 
 async def ask(router: MockedRouter, picture: str, name: str) -> tuple[int, Any]:
@@ -29,7 +29,7 @@ async def place(router: MockedRouter, name: str) -> str:
 
 
 async def expected(router: MockedRouter) -> float:
-    """Tokens that the router expected to find computed."""
+    """Tokens that the router expected in prefix caches."""
     return (await router.metrics())["baton_prefix_expected_tokens_total"]
 
 
@@ -53,7 +53,7 @@ async def test_the_same_picture_is_found_again_and_another_is_not_expected() -> 
             assert await expected(router) == found
 
 
-async def test_it_is_handed_over_and_counted_as_what_it_is() -> None:
+async def test_a_chat_with_a_picture_is_handed_over_and_its_tokens_are_a_pictures() -> None:
     mocks = [mock_settings("prefill-0", Role.PREFILL), mock_settings("decode-0", Role.DECODE)]
     async with mocked_router(mocks, policy="least_load") as router:
         status, answer = await ask(router, PICTURE, "one")

@@ -1,4 +1,4 @@
-"""Turns of conversations with tools find the instance that has their beginning, and what is expected there is there."""
+"""Turns of chats with tools go to the instance whose cache has their prefix, and find the tokens expected there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SENTENCE = "In the {}th year the old harbour master wrote down which ships had c
 
 
 class Talk:
-    """One conversation: what its client sends at each turn."""
+    """One conversation: the messages that its client sends at each turn."""
 
     def __init__(self, number: int) -> None:
         system = "You help people travel. " + "".join(SENTENCE.format(number * 1000 + line) for line in range(12))
@@ -48,7 +48,7 @@ class Talk:
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
 
     async def turn(self, router: MockedRouter, turn: int) -> str:
-        """Ask, remember the answer as a client does; where the prompt was computed."""
+        """Send the next turn and keep its answer, as a client does. Returns the instance that computed the prompt."""
         lines = "".join(SENTENCE.format(self.number * 1000 + 100 * turn + line) for line in range(15))
         self.messages.append({"role": "user", "content": f"And then? {lines}"})
         asked = {"model": "fake", "messages": self.messages, "tools": TOOLS, "max_tokens": 40}
@@ -62,7 +62,7 @@ class Talk:
 
 
 def slow_to_prefill(instance: Instance) -> Make:
-    """Decode instances that had better be handed a prompt over than compute it."""
+    """Decode instances prefill so slowly that a handover is cheaper."""
     slow = instance.role is Role.DECODE
     cost = StepCost(
         floor_ms=1.0,

@@ -1,4 +1,4 @@
-"""Engines that answer anything at all: every client is told something true, and the next honest request is served."""
+"""Engines with hostile answers: a client gets a whole answer, an error or a visible cut; honest requests are served."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cluster.instance import Role
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ANSWER_BYTES_MAX = 1 << 20
 TOGETHER = 60
-"""Most of their time goes by in engines that hang: side by side it goes by once."""
+"""Cases that run at once. They mostly wait for engines that hang; at once, they wait together."""
 TRIES = 5
-"""Of an honest request: on a busy machine it may miss the short deadline that hanging engines are given here."""
+"""Tries of an honest request: on a busy machine it may miss the short deadlines that this test sets."""
 GROWN_BYTES_MAX = 256 << 20
 
 
 def request_of(chance: random.Random) -> tuple[str, dict[str, object]]:
-    """A right request: path and body."""
+    """Path and body of a random valid request."""
     path = chance.choice((COMPLETIONS, COMPLETIONS, CHAT, CHAT, "/tokenize"))
     body: dict[str, object] = {"model": "fake"}
     if path == CHAT:
@@ -38,7 +38,7 @@ def request_of(chance: random.Random) -> tuple[str, dict[str, object]]:
 
 
 def fault_in(path: str, streams: bool, answer: Told) -> str:
-    """What is wrong with an answer to a client; nothing where it is whole, an error, or openly cut off."""
+    """What is wrong with an answer to a client. Empty if the answer is whole, an error, or visibly cut off."""
     if path == "/tokenize":
         return ""  # relayed unread: `read_answer` has seen that it is well-formed
     if not answer.status:
@@ -60,11 +60,11 @@ def fault_in(path: str, streams: bool, answer: Told) -> str:
 
 
 class Fleet:
-    """Hostile engines, and which of their answers are whose."""
+    """Hostile engines, and the random numbers for the answers to each request."""
 
     def __init__(self) -> None:
         self.chances: dict[str, random.Random] = {}
-        """By request id: what is drawn for each of its legs, as they come."""
+        """Random numbers by request id: each leg of a request draws from them, in order."""
         roles = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
         self.engines = [HostileEngine(f"{role.value}-{at}", role) for at, role in enumerate(roles)]
         for engine in self.engines:
@@ -87,7 +87,7 @@ async def hostile_fleet() -> AsyncIterator[tuple[Fleet, Beside]]:
 
 
 async def send(fleet: Fleet, router: Beside, case: Case) -> None:
-    """One request whose engines misbehave."""
+    """Send one request to engines that misbehave, and judge its answer."""
     with case:
         path, body = request_of(case.chance)
         name = f"case-{case.seed}"
@@ -102,7 +102,7 @@ async def send(fleet: Fleet, router: Beside, case: Case) -> None:
 
 
 async def served_right(router: Beside) -> None:
-    """Honest requests, in one piece and streamed."""
+    """Check that honest requests are served, in one piece and streamed."""
     for stream in (False, True):
         body = {"model": "fake", "prompt": "hello", "max_tokens": 5, "stream": stream, "temperature": 0}
         for _ in range(TRIES):

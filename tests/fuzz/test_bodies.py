@@ -1,5 +1,5 @@
-"""Bodies of all kinds at a router: each is answered well or told what is wrong with it, none holds the router up, none
-takes more memory than three times its size, and none carries a transfer field to an engine.
+"""Bodies of all kinds at a router: each gets an answer or an error that says what is wrong. No body blocks the event
+loop for long, takes much more memory than three times its size, or carries a transfer field to an engine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cluster import wire
 from cluster.instance import Role
 
 FIXED_BYTES_MAX, BYTES_MAX = 6_000_000, 33_000_000
-"""Of the cases that `make test` runs, and of all others."""
+"""Largest body: of the cases that `make test` runs, and of all other cases."""
 FIXED = 60
 FORBIDDEN = wire.TRANSFER_KEYS
 TOGETHER_BYTES_MAX = 512 << 20
@@ -42,7 +42,7 @@ ANSWER_S = 60.0
 
 @asynccontextmanager
 async def one_engine() -> AsyncIterator[tuple[HostileEngine, Beside]]:
-    """It serves whole requests: what it is sent is what clients have sent."""
+    """A router and one engine, which serves aggregated requests and so sees the clients' bodies."""
     async with AsyncExitStack() as stack:
         engine = HostileEngine("both", Role.BOTH)
         await stack.enter_async_context(engine.open())
@@ -50,7 +50,7 @@ async def one_engine() -> AsyncIterator[tuple[HostileEngine, Beside]]:
 
 
 def _exchange(url: str, each: Sent) -> bytes:
-    """Without a copy of the body: memory is measured."""
+    """Send the request and read the answer's bytes. Makes no copy of the body, since memory is measured."""
     where = urlsplit(url)
     with socket.create_connection((where.hostname, where.port), timeout=ANSWER_S) as connection:
         answer = bytearray()
@@ -58,7 +58,7 @@ def _exchange(url: str, each: Sent) -> bytes:
             connection.sendall(each.head())
             connection.sendall(each.raw)
         except ConnectionError:
-            pass  # refused while it was sent: why is to be read
+            pass  # refused while it was sent: the reason is read below
         try:
             while piece := connection.recv(1 << 16):
                 answer += piece
@@ -68,7 +68,7 @@ def _exchange(url: str, each: Sent) -> bytes:
 
 
 async def answered(router: Beside, each: Sent) -> None:
-    """And rightly so."""
+    """Check that the request gets a 200, or a 4xx with a short message."""
     answer = read_answer(await asyncio.to_thread(_exchange, router.endpoint, each))
     assert answer.whole and (answer.status == 200 or 400 <= answer.status < 500), (answer, each.raw[:500])
     if answer.status != 200:
@@ -78,7 +78,7 @@ async def answered(router: Beside, each: Sent) -> None:
 
 
 def carried(value: Any) -> bool:
-    """Whether a transfer field stands anywhere in it."""
+    """Whether a transfer field stands anywhere in this value."""
     if isinstance(value, dict):
         return not FORBIDDEN.isdisjoint(value) or any(map(carried, value.values()))
     return isinstance(value, list) and any(map(carried, value))

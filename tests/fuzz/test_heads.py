@@ -1,5 +1,5 @@
-"""Heads, lengths, chunks and trailers of all kinds at a router: each connection is answered in well-formed HTTP
-and comes to its end, no byte of a body is read as a request, nothing holds the router up, nothing is left of it.
+"""Heads, lengths, chunks and trailers of all kinds at a router. Each connection gets well-formed HTTP and ends. No byte
+of a body is read as a request, no request blocks the event loop for long, and nothing stays open.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.hostile_heads import Said, said
 from cluster.instance import Role
 
 TOGETHER = 80
-"""Most of their time they wait for the end of a body that does not come: side by side they do it once."""
+"""Cases that run at once. They mostly wait for the end of a body that does not come; at once, they wait together."""
 ENDS_S = 20.0
 UPGRADE_S = 3.0
 GROWN_BYTES_MAX = 256 << 20
@@ -25,14 +25,14 @@ GROWN_BYTES_MAX = 256 << 20
 
 @asynccontextmanager
 async def _within(patience_s: float) -> AsyncIterator[None]:
-    """So long at most, and no fault where it takes longer; 0: `ENDS_S`, and a fault."""
+    """Stop the block after `patience_s` without an error. 0: raise `TimeoutError` after `ENDS_S`."""
     with suppress(TimeoutError) if patience_s else nullcontext():
         async with asyncio.timeout(patience_s or ENDS_S):
             yield
 
 
 async def answers_to(url: str, what: Said) -> list[Told]:
-    """All that comes back on one connection until the router closes it."""
+    """All answers on one connection until the router closes it."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     raw = bytearray()
@@ -47,7 +47,7 @@ async def answers_to(url: str, what: Said) -> list[Told]:
             if what.resets:
                 writer.transport.abort()
 
-    # What asks for another protocol and is not given it is kept idle for 75 s: the test does not wait.
+    # The router keeps a connection idle for 75 s if it asked for another protocol in vain: the test does not wait.
     sending, patience = (
         asyncio.create_task(send()),
         UPGRADE_S if what.rude and b"pgrade" in b"".join(what.pieces) else 0,
@@ -70,7 +70,7 @@ async def one(engine: HostileEngine, router: Beside, case: Case) -> Said:
         what = said(case.chance)
         answers = await answers_to(router.endpoint, what)
         if not what.rude:
-            assert answers, "not a word"
+            assert answers, "no answer at all"
         for answer in answers:
             assert answer.status < 500 or answer.status == 501, (answer, what.pieces)
         assert not any(what.hidden in asked.path for asked in engine.asked), what.pieces
@@ -102,7 +102,7 @@ async def _round(engine: HostileEngine, router: Beside, cases: list[Case]) -> No
         for case in cases:
             group.create_task(one(engine, router, case))
     if router.turns.longest_s > 0.05:
-        for case in cases:  # which of them, and does it do so every time?
+        for case in cases:  # find the slow case, and whether it is slow every time
             await judged(router, lambda case=case: _again(engine, router, case), 1 << 20)
     async with asyncio.timeout(ENDS_S):
         while await metric(router, "baton_client_connections") > 2 or await metric(router, "baton_upload_bytes"):

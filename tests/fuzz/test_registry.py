@@ -1,6 +1,6 @@
-"""Whatever stands in Redis, written by a holder of its password while a router and an agent read it: heartbeats of
-instances and routers, their words of credits, quarantine and demand, locks, epochs, introductions. Nothing ends, hangs
-or holds the router up, and a client of an honest instance is served.
+"""A hostile holder of Redis' password writes arbitrary values while a router and an agent read them: heartbeats of
+instances and routers with credits, quarantine and demand, locks, epochs, introductions. No program ends or hangs, the
+router's event loop is not blocked for long, and clients of an honest instance are served.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from engine.agent.machine import AgentMachine, RoutersHeard, Tick
 
 FIXED = 12
 PAYLOAD_BYTES = 1 << 20
-"""What stands in one key at most here; growth is judged beside it."""
+"""Size against which memory growth is judged: the test writes no larger value to one key."""
 GROWN_BYTES_MAX = 256 << 20
 PAGES = ("/ui/data", "/metrics?all=1", "/ready", "/quarantine", "/explain")
 WITHIN_S = 20.0
@@ -52,17 +52,17 @@ WITHIN_S = 20.0
 
 @dataclass
 class World:
-    """A registry that anybody may write to, an honest engine that it names, and a router that reads it."""
+    """A registry with hostile contents, an honest engine that it names, and a router that reads it."""
 
     engine: HostileEngine
     router: Beside
     hand: RedisRegistry
-    """Honest, and its connection is what the hostile one writes through."""
+    """The honest agent's registry client. The hostile writer uses its connection, too."""
     cluster: str
     seq: int = 0
 
     async def honest(self) -> None:
-        """The engine's agent says that it is there; Redis may be unusable at this key for a moment."""
+        """Send the honest engine's heartbeat. Redis may refuse it for a moment, if its key holds a hostile value."""
         self.seq += 1
         beat = Heartbeat(
             id=InstanceId("good"), agent="good", role=Role.BOTH, state=MemberState.READY, url=self.engine.url,
@@ -116,7 +116,7 @@ async def _one(world: World, case: Case) -> None:
 
 
 async def _served(world: World) -> None:
-    """Once nobody writes any more, the honest instance is found again and serves."""
+    """Delete everything in Redis, then check that the router finds the honest instance again and serves."""
     body = json.dumps({"model": "fake", "prompt": "hello", "max_tokens": 5}).encode()
     await world.hand._redis.flushall()
     async with asyncio.timeout(WITHIN_S):
