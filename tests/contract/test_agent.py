@@ -346,13 +346,16 @@ async def test_the_name_of_an_agent_that_died_is_free_after_a_while(starter: Sta
     assert not second.running.done()
 
 
-async def test_it_serves_on_without_the_registry(starter: Starter) -> None:
+async def test_it_serves_on_without_the_registry(starter: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "baton.agent")
     stage = await starter.start()
     await until_ready(stage)
     starter.registry.down = True
+    await eventually(lambda: any("serving on" in each for each in caplog.messages), "a heartbeat has failed")
     async with aiohttp.ClientSession() as session, session.get(f"{stage.agent.url}/ready") as answer:
         assert answer.status == 200
     starter.registry.down = False
+    await eventually(lambda: "the registry is back" in caplog.messages, "a heartbeat is written again")
     await stage.sees(MemberState.READY)
 
 

@@ -87,6 +87,7 @@ async def started(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *wor
     async with asyncio.timeout(20):
         while actuator.looks < 5 and not running.done():
             await asyncio.sleep(0.02)
+    assert not running.done(), running
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     return sorted({str(name).split("-")[0] for name in actuator.started})

@@ -125,6 +125,9 @@ async def test_it_names_the_tenants_of_instances_and_the_classes_served_whole(tm
 
 async def test_it_loads_nothing_from_elsewhere() -> None:
     """No inline script or style, no foreign address, and the router's `PAGE_HEADERS` with every file."""
+    policy = PAGE_HEADERS["Content-Security-Policy"].split("; ")
+    assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} <= {*policy}
+    assert not any(word in each for each in policy for word in ("unsafe", "*", "http", "data:"))
     async with mocked_router(fleet(5.0, 8)) as router:
         for path in ("/ui", "/ui/", "/ui/ui.css", "/ui/ui.js"):
             async with router.client.get(router.admin + path) as answer:
