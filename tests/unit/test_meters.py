@@ -41,7 +41,7 @@ def test_a_class_that_never_met_its_targets_has_a_counter_of_met_ones() -> None:
     client = Client("acme", "fast", SloClass(ttft_ms=500.0))
     context = SchedulingContext(Wanted(model=None, hand_over=True))
     meters.attainment.ended(dataclasses.replace(client, slo=None), context, MISSED)
-    assert samples(meters, FleetView(), "baton_slo_requests_total", "result") == {}, "without targets nothing is counted"
+    assert samples(meters, FleetView(), "baton_slo_requests_total", "result") == {}, "without targets none is counted"
     meters.attainment.ended(client, context, MISSED)
     told = samples(meters, FleetView(), "baton_slo_requests_total", "result")
     assert told == {**dict.fromkeys(COUNTED, 0.0), MISSED: 1.0}
