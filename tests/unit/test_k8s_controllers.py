@@ -1,4 +1,4 @@
-"""What a goodput controller beside the operator is made of, and what takes a new one."""
+"""Goodput controllers in the operator: what a controller is made of, and which changes need a new one."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_a_misspelt_batonpool_does_not_switch_the_controller_off() -> None:
     assert _mark(right) != _mark(wrong)
 
 
-def test_a_resource_made_again_takes_a_new_controller() -> None:
-    """It has another registry under the same address, with other passwords."""
+def test_a_resource_that_is_made_again_needs_a_new_controller() -> None:
+    """The new resource has another registry at the same address, with other passwords."""
     there = settled(desired())
     again = dataclasses.replace(desired(), resource=dataclasses.replace(desired().resource, uid="u-2"))
     assert _mark(seen(there)) == _mark(seen(there))
@@ -47,7 +47,7 @@ def test_a_resource_made_again_takes_a_new_controller() -> None:
 
 
 async def test_a_controller_that_cannot_begin_ends_no_other_cluster() -> None:
-    """A registry password that the cluster's Secret does not have yet ended the operator, and each standby."""
+    """Before, a registry password missing in one cluster's Secret ended the operator, and then each standby."""
     controllers = Controllers(None, ScalingBoard(), None, lambda: 0.0)  # type: ignore[arg-type]
 
     async def fails() -> None:
@@ -60,7 +60,7 @@ async def test_a_controller_that_cannot_begin_ends_no_other_cluster() -> None:
     assert controllers._running == {}
 
 
-def test_sizes_are_of_one_resource_and_not_of_its_name() -> None:
+def test_sizes_belong_to_one_resource_and_not_to_its_name() -> None:
     wanted = ControllerWanted()
     wanted.belong_to("u-1")
     wanted.sizes["decode"], wanted.reasons["decode"] = 5, "more arrive"
@@ -77,7 +77,7 @@ def batonpool(name: str, made: str, **metadata: Any) -> dict[str, Any]:
     }
 
 
-def test_of_two_batonpools_the_oldest_decides_in_whatever_order_they_are_kept() -> None:
+def test_of_several_batonpools_the_oldest_decides_whatever_their_order() -> None:
     old, new = batonpool("z", "2026-01-01T00:00:00Z"), batonpool("a", "2026-01-02T00:00:00Z")
     twin = batonpool("y", "2026-01-01T00:00:00Z")
     gone = batonpool("0", "2025-01-01T00:00:00Z", deletionTimestamp="2026-01-03T00:00:00Z")

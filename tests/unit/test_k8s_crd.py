@@ -1,4 +1,4 @@
-"""The custom resources: made from the settings, never stricter than lint, read as the cluster file is."""
+"""The custom resources: made from the settings, never stricter than `baton lint`, read like the cluster file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CORPUS = ROOT / "tests" / "corpus"
 SCHEMA = CLUSTER_CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 POOL_SCHEMA = POOL_CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 NOT_IN_JSON = {"anchors", "empty_sections", "duplicate_key", "duplicate_tenant", "merge_of_a_text"}
-"""Keys that a resource prunes (``x-``), nulls, equal keys and merges: no JSON can say them."""
+"""Corpus files that no resource can hold: they have ``x-`` keys, which are pruned, or nulls, equal keys or merges."""
 
 
 def resource(spec: Any, name: str = "chat") -> dict[str, Any]:
@@ -38,7 +38,7 @@ def resource(spec: Any, name: str = "chat") -> dict[str, Any]:
 
 
 def loaded(text: str) -> Any:
-    """A file as `kubectl` sends it, read by the file's own rules of what is text (YAML 1.2)."""
+    """The value that `kubectl` sends for a cluster file. The file's own rules (YAML 1.2) decide what is text."""
 
     def value(node: Node) -> Any:
         if isinstance(node, Scalar):
@@ -75,14 +75,14 @@ def words(problems: tuple[Problem, ...]) -> list[tuple[str, str, str, str, Sever
     return sorted((each.field, each.value.strip('"'), each.message, each.fix, each.severity) for each in problems)
 
 
-def test_files_are_those_that_the_settings_make() -> None:
+def test_generated_files_are_up_to_date() -> None:
     from tools.k8s_manifests import texts
 
     for path, text in texts().items():
         assert path.read_text() == text, f"{path.name}: run .venv/bin/python -m tools.k8s_manifests"
 
 
-def test_every_setting_is_in_the_schema_with_its_words() -> None:
+def test_every_setting_is_in_the_schema_with_its_description() -> None:
     def compare(section: type, schema: Mapping[str, Any]) -> None:
         for name, setting in settings_of(section).items():
             field = schema["properties"][name]
@@ -133,9 +133,12 @@ def test_everything_in_spec_is_bounded() -> None:
 
 
 def test_rules_stay_within_the_cost_budget() -> None:
-    """A bound from above on what the API server estimates: every operator and name of a rule once for each place it
-    may be evaluated at, texts compared at a tenth of their length. Limits: 10 million a rule, 100 million a schema
-    (`apiserver/schema/cel/model`). Mappings inside a rule (`all`) count as often as they may have entries."""
+    """An upper bound of the cost that the API server estimates for the rules.
+
+    Every operator and name of a rule counts once for each place where the rule may run; a comparison of texts costs a
+    tenth of their length. A rule over a mapping (`all`) counts 32 times, as the mapping has at most 32 entries.
+    Limits: 10 million a rule, 100 million a schema (`apiserver/schema/cel/model`).
+    """
     total = 0.0
 
     def walk(schema: Mapping[str, Any], times: int) -> None:
@@ -157,13 +160,13 @@ def test_rules_stay_within_the_cost_budget() -> None:
 
 
 @pytest.mark.parametrize("path", as_resources("right"))
-def test_what_lint_takes_the_api_server_takes(path: Path) -> None:
+def test_the_api_server_takes_every_file_that_lint_takes(path: Path) -> None:
     assert faults(resource(loaded(path.read_bytes().decode())), SCHEMA) == []
 
 
 @pytest.mark.parametrize("path", as_resources("wrong"))
 def test_the_api_server_refuses_nothing_that_lint_takes(path: Path) -> None:
-    """The corpus is files with faults: where the schema refuses one, lint must have an error, too."""
+    """The files of this corpus have faults. If the schema refuses a file, lint must report an error, too."""
     text = path.read_bytes().decode()
     spec = loaded(text)
     cut = pruned(resource(spec), SCHEMA)
@@ -201,7 +204,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("spec", RULES.values(), ids=RULES)
-def test_a_rule_between_fields_is_the_owners_rule(spec: dict[str, Any]) -> None:
+def test_a_rule_between_fields_is_also_a_rule_of_lint(spec: dict[str, Any]) -> None:
     refused = faults(resource(spec), SCHEMA)
     assert len([each for each in refused if "Invalid value" in each]) == 1, refused
     assert read_resource(resource(spec)).errors
@@ -218,7 +221,7 @@ def test_every_rule_refuses_something() -> None:
 
 
 @pytest.mark.parametrize("path", as_resources("wrong"))
-def test_one_file_linted_both_ways_gets_the_same_words(path: Path) -> None:
+def test_a_file_and_its_resource_get_the_same_problems(path: Path) -> None:
     text = path.read_bytes().decode()
     spec = loaded(text)
     from_file = words(parse(text, "f").problems)
@@ -254,7 +257,7 @@ def test_two_files_of_one_key_are_an_error() -> None:
     assert [each.field for each in read.errors] == ["tenants.b.key_file"]
 
 
-def test_a_pool_that_no_label_holds_and_one_of_the_routers_name_are_errors() -> None:
+def test_a_pool_name_too_long_for_a_label_and_one_equal_to_the_routers_are_errors() -> None:
     models = [{"name": f"org/m{number}" + "x" * 40, "pools": {"both": {}}} for number in range(2)]
     models[1]["pools"]["extra"] = {"q" * 55: {"role": "both"}}  # type: ignore[index]
     read = read_resource(resource({"models": models}))
@@ -265,7 +268,7 @@ def test_a_pool_that_no_label_holds_and_one_of_the_routers_name_are_errors() -> 
     assert [each.field for each in read_resource(resource({"models": [one]})).errors] == [
         "models[0].pools.extra.router"
     ]
-    assert not read_resource(resource({"models": [one, {"name": "n"}]})).errors, "there it is `m-router`"
+    assert not read_resource(resource({"models": [one, {"name": "n"}]})).errors, "with two models it is `m-router`"
 
 
 def test_the_kubernetes_section_has_the_same_checks() -> None:
@@ -308,8 +311,8 @@ def test_conditions_status_and_columns() -> None:
     ("cluster", "fits"),
     [("chat", True), ("chat.v2", True), ("x" * 63 + "." + "x" * 63, True), (".chat", False), ("chat..v2", False)],
 )
-def test_a_batonpool_names_any_cluster_there_may_be(cluster: str, fits: bool) -> None:
-    """A cluster's name is a subdomain (RFC 1123), as names of custom resources are."""
+def test_a_batonpool_takes_any_valid_cluster_name(cluster: str, fits: bool) -> None:
+    """A cluster's name is a subdomain (RFC 1123), as the name of every custom resource."""
     pool = {"spec": {"cluster": cluster, "pool": "decode", "replicas": 1}}
     assert bool(faults(pool, POOL_SCHEMA, None)) is not fits
 

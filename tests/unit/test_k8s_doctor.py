@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 class Server:
-    """Knows HTTPRoutes and no other kind of another operator's; lets everything be done but the listing of these."""
+    """An API server that knows HTTPRoutes and no other optional kind, and allows everything but listing HTTPRoutes."""
 
     async def request(self, _method: str, path: str, **words: Any) -> Json:
         if path.endswith("selfsubjectaccessreviews"):
@@ -27,11 +27,11 @@ class Server:
         return frozenset({"HTTPRoute"} if groups == ["gateway.networking.k8s.io/v1"] else ())
 
 
-async def test_rights_of_kinds_of_other_operators_are_looked_at_where_the_server_knows_them() -> None:
+async def test_rights_on_kinds_of_other_operators_are_checked_where_the_server_knows_them() -> None:
     found = {each.what: each async for each in checks(cast("ApiClient", Server()), "llm")}
     assert found["HTTPRoute"].good
     routes = found["may use httproutes"]
-    assert (routes.good, routes.optional) == (False, True), "only clusters that ask for one need it"
+    assert (routes.good, routes.optional) == (False, True), "only clusters that ask for a route need this right"
     assert routes.detail == "may not list: apply k8s/manifests/operator.yaml"
     assert found["PodMonitor"] == Inspection("PodMonitor", False, "503 ServiceUnavailable: not now", optional=True)
     assert "not installed" in found["LeaderWorkerSet"].detail

@@ -1,4 +1,4 @@
-"""The operator's hands on objects of a resource that was deleted and made again under its name."""
+"""What the operator writes (`Hands`) for a resource that was deleted and made again under its name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 class Server:
-    """Takes every write, but for the making of an object that is there."""
+    """An API server that takes every write, except the creation of an object that exists."""
 
     def __init__(self, there: tuple[Any, ...]) -> None:
         self.there = {(each["kind"], each["metadata"]["name"]): each for each in there}
@@ -40,7 +40,7 @@ class Server:
 
 
 async def carried_out(wanted: Desired, there: ObservedCluster, actions: Iterable[Action]) -> list[Json]:
-    """What actions write, where refusals stop no other action."""
+    """What the actions write; a refused action does not stop the others."""
     server = Server(there.objects)
     counters = OperatorCounters()
     hands = Hands(cast("ApiClient", server), cast("ClusterPrograms", None), lambda: 1.0, lambda _: None, counters)
@@ -51,12 +51,12 @@ async def carried_out(wanted: Desired, there: ObservedCluster, actions: Iterable
 
 
 def again() -> Desired:
-    """The resource of `desired`, deleted and made again."""
+    """The resource of `desired`, deleted and made again: its uid is new."""
     return dataclasses.replace(desired(), resource=dataclasses.replace(desired().resource, uid="u-2"))
 
 
 async def test_a_resource_made_again_takes_no_keys_from_the_one_before() -> None:
-    """The garbage collector is late: keys made from the old fleet's would be lost with it, and never made again."""
+    """The garbage collector is late. Keys in the old fleet's Secrets would be deleted with it, and not made again."""
     before = settled(desired())
     todo = (Generate("chat-ticket-keys", "not there"), Derive("chat-decode-1", "not there"))
     assert await carried_out(again(), before, todo) == []
@@ -67,7 +67,7 @@ async def test_a_resource_made_again_takes_no_keys_from_the_one_before() -> None
     assert all(is_ours(each, "u-2") for each in made)
 
 
-def test_nothing_is_made_that_would_mount_the_secrets_of_the_resource_before() -> None:
+def test_nothing_is_made_that_would_mount_the_secrets_of_the_former_resource() -> None:
     before = settled(desired())
     for name in ("chat-internal", "chat-ticket-keys"):
         there = ObservedCluster(objects=tuple(each for each in before.objects if each["metadata"]["name"] == name))

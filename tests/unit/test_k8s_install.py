@@ -29,11 +29,11 @@ def documents(path: Path) -> list[Any]:
 def test_the_role_has_no_wildcard_and_no_right_over_the_resources_spec() -> None:
     for rule in rules():
         assert not {"*"} & {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
-    assert set(RIGHTS["serving.baton.dev", "batonclusters"]) == {"list", "watch"}, "it never writes a spec"
+    assert set(RIGHTS["serving.baton.dev", "batonclusters"]) == {"list", "watch"}, "the operator never writes a spec"
     assert "get" not in RIGHTS["", "secrets"]
 
 
-def test_manifests_hold_a_namespaced_role_that_is_the_table() -> None:
+def test_the_manifests_role_is_namespaced_and_has_the_rights_of_the_table() -> None:
     kinds = {each["kind"]: each for each in documents(K8S / "manifests" / "operator.yaml")}
     assert set(kinds) == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -76,7 +76,7 @@ def test_a_dry_run_prints_a_plan_for_people_and_yaml(capsys: pytest.CaptureFixtu
     assert {"Deployment", "NetworkPolicy", "PodDisruptionBudget"} <= {each["kind"] for each in made}
 
 
-def test_a_dry_run_quotes_what_kubectl_would_take_for_something_else(
+def test_a_dry_run_quotes_text_that_kubectl_would_read_as_another_type(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "quoted.yaml"
@@ -122,7 +122,7 @@ def test_bad_input_is_one_line_and_exit_2(words: list[str], said: str, capsys: p
 
 
 @pytest.mark.parametrize("path", sorted((K8S / "images").glob("*.Dockerfile")), ids=lambda path: path.stem)
-def test_images_are_built_in_stages_pinned_and_run_as_nobody(path: Path) -> None:
+def test_images_are_built_in_stages_pinned_and_run_without_root(path: Path) -> None:
     text = path.read_text()
     stages = re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE)
     assert len(stages) == 2

@@ -1,4 +1,4 @@
-"""Ticket keys of a cluster on Kubernetes: who gets which, when they are made, and how one is replaced."""
+"""Ticket keys of a cluster on Kubernetes: which program gets which keys, when keys are made and how replaced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text(secret: Any, key: str = "tickets") -> str:
 
 
 def mounted(manifest: Any) -> dict[str, set[str] | None]:
-    """Secrets that a workload's pods mount, by name, and which of their keys (None: all)."""
+    """By name, the Secrets that a workload's pods mount, and the keys mounted of each Secret (None: all)."""
     found: dict[str, set[str] | None] = {}
     for volume in manifest["spec"]["template"]["spec"]["volumes"]:
         sources = [volume, *volume.get("projected", {}).get("sources", ())]
@@ -67,7 +67,7 @@ def test_each_program_mounts_its_own_keys_and_no_others() -> None:
         assert all(each["readOnly"] for each in container["volumeMounts"] if each["mountPath"].startswith("/run/"))
 
 
-def test_an_instances_keys_follow_from_the_fleets() -> None:
+def test_an_instances_keys_are_derived_from_the_fleets_keys() -> None:
     made = manifests()
     fleet = keys_in(made[FLEET])
     for name in ("chat-prefill-0", "chat-decode-0"):
@@ -104,10 +104,10 @@ def test_only_routers_and_the_operator_reach_an_agent() -> None:
         "router",
         "baton-operator",
     ]
-    assert all(rule["from"] for rule in rules), "a rule without `from` is for everybody"
+    assert all(rule["from"] for rule in rules), "a rule without `from` lets every pod in"
 
 
-def test_prometheus_reaches_metrics_where_its_namespace_is_named_and_proves_itself() -> None:
+def test_prometheus_reaches_metrics_if_its_namespace_is_named_and_authenticates() -> None:
     made = manifests({**SMALL, "kubernetes": {"pod_monitor": True, "prometheus_namespace": "monitoring"}})
     for part, port in (("instance", 8200), ("router", 8001)):
         (rule,) = [
@@ -120,7 +120,7 @@ def test_prometheus_reaches_metrics_where_its_namespace_is_named_and_proves_itse
         assert point["authorization"]["credentials"] == {"name": "chat-internal", "key": "operator-key"}
 
 
-def test_a_hand_in_an_instances_keys_is_undone() -> None:
+def test_a_manual_change_of_an_instances_keys_is_undone() -> None:
     wanted = desired()
     there = settled(wanted)
     objects = copy.deepcopy(there.objects)
@@ -131,7 +131,7 @@ def test_a_hand_in_an_instances_keys_is_undone() -> None:
     assert actions == (Derive("chat-decode-0", "its keys are not as they were made"),)
 
 
-def test_keys_go_with_their_instance() -> None:
+def test_keys_are_deleted_with_their_instance() -> None:
     wanted = desired()
     there = settled(wanted)
     gone = tuple(each for each in there.objects if each["metadata"]["name"] != "chat-decode-0")
@@ -150,14 +150,14 @@ def key_of(thing: Any) -> tuple[str, str]:
     return thing["kind"], thing["metadata"]["name"]
 
 
-def test_lost_keys_are_told_and_never_made_anew_by_themselves() -> None:
+def test_lost_keys_are_reported_and_made_anew_only_for_a_new_name_of_keys() -> None:
     wanted = desired({**SMALL, "models": [{"name": "m", "pools": {"prefill": {}, "decode": {"min": 1, "max": 4}}}]})
     there = without_fleet(settled(wanted))
     lost = dataclasses.replace(there, external={"decode": 3})
     actions = plan(wanted, lost, LIMITS, 1.0)
     assert not [each for each in actions if isinstance(each, Generate | Derive | Rekey)]
     started = [each for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "Deployment"]
-    assert started == [], "what cannot prove itself is not started"
+    assert started == [], "an instance without keys is not started"
     said = conditions(status(wanted, lost, actions, 1.0, {}))
     assert said["Degraded"]["reason"] == "KeysLost"
     asked = desired({**SMALL, "kubernetes": {"ticket_keys": "2"}})
@@ -168,7 +168,7 @@ def test_lost_keys_are_told_and_never_made_anew_by_themselves() -> None:
 
 
 def younger(there: ObservedCluster, when: str, keys: str = "1") -> ObservedCluster:
-    """Every pod is made anew, for those keys."""
+    """The cluster with every pod made anew at `when`, for the ticket keys named `keys`."""
     pods = []
     for pod in there.pods:
         metadata = {**pod["metadata"], "creationTimestamp": when}
@@ -186,7 +186,7 @@ def fleet_of(there: ObservedCluster) -> Any:
 
 
 def step(wanted: Desired, there: ObservedCluster, now: float) -> tuple[list[KeyStage], ObservedCluster]:
-    """The rekeying of one plan, and what is there after it; instances' workloads stay as they are."""
+    """The key stages that one plan sets, and the cluster after them; workloads stay as they are."""
     actions = [each for each in plan(wanted, there, LIMITS, now) if isinstance(each, Rekey | Derive)]
     objects = applied(actions, there.objects, wanted, now)
     then = dataclasses.replace(there, objects=objects)
@@ -206,13 +206,13 @@ def test_a_key_is_replaced_in_steps_that_reach_every_pod() -> None:
     there = younger(settled(desired()), "1970-01-01T00:10:00Z")
     old = keys_in(fleet_of(there))
     wanted = desired({**SMALL, "kubernetes": {"ticket_keys": "2026-11"}})
-    assert starts(wanted, there, 1000.0) == [], "it would begin with the old key alone"
+    assert starts(wanted, there, 1000.0) == [], "a new pod would read the old key alone"
     stages, there = step(wanted, there, 1000.0)
     assert stages == [KeyStage.ADDED]
-    assert starts(wanted, there, 1000.5) == [], "nor in the second in which the new one was made"
+    assert starts(wanted, there, 1000.5) == [], "nor does a pod start in the second in which the new key was made"
     assert starts(wanted, there, 1001.0) != []
     added = keys_in(fleet_of(there))
-    assert added[0] == old[0], "the old one signs until all have the new one"
+    assert added[0] == old[0], "the old key signs until all programs have the new key"
     assert len(added) == 2
     instance = next(each for each in there.objects if key_of(each) == ("Secret", "chat-decode-0-keys"))
     assert [key.id for key in read_instance(text(instance)).keys] == [key.id for key in added]
@@ -220,19 +220,19 @@ def test_a_key_is_replaced_in_steps_that_reach_every_pod() -> None:
     stages, there = step(wanted, there, 1101.0)
     assert stages == [KeyStage.SIGNS]
     assert keys_in(fleet_of(there)) == (added[1], added[0])
-    assert step(wanted, there, 9000.0)[0] == [], "a pod from before has read the old key alone"
+    assert step(wanted, there, 9000.0)[0] == [], "a pod from before the change has read the old key alone"
     there = younger(there, "1970-01-01T00:30:00Z", "2026-11")
     assert step(wanted, there, 1150.0)[0] == []
     stages, there = step(wanted, there, 1201.0)
     assert stages == [KeyStage.NONE]
     assert keys_in(fleet_of(there)) == (added[1],)
     assert fleet_of(there)["metadata"]["labels"][LABEL_KEYS] == "2026-11"
-    assert step(wanted, there, 99999.0)[0] == [], "never by itself"
+    assert step(wanted, there, 99999.0)[0] == [], "keys change only when the spec does"
 
 
 @pytest.mark.parametrize("stage", [KeyStage.ADDED, KeyStage.SIGNS])
-def test_keys_that_are_changed_again_meanwhile_begin_again(stage: KeyStage) -> None:
-    """Pods that started for the third key would be older than it, and no change rolled them any more."""
+def test_a_second_change_of_keys_during_the_first_begins_the_steps_again(stage: KeyStage) -> None:
+    """If pods started for the third key before that key exists, no later change would roll them."""
     there = younger(settled(desired()), "1970-01-01T00:10:00Z")
     old = keys_in(fleet_of(there))
     second, third = (desired({**SMALL, "kubernetes": {"ticket_keys": name}}) for name in "23")
@@ -241,16 +241,16 @@ def test_keys_that_are_changed_again_meanwhile_begin_again(stage: KeyStage) -> N
     if stage is KeyStage.SIGNS:
         _, there = step(second, there, 1101.0)
     before = keys_in(fleet_of(there))
-    assert starts(third, there, 1150.0) == [], "it would begin without the third key"
+    assert starts(third, there, 1150.0) == [], "a new pod would read no third key"
     stages, there = step(third, there, 1150.0)
     assert stages == [KeyStage.ADDED]
     assert starts(third, there, 1151.0) != []
     again = keys_in(fleet_of(there))
-    assert again[0] == before[0], "what signs goes on signing"
-    assert set(again) & set(before) == set(before if stage is KeyStage.SIGNS else old), "the one that never signed goes"
+    assert again[0] == before[0], "the key that signs goes on signing"
+    assert set(again) & set(before) == set(before if stage is KeyStage.SIGNS else old), "a key that never signed goes"
     stages, there = step(third, there, 1300.0)
     assert stages == [KeyStage.SIGNS]
-    assert step(third, there, 9000.0)[0] == [], "pods are there that were made for the second"
+    assert step(third, there, 9000.0)[0] == [], "pods that were made for the second key still run"
     there = younger(there, "1970-01-01T00:19:00Z", "3")
     stages, there = step(third, there, 9000.0)
     assert stages == [KeyStage.NONE]
@@ -259,8 +259,8 @@ def test_keys_that_are_changed_again_meanwhile_begin_again(stage: KeyStage) -> N
 
 
 @pytest.mark.parametrize("stage", [KeyStage.ADDED, KeyStage.SIGNS])
-def test_keys_that_are_set_back_to_the_name_before_them_roll_the_pods_of_that_name(stage: KeyStage) -> None:
-    """Their template is the wanted one again, so nothing else would roll them, and the old key would stay for ever."""
+def test_keys_that_are_set_back_to_their_former_name_roll_the_pods_of_that_name(stage: KeyStage) -> None:
+    """The pods' template is the wanted one again. Nothing else would roll them, and the old key would stay for ever."""
     first, second = (desired({**SMALL, "kubernetes": {"ticket_keys": name}}) for name in "12")
     there = younger(settled(first), "1970-01-01T00:10:00Z")
     _, there = step(second, there, 1000.0)
@@ -268,8 +268,8 @@ def test_keys_that_are_set_back_to_the_name_before_them_roll_the_pods_of_that_na
         _, there = step(second, there, 1101.0)
     stages, there = step(first, there, 1150.0)
     assert stages == [KeyStage.ADDED]
-    assert starts(first, there, 1150.0) == [], "it would begin with the second key"
-    assert starts(first, there, 1151.0) == ["chat-prefill-1", "chat-decode-1"], "those that are there have not read it"
+    assert starts(first, there, 1150.0) == [], "no pod starts in the second in which the new key was made"
+    assert starts(first, there, 1151.0) == ["chat-prefill-1", "chat-decode-1"], "the old pods have not read the new key"
     assert not condition_of(first, there, "Progressing", 1151.0)["message"].startswith("every")
     stages, there = step(first, there, 1300.0)
     assert stages == [KeyStage.SIGNS]
@@ -282,8 +282,8 @@ def test_keys_that_are_set_back_to_the_name_before_them_roll_the_pods_of_that_na
     assert keys_in(fleet_of(there)) == (newest,)
 
 
-def test_keys_are_not_set_back_while_pods_of_that_name_could_be_taken_for_ones_with_the_next_key() -> None:
-    """Their age alone tells them apart, and the two clocks may differ by a minute."""
+def test_keys_are_not_set_back_while_pods_of_that_name_may_look_younger_than_the_next_key() -> None:
+    """Only a pod's age shows whether it has read the next key, and the two clocks may differ by a minute."""
     first, second = (desired({**SMALL, "kubernetes": {"ticket_keys": name}}) for name in "12")
     there = younger(settled(first), "1970-01-01T00:18:00Z")  # second 1080
     _, there = step(second, there, 1000.0)
@@ -305,7 +305,7 @@ def test_once_keys_are_set_back_every_pod_of_that_name_is_rolled(tenths: int) ->
 
 @pytest.mark.parametrize(("made", "ends"), [("1970-01-01T00:16:00Z", True), ("1970-01-01T00:10:00Z", False)])
 def test_the_clocks_of_operator_and_server_may_differ(made: str, ends: bool) -> None:
-    """By the server's clock a pod is made before its key is. One of an earlier use of the same name is far older."""
+    """By the server's clock a pod is made before its key. A pod from an earlier use of the key's name is far older."""
     wanted = desired({**SMALL, "kubernetes": {"ticket_keys": "2"}})
     _, there = step(wanted, settled(desired()), 1000.0)
     _, there = step(wanted, there, 1101.0)

@@ -1,4 +1,4 @@
-"""What is given to an API server, by others' rules: published schemas, the restricted profile, Helm, hadolint."""
+"""Manifests, chart and images by the rules of others: published schemas, restricted profile, Helm, hadolint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.k8s_restricted import broken
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
 VERSIONS = ("1.30", "1.36", "1.37")
-"""The oldest that the chart takes, the one that the suite is made for, the newest whose schemas there are."""
+"""Of Kubernetes: the oldest that the chart takes, the one that the tests assume, the newest with published schemas."""
 RICH: dict[str, Any] = {
     "models": [
         {"name": "m", "pools": {"prefill": {"shape": {"tp": 2}}, "decode": {"min": 1, "max": 4, "flips": True}}}
@@ -39,7 +39,7 @@ def documents(path: Path) -> list[Any]:
 
 @functools.cache
 def given() -> dict[str, Any]:
-    """All that a user or the operator gives to an API server, by a name."""
+    """All manifests that a user or the operator sends to an API server, by a name."""
     found = {}
     for path in sorted((K8S / "manifests").rglob("*.yaml")):
         found |= {f"{path.stem} {each['kind']}": each for each in documents(path)}
@@ -62,7 +62,7 @@ def test_manifests_are_valid_by_the_published_schemas(version: str) -> None:
     assert wrong == []
 
 
-def test_the_schemas_refuse_a_field_that_nobody_knows() -> None:
+def test_the_schemas_refuse_an_unknown_field() -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: make setup")
     wrong = copy.deepcopy(given()["small Deployment chat-decode-0"])
     wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
@@ -74,7 +74,7 @@ def test_the_schemas_refuse_a_field_that_nobody_knows() -> None:
 
 
 def pods() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every pod that is made: the operator's, routers', registries', engines', groups'."""
+    """Every pod template: of the operator, routers, registries, engines, and groups of an engine over nodes."""
     everything = {**given(), **{" ".join(key): each for key, each in manifests(WIDE).items()}}
     for name, each in everything.items():
         if each["kind"] == "Deployment":
@@ -119,11 +119,11 @@ BREAKS: dict[str, tuple[str, Any]] = {
     "running as non-root user": ("spec.securityContext.runAsUser", 0),
     "capabilities dropped": ("spec.containers.0.securityContext.capabilities", {"drop": ["NET_RAW"]}),
 }
-"""One pod for each rule that does not keep it, in the order of the standard's page."""
+"""For each rule, a field and a value that break it, in the order of the page on Pod Security Standards."""
 
 
 @pytest.mark.parametrize("rule", BREAKS)
-def test_each_rule_of_the_profile_is_looked_at(rule: str) -> None:
+def test_each_rule_of_the_profile_is_checked(rule: str) -> None:
     pod = copy.deepcopy(given()["small Deployment chat-decode-0"]["spec"]["template"])
     at(pod, *BREAKS[rule])
     assert rule in broken(pod)
@@ -144,7 +144,7 @@ def run_helm(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([helm(), *words], capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_the_chart_renders_what_the_manifests_are() -> None:
+def test_the_chart_renders_the_manifests() -> None:
     rendered = run_helm("template", "x", str(K8S / "chart"), "--namespace", "baton")
     assert rendered.returncode == 0, rendered.stderr
     made = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(rendered.stdout) if each}
@@ -173,7 +173,7 @@ def test_the_chart_refuses_values_that_it_does_not_know(values: str, code: int) 
 
 
 def test_the_chart_becomes_a_package(tmp_path: Path) -> None:
-    """What `helm push` sends to a registry of images (OCI) is this file."""
+    """`helm push` sends this file to a registry of images (OCI)."""
     done = run_helm("package", str(K8S / "chart"), "--destination", str(tmp_path))
     assert done.returncode == 0, done.stderr
     (made,) = tmp_path.glob("baton-*.tgz")

@@ -1,4 +1,4 @@
-"""What is made of a resource: children, pods, status; and that a plan that was carried out leaves nothing to do."""
+"""The plan for a resource: children, pods, status. A plan that was carried out leaves nothing to do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "token_urlsafe", lambda count: "p" * count)
 
 
-def test_children_are_those_that_are_promised() -> None:
+def test_the_children_of_a_small_cluster() -> None:
     names = set(manifests())
     assert names == {
         ("ServiceAccount", "chat-engines"),
@@ -82,8 +82,8 @@ def test_what_was_planned_and_carried_out_leaves_nothing_to_do() -> None:
     assert plan(wanted, settled(wanted), PlanLimits(), 100.0) == ()
 
 
-def test_an_action_lost_is_planned_again() -> None:
-    """An operator that was killed after any of its actions goes on with the others."""
+def test_lost_actions_are_planned_again() -> None:
+    """An operator that was killed after any action continues with the remaining actions."""
     wanted = desired()
     whole = plan(wanted, ObservedCluster(), PlanLimits(), 0.0)
     for at in range(len(whole) + 1):
@@ -92,8 +92,8 @@ def test_an_action_lost_is_planned_again() -> None:
         assert {str(each) for each in applied(rest, there)} == {str(each) for each in applied(whole)}
 
 
-def test_a_drain_that_was_not_heard_and_is_wanted_again_is_taken_back_alone() -> None:
-    """Asked once more in the same plan, the agent would drain after its mark is gone, and serve no more."""
+def test_a_drain_that_never_reached_the_agent_is_taken_back_without_a_second_drain() -> None:
+    """With a second drain in the same plan, the agent would drain after its mark is gone, and serve no more."""
     wanted = desired()
     there = settled(wanted)
     name = "chat-decode-0"
@@ -105,7 +105,7 @@ def test_a_drain_that_was_not_heard_and_is_wanted_again_is_taken_back_alone() ->
 
 
 def changed(change: str) -> tuple[Desired, tuple[Any, ...]]:
-    """The plan after a change of the spec in a settled cluster."""
+    """The changed resource, and the plan for it in a settled cluster."""
     before = desired()
     spec = copy.deepcopy(SMALL)
     pools: Any = spec["models"][0]["pools"]  # type: ignore[index]
@@ -122,7 +122,7 @@ def changed(change: str) -> tuple[Desired, tuple[Any, ...]]:
     return after, plan(after, settled(before), PlanLimits(), 1.0)
 
 
-def test_promises_change_without_a_new_engine() -> None:
+def test_a_change_of_slo_starts_no_new_engine() -> None:
     _, actions = changed("slo")
     assert {each.manifest["metadata"]["name"] for each in actions if isinstance(each, Apply)} == {
         "chat-file",
@@ -141,7 +141,7 @@ def test_a_new_image_is_a_new_family_of_both_roles() -> None:
 
 
 def test_an_extra_pools_engine_belongs_to_the_family_as_well() -> None:
-    """Instances whose KV has another form are no partners, whatever their pools are called."""
+    """Instances whose KV caches differ in format cannot hand over, whatever their pools are called."""
     families = []
     for dtype in ("bfloat16", "float16"):
         pool = {"engine_args": {"dtype": dtype}}
@@ -205,7 +205,7 @@ def test_the_size_is_remembered_by_a_child() -> None:
 
 
 def test_a_size_is_remembered_wherever_a_controller_may_size() -> None:
-    """`start` above `min` and no `max`: the pool may have fewer than at the start, and has them after a restart."""
+    """`start` above `min` and no `max`: the pool may shrink below `start`, and keeps that size after a restart."""
     wanted = desired({"models": [{"name": "m", "pools": {"prefill": {}, "decode": {"min": 1, "start": 3}}}]})
     there = settled(wanted)
     sized = dataclasses.replace(there, advised={"decode": 1})
@@ -246,7 +246,7 @@ def test_a_foreign_object_of_a_wanted_name_is_left_alone() -> None:
     assert "Service chat" in said["Degraded"]["message"]
 
 
-def test_a_hand_in_a_child_is_undone_and_what_others_add_stays() -> None:
+def test_a_manual_change_of_a_child_is_undone_and_fields_that_others_add_stay() -> None:
     wanted = desired()
     there = settled(wanted)
     objects = copy.deepcopy(there.objects)
@@ -260,7 +260,7 @@ def test_a_hand_in_a_child_is_undone_and_what_others_add_stays() -> None:
     assert action.because == "it is not as it was applied"
 
 
-def test_what_is_not_wanted_any_more_is_deleted_with_its_uid() -> None:
+def test_an_object_that_is_not_wanted_any_more_is_deleted() -> None:
     with_monitor = desired({**SMALL, "kubernetes": {"pod_monitor": True}})
     there = settled(with_monitor)
     (action,) = plan(desired(), ObservedCluster(objects=there.objects, pods=there.pods), PlanLimits(), 1.0)
@@ -296,7 +296,7 @@ def test_grace_is_longer_than_the_drain_and_the_agent_is_the_first_process() -> 
     drain_s, linger_s = (float(command[command.index(each) + 1]) for each in ("--drain-s", "--linger-s"))
     assert pod["terminationGracePeriodSeconds"] >= linger_s + drain_s + 60
     router = manifests()["Deployment", "chat-router"]["spec"]["template"]["spec"]["containers"][0]
-    assert linger_s > router["lifecycle"]["preStop"]["sleep"]["seconds"], "what a router still admits is prefilled"
+    assert linger_s > router["lifecycle"]["preStop"]["sleep"]["seconds"], "what a router still admits must be prefilled"
     assert pod["readinessGates"] == [{"conditionType": "serving.baton.dev/serving"}]
 
 
@@ -314,7 +314,7 @@ def test_the_words_of_commands_are_flags_that_exist() -> None:
         assert told.registry.startswith("redis://baton-")
 
 
-def test_a_patch_reaches_the_pod_and_gpus_are_never_parsed_back() -> None:
+def test_a_patch_reaches_the_pod_and_the_gpu_label_is_not_read_back_from_it() -> None:
     patch = {
         "spec": {
             "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -333,7 +333,7 @@ def test_a_patch_reaches_the_pod_and_gpus_are_never_parsed_back() -> None:
     assert made["Deployment", "chat-prefill-0"]["metadata"]["labels"]["serving.baton.dev/gpu"] == "any.1"
 
 
-def test_names_are_labels_for_any_cluster() -> None:
+def test_names_fit_into_labels_for_any_cluster() -> None:
     for kind, name in manifests(SMALL, name="x" * 63):
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name), (kind, name)
         if kind == "Deployment":
@@ -399,7 +399,7 @@ ENGINE = {"name": "engine"}
     ],
 )
 def test_a_malformed_template_is_a_condition_that_names_the_field(patch: dict[str, Any], told: str) -> None:
-    """It is no fault of the operator's, for pools as for routers; what runs goes on running."""
+    """For pools and for routers: the resource is InvalidSpec, and the plan has no action."""
     router = json.loads(json.dumps(patch).replace('"engine"', '"router"'))
     for kubernetes, field in (
         ({"pools": {"decode": {"pod_template": patch}}}, "kubernetes.pools.decode.pod_template."),
@@ -413,7 +413,7 @@ def test_a_malformed_template_is_a_condition_that_names_the_field(patch: dict[st
         assert told in said["Degraded"]["message"]
 
 
-def test_templates_of_any_form_that_the_operator_does_not_read_are_the_api_servers_matter() -> None:
+def test_template_fields_that_the_operator_does_not_read_are_left_to_the_api_server() -> None:
     patch = {
         "metadata": {"annotations": {"spec": "x"}, "labels": {"env": "prod", "volumes": "none"}},
         "spec": {
@@ -462,7 +462,7 @@ def test_patches_merge_as_kubernetes_does() -> None:
     assert not contains({"a": [1, 2]}, {"a": [1]})
 
 
-def test_mounts_are_told_apart_by_where_they_are() -> None:
+def test_volume_mounts_are_told_apart_by_their_path() -> None:
     base = {"volumeMounts": [{"name": "state", "mountPath": "/state"}]}
     two = [{"name": "disk", "mountPath": path, "subPath": path[1:]} for path in ("/models", "/cache")]
     there = {"name": "state", "mountPath": "/elsewhere"}
@@ -479,7 +479,7 @@ def test_mounts_are_told_apart_by_where_they_are() -> None:
 
 
 def test_entries_with_one_merge_key_are_told_apart_by_the_servers_keys() -> None:
-    """One port for two protocols, one topology with two rules: the API server keeps both."""
+    """One port for two protocols, or one topology with two rules: the API server keeps both entries."""
     ports = [{"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}]
     assert patched({"ports": ports[:1]}, {"ports": ports}) == {"ports": ports}
     live = {"ports": [{"containerPort": 53, "protocol": "TCP"}, ports[1]]}
@@ -489,10 +489,10 @@ def test_entries_with_one_merge_key_are_told_apart_by_the_servers_keys() -> None
     assert made == {"topologySpreadConstraints": spread[1:]}
     assert patched({}, {"topologySpreadConstraints": spread}) == {"topologySpreadConstraints": spread}
     policy = {"ports": [{"port": 8000}]}
-    assert not contains({"ports": [{"port": 8000}, {"port": 22}]}, policy), "a NetworkPolicy's are one value"
+    assert not contains({"ports": [{"port": 8000}, {"port": 22}]}, policy), "a NetworkPolicy's ports are one value"
 
 
-def test_a_patch_keeps_the_gate_that_readiness_goes_by() -> None:
+def test_a_patch_keeps_the_operators_readiness_gate() -> None:
     patch = {"spec": {"readinessGates": [{"conditionType": "example.com/ours"}]}}
     made = manifests({**SMALL, "kubernetes": {"pools": {"prefill": {"pod_template": patch}}}})
     gates = made["Deployment", "chat-prefill-0"]["spec"]["template"]["spec"]["readinessGates"]
@@ -504,7 +504,7 @@ def test_the_example_makes_a_cluster() -> None:
 
     spec = yaml.safe_load(EXAMPLE)
     made = manifests({**spec, "kubernetes": {"node_gpus": 8}})
-    assert ("Deployment", "chat-registry") not in made, "it names a registry"
+    assert ("Deployment", "chat-registry") not in made, "the example names a registry"
     pod = made["Deployment", "chat-router"]["spec"]["template"]["spec"]
     files = next(each for each in pod["volumes"] if each["name"] == "files")["projected"]["sources"]
     assert {"key": "keys.acme", "path": "keys/acme"} in files[1]["secret"]["items"]
@@ -512,7 +512,7 @@ def test_the_example_makes_a_cluster() -> None:
 
 
 def test_routers_read_the_file_as_the_operator_does() -> None:
-    """Texts that only one of YAML's versions takes for numbers, and a whole number that JSON has with a point."""
+    """Texts that only one version of YAML reads as numbers, and a whole number that JSON writes with a point."""
     registry = {"url": "redis://r:6379", "password_file": "1.0e5"}
     models = [{**SMALL["models"][0], "served_name": "1e5"}]
     given = {**SMALL, "models": models, "registry": registry, "limits": {"body_bytes_max": 2e6}}
@@ -538,7 +538,7 @@ STARTED_AT = 1767225600.0
 
 
 def loading(pods: tuple[Any, ...], name: str, took_s: float) -> tuple[Any, ...]:
-    """Every pod's container runs since `STARTED` and took `took_s` to come up, but for `name`'s, which still loads."""
+    """Every pod's container runs since `STARTED` and came up after `took_s` seconds; only `name`'s still loads."""
     found = []
     for pod in copy.deepcopy(pods):
         is_up = pod["metadata"]["labels"]["serving.baton.dev/instance"] != name
@@ -550,7 +550,7 @@ def loading(pods: tuple[Any, ...], name: str, took_s: float) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def test_a_start_is_slow_by_what_its_pool_took_and_changes_no_revision() -> None:
+def test_a_start_is_slow_compared_with_its_pool_and_changes_no_revision() -> None:
     wanted = desired({"models": [{"name": "m", "pools": {"prefill": {}, "decode": {"min": 2}}}]})
     there = settled(wanted)
     observed = ObservedCluster(
@@ -560,7 +560,7 @@ def test_a_start_is_slow_by_what_its_pool_took_and_changes_no_revision() -> None
     def said(after_s: float) -> dict[str, Any]:
         return conditions(status(wanted, observed, (), STARTED_AT + after_s, {}))["Degraded"]
 
-    assert said(170.0)["reason"] == "Healthy", "below twice the longest of its pool"
+    assert said(170.0)["reason"] == "Healthy", "below twice the longest start of its pool"
     assert said(190.0)["reason"] == "SlowStart"
     assert said(190.0)["message"].startswith(
         "chat-decode-1 has been loading for 190 s, others of its pool took at most 90 s"
@@ -568,10 +568,10 @@ def test_a_start_is_slow_by_what_its_pool_took_and_changes_no_revision() -> None
     assert not [each for each in plan(wanted, observed, PlanLimits(), STARTED_AT + 190.0) if isinstance(each, Apply)]
     alone = loading(there.pods, "chat-prefill-0", 90.0)
     observed = ObservedCluster(objects=there.objects, pods=alone, known=there.known)
-    assert said(9999.0)["reason"] == "Healthy", "nothing is known of its pool: the probe alone judges"
+    assert said(9999.0)["reason"] == "Healthy", "no other start of its pool is known: only the startup probe decides"
 
 
-def test_instances_and_the_registry_are_owned_by_what_routers_own() -> None:
+def test_instances_and_the_registry_are_owned_by_an_object_that_routers_own() -> None:
     wanted = desired()
     there = settled(wanted)
     objects = tuple(
@@ -597,7 +597,7 @@ def test_instances_and_the_registry_are_owned_by_what_routers_own() -> None:
         assert [each.get("controller", False) for each in owners] == [True, False]
 
 
-def test_pods_that_are_refused_are_as_good_as_no_node() -> None:
+def test_refused_pods_count_as_unschedulable() -> None:
     wanted = desired()
     there = settled(wanted)
     said = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota", "lastTransitionTime": STARTED}

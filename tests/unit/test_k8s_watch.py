@@ -1,4 +1,4 @@
-"""A kept kind of object: answers to the operator's own writes come before or after the watch tells of them."""
+"""The watch cache of one kind: answers to the operator's writes arrive before or after the watch's events of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def thing(version: int, mark: str = "", name: str = "decode-0") -> Json:
 
 
 class Server:
-    """Lists what it has, and tells events when a test says so."""
+    """An API server that lists its objects, and sends an event when a test asks for it."""
 
     def __init__(self, *there: Json) -> None:
         self.there = there
@@ -40,7 +40,7 @@ class Server:
             self.events.task_done()
 
     async def tells(self, kind: str, told: Json) -> None:
-        """One event, until the cache has taken it."""
+        """Send one event, and wait until the cache has taken it."""
         self.events.put_nowait((kind, told))
         await self.events.join()
 
@@ -53,8 +53,8 @@ async def kept(server: Server, changed: list[Json]) -> tuple[WatchCache, asyncio
 
 
 async def test_an_event_older_than_an_answer_changes_nothing() -> None:
-    """A drain is marked (10) and taken back (12); the watch tells of the mark after the answer without it. Were it
-    believed, the agent would be told to drain again, and no mark would say so.
+    """A drain is marked (version 10) and taken back (12); then the watch's event of the mark arrives, late. If the
+    cache took it, the operator would tell the agent to drain again, without a mark.
     """
     server = Server(thing(5))
     cache, running = await kept(server, [])
@@ -73,16 +73,16 @@ async def test_an_event_of_an_object_that_was_made_anew_changes_nothing(event: s
     server = Server(thing(5))
     changed: list[Json] = []
     cache, running = await kept(server, changed)
-    cache.put(thing(15))  # it was deleted (11), and made again under its name
+    cache.put(thing(15))  # the object was deleted (11), and made again under its name
     await server.tells(event, thing(11))
     assert cache.objects["", "decode-0"] == thing(15)
-    assert changed[-1]["metadata"]["resourceVersion"] == "11", "all the same there is something to look at"
+    assert changed[-1]["metadata"]["resourceVersion"] == "11", "the operator looks at the object all the same"
     await server.tells("DELETED", thing(16))
     assert not cache.objects
     running.cancel()
 
 
-async def test_a_list_of_versions_that_are_no_numbers_is_believed() -> None:
+async def test_events_whose_versions_are_no_numbers_are_taken() -> None:
     server = Server()
     cache, running = await kept(server, [])
     for version in ("b", "a"):
@@ -92,8 +92,8 @@ async def test_a_list_of_versions_that_are_no_numbers_is_believed() -> None:
     running.cancel()
 
 
-async def test_what_was_answered_while_a_list_was_read_stays() -> None:
-    """The list is of version 9; a drain's mark was answered as 12 before the list came."""
+async def test_an_answer_newer_than_a_list_stays() -> None:
+    """The list has version 9; before it came, the server answered the write of a drain's mark with version 12."""
     server = Server(thing(5))
     changed: list[Json] = []
     cache = WatchCache(cast("ApiClient", server), "apps/v1", "Deployment", "ns", "", changed.append)
@@ -105,8 +105,8 @@ async def test_what_was_answered_while_a_list_was_read_stays() -> None:
     running.cancel()
 
 
-async def test_after_a_restore_the_list_alone_is_believed() -> None:
-    """Versions go back then: what was there before is no later word, however high its version is."""
+async def test_after_a_restore_only_the_list_counts() -> None:
+    """A restore of the server's data sets versions back: a kept object is not newer than the list, whatever its own."""
     server = Server(thing(5), thing(6, name="made-later"))
     changed: list[Json] = []
     cache, running = await kept(server, changed)

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
         (32, 33, 0, Span(0, 2, 32)),  # one token longer than what is held, at a block's edge
         (33, 32, 0, Span(0, 2, 32)),
         (100, 20, 0, Span(0, 2, 20)),
-        (20, 100, 32, Span(2, 0, 32)),  # more is here than is held there
+        (20, 100, 32, Span(2, 0, 32)),  # more blocks are cached here than are held there
         (40, 40, 40, Span(2, 0, 40)),
         (40, 40, 48, Span(3, 0, 40)),
         (0, 40, 0, Span(0, 0, 0)),
@@ -94,7 +94,7 @@ def test_memory_forgets_by_time_and_refuses_by_size() -> None:
     assert memory.remember("a", 5.0, now=0.0)
     assert memory.remember("b", 9.0, now=0.0)
     assert not memory.remember("c", 9.0, now=4.9)
-    assert memory.remember("a", 7.0, now=4.9), "what is known may be known for longer"
+    assert memory.remember("a", 7.0, now=4.9), "a known key may be given a later time"
     assert (memory.knows("a", 6.9), memory.knows("a", 7.0), memory.room(7.0), len(memory)) == (True, False, 1, 1)
 
 
@@ -103,7 +103,7 @@ def test_memory_forgets_by_time_and_refuses_by_size() -> None:
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    """tools/handover_page.py."""
+    """The module `tools/handover_page.py`."""
     spec = importlib.util.spec_from_file_location("handover_page", ROOT / "tools" / "handover_page.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -121,9 +121,9 @@ def test_the_page_shows_the_rules_as_they_are(page: ModuleType) -> None:
 
 OUTSIDE = {"cluster.ids", "cluster.scan", "cluster.wire"}
 INSIDE_VLLM = {"vllm", "torch", "numpy", "msgspec", "blake3", "engine"}
-"""What `engine.vllm.connector` is written against, with what vLLM requires: it is there, or it is not loaded."""
+"""What `engine.vllm.connector` may import: it is loaded only inside vLLM, where these packages are."""
 BESIDES = {"seal": {"cryptography"}, "proving": {"cluster"}, "rules": {"cluster"}, "vllm_connector": INSIDE_VLLM}
-"""`seal`, `proving` and the rules of roles are agents' and routers' and run in no engine."""
+"""By module, what else it may import. `seal`, `proving` and both `rules` run in agents and routers, in no engine."""
 FOLDERS = ("kvtransfer", "prefill", "decode", "engine/vllm/connector")
 SHARED = ("engine/vllm/adapters.py", "engine/vllm/weights.py", "engine/vllm/kept_files.py")
 """Agents' own modules that the connector runs, too: they import the standard library alone."""
@@ -161,10 +161,10 @@ def rules_of(*paths: str) -> set[str]:
 
 
 def test_the_connector_and_the_twin_are_written_on_the_same_rules() -> None:
-    """Law 3. That they are the same objects is `tests/live/test_connector_versions.py`, which imports vLLM."""
+    """Law 3. `tests/live/test_connector_versions.py` imports vLLM, and checks that they are the same objects."""
     connector = rules_of(*(f"engine/vllm/connector/{name}.py" for name in ("scheduler", "worker", "held_slots")))
     twin = rules_of("engine/twin/holds.py", "engine/twin/pulls.py")
     same = {"prefill.holds.Holds", "prefill.leases.Leases", "prefill.leases.terms", "decode.pulls.Pulls",
             "decode.pulls.worth_pulling", "decode.peers.ProducerPeers"}  # fmt: skip
     assert same <= connector & twin
-    assert "decode.reads.Reads" in connector and "decode.reads.PullAtRank" in twin, "which `Reads` follows"
+    assert "decode.reads.Reads" in connector and "decode.reads.PullAtRank" in twin, "`Reads` is made of `PullAtRank`"

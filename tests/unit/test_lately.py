@@ -1,4 +1,4 @@
-"""What was seen in the last minutes: windows, percentiles, sums of several routers."""
+"""Rolling statistics of the last minutes: windows, percentiles, sums of several routers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from router.telemetry.rolling import NOW_SLOTS, SLOT_S, SLOTS, RollingStatistics, bucket, percentile, together
 
 
-def test_percentiles_are_within_five_percent() -> None:
+def test_percentiles_are_within_six_percent() -> None:
     counts: dict[str, int] = {}
     for milliseconds in range(1, 1001):
         number = str(bucket(milliseconds / 1000))
@@ -33,7 +33,7 @@ def test_windows_forget() -> None:
     assert lately.told(1e6)["five_minutes"]["outcomes"] == {}
 
 
-def test_the_line_is_a_mean_and_parts_are_differences() -> None:
+def test_queue_length_is_a_mean_and_waits_are_differences() -> None:
     lately = RollingStatistics()
     lately.look(0.0, 4, {"queue_p": 10.0})
     lately.look(1.0, 0, {"queue_p": 12.5, "credit": 1.0})
@@ -42,7 +42,7 @@ def test_the_line_is_a_mean_and_parts_are_differences() -> None:
     assert told["waits"] == {"queue_p": 12.5, "credit": 1.0}
 
 
-def test_promises() -> None:
+def test_slo_results_are_counted_by_class() -> None:
     lately = RollingStatistics()
     lately.judged(0.0, "chat", "met", late_ttft=False, late_tpot=False)
     lately.judged(0.0, "chat", "missed", late_ttft=False, late_tpot=True)

@@ -172,14 +172,14 @@ def test_no_package_is_forgotten() -> None:
 
 
 def test_one_package_reads_http_messages() -> None:
-    """Limits and refusals stand in one place. A contestant of a benchmark may read less than that."""
+    """Limits and refusals stand in one place. `bench/` is not checked: its relay and engine may check less."""
     trees = {name: ast.walk(ast.parse(path.read_text())) for name, path in MODULES.items()}
     users = {name for name, tree in trees.items() if any("httptools" in imported(node) for node in tree)}
     assert users == {"cluster.http.answers", "cluster.http.heads"}
 
 
 def functions(path: Path) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
-    """Not kept: so many trees would be looked through at every collection from then on."""
+    """The functions of a file. Its tree is not cached: the garbage collector would scan so many trees each time."""
     nodes = ast.walk(ast.parse(path.read_text()))
     return tuple(node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
@@ -199,7 +199,7 @@ CHECKS = re.compile(r"raises|assert|check|expect|verify|fail")
 
 
 def blind_tests(path: Path) -> Iterator[str]:
-    """Tests that can only fail by an error: no assert, no `raises`, no call of what says, or is seen, to check."""
+    """Tests that fail only by an error: no assert, no `raises`, and no call of what asserts or has a checking name."""
     own = functions(path)
     asserting = {function.name for function in own if any(isinstance(n, ast.Assert) for n in ast.walk(function))}
     for function in own:
@@ -247,7 +247,7 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 
 def arrows_in(top: str) -> dict[str, set[str]]:
-    """Which module of a package imports which, for types only or not."""
+    """By module of a package, the package's modules that it imports, also those imported for types only."""
     inside = {name: path for name, path in MODULES.items() if name.partition(".")[0] == top}
     return {
         name: {each for node in ast.walk(ast.parse(path.read_text())) for each in imported(node) if each in inside}
@@ -257,6 +257,6 @@ def arrows_in(top: str) -> dict[str, set[str]]:
 
 
 def test_no_circle_in_the_router() -> None:
-    """What import-linter does not see: rings within a room, and those that are for types only."""
+    """import-linter does not see rings within a room, and rings of imports for types only."""
     assert circles(arrows_in("router")) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]

@@ -39,7 +39,7 @@ def test_pieces_are_numbered_grid_by_grid() -> None:
 
 
 def rank_memory(shard: HeadShard, head_bytes: int, blocks: int) -> bytearray:
-    """Every byte says which head it is of: block, outer, head."""
+    """A rank's memory, whose bytes are made of block, outer index and head."""
     out = bytearray()
     for block in range(blocks):
         for outer in range(shard.outer):
@@ -51,7 +51,7 @@ def rank_memory(shard: HeadShard, head_bytes: int, blocks: int) -> bytearray:
 @pytest.mark.parametrize("heads", [1, 2, 8])
 @pytest.mark.parametrize("outer", [1, 2])
 def test_every_rank_gets_its_heads_from_any_sharding(heads: int, outer: int) -> None:
-    """By copying what the grids say, for all pairs of sizes: the bytes are those of an engine that computed itself."""
+    """For all pairs of sizes: the copies that the grids name give a rank the bytes that it would compute itself."""
     sizes = [tp for tp in (1, 2, 4, 16) if heads % tp == 0 or tp % heads == 0]
     for ours_tp, theirs_tp in ((a, b) for a in sizes for b in sizes):
         for rank in range(ours_tp):
@@ -74,7 +74,7 @@ def test_equal_shards_share_whole_blocks() -> None:
     assert shared(HeadShard(2, 1, 8, 2), HeadShard(2, 1, 8, 2), 96) == ((0, 0, 96),)
     assert len(shared(HeadShard(1, 0, 8, 2), HeadShard(2, 1, 8, 2), 96)) == 2, "K and V are apart"
     spread = [sources(HeadShard(8, rank, 2), 4)[0] for rank in range(8)]
-    assert sorted(set(spread)) == [0, 1, 2, 3], "replicas of a head share the readers"
+    assert sorted(set(spread)) == [0, 1, 2, 3], "readers are spread over the replicas of a head"
 
 
 @pytest.mark.parametrize("wrong", [{"tp": 3, "heads": 8}, {"rank": 1}, {"heads": 0}, {"outer": 0}])

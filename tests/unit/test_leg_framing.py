@@ -1,4 +1,4 @@
-"""The short way of a token's chunk and the parser's give a listener the same bytes, however they come."""
+"""A listener gets the same bytes by the fast path for a token's chunk and by the parser, however they arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LETTERS = (b"data: x", b"\n\n", b"\n", b"\r\n", b"0\r\n\r\n", b"5\r\nx", b"\n\n\
 
 
 class Transport(asyncio.Transport):
-    """No peer is at the other end."""
+    """A transport without a peer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Transport(asyncio.Transport):
 
 
 class Heard:
-    """What a leg tells."""
+    """A leg's listener: it collects the bytes, counts the chunks of the fast path, and keeps how the leg ended."""
 
     def __init__(self) -> None:
         self.bytes, self.short, self.over = b"", 0, ""
@@ -65,7 +65,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def fed(legs: Legs, pieces: list[bytes]) -> Heard:
-    """What a listener hears of these bytes."""
+    """The listener of a leg, after these bytes have arrived."""
     heard, pool = Heard(), Pool("http://engine", legs.connection)
     leg = EngineLeg(legs, pool, (b"",), heard, once=False, silence_s=0.0)
     connection = legs.connection(pool)
@@ -84,7 +84,7 @@ async def legs():
     found.close()
 
 
-async def test_both_ways_tell_the_same(legs: Legs) -> None:
+async def test_the_fast_path_and_the_parser_give_the_same_bytes(legs: Legs) -> None:
     chance, short = random.Random(1), 0
     for _ in range(300):
         bodies = [
@@ -100,7 +100,7 @@ async def test_both_ways_tell_the_same(legs: Legs) -> None:
         assert together.bytes == one_by_one.bytes == anyhow.bytes == b"".join(bodies)
         assert {together.over, one_by_one.over, anyhow.over} == {"ended"}
         short += together.short
-    assert short > 100, "the short way was taken"
+    assert short > 100, "the fast path was taken"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ async def test_both_ways_tell_the_same(legs: Legs) -> None:
         b" 9\r\ndata: x\n\n\r\n",
     ],
 )
-async def test_a_chunk_that_is_none_loses_the_leg(legs: Legs, wrong: bytes) -> None:
+async def test_a_malformed_chunk_loses_the_leg(legs: Legs, wrong: bytes) -> None:
     good = chunk(b"data: x\n\n")
     heard = fed(legs, [HEAD, good, good, wrong])
     assert heard.over.startswith("lost: no HTTP answer")

@@ -1,4 +1,4 @@
-"""Answer lengths: what is learned, what stands in until then, what limits do, and that promises are kept."""
+"""Answer lengths: what the predictor learns, its prior until then, limits, and calibrated quantiles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_quantiles_and_mean_of_a_known_distribution() -> None:
     for level in LEVELS:
         assert found.quantile(level) == pytest.approx(np.quantile(drawn, level), rel=0.1), level
     assert found.mean == pytest.approx(300, rel=0.08)
-    assert found.mean_remaining(300) == pytest.approx(300, rel=0.12), "a geometric one has no memory"
+    assert found.mean_remaining(300) == pytest.approx(300, rel=0.12), "a geometric distribution has no memory"
 
 
 def test_a_specific_key_is_believed_as_it_is_seen_more_often() -> None:
@@ -97,8 +97,8 @@ def test_forced_lengths_teach_nothing() -> None:
     assert len(predictor) == 0
 
 
-def test_what_was_cut_off_counts_as_at_least_that() -> None:
-    """Half of the answers are cut at 200 of a distribution with median 300; the uncut half tells what is beyond."""
+def test_a_cut_off_answer_counts_as_at_least_its_length() -> None:
+    """Every second answer is limited to 200 tokens, where the median is 300; the others show what lies beyond 200."""
     drawn = np.random.default_rng(3).lognormal(math.log(300), 0.7, size=6000).astype(int) + 1
     honest, naive = Predictor(rate=0.0), Predictor(rate=0.0)
     for at, tokens in enumerate(drawn.tolist()):
@@ -119,7 +119,7 @@ def test_a_change_is_followed() -> None:
 
 
 def drifted(rate: float) -> list[float]:
-    """By how much coverage misses, when lengths grow by 0.02 % an answer: to 2.2 times over 4,000."""
+    """By how much each quantile's coverage misses its level, if lengths grow by 0.02 % an answer, 2.2 times in all."""
     draw, predictor, count = np.random.default_rng(5), Predictor(rate=rate), 4000
     covered = np.zeros(len(LEVELS))
     for at in range(count):
@@ -131,14 +131,14 @@ def drifted(rate: float) -> list[float]:
 
 
 def test_calibration_mends_what_drift_breaks() -> None:
-    """Histograms of the past lag behind; calibrated quantiles keep what they promise."""
+    """Histograms of the past lag behind; calibrated quantiles keep their coverage."""
     calibrated, raw = drifted(0.02), drifted(0.0)
     assert max(calibrated) < 0.02
     assert min(raw[:2]) > 0.1
 
 
 def test_late_answers_do_not_make_calibration_swing() -> None:
-    """Two thousand answers are always under way. The loss stays near that of the truth's own median."""
+    """Two thousand answers are always under way. The predicted median stays near the true one, 300 tokens."""
     draw = np.random.default_rng(6)
     predictor, waiting, medians = Predictor(), [], []
     for _ in range(12_000):
@@ -158,7 +158,7 @@ def test_quantiles_do_not_cross_however_they_are_shifted() -> None:
     assert quantiles == sorted(quantiles)
 
 
-def test_cut_off_answers_say_nothing_about_calibration() -> None:
+def test_cut_off_answers_do_not_change_calibration() -> None:
     predictor = taught(100)
     predictor.settle()
     before = predictor._scopes["acme", "qwen"].shifts
@@ -169,7 +169,7 @@ def test_cut_off_answers_say_nothing_about_calibration() -> None:
 
 
 def test_weights_that_grow_for_ever_stay_finite() -> None:
-    """After 88 times the memory a float32 would be full."""
+    """Weights grow e-fold with every `memory` answers: after 88 times `memory` a float32 would overflow."""
     found = taught(*[9] * 2000, *[30] * 1000, memory=30).predict(ASKED)
     assert found.served[0] == 30
 

@@ -1,4 +1,4 @@
-"""The line for places: who is asked when one becomes free. Whom targets put in another order: test_admission.py."""
+"""The flow-control queue: which request is called when a place becomes free. Order by targets: test_admission.py."""
 
 from router.core.values import Wanted
 from router.scheduler.flow_control.queue import FlowControlQueue
@@ -9,7 +9,7 @@ def wants(kind: str) -> Wanted:
 
 
 def line(**kinds: str) -> FlowControlQueue:
-    """Names and what they want, in order."""
+    """A queue of requests in this order: their names, and the kind of place that each wants."""
     waiting = FlowControlQueue()
     for who, kind in kinds.items():
         waiting.enter(who, wants(kind))
@@ -24,10 +24,10 @@ def test_first_come_first_asked() -> None:
     assert len(waiting) == 2
 
 
-def test_who_finds_none_passes_the_call_to_the_next_that_wants_something_else() -> None:
+def test_a_request_that_finds_no_place_passes_the_call_to_the_next_of_another_kind() -> None:
     waiting = line(a="x", b="x", c="y", d="x")
     assert waiting.call_first() == ("a",)
-    assert waiting.found_none("a") == ("c",), "b would be told what a was told"
+    assert waiting.found_none("a") == ("c",), "b is of a's kind, and would find no place either"
     assert waiting.leave("c", placed=True) == ()
     assert waiting.call_first() == ("a",), "a has kept its position"
     assert waiting.found_none("a") == ()
@@ -52,7 +52,7 @@ def test_when_the_fleet_changes_all_may_ask_one_after_the_other_as_long_as_there
     assert waiting.found_none("b") == (), "d wants what b wants"
 
 
-def test_who_gives_up_while_asked_leaves_the_place_to_the_next() -> None:
+def test_a_request_that_gives_up_while_called_leaves_the_place_to_the_next() -> None:
     waiting = line(a="x", b="x")
     assert waiting.call_first() == ("a",)
     assert waiting.leave("a", placed=False) == ("b",)
@@ -60,14 +60,14 @@ def test_who_gives_up_while_asked_leaves_the_place_to_the_next() -> None:
     assert len(waiting) == 0
 
 
-def test_who_gives_up_unasked_is_forgotten() -> None:
+def test_a_request_that_gives_up_uncalled_is_forgotten() -> None:
     waiting = line(a="x", b="x")
     assert waiting.leave("a", placed=False) == ()
     assert waiting.leave("nobody", placed=False) == ()
     assert waiting.call_first() == ("b",)
 
 
-def test_a_changed_wish_keeps_its_turn() -> None:
+def test_a_request_that_changes_its_kind_keeps_its_turn() -> None:
     waiting = line(a="x", b="y", c="x")
     waiting.enter("a", wants("y"))
     assert waiting.call_first() == ("a",)
@@ -76,13 +76,13 @@ def test_a_changed_wish_keeps_its_turn() -> None:
     assert len(waiting) == 3
 
 
-def test_nobody_in_line() -> None:
+def test_an_empty_queue_calls_no_request() -> None:
     waiting = FlowControlQueue()
     assert (waiting.call_first(), waiting.call_all(), waiting.found_none("a")) == ((), (), ())
 
 
 def test_an_aged_request_that_finds_no_lane_passes_its_call_on() -> None:
-    """It is late, so it may take lanes for late requests alone; before, others behind it were never called."""
+    """A late request may take only the lanes for late requests. Before, the requests behind it were never called."""
     waiting = FlowControlQueue()
     old = Wanted(model="x", hand_over=True, ttft_ms=100.0, arrived=1.0, late=True)
     young = Wanted(model="x", hand_over=True, ttft_ms=60_000.0, arrived=12.0)
@@ -91,6 +91,6 @@ def test_an_aged_request_that_finds_no_lane_passes_its_call_on() -> None:
     waiting.age(12.0)
     for _ in range(2):
         assert waiting.call_first() == ("old",)
-        waiting.enter("old", old)  # it asks, and finds none
+        waiting.enter("old", old)  # it asks, and finds no lane
         assert waiting.found_none("old") == ("young",)
         assert waiting.found_none("young") == ()

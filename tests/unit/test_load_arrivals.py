@@ -1,4 +1,4 @@
-"""`baton load`: what the flags of a load come to, before anything is sent."""
+"""`baton load`: the arrivals that flags make, before anything is sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def args(*words: str) -> argparse.Namespace:
     return parser.parse_args(["http://h:1", *words])
 
 
-def test_the_rate_that_a_search_begins_with_goes_with_a_trace(tmp_path: Path) -> None:
+def test_a_search_takes_a_trace_and_a_first_rate_together(tmp_path: Path) -> None:
     given = args("--find-goodput", "--trace", str(trace(tmp_path)), "--rate", "2")
     found = Loads(given).load(0, 3, 2.0)
     assert (found[-1].at_s - found[0].at_s) == pytest.approx(1.0), "two gaps at two a second"
@@ -46,7 +46,7 @@ def test_the_rate_that_a_search_begins_with_goes_with_a_trace(tmp_path: Path) ->
 BAD = json.dumps({**GOOD[0], "input_length": -1})
 
 
-def test_bad_rows_of_a_trace_of_lengths_are_left_out_and_told(tmp_path: Path) -> None:
+def test_bad_rows_of_a_trace_of_lengths_are_left_out_and_reported(tmp_path: Path) -> None:
     file = trace(tmp_path, BAD, "{nonsense")
     found = planned(args("--input-tokens", f"like:{file}", "--requests", "5"))
     assert {each.input_tokens for each in found.arrivals} == {100}
@@ -55,7 +55,7 @@ def test_bad_rows_of_a_trace_of_lengths_are_left_out_and_told(tmp_path: Path) ->
     assert "-1" in note
 
 
-def test_every_load_of_that_kind_tells_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_of_load_reports_bad_rows_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     like = f"like:{trace(tmp_path, BAD)}"
     loads = Loads(args("--find-goodput", "--output-tokens", like))
     for number in range(3):
@@ -75,7 +75,9 @@ def test_every_load_of_that_kind_tells_it_once(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("words", "good"), [((), 0), (("--strict",), 4)])
-def test_no_row_or_a_strict_load(tmp_path: Path, words: tuple[str, ...], good: int) -> None:
+def test_a_load_without_a_good_row_and_a_strict_load_with_a_bad_one_are_refused(
+    tmp_path: Path, words: tuple[str, ...], good: int
+) -> None:
     file = trace(tmp_path, BAD, BAD, BAD, good=good)
     with pytest.raises(UsageError, match=r"--input-tokens: .*: line 1: "):
         planned(args("--input-tokens", f"like:{file}", *words))
@@ -89,6 +91,6 @@ def test_simulate_and_plan_take_the_same_lengths(tmp_path: Path) -> None:
         assert len(planned(parser.parse_args([*first, "--input-tokens", f"like:{file}"])).notes) == 1
 
 
-def test_a_dry_run_tells_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_reports_bad_rows_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["load", "--input-tokens", f"like:{trace(tmp_path, BAD)}", "--dry-run"]) == 0
     assert "1 bad row was left out" in capsys.readouterr().err

@@ -28,7 +28,7 @@ class AnswersAtOnce(LoadConnections):
 @pytest.mark.parametrize(("first", "step"), [(0, 1), (0, 2), (1, 2), (3, 8), (2, 3)])
 async def test_answers_are_read_after_a_burst(first: int, step: int, concurrency_max: int | None) -> None:
     passed: list[int] = []
-    """The arrivals that the sender has taken, at each answer's end."""
+    """The number of arrivals that the sender has taken, at each answer's end."""
     sending = Sending(asking=Asking("fake"), concurrency_max=concurrency_max)
     replay = Replay(
         AnswersAtOnce("http://127.0.0.1:1"), sending, lambda _: passed.append(replay.load.open + replay.load.held_back)

@@ -18,7 +18,7 @@ from loadgen.report import Targets
 def load(
     seed: int, count: int = 300, slower: float = 1.0, rate: float = 10.0, noise: int = 0, shift: float = 0.0
 ) -> list[Record]:
-    """Requests of one seed through a queue, whose times are noisy by another."""
+    """Requests drawn from `seed`, sent through a queue; `noise` seeds the scatter of their service times."""
     rng, noisy = np.random.default_rng(seed), np.random.default_rng([seed, noise])
     records, free = [], 0.0
     for number, moment in enumerate(np.cumsum(rng.exponential(1 / rate, count)) + shift):
@@ -48,9 +48,9 @@ def test_a_slower_server_is_found_on_the_same_requests() -> None:
 
 
 def test_no_difference_is_told_where_there_is_none() -> None:
-    """Ten pairs of the same server: all ten rows of a table are to be right in 95 % of tables."""
+    """A server is compared with itself ten times. In 95 % of tables all ten rows are to be right."""
     wrong = sum(bool(compare(load(seed), load(seed, noise=1), Targets(ttft_ms=200)).worse) for seed in range(10))
-    assert wrong <= 2  # half of one expected at most; more than 2 have a probability of 1.2 %
+    assert wrong <= 2  # at most 0.5 wrong tables expected; more than 2 have a probability of 1.2 %
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_actions(text: str, told: Action) -> None:
     assert read(text) == told
 
 
-def test_who_carries_it_out() -> None:
+def test_which_program_carries_out_each_action() -> None:
     told = {do: read(f"1s {do} x{' decode' if do == 'role' else ''}").asks for do in ("kill", "drain", "role", "die")}
     assert told == {"kill": Asks.KERNEL, "drain": Asks.AGENT, "role": Asks.AGENT, "die": Asks.MOCK}
 
@@ -49,7 +49,7 @@ def test_who_carries_it_out() -> None:
         ("1s kill 'x", "No closing quotation"),
     ],
 )
-def test_bad_actions_say_what_would_do(text: str, said: str) -> None:
+def test_bad_actions_are_refused_with_a_reason(text: str, said: str) -> None:
     with pytest.raises(BadAction, match=said):
         read(text)
 

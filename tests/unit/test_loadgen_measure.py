@@ -1,4 +1,4 @@
-"""The points of `baton profile`, on virtual time: what a twin costs is what comes out."""
+"""The points of `baton profile`, on virtual time: fitted costs equal the twin's own."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_answers_that_tell_nothing_are_rejected_with_the_reason() -> None:
     assert prefill_row([]) == Rejected("not enough answers")
 
 
-def test_the_way_is_what_our_clock_has_more_than_the_engines() -> None:
+def test_the_way_is_the_senders_time_less_the_engines() -> None:
     metrics = (
         'vllm:request_prefill_time_seconds_bucket{engine="0",le="0.3"} 7.0\n'
         'vllm:request_prefill_time_seconds_sum{engine="0",model_name="a b"} 1.5\n'
@@ -132,7 +132,7 @@ def test_the_way_is_what_our_clock_has_more_than_the_engines() -> None:
     found = records(Prompt(tokens=2000))
     engine_s = 5 * (-3.0 + 0.021 * 2000 + 1.2e-6 * 2000**2 - 2.0) / 1000
     assert way_ms(found, before, PrefillSeconds(1.6 + engine_s, 15)) == pytest.approx(2.0, abs=0.002)
-    assert way_ms(found, before, PrefillSeconds(1.6 + engine_s, 14)) is None, "one of them is not counted yet"
+    assert way_ms(found, before, PrefillSeconds(1.6 + engine_s, 14)) is None, "one of them is not counted by the engine"
     assert way_ms(found, before, None) is None
     row = prefill_row(found)
     assert isinstance(row, PrefillRow)
@@ -158,7 +158,7 @@ def test_points_stay_within_limits(prompt_tokens: int, kv: int | None, batch: in
         assert kv is None or each.batch * (each.context + each.steps) <= KV_SHARE * kv
 
 
-def test_a_short_context_is_said() -> None:
+def test_a_context_too_short_to_measure_is_reported() -> None:
     found = too_short(EngineLimits(prompt_tokens=1500, context_tokens=1502, batch=64))
     assert found is not None
     assert "1,500" in found

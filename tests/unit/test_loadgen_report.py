@@ -1,4 +1,4 @@
-"""What a load adds up to, down to no load at all."""
+"""The report of a load, also of a load without requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadgen.traces import FORMATS, detect
 
 
 def record(at_s: float = 0.0, first: float = 0.1, gaps: tuple[float, ...] = (0.02, 0.02), **more: Any) -> Record:
-    """A whole answer: first token `first` seconds after it was meant to be sent, then one after each gap."""
+    """A complete answer: its first token `first` s after the planned send time, then one token after each gap (s)."""
     token_s = array("d", np.cumsum([at_s + first, *gaps]))
     late = more.pop("late_s", 0.0)
     made = record_of(0, Arrival(at_s, 10, 3), Timings(at_s + late, token_s[0], token_s[-1], token_s))
@@ -54,7 +54,7 @@ def test_percentiles_are_numpys() -> None:
     assert report.offered_rate == pytest.approx(1.0)
 
 
-def test_waiting_counts_from_the_intended_moment() -> None:
+def test_waiting_counts_from_the_planned_send_time() -> None:
     report = report_of([record(at_s=1, first=2.0, late_s=1.5)], LoadRun())
     assert report.ttft_ms.mean == pytest.approx(2000)
     assert report.ttft_sent_ms.mean == pytest.approx(500)
@@ -85,12 +85,12 @@ def test_an_answer_of_one_token_has_no_second_to_miss() -> None:
     assert report.tpot_ms.count == 0
 
 
-def test_a_whole_answer_without_tokens_misses_its_first() -> None:
+def test_a_complete_answer_without_tokens_misses_its_ttft_target() -> None:
     empty = record_of(0, Arrival(0, 1, 1), Timings(0, None, 1, array("d")))
     assert report_of([empty], LoadRun(), Targets(ttft_ms=10_000)).attainment == 0.0
 
 
-def test_usage_counts_before_chunks() -> None:
+def test_token_counts_in_usage_take_precedence_over_chunks() -> None:
     report = report_of([record(completion_tokens=5, prompt_tokens=12)], LoadRun())
     assert (report.output_tokens, report.input_tokens) == (5, 12)
     assert report.tpot_ms.mean == pytest.approx(10)
@@ -98,13 +98,13 @@ def test_usage_counts_before_chunks() -> None:
     assert report_of([record(completion_tokens=2)], LoadRun()).short_answers == 1
 
 
-def test_held_back_is_said_and_is_not_lateness() -> None:
+def test_requests_held_back_are_reported_and_are_not_late() -> None:
     report = report_of([record(late_s=0.09, held_back=True)], LoadRun(held_back=1))
     assert report.late_ms.count == 0
     assert any("1 requests were held back by --max-concurrency" in note for note in report.notes)
 
 
-def test_a_busy_sender_is_said() -> None:
+def test_a_busy_sender_is_reported() -> None:
     assert any("95% of a core" in note for note in report_of([record()], LoadRun(elapsed_s=1, cpu_s=0.95)).notes)
 
 

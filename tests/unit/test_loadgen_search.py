@@ -30,7 +30,7 @@ from loadgen.search import (
 
 SHARE = 0.95
 MU, WITHIN_S = 100.0, 0.2
-"""An M/M/1 queue: answers a second, and the promised time in the system."""
+"""An M/M/1 queue: its answers a second, and the target for the time in the system, in seconds."""
 
 STEADY = MU - math.log(1 / (1 - SHARE)) / WITHIN_S
 """Its goodput in the long run: a sojourn exceeds t with probability exp(−(μ − λ)·t)."""
@@ -80,7 +80,7 @@ def goodputs(requests: int, loads: int) -> list[float]:
 
 
 def test_a_server_that_takes_the_whole_pilot_at_once_is_found_too() -> None:
-    """Fifty places: fifty requests attain however fast they come, so the pilot's load has to grow with its rate."""
+    """Fifty requests attain their target however fast they arrive. So the pilot's load must grow with its rate."""
 
     def answer(trial: RunTrial) -> Try:
         return made(trial, holds=trial.requests <= 50 or trial.rate <= 400)
@@ -104,7 +104,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
         errors.append(abs(found.rate / truth - 1))
         confidences.add(found.confidence)
     assert confidences == {1 - 2 / 2**6}
-    assert held >= 54, f"{held} of 60"  # 58 expected; 53 or fewer have a probability of 1 % at 95 % coverage
+    assert held >= 54, f"{held} of 60"  # 58 expected; 53 or fewer have a probability of 0.25 %
     assert statistics.median(errors) < 0.05
     assert sorted(errors)[56] < 0.15
 

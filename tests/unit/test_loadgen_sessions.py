@@ -1,4 +1,4 @@
-"""Conversations in a closed loop: who speaks when, what is said again, and that a seed says it all."""
+"""Conversations in a closed loop: times of turns, the history in each turn, and what a seed determines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def answered(turn: Turn, text: str = " yes", *, well: bool = True) -> TurnAnswer
 
 
 def run(sessions: Sessions, answer_s: float, *, well: bool = True) -> list[Turn]:
-    """All turns, each answered after so many seconds of virtual time."""
+    """All turns; each is answered `answer_s` seconds of virtual time after its sending."""
     turns: list[Turn] = []
     open_turns: list[tuple[float, Turn]] = []
     now = 0.0
@@ -33,7 +33,7 @@ def run(sessions: Sessions, answer_s: float, *, well: bool = True) -> list[Turn]
         for turn in sessions.handle(Due(), now):
             turns.append(turn)
             open_turns.append((now + answer_s, turn))
-        assert len(open_turns) <= 2  # never more than users: this is why backlog tells nothing
+        assert len(open_turns) <= 2  # never more than the two users: a closed loop has no backlog
     return turns
 
 
@@ -53,14 +53,14 @@ def test_a_slow_server_is_asked_less_and_a_new_user_takes_a_place() -> None:
     assert max(turn.arrival.at_s for turn in fast) < 30.0
 
 
-def test_requests_end_it_and_failures_do_not_spin() -> None:
+def test_a_load_ends_after_its_requests_and_failures_do_not_spin() -> None:
     turns = run(talks(requests=7, think=think_of("0")), 0.0, well=False)
     assert [turn.number for turn in turns] == list(range(7))
-    assert {turn.arrival.turn for turn in turns} == {1}  # a failed conversation is not gone on with
+    assert {turn.arrival.turn for turn in turns} == {1}  # a failed conversation is not continued
     assert turns[-1].arrival.at_s >= 3 * FAILED_WAIT_S
 
 
-def test_the_seed_says_everything_whatever_the_server_does() -> None:
+def test_the_seed_determines_texts_and_lengths_whatever_the_server_does() -> None:
     def told(seed: int, answer_s: float) -> dict[tuple[str | None, int | None], tuple[str, int]]:
         more = {"think": think_of("exponential:2"), "inputs": Uniform(4, 90), "outputs": Uniform(1, 50)}
         turns = run(talks(requests=20, seed=seed, **more), answer_s)
@@ -90,6 +90,6 @@ def test_think_times(text: str, low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "nan", "uniform:5-1", "uniform:1", "gamma:3", "exponential:x", "1e9"])
-def test_think_times_that_are_none(text: str) -> None:
+def test_bad_think_times_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"write|not a number"):
         think_of(text)

@@ -1,4 +1,4 @@
-"""The router's parts over a whole load: means that add up, and what is not there is not made up."""
+"""The router's times by part over a whole load: their means add up, and a missing part is not made up."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_ways_stand_apart_the_most_frequent_first() -> None:
 
 
 @pytest.mark.parametrize("timing", [{}, {"ttft_ms": 3}, {"ttft_ms": {"total": "x"}}, {"ttft_ms": {"router": 1.0}}])
-def test_what_is_no_sum_is_passed_over(timing: dict[str, Any]) -> None:
+def test_timing_without_a_sum_is_left_out(timing: dict[str, Any]) -> None:
     assert stages_of([record(timing)]) == ()
 
 

@@ -109,6 +109,6 @@ def test_long_streams_keep_little() -> None:
         ((b"data: " + b"[" * 100_000 + b"\n\n", DONE), None, 0),
     ],
 )
-def test_whatever_comes_is_an_answer(pieces: tuple[bytes, ...], error: str | None, tokens: int) -> None:
+def test_any_bytes_give_a_result(pieces: tuple[bytes, ...], error: str | None, tokens: int) -> None:
     found = read(*pieces)
     assert (found.error, len(found.token_s)) == (error, tokens)

@@ -1,4 +1,4 @@
-"""What a decision log holds whose disk is full now and then, and what is told of it."""
+"""The decision log on a disk that is sometimes full: what the file holds, and what is reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.scheduler.log_writer import BATCH_BYTES, FLUSH_S, LogWriter
 
 
 class Disk:
-    """A file of a disk that has so much room."""
+    """A file on a disk with `room` bytes left."""
 
     def __init__(self) -> None:
         self.room = 1 << 30
@@ -32,7 +32,7 @@ class Disk:
 
 
 class At:
-    """A clock."""
+    """A clock that a test sets."""
 
     now = 0.0
 
@@ -58,7 +58,7 @@ def test_entries_are_written_together_and_all_by_a_flush() -> None:
     log.add(line)
     assert (disk.writes, len(entries(disk))) == (1, BATCH_BYTES // len(line) + 1)
     log.flush()
-    assert disk.writes == 1, "there is nothing more"
+    assert disk.writes == 1, "there is nothing more to write"
     log.add(line)
     log.flush()
     assert (disk.writes, dropped) == (2, [])

@@ -58,7 +58,7 @@ def test_a_machine_says_when_it_wants_to_be_woken_and_takes_event_and_time(name:
 
 
 def test_the_fleet_and_the_scheduler_have_an_answer_to_each_of_their_events() -> None:
-    """The list of events is complete: an event without one is a `KeyError`; one event has one machine."""
+    """The lists of events are complete: an event without an answer is a `KeyError`. Each event is of one machine."""
     from router.fleet import view
     from router.scheduler import scheduler as scheduling
 
@@ -80,7 +80,7 @@ def shaped(tree: ast.Module) -> list[str]:
 
 
 def test_what_has_the_shape_is_a_machine() -> None:
-    """In the router: whatever handles events at a time is in this file's list."""
+    """Every class of the router with a machine's `handle` is in this file's list."""
     paths = (ROOT / "router").rglob("*.py")
     assert {name for path in paths for name in shaped(ast.parse(path.read_text()))} == set(MADE)
 

@@ -1,4 +1,4 @@
-"""What the cluster file tells the router of its instances' speeds."""
+"""What the cluster file tells the router about its instances' speeds."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_instances_are_known_by_their_pools() -> None:
 
 
 @pytest.mark.parametrize("name", ["prefill-7", "anything", "decode"])
-def test_so_are_those_started_later_and_those_of_other_names(name: str) -> None:
+def test_instances_started_later_or_under_other_names_are_known_by_their_role(name: str) -> None:
     assert make(FILE, name, Role.PREFILL) == make(FILE, "prefill-0", Role.PREFILL)
 
 
-def test_memory_is_the_files_where_it_says_it() -> None:
+def test_the_memory_given_in_the_file_takes_precedence() -> None:
     less = make(FILE + "hardware: {H100-SXM: {}, H200: {memory_gib: 80}}\n", "decode-0", Role.DECODE)
     more = make(FILE, "decode-0", Role.DECODE)
     assert less is not None
@@ -53,11 +53,11 @@ def test_memory_is_the_files_where_it_says_it() -> None:
     ],
     ids=["no GPU", "no such model"],
 )
-def test_what_is_not_known_is_learned_from_legs(text: str) -> None:
+def test_an_unknown_gpu_or_model_has_no_make(text: str) -> None:
     assert make(text, "prefill-0", Role.PREFILL) is None
 
 
-def test_with_several_models_a_name_of_no_pool_says_nothing() -> None:
+def test_with_several_models_a_name_of_no_pool_has_no_make() -> None:
     pools = "pools: {prefill: {gpu: H200}, decode: {gpu: H200}}"
     text = f"models: [{{name: Qwen/Qwen3-32B, {pools}}}, {{name: Qwen/Qwen3-8B, {pools}}}]"
     assert make(text, "qwen3-8b-prefill-0", Role.PREFILL) is not None

@@ -30,7 +30,7 @@ def test_limits_of_many_targets_are_those_of_each() -> None:
     margins.ended(40.0, WIDEST, 50.0)
     targets = np.array([40.0, 20.0, float("inf"), 40.0])
     assert margins.limits_ms(targets).tolist() == [margins.limit_ms(each) for each in targets.tolist()]
-    assert targets.tolist() == [40.0, 20.0, float("inf"), 40.0], "a column that others read"
+    assert targets.tolist() == [40.0, 20.0, float("inf"), 40.0], "the given column is not changed: others read it"
 
 
 def test_a_miss_narrows_the_margin_at_once_and_answers_that_keep_it_widen_it_slowly() -> None:
@@ -46,7 +46,7 @@ def test_a_miss_narrows_the_margin_at_once_and_answers_that_keep_it_widen_it_slo
 
 
 def test_answers_let_in_under_a_much_wider_margin_do_not_narrow_it_again() -> None:
-    """They end seconds after the margin was narrowed for others like them."""
+    """These answers end seconds after the margin was narrowed because of others like them."""
     margins = Margins()
     for _ in range(50):
         margins.ended(40.0, WIDEST, 45.0)

@@ -1,4 +1,4 @@
-"""Who is in the fleet: the rules by which heartbeats are folded, and the line that each decision comes with."""
+"""The members of the fleet: the rules for folding heartbeats, and the reason that comes with each change."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def beat(agent: str = "alfa", *, epoch: int = 1, seq: int = 0, **more: Any) -> H
 
 
 def fold(membership: Membership, now: float, *beats: Heartbeat, wall: float | None = None) -> list[tuple[str, str]]:
-    """What changed, as (what, name)."""
+    """The changes, as (kind of change, member)."""
     return [(change.what.value, change.id) for change in membership.fold(beats, now, wall)]
 
 
 def because(membership: Membership, now: float, *beats: Heartbeat, wall: float | None = None) -> str:
-    """Why the one thing that changed did."""
+    """The reason of the only change."""
     (change,) = membership.fold(beats, now, wall)
     return change.because
 
 
 def owner(membership: Membership, name: str = "prefill-0") -> str | None:
-    """The agent that has a name."""
+    """The agent that owns the name."""
     member = membership.snapshot().get(name)
     return member.beat.agent if member else None
 
@@ -60,10 +60,10 @@ def test_a_member_joins_beats_and_says_goodbye() -> None:
     assert (member.beat.load.running, member.heard_at, member.joined_at) == (3, 1.0, 0.0)
     assert fold(membership, 2.0, beat(seq=3, state=MemberState.GONE)) == [("left", "prefill-0")]
     assert len(membership.snapshot()) == 0
-    assert fold(membership, 2.5, beat(seq=3, state=MemberState.GONE)) == []  # it stands there for a while
+    assert fold(membership, 2.5, beat(seq=3, state=MemberState.GONE)) == []  # the registry keeps it for a while
 
 
-def test_what_changed_is_said() -> None:
+def test_each_change_is_explained() -> None:
     membership = Membership(TTL)
     fold(membership, 0.0, beat(seq=1))
     line = because(membership, 1.0, beat(seq=2, state=MemberState.DRAINING, detail="SIGTERM"))
@@ -74,7 +74,7 @@ def test_what_changed_is_said() -> None:
         assert part in line
 
 
-def test_the_silent_expire_on_the_readers_clock() -> None:
+def test_silent_members_expire_on_the_readers_clock() -> None:
     membership = Membership(TTL)
     fold(membership, 0.0, beat(seq=1), beat("bravo", id="decode-0"))
     assert fold(membership, 5.9, beat(seq=2)) == []
@@ -82,7 +82,7 @@ def test_the_silent_expire_on_the_readers_clock() -> None:
     assert line.startswith("decode-0 expired: nothing new from agent bravo at host-bravo:7 for 6.0 s")
     assert fold(membership, 11.8, beat(seq=2)) == []
     assert fold(membership, 11.9, beat(seq=2)) == [("expired", "prefill-0")]
-    assert fold(membership, 12.0, beat(seq=2)) == []  # what it was last heard with does not bring it back
+    assert fold(membership, 12.0, beat(seq=2)) == []  # the same heartbeat again does not bring it back
     assert fold(membership, 13.0, beat(seq=3)) == [("joined", "prefill-0")]
 
 
@@ -93,7 +93,7 @@ def test_an_agent_that_is_heard_again_says_so() -> None:
     assert "heard again, after it expired" in because(membership, 8.0, beat(seq=2))
 
 
-def test_kinds_describe_themselves() -> None:
+def test_a_router_is_a_member_with_its_url() -> None:
     router = beat(id="router-1", kind=MemberKind.ROUTER, url="http://10.0.0.9:8000")
     membership = Membership(TTL)
     fold(membership, 0.0, router)
@@ -110,7 +110,7 @@ def test_snapshots_are_frozen_and_sorted() -> None:
     assert before.get("b") is not None and before.get("c") is None
 
 
-# --- the field's cases -----------------------------------------------------------------------------------------------
+# --- name conflicts, restarts, clocks --------------------------------------------------------------------------------
 
 
 def test_two_agents_with_one_name() -> None:
@@ -154,7 +154,7 @@ def test_goodbye_and_successor_in_one_reading() -> None:
     assert fold(membership, 0.5, *both) == [("left", "prefill-0"), ("joined", "prefill-0")]
 
 
-def test_the_goodbye_of_one_that_was_not_in_is_no_news() -> None:
+def test_the_goodbye_of_an_agent_that_was_no_member_changes_nothing() -> None:
     membership = Membership(TTL)
     assert fold(membership, 0.0, beat("alfa", epoch=3, state=MemberState.GONE)) == []
     assert fold(membership, 0.1, beat("bravo", epoch=4)) == [("joined", "prefill-0")]
@@ -173,11 +173,11 @@ def test_a_heartbeat_from_before_a_restart() -> None:
     )
     assert fold(membership, 1.5, beat(epoch=1, seq=8)) == []  # said once
     assert membership.snapshot().members[0].beat.order == (2, 9)
-    assert fold(membership, 6.0, beat(epoch=1, seq=8)) == [("expired", "prefill-0")]  # and it kept nobody alive
+    assert fold(membership, 6.0, beat(epoch=1, seq=8)) == [("expired", "prefill-0")]  # and it kept no member alive
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_heartbeat_of_the_agent_before(alive: bool) -> None:
+def test_a_heartbeat_of_the_former_agent(alive: bool) -> None:
     membership = Membership(TTL)
     fold(membership, 0.0, beat("alfa", epoch=3, seq=1))
     fold(membership, 6.0, beat("bravo", epoch=4))
@@ -203,7 +203,7 @@ def test_an_agents_clock_may_be_off(off_s: float, said: str) -> None:
     changes = membership.fold([beat(sent_at=wall + off_s)], 0.0, wall)
     assert [change.what for change in changes] == [ChangeKind.JOINED, ChangeKind.SKEWED][: 1 + bool(said)]
     assert said in changes[-1].because
-    for second in range(1, 10):  # it stays, and is not told again
+    for second in range(1, 10):  # the member stays, and its skew is not reported again
         now = float(second)
         assert fold(membership, now, beat(seq=second, sent_at=wall + now + off_s), wall=wall + now) == []
     (member,) = membership.snapshot()
@@ -217,16 +217,16 @@ def test_without_a_wall_clock_nothing_is_said_of_clocks() -> None:
     assert membership.snapshot().members[0].skew_s is None
 
 
-def test_nobody_expires_while_the_registry_is_deaf() -> None:
+def test_no_member_expires_while_the_registry_does_not_answer() -> None:
     membership = Membership(TTL)
     fold(membership, 0.0, beat(seq=1), beat("bravo", id="decode-0"))
     for _ in range(3):
         membership.deaf()
     assert len(membership.snapshot()) == 2
-    assert fold(membership, 1000.5) == []  # heard again, and empty: it lost its data
-    assert fold(membership, 1002.0, beat(seq=900)) == []  # an agent fills it again
+    assert fold(membership, 1000.5) == []  # the registry answers again, and has lost its data
+    assert fold(membership, 1002.0, beat(seq=900)) == []  # an agent's heartbeat is in it again
     assert fold(membership, 1006.4, beat(seq=900)) == []
-    assert fold(membership, 1006.5, beat(seq=901)) == [("expired", "decode-0")]  # one full ttl for who does not
+    assert fold(membership, 1006.5, beat(seq=901)) == [("expired", "decode-0")]  # the silent agent had one full TTL
 
 
 # --- epochs ----------------------------------------------------------------------------------------------------------
@@ -238,12 +238,12 @@ def test_epochs_only_rise() -> None:
     assert next_epoch(4, 9, 0.0) == 10
 
 
-def test_a_registry_that_forgot_gives_no_epoch_again() -> None:
+def test_a_registry_that_lost_its_data_gives_no_epoch_twice() -> None:
     clock_s = EPOCH_ZERO_S + 5000.0
     first = next_epoch(None, 0, clock_s)
     assert first == 5000
     assert next_epoch(None, 0, clock_s + 1.0) > first
-    assert next_epoch(first, 0, clock_s - 3600.0) == first + 1  # its clock was set back: what is stored counts
+    assert next_epoch(first, 0, clock_s - 3600.0) == first + 1  # the clock was set back: the stored epoch counts
 
 
 # --- codec -----------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def test_bodies_that_are_gone_leave_nothing_resident() -> None:
     assert left("told") < 5.0
 
 
-def test_untold_the_allocator_keeps_them() -> None:
+def test_without_map_large_blocks_the_allocator_keeps_their_memory() -> None:
     """Where this fails, `map_large_blocks` is not needed any more."""
     if left("told") < 5.0:
         assert left("untold") > 20.0

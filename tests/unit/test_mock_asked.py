@@ -102,7 +102,7 @@ def test_a_chat_asks_for_logprobs_with_a_flag(flag: object) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"[" * 5000, b'"x"', b"\xff"])
-def test_bodies_that_are_none(raw: bytes) -> None:
+def test_malformed_bodies_are_refused(raw: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         read_body(raw, "application/json")
     assert refused.value.status == 400

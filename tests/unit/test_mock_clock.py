@@ -42,7 +42,7 @@ class Timers:
         return handle
 
     def run(self, until_s: float = 1e9) -> None:
-        """Fire what is due, in order."""
+        """Fire the timers that are due, in order."""
         while self._queue and self._queue[0][0] <= until_s:
             when, _, handle = heapq.heappop(self._queue)
             if handle.callback is not None:
@@ -54,7 +54,7 @@ class Timers:
 
 
 class Watched:
-    """A clock, and what it said when."""
+    """A clock, with its tokens and their times (s), its effects, and the count of its moments."""
 
     def __init__(self, *, step_ms: float = 10.0, speed: float = 1.0, late_s: float = 0.0, **config: Any) -> None:
         self.timers = Timers(late_s)
@@ -124,7 +124,7 @@ def test_a_speed_that_changes_again_and_again_keeps_the_last_ones() -> None:
 
 
 def test_wakeups_are_gathered() -> None:
-    """Steps of 0.1 ms: no more than one wakeup a millisecond, and every token is there in the end."""
+    """Steps of 0.1 ms: the clock wakes at most once a millisecond, and gives out every token in the end."""
     watched = Watched(step_ms=0.1)
     watched.submit(max_tokens=200)
     watched.timers.run()
@@ -153,8 +153,8 @@ def test_questions_are_answered_at_once() -> None:
     assert len(watched.tokens) == 100
 
 
-def test_what_is_told_from_within_comes_next() -> None:
-    """A hearer may tell the twin something: it is told after what is being said."""
+def test_an_event_sent_by_a_callback_is_handled_after_the_present_effect() -> None:
+    """A callback may send the twin an event. The event is handled after the effect that the callback got."""
     watched = Watched()
     seen: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What a mock pretends to be in the place of an instance of a cluster file."""
+"""The flags of a mock that stands for an instance of a cluster file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_mock_has_the_format_of_the_cache() -> None:
     assert half.config.num_blocks == pytest.approx(2 * whole.config.num_blocks, rel=0.01)
 
 
-def test_up_gives_vllm_the_files_own_words_and_mocks_theirs() -> None:
+def test_up_gives_vllm_the_files_own_flags_and_mocks_theirs() -> None:
     spec = parse(FILE, "baton.yaml").usable()
     real = from_file(spec, ["--seed", "1"])[0]
     mocked = from_file(spec, ["--speed", "2"], "mock")[0]

@@ -54,7 +54,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("body", "words"), BAD, ids=[str(row[0])[:40] for row in BAD])
-def test_what_is_no_fault(body: Any, words: str) -> None:
+def test_bad_faults_are_refused(body: Any, words: str) -> None:
     with pytest.raises(ApiError, match=words) as refused:
         read_faults(body)
     assert refused.value.status == 400
@@ -66,7 +66,7 @@ def faults(*bodies: dict[str, Any], chance: list[float] | None = None) -> MockFa
     return made
 
 
-def test_the_first_that_fits_strikes() -> None:
+def test_the_first_fault_that_fits_strikes() -> None:
     some = faults(
         {"fault": "refuse", "leg": "prefill", "times": 2}, {"fault": "hang", "request": "abc"}, {"fault": "corrupt"}
     )
@@ -88,7 +88,7 @@ def test_a_share_is_drawn() -> None:
     assert [some.strike(ON_REQUESTS, FaultLeg.ANY, "") is not None for _ in range(4)] == [True, False, True, False]
 
 
-def test_ends() -> None:
+def test_faults_end() -> None:
     some = faults({"fault": "slow", "factor": 3}, {"fault": "slow", "factor": 2}, {"fault": "unwell"})
     assert (some.factor, some.has(FaultKind.UNWELL)) == (6, True)
     some.end(1)
@@ -99,7 +99,7 @@ def test_ends() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.CORRUPT, FaultKind.STALE])
 @pytest.mark.parametrize("before", [(), (7, 8), (1, 2, 3, 4)])
-def test_what_is_read_is_something_else_of_the_same_length(kind: FaultKind, before: tuple[int, ...]) -> None:
+def test_a_spoilt_read_has_other_tokens_of_the_same_length(kind: FaultKind, before: tuple[int, ...]) -> None:
     read = spoil(kind, (1, 2, 3), before)
     assert len(read) == 3
     assert read != (1, 2, 3)

@@ -17,7 +17,7 @@ COSTS = Linear()
 
 
 class Driven:
-    """A twin, its record and its playback, told the same at any times."""
+    """A twin, its record and its playback, which get the same effects at the times that a test chooses."""
 
     def __init__(self, config: TwinConfig) -> None:
         self.twin, self.record = Twin(config, COSTS), Record()
@@ -69,7 +69,7 @@ def test_a_token_comes_at_its_steps_end() -> None:
 
 
 def test_a_token_is_not_given_before_it_is_certain() -> None:
-    """An abort during a step takes that step's token back: nobody may have had it."""
+    """An abort during a step takes that step's token back, so the token may not have been given out."""
     driven = Driven(TwinConfig(num_blocks=1000))
     driven.tell(ev.Submit(ask("a", text((1, 20)), 1000)), 0)
     driven.play(until=50_000)
@@ -79,7 +79,7 @@ def test_a_token_is_not_given_before_it_is_certain() -> None:
     assert had <= len(driven.given["a"]) == driven.record.finished("a").outputs < 1000
 
 
-def test_an_engine_that_dies_takes_the_rest_along() -> None:
+def test_an_engine_that_dies_gives_out_no_more_tokens() -> None:
     driven = Driven(TwinConfig(num_blocks=1000))
     driven.tell(ev.Submit(ask("a", text((1, 20)), 1000)), 0)
     driven.play(until=50_000)

@@ -14,7 +14,7 @@ def ids(*values: int) -> Ids:
 
 
 def digests(prompt: Prompted, tokens: int, seed: int = 0) -> list[int]:
-    """Of the first full blocks of a prompt and its answer."""
+    """The digests of the first full blocks of a prompt and its answer."""
     text = Text(prompt.segments, seed, BLOCK)
     return [text.chain(block) for block in range(tokens // BLOCK)]
 
@@ -34,12 +34,12 @@ def test_salt_separates_blocks_and_changes_no_answer() -> None:
     assert said_tokens(plain, plain.right, 0, 9) == said_tokens(salted, salted.right, 0, 9)
 
 
-def test_blocks_size_changes_no_answer() -> None:
+def test_block_size_changes_no_answer() -> None:
     small, large = prompted([ids(*range(300))], BLOCK), prompted([ids(*range(300))], 128)
     assert said_tokens(small, small.right, 0, 9) == said_tokens(large, large.right, 0, 9)
 
 
-def test_what_was_read_wrong_is_said_wrong() -> None:
+def test_wrong_blocks_give_a_wrong_answer() -> None:
     prompt = prompted([ids(1, 2, 3)], BLOCK)
     right = said_tokens(prompt, prompt.right, 0, 20)
     assert said_tokens(prompt, mix(prompt.right, 77), 0, 20) != right
@@ -65,12 +65,12 @@ def test_other_seeds_are_other_answers() -> None:
     assert digests(plain, 2) == digests(seeded, 2)
 
 
-def test_the_twins_name_of_a_right_answer() -> None:
+def test_the_key_of_a_right_answer_is_the_twins() -> None:
     prompt = prompted([ids(*range(20))], BLOCK)
     assert prompt.right == Text(prompt.segments, 0, BLOCK).key == answer_key(prompt.segments)
 
 
-def test_an_answer_that_comes_back_has_the_blocks_it_was_written_to() -> None:
+def test_an_answer_in_the_next_prompt_has_the_blocks_it_was_written_to() -> None:
     first = ids(*range(27))
     asked = prompted([first], BLOCK)
     said = ids(*said_tokens(asked, asked.right, 0, 50))

@@ -93,14 +93,14 @@ def test_every_label_that_is_asked_for_exists() -> None:
     assert not wrong
 
 
-def test_every_alert_is_tested_where_it_comes() -> None:
+def test_every_alert_has_a_test_in_which_it_fires() -> None:
     files = [yaml.safe_load((ROOT / f"deploy/prometheus/{name}_test.yml").read_text()) for name in RULE_FILES]
     cases = [case for file in files for test in file["tests"] for case in test["alert_rule_test"]]
     assert {case["alertname"] for case in cases if case["exp_alerts"]} == {rule["alert"] for rule in RULES}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="apt install prometheus")
-def test_alerts_come_when_they_should_and_not_else() -> None:
+def test_alerts_fire_when_they_should_and_not_otherwise() -> None:
     words = ["promtool", "test", "rules", *(f"{name}_test.yml" for name in RULE_FILES)]
     done = subprocess.run(words, cwd=ROOT / "deploy/prometheus", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What is ready-made of a prefill leg's body is what `wire.prefill_fields` says of it."""
+"""The precomputed end of a prefill leg's body has the fields that `wire.prefill_fields` gives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("token_ids", [False, True])
-def test_a_ready_made_end_says_what_is_said_of_each_body(token_ids: bool) -> None:
+def test_the_precomputed_end_has_the_fields_of_each_body(token_ids: bool) -> None:
     transfer = TransferId(RequestId("5f" * 16), 2, 41)
     for case in CASES:
         body = {"model": "m", **{name: value for name, value in case.items() if value is not ...}}
@@ -34,7 +34,7 @@ def test_a_ready_made_end_says_what_is_said_of_each_body(token_ids: bool) -> Non
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("name", "more"), [("p", b""), ("p@0", b"x-data-parallel-rank: 0\r\n"), ("p@x", b"")])
 def test_every_leg_names_its_rank(name: str, more: bytes) -> None:
-    """Prefill and decode legs (`lines`), and a source's (`untraced`)."""
+    """Header lines of prefill and decode legs (`lines`), and of source legs (`untraced`)."""
     leg = object.__new__(Outgoing)
     leg._head = b"a: b\r\n"
     leg._trace = SimpleNamespace(recorded=False, sends=lambda *_: None)

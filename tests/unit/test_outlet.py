@@ -1,4 +1,4 @@
-"""One answer's way to its client: what comes at one moment goes out in one write, and never stays behind."""
+"""The outlet of one answer: bytes that come at one moment go out in one write, and none stay behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_stream_that_comes_whole_is_one_write() -> None:
     assert over == [True]
 
 
-async def test_what_was_held_back_goes_out_where_no_end_comes() -> None:
+async def test_corked_bytes_go_out_when_no_end_comes() -> None:
     outlet, transport, over = made()
     outlet.begin(HEAD)
     outlet.write(b"data: 1\n\n")
@@ -66,7 +66,7 @@ async def test_what_was_held_back_goes_out_where_no_end_comes() -> None:
     assert len(transport.calls) == 3
 
 
-async def test_nobody_is_written_to_who_has_left() -> None:
+async def test_a_client_that_has_left_gets_no_write() -> None:
     outlet, transport, over = made()
     outlet.begin(HEAD)
     outlet.cork()

@@ -1,4 +1,4 @@
-"""Several routers' data as one: also of peers of another version."""
+"""The data of several routers as one overview, also if a router peer has another version."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ NOW = 1000.0
 
 
 def told(queued: int = 0, waiting: int = 0, ended: int = 0, unseeded: str = "") -> dict[str, Any]:
-    """The data of a router with so many requests in its queue, all for decode, in front of engines that report so many
-    waiting requests; so many of its requests have ended now.
+    """The data of a router: `queued` requests wait in its queue, all for decode, its decode engine reports `waiting`
+    requests, and `ended` of its requests have ended now.
     """
     view = FleetView()
     for name, role in ((P, Role.PREFILL), (D, Role.DECODE)):
@@ -65,7 +65,7 @@ def test_a_peer_tells_why_a_pair_is_not_seeded() -> None:
 
 
 def test_waiting_requests_of_the_history_are_the_engines_and_all_routers_queues() -> None:
-    """Every router hears the same of the engines."""
+    """Every router hears of the same waiting requests in engines, so these are not added up."""
     found = whole(told(queued=2, waiting=5), {"peer": heard(told(queued=3, waiting=5))})
     assert found["history"]["slots"][-1]["waiting"] == {"prefill": 0.0, "decode": 10.0, "both": 0.0, "handoff": 0.0}
     assert found["history"]["slots"][0]["waiting"]["decode"] == 0.0

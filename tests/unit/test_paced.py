@@ -1,4 +1,4 @@
-"""NIXL's agents as our connector makes them: paced, locked, and with the notice of having read kept back."""
+"""NIXL agents of our connector: their progress thread is paced, they are locked, and a read's notice is kept back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvtransfer.notes import with_proof
 
 
 class AgentConfig:
-    """As NIXL's bindings have it: attributes that C++ keeps."""
+    """NIXL's agent configuration as in its bindings: C++ keeps the attributes."""
 
     def __init__(self) -> None:
         self._delay, self._sync = -1, "none"

@@ -31,6 +31,6 @@ def test_a_process_of_the_same_kind_reads_and_writes_them() -> None:
     assert unpacked(subprocess.run(words, input=packed(VALUE), stdout=subprocess.PIPE, check=True).stdout) == VALUE
 
 
-def test_a_value_that_cannot_be_packed_raises_here_and_not_there() -> None:
+def test_a_value_that_cannot_be_packed_raises_in_the_sender() -> None:
     with pytest.raises(AttributeError, match="local"):
         packed(lambda: None)

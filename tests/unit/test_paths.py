@@ -49,14 +49,14 @@ def test_the_split_paths_are_those_that_are_handed_over() -> None:
         *((path, "POST", 404) for path in ("/v1/a b", "/v1/a\\b", "/v1/a\n", "/v1/a?b", "/v1/a#b", "v1/a")),
     ],
 )
-def test_what_does_not_go_on(path: str, method: str, status: int) -> None:
+def test_paths_that_are_refused(path: str, method: str, status: int) -> None:
     with pytest.raises(ApiError) as refused:
         check(path, method)
     assert refused.value.status == status
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/made/up", "/v1/responses/resp_a-1", "/v1/a..b", "/v1/.a"])
-def test_what_does(path: str) -> None:
+def test_paths_that_are_passed_on(path: str) -> None:
     check(path, "GET" if "responses" in path else "POST")
 
 
@@ -74,11 +74,11 @@ def test_engines_tell_what_they_have() -> None:
 
 
 @pytest.mark.parametrize("said", [None, [], {}, {"paths": []}, {"paths": {}}, {"paths": None}, "x", 7])
-def test_what_is_no_openapi_says_nothing(said: object) -> None:
+def test_a_page_that_is_no_openapi_gives_no_paths(said: object) -> None:
     assert paths_in(said) is None
 
 
-def test_an_engine_cannot_say_too_much() -> None:
+def test_an_engines_list_of_paths_is_bounded() -> None:
     told = paths_in({"paths": {f"/p{number}": {} for number in range(TEMPLATES_MAX + 5)}})
     assert told is not None
     assert len(told) == TEMPLATES_MAX
@@ -96,7 +96,7 @@ def never(_: str) -> bool:
 def test_aliases() -> None:
     aliases = Aliases({"gpt": "real", "real": "other", "real2": "real"})
     body = {"model": "gpt"}
-    assert not aliases.apply(body, lambda real: real == "real"), "there is none for who asks"
+    assert not aliases.apply(body, lambda real: real == "real"), "the model does not exist for this tenant"
     assert aliases.apply(body, never)
     assert body == {"model": "real"}, "one step, never two"
     for odd in ({}, {"model": None}, {"model": ["gpt"]}, {"model": "unknown"}):

@@ -1,4 +1,4 @@
-"""The instances that an engine which shares prompts' beginnings must have met, and what its heartbeat says of them."""
+"""The instances that an engine must have met if it shares prompts' beginnings, and its heartbeat about them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_instances_of_one_role_meet_if_both_share() -> None:
 
 
 def test_a_prefill_instance_names_instances_that_it_cannot_pull_from_and_takes_work_all_the_same() -> None:
-    """It works once its consumers can pull from it: what it pulls itself can wait."""
+    """A prefill instance takes work once its consumers can pull from it; its own pulls can wait."""
     members = peers(fleet(p0=True, p1=True, d0=True, d1=False), ME, Role.PREFILL, ["m"], shares=True)
     plain, sharing = Acquainted(), Acquainted()
     for each, shares in ((plain, False), (sharing, True)):

@@ -1,4 +1,4 @@
-"""When a prompt's beginning is pulled from a peer, by the one price; and which peers may give one."""
+"""When a prompt's beginning is pulled from a peer, by the prices of places, and which peers may be its source."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def has(made: FleetView, name: str, chunks: int = 60) -> None:
     fleet.prefixes.sent(made.get(InstanceId(name)).row, CHUNKS[:chunks], 0.0)
 
 
-def test_the_next_turn_is_computed_where_its_beginning_is_pulled_to() -> None:
-    """Handed over, as a whole one would disturb the decode instance's answers."""
+def test_a_prompt_is_cheaper_where_its_beginning_is_pulled_to() -> None:
+    """The price of the prompt on p0, with its beginning from d1 and without a source."""
     made = sharing(P, D)
     has(made, "d1")
     prices = prices_of(made.all(), long())
@@ -69,11 +69,11 @@ def test_the_next_turn_is_computed_where_its_beginning_is_pulled_to() -> None:
     alone = prices_of(sharing(P, D).all(), long())
     assert prices.prompt_at(0) <= alone.prompt_at(0) * (1 - CLEAR)
     assert prices.prompt_at(0) <= alone.prompt_at(0) - LEAST_MS
-    assert prices.stall_at(0) < alone.stall_at(0), "answers there wait for less"
-    assert source.wait_s == pytest.approx(alone.prompt_at(0) / 1000, abs=0.001), "as long as it takes without one"
+    assert prices.stall_at(0) < alone.stall_at(0), "answers on p0 are delayed less"
+    assert source.wait_s == pytest.approx(alone.prompt_at(0) / 1000, abs=0.001), "as long as the whole prompt takes"
 
 
-def test_the_choice_names_it() -> None:
+def test_a_source_takes_part_has_two_credits_and_is_another_instance() -> None:
     made = sharing(P, D)
     has(made, "d1")
     made.all().peers(made.get(InstanceId("d1")), takes_part=False)
@@ -87,17 +87,17 @@ def test_the_choice_names_it() -> None:
         assert (found is not None) == asked, "a place for the leg, and one for the answer"
     both.get(InstanceId("b1")).credits = 9
     prices = prices_of(both.all(), long())
-    assert prices.source_at(0) is not None and prices.source_at(1) is None, "no one is its own source"
+    assert prices.source_at(0) is not None and prices.source_at(1) is None, "no instance is its own source"
 
 
 @pytest.mark.parametrize("chunks", [0, 8, 20])
-def test_little_is_computed(chunks: int) -> None:
+def test_a_short_beginning_is_computed_and_not_pulled(chunks: int) -> None:
     made = sharing(P, D)
     has(made, "d1", chunks)
     assert prices_of(made.all(), long()).source_at(0) is None
 
 
-def test_a_source_that_computes_long_prompts_is_none() -> None:
+def test_an_instance_that_computes_long_prompts_is_no_source() -> None:
     made = sharing(P, P)
     has(made, "p1")
     fleet = made.all()
@@ -111,7 +111,7 @@ def test_a_source_that_computes_long_prompts_is_none() -> None:
     assert prices_of(fleet, long()).source_at(0) is None
 
 
-def test_a_request_of_several_prompts_or_another_one_in_each_leg_has_no_source() -> None:
+def test_a_request_of_several_prompts_has_no_source() -> None:
     """A batch is named by its first prompt: all of its prompts would pull that one's beginning."""
     made = sharing(P, D)
     has(made, "d1")
@@ -127,14 +127,14 @@ def test_an_instance_that_is_reserved_is_no_source_for_others() -> None:
     assert fleet.shares(1, 0, long(whose="acme")) and not fleet.shares(1, 0, long())
 
 
-def test_what_has_as_much_needs_no_source() -> None:
+def test_an_instance_that_holds_about_as_much_needs_no_source() -> None:
     made = sharing(P, D)
     has(made, "d1")
     has(made, "p0", 58)
     assert prices_of(made.all(), long()).source_at(0) is None
 
 
-def test_who_may_give_one() -> None:
+def test_which_peers_may_be_a_source() -> None:
     made = sharing(P, D, weights="ab")
     fleet = made.all()
     assert not fleet.shares(1, 0, long()), "other weights"
@@ -142,14 +142,14 @@ def test_who_may_give_one() -> None:
     fleet, wanted = made.all(), long()
     assert fleet.shares(1, 0, wanted) and fleet.shares(0, 2, wanted)
     fleet.shuns(made.get(InstanceId("p0")), (InstanceId("d1"),))
-    assert not fleet.shares(1, 0, wanted) and fleet.shares(0, 1, wanted), "it has not met it"
+    assert not fleet.shares(1, 0, wanted) and fleet.shares(0, 1, wanted), "p0 has not met d1"
     fleet.shuns(made.get(InstanceId("p0")), ())
     names = {each: InstanceId(each) for each in ("p0", "d1", "p2")}
     fleet.pairing.circles(ProofStanding({names["p0"]: 1, names["p2"]: 2}, {names["d1"]: 1}, {}, {}))
     assert fleet.shares(1, 0, wanted) and fleet.shares(0, 1, wanted)
     assert not fleet.shares(1, 2, wanted) and not fleet.shares(0, 2, wanted), "another circle"
     made.get(names["d1"]).up = False
-    assert not fleet.shares(1, 0, wanted), "it is down"
+    assert not fleet.shares(1, 0, wanted), "d1 is down"
 
 
 def test_what_a_tier_has_is_not_pulled() -> None:
@@ -165,13 +165,13 @@ def test_what_a_tier_has_is_not_pulled() -> None:
     assert prices_of(fleet, long()).source_at(0) is None
 
 
-def test_neither_speed_nor_cache_is_learned_from_such_a_prompt() -> None:
+def test_neither_speed_nor_cache_is_learned_from_a_prompt_with_a_source() -> None:
     made = sharing(P, D)
     fleet = made.all()
     has(made, "d1")
     wanted = long()
     chosen = workload(fleet, wanted)
-    if chosen.source is None:  # the policy may serve it whole where it is
+    if chosen.source is None:  # the policy may serve the request aggregated on d1
         source = prices_of(fleet, wanted).source_at(0)
         chosen = replace(chosen, prefill=InstanceId("p0"), decode=InstanceId("d1"), source=source)
     placements, expected = Placements(fleet), Placement()
@@ -181,7 +181,7 @@ def test_neither_speed_nor_cache_is_learned_from_such_a_prompt() -> None:
     capacity = fleet.prefixes._held[0].capacity_tokens
     placements.prompt_over(expected, wanted, 1.0, done=True, cached_tokens=3840)
     assert fleet.prefixes._held[0].capacity_tokens == capacity
-    assert fleet.prefixes.match(CHUNKS).chunks_of(0) == len(CHUNKS), "and it has the prompt from now on"
+    assert fleet.prefixes.match(CHUNKS).chunks_of(0) == len(CHUNKS), "p0 has the prompt from now on"
 
 
 @pytest.mark.interpreted
@@ -204,8 +204,8 @@ def test_a_source_counts_as_used_once_it_has_said_what_it_has() -> None:
     made.handle(SourceSaid(InstanceId("gone"), CHUNKS, 64.0, 0, 1.0), 1.0)
 
 
-def test_a_source_that_was_not_met_is_no_pair_apart() -> None:
-    """An operator is told of pairs that should hand over and do not."""
+def test_instances_of_one_role_that_have_not_met_are_no_parted_pair() -> None:
+    """Parted pairs are reported to an operator: pairs that should hand over and do not."""
     made = sharing(P, D, D)
     fleet = made.all()
     for name in ("p0", "d1", "d2"):
@@ -215,7 +215,7 @@ def test_a_source_that_was_not_met_is_no_pair_apart() -> None:
     assert not any(fleet.shares(source, row, long()) for source in range(3) for row in range(3))
 
 
-def test_front_ends_that_take_their_time_are_learned_and_forgotten() -> None:
+def test_the_delay_of_source_legs_is_learned_and_fades() -> None:
     made = sharing(P, D)
     fleet = made.all()
     has(made, "d1")
@@ -224,9 +224,9 @@ def test_front_ends_that_take_their_time_are_learned_and_forgotten() -> None:
     fleet.inflight.source_delay.took(5.0, 1.0)
     assert fleet.inflight.source_delay.ms(1.0) == 5.0
     fleet.inflight.source_delay.took(-20.0, 1.0)
-    assert fleet.inflight.source_delay.ms(1.0) == 0.0, "never less than the price says"
+    assert fleet.inflight.source_delay.ms(1.0) == 0.0, "never less than the price"
     for _ in range(4):
         fleet.inflight.source_delay.took(10_000.0, 1.0)
-    assert prices_of(fleet, long(now=1.0)).source_at(0) is None, "it would not pay"
+    assert prices_of(fleet, long(now=1.0)).source_at(0) is None, "a pull would not pay"
     assert fleet.inflight.source_delay.ms(1.0) < 500
     assert prices_of(fleet, long(now=900.0)).source_at(0) is not None, "tried again after a while"

@@ -1,4 +1,4 @@
-"""A producer whose blocks do not come is set aside, tried now and then, and pulled from again once it is well."""
+"""A producer whose pulls fail is set aside, tested now and then, and pulled from again once a test succeeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def failing(times: int = FAILURES, now: float = 100.0) -> ProducerPeers:
     return peers
 
 
-def test_some_failures_are_nothing() -> None:
+def test_a_few_failures_do_not_set_a_producer_aside() -> None:
     peers = failing(FAILURES - 1)
     assert peers.may_pull("p", 100.0) and not peers.of("p").aside
     peers.ended("p", "", 101.0)
@@ -28,18 +28,18 @@ def test_some_failures_are_nothing() -> None:
     assert peers.may_pull("p", 102.0) and (peers.of("p").pulled, peers.of("p").failed) == (1, FAILURES)
 
 
-def test_several_in_a_row_set_it_aside_and_a_try_that_is_good_lets_it_in() -> None:
+def test_several_failures_in_a_row_set_it_aside_and_a_good_test_ends_that() -> None:
     peers = failing()
     assert peers.of("p").aside and not peers.may_pull("p", 100.0 + ASIDE_S - 0.01)
     now = 100.0 + ASIDE_S
-    assert peers.may_pull("p", now) and peers.may_pull("p", now), "asking is no try"
+    assert peers.may_pull("p", now) and peers.may_pull("p", now), "asking starts no test"
     peers.began("p", now)
-    assert not peers.may_pull("p", now), "one is enough"
+    assert not peers.may_pull("p", now), "one test at a time"
     peers.ended("p", "", now + 0.1)
     assert peers.may_pull("p", now + 0.1) and not peers.of("p").aside
 
 
-def test_what_waits_for_its_hold_waits_through_a_try() -> None:
+def test_a_request_that_waits_for_its_hold_waits_during_a_test() -> None:
     peers = failing()
     assert not peers.may_wait("p", 100.0) and not peers.may_wait("stranger", 100.0)
     now = 100.0 + ASIDE_S
@@ -49,7 +49,7 @@ def test_what_waits_for_its_hold_waits_through_a_try() -> None:
     assert not peers.may_wait("p", now + 0.1)
 
 
-def test_each_try_that_fails_makes_the_next_one_later() -> None:
+def test_each_test_that_fails_makes_the_next_one_later() -> None:
     peers, now, waits = failing(), 100.0, []
     for _ in range(9):
         before = now
@@ -61,8 +61,8 @@ def test_each_try_that_fails_makes_the_next_one_later() -> None:
     assert waits == [min(ASIDE_S * 2**n, ASIDE_S_MAX) for n in range(9)]
 
 
-def test_others_that_end_with_it_make_it_no_worse() -> None:
-    """Eight were under way when the cable was pulled."""
+def test_pulls_that_fail_together_make_the_pause_no_longer() -> None:
+    """Eight pulls were under way when the cable was pulled out."""
     peers = ProducerPeers()
     peers.met("p", "p", 0.0)
     for _ in range(8):
@@ -72,14 +72,14 @@ def test_others_that_end_with_it_make_it_no_worse() -> None:
     assert peers.of("p").failed == 8 and peers.may_pull("p", 100.0 + ASIDE_S)
 
 
-def test_a_try_of_which_nothing_is_heard_is_not_the_last() -> None:
+def test_a_test_without_a_result_is_followed_by_another() -> None:
     peers = failing()
     peers.began("p", 100.0 + ASIDE_S)
     assert not peers.may_pull("p", 100.0 + 1.9 * ASIDE_S) and peers.may_pull("p", 100.0 + 2 * ASIDE_S)
 
 
 @pytest.mark.parametrize("because", ["the hold did not outlive the read", "something else"])
-def test_what_is_not_the_ways_fault_does_not_count(because: str) -> None:
+def test_failures_that_are_not_the_connections_do_not_count(because: str) -> None:
     peers = ProducerPeers()
     peers.met("p", "p", 0.0)
     for _ in range(20):
@@ -87,7 +87,7 @@ def test_what_is_not_the_ways_fault_does_not_count(because: str) -> None:
     assert peers.may_pull("p", 100.0) and peers.of("p").failed == 0
 
 
-def test_a_new_life_begins_anew_and_strangers_leave_nothing() -> None:
+def test_a_new_life_begins_anew_and_unknown_producers_are_not_kept() -> None:
     peers = failing()
     peers.forgotten("p")
     peers.ended("p", READ, 101.0)
@@ -100,7 +100,7 @@ def test_a_new_life_begins_anew_and_strangers_leave_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", *sorted(BROKEN), "else"]), st.floats(0, 50)), max_size=60))
-def test_who_is_well_again_is_pulled_from_again_within_the_longest_pause(script: list[tuple[str, float]]) -> None:
+def test_a_producer_that_is_well_again_is_pulled_from_within_the_longest_pause(script: list[tuple[str, float]]) -> None:
     peers, now = ProducerPeers(), 0.0
     peers.met("p", "p", 0.0)
     for because, later in script:

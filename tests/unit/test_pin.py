@@ -64,7 +64,7 @@ def test_first_runner_after_a_preemption_pins_nothing() -> None:
     assert torch.equal(processor.apply(logits()), logits())
 
 
-def test_a_token_that_the_model_has_not_pins_nothing() -> None:
+def test_a_token_outside_the_vocabulary_pins_nothing() -> None:
     processor = PinFirstToken(None, None, False)
     processor.update_state(update(1, added=[(0, params(5), None, [])]))
     assert torch.equal(processor.apply(logits()), logits())
@@ -85,11 +85,11 @@ def test_second_runner_pins_where_only_the_prompt_is_there() -> None:
     assert not processor.add_request(0, SamplingParams())
     # Slot 2 stands in row 0 of this step, slot 0 in row 1.
     assert processor.apply(logits(2), context([2, 0], [30, 10])).argmax(dim=1).tolist() == [1, 4]
-    assert torch.equal(processor.apply(logits(2), context([2, 0], [31, 11])), logits(2)), "its second token is its own"
-    assert torch.equal(processor.apply(logits(2), context([2, 0], [16, 11])), logits(2)), "a chunk of its prompt"
+    assert torch.equal(processor.apply(logits(2), context([2, 0], [31, 11])), logits(2)), "the second token is free"
+    assert torch.equal(processor.apply(logits(2), context([2, 0], [16, 11])), logits(2)), "a chunk of the prompt"
 
 
-def test_second_runner_forgets_who_had_the_slot() -> None:
+def test_second_runner_forgets_the_slots_former_request() -> None:
     processor, _ = second_runner(10)
     processor.add_request(0, params(1))
     processor.add_request(0, SamplingParams())

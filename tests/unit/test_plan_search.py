@@ -1,4 +1,4 @@
-"""The search of `baton plan` on made-up spaces, where it is known which fleets hold."""
+"""The search of `baton plan` in made-up spaces, for which a test decides which fleets hold."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def drawn(prices: tuple[float, ...], need: float, most: int, name: str, **more: 
     )
 
 
-def test_a_measured_objective_is_what_is_made_small() -> None:
-    """The cheapest by its bound draws more than another one."""
+def test_a_measured_objective_is_minimised() -> None:
+    """The space that is cheapest by its bound costs more than the other when measured."""
     first, second = (drawn((1.0,), 1.0, 5, "first"), drawn((1.5,), 1.0, 5, "second"))
 
     def holds(trial: Trial) -> TrialVerdict:
@@ -50,7 +50,7 @@ def test_a_measured_objective_is_what_is_made_small() -> None:
 
 
 def test_a_cheaper_neighbour_that_holds_against_what_was_presumed_is_taken_and_told() -> None:
-    """(3, 1) fails, so (2, 1) is presumed to; it holds all the same."""
+    """(3, 1) fails, so (2, 1) is presumed to fail, but it holds."""
     space = drawn((1.0, 5.0), 1.0, 4, "odd")
     odd = {(2, 1): True, (3, 1): False, (4, 1): True}
     found = run([space], lambda trial: TrialVerdict(holds=odd.get(trial.counts, trial.counts[0] >= 4)))
@@ -85,7 +85,7 @@ def test_weaker_kinds_are_ruled_out_with_stronger_ones() -> None:
     assert all(counts[0] > 3 for name, counts in tried if name == "weak")
 
 
-def test_nothing_that_what_there_is_forbids_is_ever_tried() -> None:
+def test_no_fleet_beyond_the_limits_or_below_the_floors_is_tried() -> None:
     space = Space(
         name="shared",
         prices=(1.0, 1.0),
@@ -114,8 +114,8 @@ def test_neighbours_are_cheaper_ones_first_then_one_more() -> None:
     assert near.index((1, 2)) < near.index((2, 1))
 
 
-def test_the_order_does_not_depend_on_what_is_tried_ahead() -> None:
-    """Only the verdict of the first is learned: the same trials, whatever else is yielded behind it."""
+def test_two_equal_searches_try_the_same_fleets_in_the_same_order() -> None:
+    """Of the trials that the search yields at once, only the first gets a verdict."""
     spaces = [drawn((1.0 + number / 7, 2.0), 2.0, 6, str(number)) for number in range(5)]
     seen: list[list[tuple[str, Counts]]] = [[], []]
     for row in seen:
@@ -168,7 +168,7 @@ def test_fleets_of_one_price_cost_no_more_than_a_few_trials() -> None:
 
 
 def test_where_the_objective_is_measured_the_same_machines_are_tried_with_other_settings() -> None:
-    """The bound says that the capped ones draw more than they do: nothing else would look at them."""
+    """The bound overstates the cost of the capped machines, so the search would not try them for their price."""
     plain, capped = (
         drawn((1.0,), 1.0, 3, "plain", make="a", family="x"),
         drawn((1.1,), 1.0, 3, "capped", make="a", family="y"),
@@ -188,7 +188,7 @@ def test_a_fleets_scale_is_that_of_what_is_left_after_the_worst_loss(survive: in
 
 
 def test_where_bounds_say_nothing_the_search_leaps_over_many_cheap_failures() -> None:
-    """Sixty arrangements of slow machines that no number of helps, and a dear one that holds: effort for 30 trials."""
+    """Sixty arrangements of slow machines never hold, in any number; a dear one does. The effort is for 30 trials."""
     slow = [replace(drawn((1.0 + at / 100,), 1.0, 4, f"slow {at}"), floors=()) for at in range(60)]
     fast = replace(drawn((6.0,), 1.0, 4, "fast"), floors=())
     found = run([*slow, fast], lambda trial: TrialVerdict(holds=trial.space is fast, spent=1), effort=30)
@@ -197,7 +197,7 @@ def test_where_bounds_say_nothing_the_search_leaps_over_many_cheap_failures() ->
 
 
 def test_a_leap_that_finds_nothing_dearer_tries_the_largest_instances() -> None:
-    """Of twelve GPUs only the largest instance is fast enough, set in one way of many; others fail by the dozen."""
+    """With twelve GPUs only the largest instance with one of five settings is fast enough; all other fleets fail."""
     sizes = [
         replace(drawn((float(gpus),), 1.0, 12 // gpus, f"{gpus} {budget}"), floors=(), gpus=(gpus,))
         for budget in range(5)

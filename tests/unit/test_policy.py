@@ -1,4 +1,4 @@
-"""Least load: who is chosen, who is never chosen, and what is said of it."""
+"""The policy `least_load`: which instances it chooses, which it never chooses, and its `because`."""
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
@@ -28,14 +28,14 @@ def test_a_pair() -> None:
     assert choose(fleet(*PD)) == ("p", "d")
 
 
-def test_whole_requests_go_to_decode_and_single_tokens_to_prefill() -> None:
+def test_aggregated_requests_go_to_decode_and_single_tokens_to_prefill() -> None:
     view = fleet(*PD)
     assert choose(view, hand_over=False) == (None, "d")
     assert choose(view, hand_over=False, prefill_only=True) == (None, "p")
     assert choose(fleet(*PD, ("b", Role.BOTH)), hand_over=False) == (None, "b")
 
 
-def test_no_second_instance_means_whole() -> None:
+def test_without_a_second_instance_a_request_is_served_aggregated() -> None:
     assert choose(fleet(("p", Role.PREFILL))) == (None, "p")
     assert choose(fleet(("b", Role.BOTH))) == (None, "b")
     assert choose(fleet(*PD), excluded=frozenset({InstanceId("p")})) == (None, "d")
@@ -86,7 +86,7 @@ def test_one_lost_probe_is_noise() -> None:
     assert view.get(InstanceId("d")).up
 
 
-def test_a_decode_instance_that_went_down_has_met_nobody() -> None:
+def test_a_decode_instance_that_went_down_has_met_no_engine() -> None:
     view = fleet(*PD)
     view.pair_met("engine", InstanceId("d"))
     assert view.pair_warm("engine", InstanceId("d"))
@@ -94,7 +94,7 @@ def test_a_decode_instance_that_went_down_has_met_nobody() -> None:
     assert not view.pair_warm("engine", InstanceId("d"))
 
 
-def test_whom_a_decode_instance_has_met_is_bounded() -> None:
+def test_the_engines_that_a_decode_instance_has_met_are_bounded() -> None:
     """Prefill engines have a new name at every start: what is kept of the old ones must not grow for ever."""
     view = FleetView()
     d = InstanceId("d")
@@ -104,7 +104,7 @@ def test_whom_a_decode_instance_has_met_is_bounded() -> None:
     assert len(view._met[d]) == MET_MAX
     assert not view.pair_warm("e9", d) and view.pair_warm("e10", d) and view.pair_warm(f"e{MET_MAX + 9}", d)
     view.fold(())
-    assert not view._met, "it left"
+    assert not view._met, "d has left"
 
 
 def test_models_stay_known_while_their_engines_are_away() -> None:
@@ -129,7 +129,7 @@ def test_credits_bound_the_legs_of_all_routers_together() -> None:
     assert choose(view, routers=2) == ("p", "d")
 
 
-def test_a_full_pair_is_waited_for_rather_than_run_whole() -> None:
+def test_a_request_waits_for_a_full_pair_rather_than_be_served_aggregated() -> None:
     view = fleet(*PD)
     view.get(InstanceId("p")).credits = 1
     view.leg_started(InstanceId("p"))
@@ -150,7 +150,7 @@ def test_the_fleet_as_heartbeats_tell_it() -> None:
     assert choose(view) == ("p", "d")
     assert view.fold((p, reported("d", Role.DECODE, state="draining"))) == frozenset()
     assert choose(view) == (None, "p"), "nothing is sent to a draining instance"
-    assert view.fold((p,)) == {"d"}, "it left"
+    assert view.fold((p,)) == {"d"}, "d has left"
     assert not view.knows(InstanceId("d"))
 
 
@@ -168,7 +168,7 @@ def test_a_new_epoch_is_a_new_engine() -> None:
 
 
 def test_another_role_is_the_same_engine() -> None:
-    """A flip: what runs there runs on, and only what comes next goes elsewhere."""
+    """A flip: legs that run there go on, and only later requests go elsewhere."""
     view = FleetView()
     p, d = reported("p", Role.PREFILL), reported("d", Role.DECODE)
     view.fold((p, d, reported("e", Role.DECODE)))
@@ -195,7 +195,7 @@ def test_an_instance_that_left_is_forgotten_after_its_last_leg() -> None:
 
 
 def test_an_unreachable_instance_stays_out_until_a_probe_succeeds() -> None:
-    """Its agent may well see it ready: what counts here is whether we do."""
+    """Its agent may report it as ready; what counts is whether this router reaches it."""
     view = FleetView()
     view.fold((reported("d", Role.DECODE),))
     assert view.unreachable(InstanceId("d"))
@@ -206,7 +206,7 @@ def test_an_unreachable_instance_stays_out_until_a_probe_succeeds() -> None:
 
 
 def hear(view: FleetView, shuns: dict[str, tuple[str, ...]]) -> None:
-    """All of a view, as the registry would bring it, with whom each shuns."""
+    """Fold heartbeats of all instances of a view; `shuns`: by instance, the instances that it cannot pull from."""
     told = [
         Reported(
             instance=seen.instance,
@@ -225,7 +225,7 @@ def hear(view: FleetView, shuns: dict[str, tuple[str, ...]]) -> None:
 TWO_BY_TWO = (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE))
 
 
-def test_a_pair_that_does_not_work_is_not_chosen_and_both_of_it_are() -> None:
+def test_a_pair_that_does_not_work_is_not_chosen_and_both_its_instances_are() -> None:
     view = fleet(*TWO_BY_TWO)
     hear(view, {"d0": ("p0",)})
     assert choose(view) == ("p1", "d0")
@@ -238,18 +238,18 @@ def test_a_pair_that_does_not_work_is_not_chosen_and_both_of_it_are() -> None:
     assert not view.all().pairing.shunning and choose(view) == ("p0", "d1")
 
 
-def test_who_pulls_from_nobody_decodes_for_nobody() -> None:
+def test_a_decode_instance_that_can_pull_from_no_other_gets_no_handoff() -> None:
     view = fleet(*TWO_BY_TWO)
     hear(view, {"d0": ("p0", "p1")})
     view.leg_started(InstanceId("d1"))
     assert choose(view) == ("p0", "d1")
-    assert choose(view, hand_over=False) == (None, "d0"), "what is not handed over it serves"
+    assert choose(view, hand_over=False) == (None, "d0"), "d0 serves requests that are not handed over"
     hear(view, {"d0": ("p0", "p1"), "d1": ("p1", "p0")})
     chosen = POLICIES["least_load"](view.all(), Wanted(model="m", hand_over=True))
     assert (chosen.prefill, chosen.decode) == (None, "d0") and "pulls from another" in chosen.because
 
 
-def test_whom_one_shuns_is_forgotten_with_it() -> None:
+def test_the_shuns_of_an_instance_are_forgotten_with_it() -> None:
     view = fleet(*TWO_BY_TWO)
     hear(view, {"d0": ("p0",)})
     others = [each for each in view.all() if each.id != "d0"]
@@ -260,7 +260,7 @@ def test_whom_one_shuns_is_forgotten_with_it() -> None:
     assert not view.all().pairing.shunning and not view.knows(InstanceId("d0"))
 
 
-def test_instances_kept_for_tenants_serve_nobody_else() -> None:
+def test_instances_kept_for_tenants_serve_no_other_tenant() -> None:
     view = FleetView()
     for name, role, tenants in (
         (*PD[0], ()),
@@ -288,7 +288,7 @@ def test_instances_kept_for_tenants_serve_nobody_else() -> None:
 
 
 def test_requests_of_tenants_with_their_own_instances_are_a_kind_of_their_own() -> None:
-    """In line others are not asked again once one of their kind found no place."""
+    """Once a request in the queue finds no place, the others of its kind are not asked."""
     ann, eve = (
         Wanted(model="m", hand_over=True, tenant=name, whose=whose) for name, whose in (("ann", "ann"), ("eve", ""))
     )

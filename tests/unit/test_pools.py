@@ -1,4 +1,4 @@
-"""What a router says of its pools: means, who lacks what in line, whose wait is a pull, tokens a second."""
+"""What a router reports of its pools: means, the legs that waiting requests lack, pulls, tokens a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scheduler() -> Scheduler:
 
 
 def wait(scheduler: Scheduler, legs: dict[InstanceId, int], count: int) -> None:
-    """So many legs are there, and then so many requests ask."""
+    """Start `legs` on each instance; then `count` requests ask, and wait."""
     for name, each in legs.items():
         for _ in range(each):
             scheduler.view.leg_started(name)
@@ -42,16 +42,16 @@ def wait(scheduler: Scheduler, legs: dict[InstanceId, int], count: int) -> None:
     ("legs", "lacking"),
     [({P: 2}, {"prefill": 3}), ({D: 2}, {"decode": 3}), ({P: 2, D: 2}, {"prefill": 1.5, "decode": 1.5})],
 )
-def test_who_lacks_what(scheduler: Scheduler, legs: dict[InstanceId, int], lacking: dict[str, float]) -> None:
+def test_which_leg_requests_lack(scheduler: Scheduler, legs: dict[InstanceId, int], lacking: dict[str, float]) -> None:
     wait(scheduler, legs, 3)
     assert lacks(scheduler, 0.0) == pytest.approx(lacking)
 
 
-def test_nobody_in_line_lacks_nothing(scheduler: Scheduler) -> None:
+def test_an_empty_queue_lacks_nothing(scheduler: Scheduler) -> None:
     assert lacks(scheduler, 0.0) == {}
 
 
-def test_a_leg_that_nobody_can_run_is_lacked(scheduler: Scheduler) -> None:
+def test_a_leg_that_no_instance_can_run_is_lacked(scheduler: Scheduler) -> None:
     wait(scheduler, {D: 2}, 1)
     scheduler.view.get(P).accepting = False
     assert lacks(scheduler, 0.0) == {"prefill": 1}
@@ -69,12 +69,12 @@ def test_means_and_places(scheduler: Scheduler) -> None:
         "places": 1.5,
     }  # fmt: skip
     both = together_pools(told, [told])
-    assert (both["decode"].places, both["decode"].waiting) == (3.0, 2.0), "legs add up, an engine's word does not"
+    assert (both["decode"].places, both["decode"].waiting) == (3.0, 2.0), "legs add up, engines' figures do not"
     assert looks.history(1.0)[-1]["decode"] == 2.0
 
 
-def test_a_pull_is_one_only_while_the_batch_has_room(scheduler: Scheduler) -> None:
-    """Engines count a pull as one until its request is in a batch."""
+def test_a_pull_counts_as_one_only_while_the_batch_has_room(scheduler: Scheduler) -> None:
+    """Engines count a finished pull as a pull until its request joins a batch."""
     looks = Looks()
     for second, running in enumerate((8, 8, 3)):
         scheduler.view.seen(D, None, Load(running=running, waiting=5, deferred=4))
@@ -83,7 +83,7 @@ def test_a_pull_is_one_only_while_the_batch_has_room(scheduler: Scheduler) -> No
     assert (told["waiting"], told["pulling"]) == pytest.approx((11 / 3, 4 / 3))
 
 
-def test_how_late_it_is(scheduler: Scheduler) -> None:
+def test_the_mean_delay_of_looks(scheduler: Scheduler) -> None:
     looks = Looks()
     for at in (0.0, 1.0, 2.5):
         looks.look(scheduler, at)
@@ -97,7 +97,7 @@ def test_tokens_a_second_begin_anew_with_an_engine(scheduler: Scheduler) -> None
         scheduler.view.seen(D, None, made)
         looks.look(scheduler, float(second))
     assert looks.rates(D, 4.0) == (600.0, 50.0)
-    assert looks.rates(D, 4.0 + 6.0) == (0.0, 0.0), "it has fallen silent"
+    assert looks.rates(D, 4.0 + 6.0) == (0.0, 0.0), "the engine has reported nothing for 6 s"
     scheduler.view.seen(D, None, Load(generation_tokens=3))
     looks.look(scheduler, 5.0)
     assert looks.rates(D, 5.0) == (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""What a router makes of a request: sizes, names, lengths; and how it learns from what engines count."""
+"""Predictors: a prompt's tokens and prefix names, an answer's length, and what they learn from engines' counts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_nonsense_teaches_nothing(usage: dict[str, Any]) -> None:
         (CHAT, chat("x", max_tokens=5, ignore_eos="yes"), 5),
     ],
 )
-def test_nothing_is_foretold_beyond_the_limit(path: str, body: dict[str, Any], limit: int) -> None:
+def test_no_prediction_is_beyond_the_limit(path: str, body: dict[str, Any], limit: int) -> None:
     taken = predictor().take(WANTED, path, body, scope=None)
     assert taken.wanted.output_tokens <= limit
     assert taken.lengths.served[-1] <= limit
@@ -103,7 +103,7 @@ def test_token_ids_are_counted_and_not_estimated() -> None:
     "body",
     [{}, {"messages": []}, {"messages": "x"}, {"prompt": [[]]}, {"prompt": {"a": 1}}, {"messages": [None], "n": "x"}],
 )
-def test_whatever_the_body_it_is_taken_in(body: dict[str, Any]) -> None:
+def test_any_body_is_taken(body: dict[str, Any]) -> None:
     taken = predictor().take(
         WANTED, CHAT, {**body, "max_tokens": "many", "min_tokens": [], "cache_salt": 5}, scope=None
     )

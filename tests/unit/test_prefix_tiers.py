@@ -38,7 +38,7 @@ def test_without_tiers_what_does_not_fit_is_forgotten() -> None:
     assert (holds(found, A), holds(found, B)) == (0, 10)
 
 
-def test_with_a_tier_it_is_held_and_worth_less() -> None:
+def test_with_a_tier_evicted_chunks_are_held_and_worth_less() -> None:
     found = index((1000.0, 0.8))
     for now, chunks in enumerate((A, B)):
         found.sent(0, chunks, now)
@@ -47,7 +47,7 @@ def test_with_a_tier_it_is_held_and_worth_less() -> None:
     assert holds(found, A) == 5 + int(0.8 * 5), "its beginning is in the cache again"
 
 
-def test_it_is_forgotten_when_the_last_tier_has_dropped_it() -> None:
+def test_chunks_are_forgotten_when_the_last_tier_has_dropped_them() -> None:
     found = index((1000.0, 1.0))
     for now, chunks in enumerate((A, B)):
         found.sent(0, chunks, now)
@@ -74,7 +74,7 @@ def test_a_tier_that_saves_nothing_is_no_match() -> None:
     assert holds(found, A) == 0 and found.match(A).chunks_of(0) == 0
 
 
-def test_who_has_tiers_is_forgotten_with_the_instance() -> None:
+def test_tiers_are_forgotten_with_their_instance() -> None:
     found = index((1000.0, 0.5))
     found.leave(0)
     found.join(0, 10 * EACH, 2)
@@ -129,7 +129,7 @@ def test_a_hit_is_worth_a_prefill_less_its_loading(kv_bytes: float, tier: str, w
     assert model.rows[0].tier_worth(tier) == pytest.approx(worth, abs=0.002)
 
 
-def test_a_router_hears_of_tiers_by_heartbeats() -> None:
+def test_a_router_learns_of_tiers_from_heartbeats() -> None:
     view = FleetView()
     prefixes = view.all().prefixes = PrefixCacheIndex()
 

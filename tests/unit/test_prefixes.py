@@ -1,4 +1,4 @@
-"""The prefix index: what it expects, and everything that makes it forget."""
+"""The prefix-cache index: what it expects of an instance, and everything that makes it forget."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_prompt_longer_than_the_cache_keeps_its_head() -> None:
     assert index.match(NAMES).chunks_of(0) == 10
 
 
-def test_answers_take_place() -> None:
+def test_answers_take_room() -> None:
     index = index_of(10)
     ask(index, 0, NAMES[:8], 1.0)
     index.wrote(0, TOKENS // 2, 2.0)
@@ -109,8 +109,8 @@ def test_a_request_that_ends_was_used_just_now() -> None:
 
 
 def test_an_instance_that_says_what_it_has_of_a_prompt_is_believed() -> None:
-    """It was asked to give a prompt's beginning to another one. Before, the index took it to have all of it, used just
-    now, whatever it said.
+    """The instance was asked for a prompt's beginning, as a source. Before, the index assumed that it held all of the
+    beginning, used just now, whatever it answered.
     """
     index = index_of(100, 100)
     for row in (0, 1):
@@ -178,7 +178,7 @@ def test_more_cached_tokens_than_expected_are_trusted() -> None:
 
 
 def test_a_wrong_capacity_is_found_out() -> None:
-    """The engine keeps 120 chunks and the index is told 240, or 70: what is reported brings it near."""
+    """The engine keeps 120 chunks and the index is told 240, or 70: reported cached tokens bring it near 120."""
     for told in (240, 70):
         index, real, draw = index_of(told), dict.fromkeys(range(0)), np.random.default_rng(1)
         for at in range(3000):
@@ -208,7 +208,7 @@ def test_a_new_epoch_forgets_all_and_late_answers_of_the_old_one_count_nothing()
     assert index.match(NAMES).chunks_of(1) == 20
 
 
-def test_who_has_left_is_not_known() -> None:
+def test_an_instance_that_has_left_is_not_known() -> None:
     index = index_of(100)
     ask(index, 0, NAMES, 1.0)
     index.leave(0)
@@ -252,7 +252,7 @@ def test_the_index_is_shared_out_by_capacity() -> None:
     assert len(index) == 100
 
 
-def test_rows_of_bits_are_where_they_are() -> None:
+def test_rows_of_gives_the_places_of_set_bits() -> None:
     for rows in ([0], [70], [3, 5], [0, 64, 200], list(range(0, 300, 7))):
         bits = sum(1 << row for row in rows)
         assert sorted(np.atleast_1d(rows_of(bits)).tolist()) == rows

@@ -1,4 +1,4 @@
-"""`baton router --processes`: how many, of what they cannot be, and the port they hold together."""
+"""`baton router --processes`: their number, settings that several processes cannot have, and their common port."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_flags_win_over_the_file() -> None:
     assert router._processes(args(*REGISTRY), None, CONFIG) == 1
     assert router._processes(args(*REGISTRY), spec, CONFIG) == 3
     assert router._processes(args(*REGISTRY, "--processes", "2"), spec, CONFIG) == 2
-    assert router._processes(args("--processes", "1"), None, CONFIG) == 1, "alone it needs no registry"
+    assert router._processes(args("--processes", "1"), None, CONFIG) == 1, "one process needs no registry"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_flags_win_over_the_file() -> None:
         ((*REGISTRY, "--processes", "2", "--decision-log", "x"), "one process's"),
     ],
 )
-def test_what_several_cannot_do(words: tuple[str, ...], said: str) -> None:
+def test_settings_that_several_processes_cannot_have(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         router._processes(args(*words), None, CONFIG)
 
@@ -55,7 +55,7 @@ def test_ports_that_do_not_exist() -> None:
                 RouterConfig(has_registry=True, **{name: wrong})
 
 
-def test_each_has_the_next_admin_port_and_none_other_of_its_own() -> None:
+def test_each_process_has_the_next_admin_port_and_no_other_port_of_its_own() -> None:
     config = RouterConfig(has_registry=True, admin_port=9001)
     each = [router._one_of(config, number, 9000) for number in range(3)]
     assert [one.admin_port for one in each] == [9001, 9002, 9003]
@@ -73,13 +73,13 @@ def test_a_process_that_ended_in_the_same_turn_says_nothing_more() -> None:
 
 @pytest.mark.sockets
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_held_port_is_for_those_alone_that_share_it(host: str) -> None:
+def test_only_sockets_that_share_a_held_port_may_bind_it(host: str) -> None:
     with held_port(host, 0) as port:
         with socket.socket() as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listening.bind(("127.0.0.1", port))
             listening.listen()
-            with socket.create_connection(("127.0.0.1", port), timeout=5):  # those that only hold it take none
+            with socket.create_connection(("127.0.0.1", port), timeout=5):  # sockets that only hold it take none
                 listening.accept()[0].close()
             with pytest.raises(UsageError, match=f"cannot listen on {host}:{port}"), held_port(host, port):
                 pass

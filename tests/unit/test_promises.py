@@ -1,4 +1,4 @@
-"""What classes promise, and when it was kept."""
+"""Service levels: the targets of classes, and when a request met them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seen(**more: Any) -> ClientSeen:
     )
 
 
-def test_a_promise_has_what_admission_keeps() -> None:
+def test_a_promise_has_the_targets_that_admission_keeps() -> None:
     classes = {
         "now": SloClass(ttft_ms=500, tpot_ms=40, when_missed=WhenMissed.SHED),
         "soon": SloClass(ttft_ms=100, when_missed=WhenMissed.DEGRADE, degrade_to="now"),
@@ -30,7 +30,7 @@ def test_a_promise_has_what_admission_keeps() -> None:
     assert promises_of(classes) == {"now": now, "soon": Promise(ttft_ms=100, degraded=now), "once": Promise()}
 
 
-def test_second_promises_that_go_round_in_a_circle_end() -> None:
+def test_classes_that_degrade_to_each_other_end_after_one_round() -> None:
     round_about = {
         name: SloClass(ttft_ms=at, when_missed=WhenMissed.DEGRADE, degrade_to=other)
         for at, name, other in ((1.0, "a", "b"), (2.0, "b", "a"))

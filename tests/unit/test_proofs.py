@@ -1,4 +1,4 @@
-"""Proofs of pairs: which is next, what two answers prove, and what becomes of a pair that failed."""
+"""Proofs of pairs: which pair is next, what two answers prove, and what happens to a pair that failed."""
 
 import json
 
@@ -59,7 +59,7 @@ def test_every_pair_once_and_every_instance_soon() -> None:
     assert proofs.due(view.all(), "another", 0.0) is None
 
 
-def test_a_life_is_proven_anew_and_nobody_with_himself() -> None:
+def test_a_restarted_instance_is_proven_anew_and_no_instance_with_itself() -> None:
     proofs = PairProofs()
     all_due(proofs, fleet())
     assert all_due(proofs, fleet(d1=2)) in ([(P0, D1), (P1, D1)], [(P1, D1), (P0, D1)])
@@ -69,7 +69,7 @@ def test_a_life_is_proven_anew_and_nobody_with_himself() -> None:
     assert all_due(PairProofs(), both) == []
 
 
-def test_whom_one_has_not_met_is_proven_later() -> None:
+def test_a_pair_that_has_not_met_is_proven_later() -> None:
     proofs, view = PairProofs(), fleet(1, 1)
     view.all().shuns(view.get(D0), (P0,))
     assert all_due(proofs, view) == []
@@ -77,7 +77,7 @@ def test_whom_one_has_not_met_is_proven_later() -> None:
     assert all_due(proofs, view) == [(P0, D0)]
 
 
-def test_pairs_that_nobody_is_handed_over_between_are_not_proven() -> None:
+def test_pairs_without_a_common_tenant_are_not_proven() -> None:
     view, kept = FleetView(), {"p0": ("ann",), "p1": ("bob", "eve"), "d0": ("ann", "bob"), "d1": ()}
     for name, tenants in kept.items():
         role = Role.PREFILL if name.startswith("p") else Role.DECODE
@@ -89,7 +89,7 @@ def test_pairs_that_nobody_is_handed_over_between_are_not_proven() -> None:
     assert sorted(all_due(PairProofs(), view)) == [(P0, D0), (P0, D1), (P1, D1)]
 
 
-def test_who_serves_other_weights_is_not_asked() -> None:
+def test_pairs_with_different_weights_are_not_proven() -> None:
     view = FleetView()
     for name, role, weights in (("p0", Role.PREFILL, "old"), ("p1", Role.PREFILL, ""), ("d0", Role.DECODE, "new")):
         view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}", epoch=1, weights=weights))
@@ -97,7 +97,7 @@ def test_who_serves_other_weights_is_not_asked() -> None:
     assert all_due(PairProofs(), view) == [(P1, D0)]
 
 
-def test_of_many_some_are_enough() -> None:
+def test_every_prefill_instance_of_a_large_fleet_is_proven() -> None:
     proofs, view = PairProofs(), fleet(EACH, 3)
     assert len(all_due(proofs, view)) == 3 * EACH
     proofs, view = PairProofs(), fleet(EACH + 9, 1)
@@ -118,7 +118,7 @@ def chosen(view: FleetView, policy: str = "least_load") -> tuple[str | None, str
 
 
 @pytest.mark.parametrize("policy", ["least_load", "workload"])
-def test_what_is_not_proven_hands_nothing_over(policy: str) -> None:
+def test_a_pair_that_is_not_proven_hands_nothing_over(policy: str) -> None:
     proofs, view = PairProofs(), fleet(1, 1)
     view.proven(NOTHING_PROVEN)
     found = POLICIES[policy](view.all(), Wanted(model="m", hand_over=True))
@@ -138,7 +138,7 @@ def test_what_is_not_proven_hands_nothing_over(policy: str) -> None:
     assert chosen(view) == (None, "d0"), "a proof of the former life that ends late proves nothing of this one"
 
 
-def test_an_engine_that_nobody_numbers_is_proven_anew_once_it_was_down() -> None:
+def test_an_engine_without_an_epoch_is_proven_anew_once_it_was_down() -> None:
     proofs, view = PairProofs(), fleet(1, 1, p0=0, d0=0)
     assert all_due(proofs, view) == [(P0, D0)]
     told(proofs, view)
@@ -159,7 +159,7 @@ def test_a_circle_hands_over_although_not_every_pair_was_tried() -> None:
     assert view.all().pairing.proven(view.get(P1).row, view.get(D1).row) and view.not_exact(P1, D1) == ""
     proofs.ended(Pair(P1, 1, D1, 1), "otherwise", 0.0)
     told(proofs, view)
-    assert view.all().pairing.apart(view.get(P1).row, view.get(D1).row), "whatever its circle says"
+    assert view.all().pairing.apart(view.get(P1).row, view.get(D1).row), "also within one circle"
     assert not view.all().pairing.apart(view.get(P1).row, view.get(D0).row)
 
 
@@ -185,7 +185,7 @@ def test_a_pair_whose_first_tokens_differ_hands_over_and_seeds_nothing() -> None
         proofs.ended(pair, "", 0.0, "not the first" if pair.prefill == P0 else "")
     told(proofs, view)
     assert view.not_exact(P0, D0) == "not the first" and view.not_exact(P1, D0) == view.not_exact(P1, D1) == ""
-    assert view.not_exact(P0, D1) == "not the first", "not tried itself: as its P's worst"
+    assert view.not_exact(P0, D1) == "not the first", "the pair was not tried: its P's worst counts"
     assert view.all().pairing.inexact.keys() == {(P0, D0), (P0, D1)}
     assert not view.all().pairing.apart(view.get(P0).row, view.get(D0).row)
     assert (P0, D0) in all_due(proofs, view, AGAIN_S), "it may have been a tie"
@@ -193,7 +193,7 @@ def test_a_pair_whose_first_tokens_differ_hands_over_and_seeds_nothing() -> None
     assert view.not_exact(P0, D0) == ""
 
 
-def test_a_stream_goes_on_only_in_the_circle_of_whoever_began_it() -> None:
+def test_a_stream_goes_on_only_in_the_circle_of_the_instance_that_began_it() -> None:
     proofs, view = PairProofs(), fleet()
     proofs.ended(Pair(P0, 1, D0, 1), "", 0.0)
     proofs.ended(Pair(P1, 1, D1, 1), "", 0.0)
@@ -210,8 +210,8 @@ def test_a_stream_goes_on_only_in_the_circle_of_whoever_began_it() -> None:
     assert (goes_on(D0), goes_on(D1), goes_on(P0)) == (P0, P1, D0)
     view.add(Instance(id=InstanceId("new"), role=Role.DECODE, url="http://new", weights="w"))
     view.seen(InstanceId("new"), ({"id": "m"},), Load())
-    assert goes_on(InstanceId("new")) is None, "it is unknown which are like it"
-    assert goes_on(D0, "w") == "new", "its agent says so"
+    assert goes_on(InstanceId("new")) is None, "no instance is known to be like it"
+    assert goes_on(D0, "w") == "new", "its agent reports these weights"
 
 
 def test_an_instance_in_both_roles_is_like_itself() -> None:
@@ -225,7 +225,7 @@ def test_an_instance_in_both_roles_is_like_itself() -> None:
     assert view.all().ready("m").alike
 
 
-def test_who_fails_with_several_is_not_tried_with_all() -> None:
+def test_an_instance_that_fails_with_several_is_not_tried_with_all() -> None:
     proofs, view = PairProofs(), fleet(1, 20)
     tried = 0
     while (pair := proofs.joining(view.all(), "m", 0.0)) is not None:
@@ -234,7 +234,7 @@ def test_who_fails_with_several_is_not_tried_with_all() -> None:
     assert tried == TRIES
 
 
-def test_several_at_once_are_of_different_instances() -> None:
+def test_pairs_proven_at_once_are_of_different_instances() -> None:
     proofs, view = PairProofs(), fleet(3, 3)
     busy: frozenset[InstanceId] = frozenset()
     for _ in range(3):
@@ -244,7 +244,7 @@ def test_several_at_once_are_of_different_instances() -> None:
     assert proofs.joining(view.all(), "m", 0.0, busy) is None
 
 
-def test_what_failed_hands_nothing_over_until_it_has_passed() -> None:
+def test_a_pair_that_failed_hands_nothing_over_until_it_has_passed() -> None:
     proofs, view = PairProofs(), fleet(1, 1)
     assert all_due(proofs, view, 0.0, "otherwise") == [(P0, D0)]
     assert proofs.failed() == {(P0, D0): "otherwise"}
@@ -252,16 +252,16 @@ def test_what_failed_hands_nothing_over_until_it_has_passed() -> None:
 
     assert chosen(view) == (None, "d0")
     view.all().shuns(view.get(D0), ())
-    assert chosen(view) == (None, "d0"), "what its agent says is another thing"
+    assert chosen(view) == (None, "d0"), "an agent without shuns does not clear a failed proof"
     assert all_due(proofs, view, AGAIN_S - 1) == []
     assert all_due(proofs, view, AGAIN_S, "otherwise") == [(P0, D0)]
-    assert all_due(proofs, view, 2 * AGAIN_S) == [], "twice as long"
+    assert all_due(proofs, view, 2 * AGAIN_S) == [], "the next pause is twice as long"
     assert all_due(proofs, view, 3 * AGAIN_S) == [(P0, D0)] and proofs.failed() == {}
     view.distrust(proofs.failed())
     assert chosen(view) == ("p0", "d0")
 
 
-def test_what_says_nothing_of_a_pair_changes_nothing() -> None:
+def test_a_proof_without_a_result_changes_nothing() -> None:
     proofs, view = PairProofs(), fleet(1, 1)
     assert all_due(proofs, view, 0.0, None) == [(P0, D0)] and proofs.failed() == {}
     assert all_due(proofs, view, LATER_S, None) == [(P0, D0)]
@@ -269,13 +269,13 @@ def test_what_says_nothing_of_a_pair_changes_nothing() -> None:
     pair = Pair(P0, 1, D0, 1)
     proofs.ended(pair, "otherwise", 0.0)
     proofs.ended(pair, None, AGAIN_S)
-    assert proofs.failed(), "nor does it clear what has failed"
+    assert proofs.failed(), "a proof without a result clears no failure"
 
 
 def test_what_answers_prove() -> None:
     alone = ProofAnswer("abc", 0)
     assert fault(ProofAnswer("abc", 96), alone) == ""
-    assert "enable-prompt-tokens-details" in (fault(ProofAnswer("abc", None), alone) or ""), "it cannot be told"
+    assert "enable-prompt-tokens-details" in (fault(ProofAnswer("abc", None), alone) or ""), "no cached tokens"
     assert fault(ProofAnswer("abc", 96, ids=(1, 2)), ProofAnswer("abc", 0, ids=(1, 3))) is None, (
         "one text of other tokens"
     )
@@ -295,7 +295,7 @@ def test_a_tie_is_no_fault(behind: float, good: bool) -> None:
 
 @pytest.mark.parametrize(("place", "off", "good"), [(0, 0.4, True), (0, 0.6, False), (1, 0.4, True), (1, -0.6, False)])
 def test_a_tie_among_candidates_that_differ_is_a_fault(place: int, off: float, good: bool) -> None:
-    """Up to the place where answers part: after it the two read other texts."""
+    """Candidates count up to the token where the answers part; after it the two instances read different texts."""
     ones = [{"a": -0.5, "x": -2.0}, {"b": -1.0, "c": -1.1, "x": -2.0}, {"d": -0.1, "x": -3.0}]
     others = [dict(each) for each in ones]
     others[place]["x"] += off
@@ -305,7 +305,7 @@ def test_a_tie_among_candidates_that_differ_is_a_fault(place: int, off: float, g
     assert (fault(handed, alone) == "") == good
 
 
-def test_whose_token_is_the_first() -> None:
+def test_whether_ps_token_is_ds_first_token() -> None:
     handed, alone = ProofAnswer("ab", 96, ids=(5, 6)), ProofAnswer("ab", 0, ids=(5, 6))
     assert inexact(ProofAnswer("a", 0, ids=(5,)), "", handed, alone) == ""
     assert "not D's first" in inexact(ProofAnswer("b", 0, ids=(6,)), "", handed, alone)
@@ -337,7 +337,7 @@ def test_how_chats_are_read_and_answered() -> None:
     assert "generation-config" in other_draw(Chat(1, (7, 9)), Chat(1, (7, 8)))
 
 
-def test_what_an_engine_says() -> None:
+def test_questions_to_engines_and_their_answers() -> None:
     assert question("m", "x", "s")["cache_salt"] == "s" and "logprobs" not in question("m", "x", "s")
     told = {
         "choices": [{"text": "ab", "logprobs": {"tokens": ["a", "b"], "top_logprobs": [{"a": -1.0}, None]}}],
@@ -350,8 +350,8 @@ def test_what_an_engine_says() -> None:
         assert read(bad) is None
 
 
-def test_two_that_have_decoded_in_one_circle_need_not_show_again_how_they_read_chats() -> None:
-    """One has flipped: what is left to prove is that it hands over."""
+def test_two_instances_that_decoded_in_one_circle_need_no_new_proof_of_chats() -> None:
+    """One of the two has flipped: only its hand-over is left to prove."""
     proofs, view = PairProofs(), fleet(prefills=1)
     flipped = Pair(D0, 1, D1, 1)
     assert not proofs.reads_alike(flipped)

@@ -27,14 +27,14 @@ def test_what_is_worth_pulling(held: int, prompt: int, cached: int, worth: int) 
 def test_what_is_not_pulled_counts_as_computed_again_once_there_is_room() -> None:
     p = pulls()
     assert "was not introduced" in p.judge("r", "p@2", 1.0) and p.judge("r", "p@1", 1.0) == ""
-    assert p.local("r", 300) and not p.local("r", 200), "it is asked again at each step"
+    assert p.local("r", 300) and not p.local("r", 200), "the scheduler asks again at each step"
     assert (p.under_way, p.recomputed_tokens, dict(p.counts)) == (0, 0, {})
     p.allocated("r", "", 0, 2.0)
     p.allocated("r", "", 0, 3.0)
     assert p.recomputed_tokens == 200
 
 
-def test_who_leaves_before_there_is_room_computes_nothing() -> None:
+def test_a_request_that_leaves_before_there_is_room_computes_nothing() -> None:
     p = pulls()
     p.local("r", 300)
     p.finished("r")
@@ -43,11 +43,11 @@ def test_who_leaves_before_there_is_room_computes_nothing() -> None:
 
 
 def test_a_request_that_is_pulled_after_all_counts_nothing() -> None:
-    """Its producer was introduced while it waited for room: what was pulled is not computed again."""
+    """Its producer was introduced while the request waited for room. Pulled tokens are not computed again."""
     p = pulls()
     p.local("r", 300)
     p.allocated("r", "p@1", 280, 2.0)
-    p.finished("r")  # it has left, and its blocks are still written to
+    p.finished("r")  # the request has left, and its blocks are still written to
     assert p.under_way == 1
     p.said("r", "")
     p.ended("r", 3.0)
@@ -55,7 +55,7 @@ def test_a_request_that_is_pulled_after_all_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize("says", [("", READ), (READ, ""), (STALE, "")])
-def test_what_one_rank_cannot_use_is_not_used(says: tuple[str, str]) -> None:
+def test_a_pull_that_one_rank_cannot_use_is_not_used(says: tuple[str, str]) -> None:
     p = pulls()
     p.allocated("r", "p@1", 280, 2.0)
     for because in says:
@@ -65,7 +65,7 @@ def test_what_one_rank_cannot_use_is_not_used(says: tuple[str, str]) -> None:
 
 
 def test_a_handshake_that_failed_is_no_read_that_failed() -> None:
-    """vLLM reports it by a way of its own, and no rank says anything of the pull."""
+    """vLLM reports a failed handshake separately, and no rank reports a result of the pull."""
     p = pulls()
     for number in range(2 * FAILURES):
         p.allocated(f"r{number}", "p@1", 10, 2.0)
@@ -92,7 +92,7 @@ def test_a_request_that_waits_for_room_is_set_aside_once() -> None:
 
 @pytest.mark.parametrize(("because", "failed"), [(STALE, False), (None, True), (None, False)])
 def test_a_test_pull_without_a_result_is_waited_for_no_longer(because: str | None, failed: bool) -> None:
-    """What is asked for after it would find the producer set aside, when its hold is there."""
+    """Requests that waited on would find the producer still set aside when their hold is there."""
     p = pulls()
     set_aside(p, 1.0)
     now = 1.0 + ASIDE_S
@@ -116,7 +116,7 @@ def test_another_pull_without_a_result_does_not_end_the_test() -> None:
     assert p.peers.may_wait("p@1", now)
 
 
-def test_what_is_not_there_changes_nothing() -> None:
+def test_an_unknown_request_changes_nothing() -> None:
     p = pulls()
     for happens in (p.finished, lambda name: p.said(name, READ), lambda name: p.ended(name, 1.0, failed=True)):
         happens("never")

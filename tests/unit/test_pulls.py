@@ -1,4 +1,4 @@
-"""What one instance pulls: a network is found out for what it is, also while nothing comes over it."""
+"""The transfer model of one instance: it learns how fast a network is, also while no pull ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pull(here: TransferModel, told_ms: float, now: float, *, near: bool = False)
 def one_by_one(
     here: TransferModel, times_ms: list[tuple[float, float]], *, near: bool = False, now: float = 100.0
 ) -> float:
-    """Pulls that were told to take so long, and took so long; told when the last one ended."""
+    """Pulls one after another, each as (told ms, taken ms); returns the time one second after the last end."""
     for told_ms, took_ms in times_ms:
         each = pull(here, told_ms, now, near=near)
         here.begin(each, now)
@@ -32,7 +32,7 @@ def one_by_one(
 
 
 def together(here: TransferModel, told: list[tuple[float, bool]], took_ms: float, times: int) -> float:
-    """So many times over, pulls that begin and end together; told (what they were told to take, near)."""
+    """`times` rounds of pulls that begin and end together, each as (told ms, near); returns as `one_by_one`."""
     now = 100.0
     for _ in range(times):
         some = [pull(here, told_ms, now, near=near) for told_ms, near in told]
@@ -52,7 +52,7 @@ def test_without_a_pull_the_costs_are_believed() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 10.0])
-def test_a_network_that_is_not_what_was_told_is_found_out(factor: float) -> None:
+def test_the_real_speed_of_a_network_is_learned(factor: float) -> None:
     here = TransferModel()
     sizes = [2.0, 9.0, 4.0, 20.0, 6.0] * 12
     now = one_by_one(here, [(told, factor * told) for told in sizes])
@@ -66,7 +66,7 @@ def test_three_pulls_say_a_good_deal() -> None:
     assert here.expects_ms(5.0, now, near=False) == pytest.approx(50.0, rel=0.1)
 
 
-def test_what_was_learned_fades_while_nobody_pulls() -> None:
+def test_what_was_learned_fades_while_no_pull_runs() -> None:
     here = TransferModel()
     now = one_by_one(here, [(5.0, 50.0)] * 20) - 1.0
     assert here.expects_ms(5.0, now + FADES_S, near=False) == pytest.approx(5.0 + 45.0 / math.e, rel=0.05)
@@ -91,7 +91,7 @@ def test_an_engine_that_stood_still_for_half_a_minute_says_little() -> None:
 
 
 def test_pulls_that_share_a_network_are_not_taken_for_slow_ones() -> None:
-    """Four at once end together, each after the time of all."""
+    """Four pulls at once end together, each after the time of all four."""
     here = TransferModel()
     now = together(here, [(told_ms, False) for told_ms in (4.0, 4.0, 10.0, 6.0)], took_ms=24.0, times=50)
     assert here.expects_ms(24.0, now, near=False) == pytest.approx(24.0, rel=0.05)
@@ -102,10 +102,10 @@ def test_two_networks_that_end_together_are_two_observations() -> None:
     here = TransferModel()
     now = together(here, [(10.0, False), (10.0, True)], took_ms=30.0, times=30)
     assert here.expects_ms(10.0, now, near=False) == pytest.approx(30.0, rel=0.05)
-    assert here.expects_ms(10.0, now, near=True) < 1.0, "of the second of them nothing was seen"
+    assert here.expects_ms(10.0, now, near=True) < 1.0, "nothing was seen of the second network's own time"
 
 
-def test_those_before_it_are_waited_for() -> None:
+def test_a_pull_waits_for_those_before_it() -> None:
     here = TransferModel()
     first, second = pull(here, 30.0, 1.0), pull(here, 50.0, 1.0)
     here.begin(first, 1.0)
@@ -118,7 +118,7 @@ def test_those_before_it_are_waited_for() -> None:
     assert here.moving_ms == 0.0
 
 
-def test_while_nothing_comes_a_network_is_as_slow_as_that_at_least() -> None:
+def test_while_no_pull_ends_a_network_is_at_least_as_slow_as_that() -> None:
     here = TransferModel()
     for told_ms in (10.0, 40.0, 5.0):
         here.begin(pull(here, told_ms, 1.0), 1.0)
@@ -134,12 +134,12 @@ def test_a_little_late_is_no_slow_network() -> None:
     assert here.slower(1.0 + (UNMOVED_MS + 5.0) / 1000) == 1.0
 
 
-def test_what_is_cut_short_teaches_nothing() -> None:
+def test_a_pull_that_is_cut_short_teaches_nothing() -> None:
     here, now = TransferModel(), 1.0
     for _ in range(10):
         each = pull(here, 5.0, now)
         here.begin(each, now)
         here.end(each, now + 3.0, done=False)
-        here.end(each, now + 3.0, done=True)  # and is over only once
+        here.end(each, now + 3.0, done=True)  # a pull ends only once
         now += 4.0
     assert here.expects_ms(5.0, now, near=False) == 5.0

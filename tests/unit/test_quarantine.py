@@ -1,4 +1,4 @@
-"""Who is set aside: routers that hear each other in any order come to the same end."""
+"""Quarantine: routers that read each other's words in any order set the same instances aside."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_all_agree_in_the_end(turns: list[tuple[str, InstanceId, bool | str]], o
     assert routers["one"].words == routers["other"].words == routers["third"].words
 
 
-def test_it_is_bounded_and_fits_an_announcement() -> None:
+def test_a_quarantine_is_bounded_and_fits_a_heartbeat() -> None:
     kept = Quarantine("router-12345678")
     for number in range(WORDS_MAX + 10):
         kept.say(InstanceId(f"{'x' * 100}-{number}"), aside=number % 2 == 0, because="ü" * 500 + "\n")
@@ -65,7 +65,7 @@ def test_it_is_bounded_and_fits_an_announcement() -> None:
     assert decode(encode(beat)) == (beat, "")
 
 
-def test_who_is_set_aside_gets_nothing_also_in_its_next_life() -> None:
+def test_an_instance_set_aside_gets_no_request_also_after_a_restart() -> None:
     view = FleetView()
     instance = Instance(id=A, role=Role.DECODE, url="http://a", epoch=1)
     view.add(instance)
@@ -82,8 +82,8 @@ def test_who_is_set_aside_gets_nothing_also_in_its_next_life() -> None:
     assert len(view.all().ready(None).any) == 1
 
 
-def test_a_decision_log_tells_it() -> None:
-    """Else its choices could not be made again."""
+def test_a_decision_log_records_quarantine() -> None:
+    """Without these events the log's choices could not be made again."""
     lines: list[bytes] = []
     log = DecisionLog(lines.append, "least_load")
     view = FleetView()
@@ -114,7 +114,7 @@ def test_a_decision_log_tells_it() -> None:
     ],
 )  # fmt: skip
 def test_what_no_router_says_is_not_heard(name: str, word: Word) -> None:
-    """A stamp that has none above it would have the last word for ever; other words could not be announced on."""
+    """A word with the highest stamp would hold for ever; the other words could not be announced to other routers."""
     one = Quarantine("one")
     assert not one.hear({InstanceId(name): word})
     assert one.words == {}
@@ -150,7 +150,7 @@ def test_after_the_highest_stamp_there_is_still_an_announcement() -> None:
     one = Quarantine("one")
     one._words[A] = Word(STAMP_MAX - 1, True, "", "other")
     one.say(B, aside=True)
-    assert one.words[B].stamp < STAMP_MAX, "others hear no higher one"
+    assert one.words[B].stamp < STAMP_MAX, "other routers take no higher stamp"
     quarantined = {name: (*word,) for name, word in one.words.items()}
     encode(
         Heartbeat(id=InstanceId("one"), agent="a", kind=MemberKind.ROUTER, url="http://x:1", quarantined=quarantined)

@@ -1,4 +1,4 @@
-"""Data parallel ranks as instances: names, keys, loads, events, and what becomes of one where another has failed."""
+"""Data parallel ranks as instances: names, keys, loads, events, and a rank whose engine has another, failed rank."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def beat(name: InstanceId, **more: object) -> Heartbeat:
     return Heartbeat(id=name, **told)  # type: ignore[arg-type]
 
 
-def test_heartbeats_name_ranks_and_nothing_like_them() -> None:
+def test_heartbeats_take_names_of_ranks_and_no_malformed_ones() -> None:
     told = beat(P1, legs={"d@0": (1, 1, 1)}, shuns=("x@3",))
     assert decode(encode(told)) == (told, "")
     for name in ("p@", "p@x", "p@1@2", "@1", "p@12345"):
@@ -155,10 +155,10 @@ def test_what_is_sealed_for_one_rank_does_not_open_at_another() -> None:
 def test_an_agents_registry_user_may_write_its_ranks() -> None:
     line = next(each for each in users("c", "p").splitlines() if each.startswith("user baton-agent"))
     assert "epoch:p " in line and "epoch:p@* " in line
-    assert "epoch:p* " not in line, "not prefill-0's for p's"
+    assert "epoch:p* " not in line, "p may not write prefill-0's"
 
 
-def test_controllers_see_engines() -> None:
+def test_controllers_see_the_ranks_of_an_engine_as_one() -> None:
     listed = [
         beat(P0, load=Load(running=1, kv_usage=0.5, kv_tokens=10), credits=4, epoch=3),
         beat(P1, load=Load(running=2, waiting=3, kv_usage=0.0, kv_tokens=10), credits=5, state=MemberState.DRAINING),
@@ -170,12 +170,12 @@ def test_controllers_see_engines() -> None:
     assert seen["p"].load == Load(running=3, waiting=3, kv_usage=0.25, kv_tokens=20)
 
 
-def test_an_operator_sees_pods() -> None:
+def test_the_operator_sees_the_ranks_of_a_pod_as_one() -> None:
     word = {"instances": [{"id": name} for name in ("p@0", "p@1", "d", "e")],
             "pairs": [{"prefill": "p@1", "decode": "d", "apart": "not proven"}]}  # fmt: skip
     known = known_by({"r": word}, frozenset({"r"}))
     assert set(known.known_to) == {"p", "d", "e"}
-    assert known.proven == frozenset({frozenset({"p", "e"}), frozenset({"d", "e"})}), "every rank of p, or none"
+    assert known.proven == frozenset({frozenset({"p", "e"}), frozenset({"d", "e"})}), "all ranks of p, or none"
 
 
 # -- in a router's view --

@@ -1,4 +1,4 @@
-"""What the driver of a Ray cluster remembers of instances is touched in Ray's thread alone."""
+"""The actuator of a Ray cluster reads and writes its records of instances in Ray's thread alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = [InstanceId(f"decode-{number}") for number in range(3)]
 
 
 class Remembered(dict[Any, Any]):
-    """Refuses every other thread than Ray's."""
+    """A dictionary that refuses every thread except Ray's."""
 
     def _check(self) -> None:
         assert threading.current_thread().name.startswith("ray"), "another thread than Ray's"
