@@ -174,6 +174,15 @@ def test_the_api_server_refuses_nothing_that_lint_takes(path: Path) -> None:
         assert read_resource(cut).errors or parse(text, "f").errors
 
 
+def test_the_schema_refuses_files_that_lint_refuses() -> None:
+    refused = [
+        path.values[0].name
+        for path in as_resources("wrong")
+        if faults(pruned(resource(loaded(path.values[0].read_bytes().decode())), SCHEMA), SCHEMA)
+    ]
+    assert len(refused) > 10, refused
+
+
 RULES = {
     "pool_min_above_max": {"models": [{"name": "m", "pools": {"decode": {"min": 3, "max": 2}}}]},
     "pool_default_min_above_start": {"models": [{"name": "m", "pools": {"decode": {"start": 0}}}]},

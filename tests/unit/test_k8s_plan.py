@@ -266,6 +266,8 @@ def test_an_object_that_is_not_wanted_any_more_is_deleted() -> None:
     (action,) = plan(desired(), ObservedCluster(objects=there.objects, pods=there.pods), PlanLimits(), 1.0)
     assert isinstance(action, Delete)
     assert (action.kind, action.name) == ("PodMonitor", "chat")
+    (monitor,) = (each for each in there.objects if each["kind"] == "PodMonitor")
+    assert action.uid == monitor["metadata"]["uid"] != "", "a new object of that name is not deleted"
 
 
 def test_paused_wrong_or_deleted_resources_are_left_alone() -> None:

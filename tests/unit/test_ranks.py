@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -26,7 +25,7 @@ from kvtransfer.seal import NONCE_BYTES, identity_text, read_identity
 from kvtransfer.signed import Ask, Judge, signed_headers
 from kvtransfer.ticket import Accepted, ExpectedTicket, SigningKey, check
 from router.core.values import Reported, Wanted
-from router.fleet.view import FleetView
+from router.fleet.view import FAILURES_UNTIL_DOWN, FleetView
 from router.http.tickets import Tickets
 from router.scheduler.scoring.filters import ready
 
@@ -212,4 +211,4 @@ def test_a_refused_connection_takes_all_ranks_out() -> None:
     assert sorted(made.unreachable(P0)) == [P0, P1]
     assert [name for name in ("p@0", "p@1", "q") if made.get(InstanceId(name)).ready] == ["q"]
     assert made.unreachable(P1) == ()
-    assert math.isfinite(made.get(P1).failures)
+    assert [made.get(each).failures for each in (P0, P1)] == [FAILURES_UNTIL_DOWN] * 2
