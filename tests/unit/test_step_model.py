@@ -204,7 +204,7 @@ def test_without_costs_an_instance_has_the_factors_of_others_until_its_own_legs_
 
 
 def learned(times: float = 1.0, count: int = 100) -> StepModel:
-    """An engine without costs, of which `count` legs were timed: `times` times ten times as slow as assumed."""
+    """An engine without costs, of which `count` legs were timed: 10 · `times` as slow as assumed."""
     made = StepModel()
     made.reach(1)
     for number in range(count):
@@ -348,8 +348,8 @@ def test_an_instance_that_was_never_timed_is_like_the_others_of_its_make(times: 
 
 
 def test_without_costs_an_instance_that_was_never_timed_has_the_present_speed_of_the_others() -> None:
-    """The first `SURE` legs of the other instance were slow, because it was starting. Before, an instance that was never
-    timed was taken to be as slow as the twentieth of these legs.
+    """The first `SURE` legs of the other instance were slow, because it was starting. Before, an instance without timed
+    legs was taken to be as slow as the twentieth of these legs.
     """
     made = two(UNKNOWN, UNKNOWN)
     for number in range(300):

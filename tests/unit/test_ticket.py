@@ -58,7 +58,7 @@ def spelled(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-# --- genuine tickets ------------------------------------------------------------------------------------------------
+# --- genuine tickets -------------------------------------------------------------------------------------------------
 
 
 def test_a_ticket_comes_back_as_it_was_signed() -> None:
@@ -350,7 +350,7 @@ def test_two_tickets_for_one_transfer_have_two_tags() -> None:
     assert len(tags) == 2
 
 
-# --- tickets too large ---------------------------------------------------------------------------------------------
+# --- tickets too large -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
