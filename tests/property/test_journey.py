@@ -72,9 +72,7 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
                 assert not answered, "an early leg is sent only before P's answer"
                 early = True
             if isinstance(effect, j.UseEarly):
-                assert early and not legs and effect.transfer is held and not touched, (
-                    "the early leg pulls the hold that it waited for"
-                )
+                assert early and not legs and effect.transfer is held and not touched, "it pulls the awaited hold"
             if isinstance(effect, j.UseEarly | j.CloseEarly | j.CloseDecode):
                 assert early or not isinstance(effect, j.CloseEarly), "only an open early leg is closed"
                 early = False

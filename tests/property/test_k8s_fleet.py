@@ -137,7 +137,7 @@ def test_no_instance_has_two_moves_in_one_plan(
     assert sorted({each.name for each in todo}) == sorted(each.name for each in todo)
 
 
-def test_an_agent_that_never_hears_a_resume_is_replaced() -> None:
+def test_an_instance_that_stays_draining_after_a_resume_is_replaced() -> None:
     pool = WantedPool(stem="both", role=Role.BOTH, count=1, floor=1, revision="a", family="a")
     stuck = PlannedObject(
         name="c-both-0",

@@ -132,7 +132,7 @@ def test_columns_choose_as_loops_did(moves: list, asks: list[Wanted]) -> None:
             assert least_load(view.all(), wanted) == by_loops(tuple(view.all()), wanted)
 
 
-# --- the line ---------------------------------------------------------------------------------------------------------
+# --- the flow-control queue -------------------------------------------------------------------------------------------
 
 
 @given(
@@ -175,7 +175,7 @@ def test_no_place_stays_free_while_a_request_waits_for_it(kinds: list[str], happ
         assert order == sorted(order), "first come, first served"
 
 
-# --- whatever happens -------------------------------------------------------------------------------------------------
+# --- whole runs with faults -------------------------------------------------------------------------------------------
 
 ARRIVALS = st.lists(
     st.tuples(st.integers(0, 400), st.integers(1, 500), st.sampled_from([0, 1, 2, 5, 40]), st.integers(0, 2)),

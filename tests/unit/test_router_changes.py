@@ -185,7 +185,7 @@ def test_a_router_that_lost_only_the_registry_keeps_its_instances() -> None:
 
 
 @pytest.mark.parametrize("checks", [False, True])
-def test_an_operators_size_holds_while_a_router_is_missing(checks: bool) -> None:
+def test_an_operators_size_is_kept_while_a_router_is_missing(checks: bool) -> None:
     at, fleet = served("a", "b")
     fleet.crash("b")
     run(at, 2.0, STALE_S + 10)

@@ -1,4 +1,4 @@
-"""Every cluster file in tests/corpus/wrong has exactly the problems that its header names; files in right have none.
+"""Each cluster file in tests/corpus/wrong has exactly the problems that its header names; those in right have none.
 
 A header line reads ``# LINE FIELD | VALUE | MESSAGE | FIX``. ``-`` stands for an empty part, and the word ``warning``
 stands before the line number of a warning. MESSAGE and FIX may be the beginnings of the texts only.

@@ -1,4 +1,4 @@
-"""Backpressure for uploads: which connections may send bytes of a body, and that at least one always may."""
+"""Backpressure for uploads: which connections may send bytes of a body, and that all uploads finish."""
 
 from __future__ import annotations
 

@@ -472,7 +472,7 @@ def test_a_series_may_be_written_again_among_the_runs(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "series.csv").read_text() == written
 
 
-def test_a_profile_of_ones_own_and_one_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_own_profile_must_fit_the_model_and_the_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = stamped(tmp_path)
     files = Path(shipped.__file__).parent / "profiles"
     assert main(["validate", str(folder), "--profile", str(files / "llmservingsim.json")]) == 0
@@ -482,7 +482,7 @@ def test_a_profile_of_ones_own_and_one_that_does_not_fit(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("words", [["--seeds", "0"], ["--share", "2"], ["--share", "x"], ["--first-token-ms", "-1"]])
-def test_flags_say_what_they_take(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flag_values_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["validate", "somewhere", *words])
     assert stopped.value.code == 2
