@@ -1,4 +1,4 @@
-"""An agent that asks to be woken at a time makes progress at that time, whatever the clock reads."""
+"""An agent that asks to be woken at a certain time makes progress at that time, at any reading of the clock."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from engine.agent.machine import AgentMachine, DrainAsked, EngineIs, LoadRead, T
 
 
 @given(st.floats(0.0, 1e6))
-@example(6.3371)  # 6.3371 + 2.0 - 6.3371 is less than 2.0: a simulated agent asked for the same moment for ever
-def test_a_drain_of_an_idle_engine_ends_at_the_time_it_asks_for(began: float) -> None:
+@example(6.3371)  # 6.3371 + 2.0 - 6.3371 < 2.0: before, an agent asked for the same time without end
+def test_a_drain_of_an_idle_engine_ends_at_the_requested_wakeup(began: float) -> None:
     machine = AgentMachine(name=InstanceId("d"), rules=DecodeRules(), role=Role.DECODE)
     machine.handle(EngineIs("ready", "", 1), began)
     machine.handle(LoadRead(Load()), began)

@@ -1,4 +1,4 @@
-"""No policy attains more than the bound says: on small random cells, whatever the load, the fleet and the rule."""
+"""No policy attains more than the bound: on small random cases, for any load, fleet and policy."""
 
 from __future__ import annotations
 
@@ -101,8 +101,10 @@ def test_no_policy_attains_more_than_the_bound(data: st.DataObject) -> None:
     assert min(in_window, overall) <= bound.least(rate) + 1e-9
 
 
-def test_the_bound_says_something() -> None:
-    """It is 1 for an idle fleet, falls with the rate, and a simple policy serves a fourth of it in a short run."""
+def test_the_bound_falls_with_the_rate_and_is_not_far_above_a_policy() -> None:
+    """The bound is 1 for a fleet with little load, and falls with the rate. The policy `workload` reaches the target at
+    a fourth of the bound's goodput.
+    """
     case = case_of(3, 2000, 100, Targets(600, None, 60), shared=False)
     fleet = pools(mixed=False, shared=False)
     bound = Ceiling.of(case, shelf(), [replace(each, batched_tokens=BUDGET) for each in fleet], case.load.arrivals)
@@ -122,8 +124,10 @@ def test_the_bound_says_something() -> None:
     capacity=st.integers(1, 3),
 )
 @settings(max_examples=60, deadline=None)
-def test_greedy_is_no_less_than_any_set_that_fits(jobs: list[tuple[int, int, int]], capacity: int) -> None:
-    """Against all subsets: one fits if no interval has more work to begin and end in it than capacity."""
+def test_the_greedy_bound_is_at_least_the_best_set_that_fits(jobs: list[tuple[int, int, int]], capacity: int) -> None:
+    """The bound is compared with all subsets of the jobs. A subset fits if, in each interval, the work that begins and
+    ends there is at most the capacity of the interval.
+    """
     begun, lasts, work = (np.array(each, dtype=np.float64) for each in zip(*jobs, strict=True))
     ends = begun + lasts
 

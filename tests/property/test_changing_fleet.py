@@ -1,4 +1,4 @@
-"""Whatever is asked of a fleet while it serves and whatever goes wrong: requests end once, no budget is exceeded."""
+"""A fleet that is changed while it serves, with any faults: each request ends once, and no budget is exceeded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sim.world import World
 NAMES = ("p0", "d0", "b0", "n1", "n2", "n3")
 POOLS = {"p": Role.PREFILL, "d": Role.DECODE, "b": Role.BOTH}
 AT = st.integers(0, 9000)
-"""Milliseconds: what was asked in the first of them has started when the last is asked."""
+"""Milliseconds. The range is long enough that instances asked for early have started before the last action."""
 ACTIONS = st.lists(
     st.tuples(
         AT,
@@ -63,10 +63,10 @@ def _world(bound: int, gpus: int, *, greedy: bool, fails: float) -> World:
 
 @given(ARRIVALS, ACTIONS, FAULTS, st.integers(3, 6), st.integers(3, 6), st.booleans(), st.sampled_from([0.0, 0.3]))
 @settings(max_examples=60, deadline=None)
-def test_nothing_is_lost_and_no_budget_exceeded(
+def test_no_request_is_lost_and_no_budget_exceeded(
     rows: list, asked: list, wrong: list, bound: int, gpus: int, greedy: bool, fails: float
 ) -> None:
-    """The checks inside a run assert the rest: blocks, places, deadlines, the budget, the end of what was held."""
+    """The checks inside a run assert the rest: blocks, places, deadlines, the budget, and the end of every hold."""
     world = _world(bound, gpus, greedy=greedy, fails=fails)
     provisioning: Provisioning = world.provisioning
     provisioning.schedule(Timed(at / 1000, _action(*what)) for at, *what in asked)
@@ -107,8 +107,8 @@ FOOTPRINTS = st.builds(
         power_w=st.none() | st.integers(0, 2000).map(float),
     ),
 )
-def test_what_fits_is_within_and_what_does_not_is_not(steps: list, budget: Budget) -> None:
-    """Against the sums written out."""
+def test_usage_accepts_exactly_what_fits_the_budget(steps: list, budget: Budget) -> None:
+    """`Usage` is compared with sums over all footprints."""
     usage, held = Usage(), dict[InstanceId, Footprint]()
     for number, more in steps:
         name = InstanceId(str(number))

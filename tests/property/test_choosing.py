@@ -1,4 +1,4 @@
-"""Prices by columns, tables and short cuts are those worked out row by row (`support.plain_prices`); so are choices."""
+"""Prices and choices by columns, tables and short cuts equal those computed row by row (`support.plain_prices`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from router.scheduler.scoring.shortlist import LISTED
 from router.scheduler.scoring.workload import K, workload
 
 LENGTHS = (0.05, 0.1, 0.25, 0.6, 1.0, 2.0, 5.0)
-"""Quantiles of answers, of the middle one."""
+"""Quantiles of an answer's length, as multiples of its median."""
 
 
 def make(scale: float) -> Make:
@@ -55,11 +55,11 @@ def make(scale: float) -> Make:
 
 MAKES = (make(1.0), make(1.7), None)
 SIZES = (1, 2, 3, 5, 9, 24, 70)
-"""Below and above where prices are worked out row by row."""
+"""Sizes of fleets, below and above the size up to which the product prices row by row (`FEW`)."""
 
 
 class Scene:
-    """A fleet at work, by chance."""
+    """A fleet at work, drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
@@ -97,7 +97,7 @@ class Scene:
             self._place(names)
 
     def _place(self, names: list[InstanceId]) -> None:
-        """One more, wherever it fits nobody; some that are there have their prompt computed, some are over."""
+        """Place one more request on random instances. At random, other requests finish their prompt, open, or end."""
         rng, expected, wanted = self.rng, Placement(), self.wanted()
         decode = rng.choice(names)
         prefill = rng.choice(names)
@@ -142,7 +142,7 @@ class Scene:
         )
 
     def fill_line(self) -> None:
-        """Others wait, so that where there is no room there is a queue."""
+        """At random, let another request wait in the flow-control queue."""
         if self.saturation is not None and self.rng.random() < 0.5:
             self.saturation._line.enter("somebody", self.wanted(), 50.0)
 
@@ -153,10 +153,10 @@ def close(value: float) -> object:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_prices_and_choices_are_those_of_the_written_out_formulas(seed: int) -> None:
+def test_prices_and_choices_equal_those_computed_row_by_row(seed: int) -> None:
     scene = Scene(seed)
     scene.fill_line()
-    scene.fleet.ready(None)  # it sees whether all are alike
+    scene.fleet.ready(None)  # this call notes whether all instances are alike
     for _ in range(3):
         wanted = scene.wanted()
         plain = Plain(scene.fleet, wanted)
@@ -176,20 +176,20 @@ def test_prices_and_choices_are_those_of_the_written_out_formulas(seed: int) -> 
 
 
 def _same_between(scene: Scene, plain: Plain) -> None:
-    """What lies between two."""
+    """The prices of a pair: hand-over and hold, and whether the weights differ."""
     fleet, found = scene.fleet, scene.fleet.ready_for(plain.wanted)
     prices = prices_of(fleet, plain.wanted)
     pairs = [(p, d) for p in found.prefills.tolist() for d in found.decodes.tolist() if p != d]
     for p, d in scene.rng.sample(pairs, min(20, len(pairs))):
         told, wanted = (prices.handoff(p, d), prices.hold(p, d)), (plain.handoff(p, d), plain.hold(p, d))
-        assert told == pytest.approx(wanted, rel=1e-5, abs=1e-5)  # of milliseconds of a clock at 1e6 s, differences
+        assert told == pytest.approx(wanted, rel=1e-5, abs=1e-5)  # differences of times near 1e9 ms lose digits
         one, other = plain.name(p), plain.name(d)
         assert fleet.pairing.apart(p, d) == (one != other and "" not in (one, other))
 
 
 def _listed_as_all(fleet: FleetSnapshot, wanted: Wanted) -> None:
-    """Rows that are priced one by one cost what they cost where all are; and what is listed is worth little less than
-    the best of all, and the very best where all fit into the list.
+    """Rows have the same prices one by one as all together. The best listed row costs at most 5 % more than the best of
+    all rows, and exactly as much if all rows fit into the list.
     """
     saturation = saturation_of(wanted)
     one, other = Prices(fleet, wanted, saturation, few=1 << 20), Prices(fleet, wanted, saturation, few=0)
@@ -199,7 +199,9 @@ def _listed_as_all(fleet: FleetSnapshot, wanted: Wanted) -> None:
     for rows in (found.any, found.prefills, found.decodes):
         (now, later), (listed_now, listed_later) = one.best_aggregated(rows, K), other.best_aggregated(rows, K)
         if later and not listed_later and len(rows) > LISTED:
-            assert listed_now and listed_now[0][0] <= 1.05 * later[0][0] + 0.01, "nothing worth waiting for is missed"
+            assert listed_now and listed_now[0][0] <= 1.05 * later[0][0] + 0.01, (
+                "no full row that is worth waiting for is missed"
+            )
             later = []
         pairs = [
             (now, listed_now),
@@ -225,11 +227,11 @@ ASKED = (
     "prompt_at", "stall_at", "ttft_at", "longer_at", "used_at", "open_at", "answers_at", "prefill_at", "decode_at",
     "step_at", "harm",
 )  # fmt: skip
-"""What prices tell of one row."""
+"""The methods of `Prices` that are compared for each row."""
 
 
 def _same_choice(fleet: FleetSnapshot, wanted: Wanted) -> None:
-    """The same instances; where two cost the same to the last digits, either."""
+    """Both choose the same instances, or other instances at the same price."""
     expected = choose(fleet, wanted)
     chosen = workload(fleet, wanted)
     if "worth waiting for" not in chosen.because:

@@ -1,4 +1,6 @@
-"""Whatever arrives and whatever fails: never above the budget, never the last of a role, never a name twice."""
+"""The controller under any load and any failures: it never exceeds the budget, never ends the last instance of a role,
+and never uses a name twice.
+"""
 
 from __future__ import annotations
 

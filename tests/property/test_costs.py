@@ -42,7 +42,7 @@ FITTED = st.sampled_from([profile.cost for profile in shipped.profiles()])
 NEW, CACHED = st.integers(0, 40_000), st.integers(0, 100_000)
 BATCH, CONTEXT = st.integers(0, 1024), st.integers(0, 8_000_000)
 SLACK = 1 - 1e-12
-"""Sums of floats in another order."""
+"""Allows for rounding: sums of floats in another order."""
 
 
 def work(new: int, cached: int, batch: int, context: int) -> StepWork:
@@ -59,7 +59,7 @@ def test_time_grows_with_tokens(cost: StepCost, new: int, cached: int, batch: in
 
 
 @given(COSTS | FITTED, NEW, CACHED, BATCH, CONTEXT, st.integers(1, 3000))
-def test_time_grows_with_what_is_cached(
+def test_time_grows_with_cached_tokens(
     cost: StepCost, new: int, cached: int, batch: int, context: int, more: int
 ) -> None:
     before, after = work(new, cached, batch, context), work(new, cached + more, batch, context)
@@ -79,7 +79,7 @@ def test_time_grows_with_context(cost: StepCost, new: int, cached: int, batch: i
 
 
 @given(FITTED, st.integers(1, 30_000), st.integers(1, 30_000))
-def test_a_cached_prefix_saves(cost: StepCost, cached: int, new: int) -> None:
+def test_a_cached_prefix_saves_time(cost: StepCost, cached: int, new: int) -> None:
     assert cost.step_ms(prompt(new, cached)) <= cost.step_ms(prompt(new + cached)) * (1 + 1e-12)
 
 
@@ -92,7 +92,7 @@ def test_floor_sum_is_the_sum(count: int, modulus: int, slope: int, start: int) 
 
 
 @given(COSTS | FITTED, BATCH, CONTEXT, st.integers(0, 80))
-def test_a_run_is_exactly_its_steps(cost: StepCost, batch: int, context: int, steps: int) -> None:
+def test_a_run_takes_exactly_the_sum_of_its_steps(cost: StepCost, batch: int, context: int, steps: int) -> None:
     ticks = Ticks.of(cost)
     single = [ticks.decode_step_ns(batch, context + batch * at) for at in range(steps)]
     assert ticks.decode_run_ns(batch, context, steps) == sum(single)
@@ -115,13 +115,15 @@ def test_the_steps_for_a_time_are_the_fewest(cost: StepCost, batch: int, context
 
 
 @given(COSTS | FITTED, NEW, CACHED, BATCH, CONTEXT)
-def test_nanoseconds_are_the_milliseconds(cost: StepCost, new: int, cached: int, batch: int, context: int) -> None:
+def test_ticks_in_ns_equal_the_costs_in_ms(cost: StepCost, new: int, cached: int, batch: int, context: int) -> None:
     step = work(new, cached, batch, context)
     assert Ticks.of(cost).step_ns(step) == pytest.approx(cost.step_ms(step) * 1e6, rel=1e-8, abs=3)
 
 
 @given(FITTED, NEW, CACHED, BATCH, CONTEXT, st.integers(0, 500))
-def test_nanoseconds_grow_too(cost: StepCost, new: int, cached: int, batch: int, context: int, more: int) -> None:
+def test_ticks_grow_with_tokens_and_batch(
+    cost: StepCost, new: int, cached: int, batch: int, context: int, more: int
+) -> None:
     ticks = Ticks.of(cost)
     before = ticks.step_ns(work(new, cached, batch, context))
     assert ticks.step_ns(work(new + more, cached, batch, context)) >= before
@@ -137,7 +139,7 @@ def test_more_ranks_never_need_more_memory_each(model: ModelShape, tp: int, gpu:
     assert model.weight_bytes_per_gpu(many) <= model.weight_bytes_per_gpu(few)
     assert model.kv_bytes_per_token_per_gpu(many) <= model.kv_bytes_per_token_per_gpu(few)
     capacity = [kv_capacity_tokens(model, gpu, shape, batched_tokens=2048) for shape in (few, many)]
-    assert capacity[1] >= capacity[0] or tp == 1, "beside NCCL's buffers, which one GPU does not need"
+    assert capacity[1] >= capacity[0] or tp == 1, "with tp = 1 there are no NCCL buffers, so two ranks may have less"
 
 
 @given(MODELS, TP, st.integers(1, 4))
@@ -148,7 +150,7 @@ def test_stages_never_need_more_memory_each(model: ModelShape, tp: int, pp: int)
 
 @given(MODELS, BOARDS, TP)
 def test_every_roofline_is_a_step_cost(model: ModelShape, gpu: Gpu, tp: int) -> None:
-    """Finite, nothing negative (checked where it is made), and faster steps with more bandwidth per weight."""
+    """Steps of a roofline take more than 0 ms, and more work takes no less time."""
     cost = roofline(model, gpu, Spans(tp=tp))
     assert 0 < cost.step_ms(decoding(1, 100)) <= cost.step_ms(decoding(8, 800))
     assert cost.step_ms(prompt(64)) <= cost.step_ms(prompt(4096))

@@ -1,4 +1,6 @@
-"""Credits shared out: never more than there are, nobody starved, the same for the same; and safe whatever is late."""
+"""Sharing out of credits: never more than exist, no router starved, deterministic. Grants are safe if messages are
+late.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SHARES = st.dictionaries(st.sampled_from("abcd"), st.sampled_from([0.5, 1.0, 3.0
 
 
 @given(st.integers(0, 300), WANTS, SHARES, st.integers(0, 9))
-def test_all_is_shared_out_and_nobody_is_starved(total: int, wants: dict, shares: dict, turn: int) -> None:
+def test_all_credits_are_shared_out_and_no_router_is_starved(total: int, wants: dict, shares: dict, turn: int) -> None:
     given_out = share_out(total, wants, shares, turn=turn, salt="d0")
     assert given_out == share_out(total, dict(reversed(wants.items())), shares, turn=turn, salt="d0")
     assert sum(given_out.values()) == total and min(given_out.values()) >= 0
@@ -29,14 +31,16 @@ def test_all_is_shared_out_and_nobody_is_starved(total: int, wants: dict, shares
     elif total >= len(busy):
         assert all(given_out[router] for router in busy)
     turns = [share_out(total, wants, shares, turn=turn + more, salt="d0") for more in range(len(wants))]
-    assert not total or all(any(each[router] for each in turns) for router in busy), "who wants some has its turn"
+    assert not total or all(any(each[router] for each in turns) for router in busy), (
+        "each router that wants credits gets some in one of the turns"
+    )
 
 
 @given(st.integers(8, 300), WANTS, SHARES, st.sampled_from("abcd"), st.integers(1, 30))
 def test_more_demand_or_more_credits_never_bring_less(
     total: int, wants: dict, shares: dict, tenant: str, more: int
 ) -> None:
-    """But for rounding, by which one credit may go to another."""
+    """Except for rounding: one credit may go to another router."""
     before = share_out(total, wants, shares)
     richer = share_out(total + more, wants, shares)
     assert all(richer[router] >= before[router] - 1 for router in wants)
@@ -51,7 +55,7 @@ def test_tenants_are_given_max_min_fair_shares(total: float, wants: dict, shares
     assert math.isclose(sum(parts.values()), min(total, sum(wants.values())), abs_tol=1e-6)
     for one, had in parts.items():
         assert 0 <= had <= wants[one]
-        if had < wants[one] - 1e-6:  # then nobody has more, by weight
+        if had < wants[one] - 1e-6:  # then no other tenant has more, by weight
             assert all(
                 other / shares.get(name, 1.0) <= had / shares.get(one, 1.0) + 1e-6 for name, other in parts.items()
             )
@@ -66,7 +70,7 @@ def test_a_tenants_weight_is_divided_over_the_routers(wants: dict, shares: dict)
 
 
 class Late:
-    """A router that hears when it likes, uses all it is granted, and is heard when the agent likes."""
+    """A router that reads grants late, uses all of them, and whose reports the agent reads late."""
 
     def __init__(self, name: str) -> None:
         self.name, self.legs, self.goes_by, self.limit = name, 0, (0, 0), 0
@@ -94,13 +98,14 @@ STEPS = st.lists(
     min_size=5,
     max_size=60,
 )
-"""Who; whether it reads, says, is heard (below), how many legs it begins or ends, whether it dies, what it wants."""
+"""The number of a router; a number that decides whether it reads a grant (below 4) and whether the agent reads reports
+(no multiple of 3); legs that it begins, or ends if negative; whether it reports; its demand."""
 
 
 @given(STEPS, st.integers(3, 20), st.integers(10, 60))
 @settings(max_examples=200, deadline=None)
 def test_known_routers_never_have_more_legs_than_there_are_credits(steps: list, places: int, death: int) -> None:
-    """Heartbeats and announcements are read late, some never; a dead router's legs run on until the engine says so."""
+    """Heartbeats and reports are read late, some never. The legs of a dead router run on and still count."""
     agent, beats = Grants("d0"), list[tuple[tuple[int, int], dict[str, int]]]()
     routers = {number: Late(f"r{number}") for number in range(3)}
     for each in routers.values():
@@ -132,7 +137,7 @@ def test_known_routers_never_have_more_legs_than_there_are_credits(steps: list, 
 def test_no_rank_ever_has_more_legs_than_its_own_credits(
     seed: int, ranks: int, places: int, routers: int, dies: bool
 ) -> None:
-    """Real schedulers and agents' machines; `credit_fleet.Agent.take` asserts it at each leg."""
+    """The schedulers and the agents' machines are real. `credit_fleet.Agent.take` asserts the limit at each leg."""
     world = World(seed, {"t": 1.0})
     agents = [Agent(world, "p", Role.PREFILL, 64)]
     names = [name for engine in "de" for name in ranks_of(InstanceId(engine), ranks)]
@@ -149,7 +154,7 @@ def test_no_rank_ever_has_more_legs_than_its_own_credits(
 
 
 @given(st.integers(1, 40), st.integers(0, 40))
-def test_what_a_dead_router_had_ends(granted: int, left: int) -> None:
+def test_the_legs_of_a_dead_router_end(granted: int, left: int) -> None:
     agent = Grants("d0")
     agent.heard([RouterSays(router="r1"), RouterSays(router="r2")], 0.0)
     agent.issue((1, 1), granted)
@@ -157,7 +162,7 @@ def test_what_a_dead_router_had_ends(granted: int, left: int) -> None:
     had = agent.ghosts
     for tick in range(1, 9):
         agent.engine_has(Load(running=min(left, had)), 6.0 + tick / 2)
-    assert agent.ghosts == min(left, had), "what the engine still shows"
+    assert agent.ghosts == min(left, had), "legs that the engine still reports"
     for tick in range(9, 18):
         agent.engine_has(Load(), 6.0 + tick / 2)
     assert agent.ghosts == 0

@@ -1,4 +1,4 @@
-"""Bodies in chunks, in whatever pieces they come: what is found in them, and where they end."""
+"""Chunked bodies, cut into any pieces: their content, and where they end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def framed(pieces: list[bytes], extension: bytes, trailers: list[bytes]) -> byte
 
 
 def fed(data: bytes, cuts: list[int], bytes_max: int = 1 << 20, *, keeps: bool = True) -> tuple[Chunks, int]:
-    """In these pieces; how much of it was the body's."""
+    """The data, fed in pieces; and the number of its bytes that belong to the body."""
     chunks, used = Chunks(bytes_max, keeps=keeps), 0
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for begin, end in pairwise(edges):
@@ -34,7 +34,7 @@ def fed(data: bytes, cuts: list[int], bytes_max: int = 1 << 20, *, keeps: bool =
 
 
 @given(PIECES, EXTENSIONS, TRAILERS, CUTS, st.binary(max_size=30))
-def test_it_is_put_together_however_it_is_cut(
+def test_a_chunked_body_is_read_however_it_is_cut(
     pieces: list[bytes], extension: bytes, trailers: list[bytes], cuts: list[int], after: bytes
 ) -> None:
     data = framed(pieces, extension, trailers)
@@ -47,7 +47,7 @@ def test_it_is_put_together_however_it_is_cut(
 
 
 class Other:
-    """What httptools finds."""
+    """The body as httptools reads it."""
 
     def __init__(self) -> None:
         self.body = b""
@@ -64,8 +64,10 @@ WORDS = st.sampled_from([b"1", b"a", b"0", b"\r\n", b"\r", b"\n", b";", b" ", b"
 
 
 @given(st.lists(WORDS, max_size=14))
-def test_what_is_taken_here_every_reader_takes_alike(words: list[bytes]) -> None:
-    """What is refused may be fine elsewhere; what is taken must be the same body to httptools (llhttp)."""
+def test_an_accepted_body_is_the_same_to_httptools(words: list[bytes]) -> None:
+    """A body that is refused here may be valid for other readers. A body that is accepted here must be the same body to
+    httptools (llhttp).
+    """
     data = b"".join(words)
     try:
         chunks, used = fed(data, [])
@@ -101,7 +103,7 @@ def test_what_is_taken_here_every_reader_takes_alike(words: list[bytes]) -> None
         b"0\r\na: \0\r\n",
     ],
 )
-def test_what_could_be_read_in_two_ways_is_refused(data: bytes) -> None:
+def test_ambiguous_chunks_are_refused(data: bytes) -> None:
     for cuts in ([], list(range(len(data)))):
         with pytest.raises(ApiError) as refused:
             fed(data + b"\n" * 20, cuts)
@@ -109,7 +111,7 @@ def test_what_could_be_read_in_two_ways_is_refused(data: bytes) -> None:
 
 
 @given(CUTS)
-def test_a_body_is_refused_as_soon_as_it_says_that_it_is_too_large(cuts: list[int]) -> None:
+def test_a_body_is_refused_at_the_chunk_size_that_exceeds_the_limit(cuts: list[int]) -> None:
     with pytest.raises(ApiError) as refused:
         fed(b"5\r\nhello\r\n6\r\n", cuts, bytes_max=10)
     assert refused.value.status == 413

@@ -1,7 +1,7 @@
 """Any order of events on both sides of a hand-over: no wrong byte is used, no block is lost, everything ends.
 
-By dice, over the objects that the connector runs (tests/support/handover.py): ranks that step apart, slots that are
-read byte by byte, notices lost, doubled and late, reads that fail, names given up at any time, engines that restart.
+Random walks over the objects that the connector runs (tests/support/handover.py). Ranks step at different times, slots
+are read byte by byte, notices are lost, doubled or late, reads fail, names are released at any time, engines restart.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS = {
 
 
 class Walk:
-    """One world, and what has been offered in it: a reference may be used at any time."""
+    """One random walk: its world, and all offers made in it. An offer may be pulled at any later time."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -63,7 +63,7 @@ class Walk:
                 self.offers.append(offer)
 
     def pending(self, request: str) -> bool:
-        """Whether the ranks have not heard of this leg: nothing of it can be computed yet."""
+        """Whether some rank does not know this leg yet, so that no part of it can be computed."""
         told = any(request in orders.opened for each in self.world.p.orders for orders in each)
         return told or request in self.world.p.holds._orders.opened
 
@@ -116,7 +116,7 @@ class Walk:
             self.world.restart_d(self.dice.choice(list(self.world.consumers)))
 
     def well(self) -> None:
-        """So that hand-overs get anywhere."""
+        """Let all go well for a moment, so that some hand-overs finish."""
         self.world.p.step()
         self.consumer().finish()
         self.world.deliver_all()
@@ -127,25 +127,27 @@ def walk(seed: int, steps: int = 400) -> list[str]:
     made.go(steps)
     legs = [leg for consumer in made.world.consumers.values() for leg in consumer.legs]
     made.world.fall_silent()
-    assert all(leg.outcome for leg in legs), "each request hears of it"
+    assert all(leg.outcome for leg in legs), "each request has an outcome"
     return [leg.outcome for leg in legs]
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_by_dice(first: int) -> None:
+def test_random_walks(first: int) -> None:
     outcomes = [outcome for seed in range(first, first + 20) for outcome in walk(seed)]
-    assert min(outcomes.count("use"), outcomes.count("recompute")) > 40, "walks that get nowhere would prove nothing"
+    assert min(outcomes.count("use"), outcomes.count("recompute")) > 40, (
+        "walks without finished hand-overs would prove nothing"
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1_000, 11_000, 500))
-def test_by_dice_for_long(first: int) -> None:
+def test_many_random_walks(first: int) -> None:
     for seed in range(first, first + 500):
         walk(seed)
 
 
 def breaks() -> bool:
-    """Whether some walk finds what is wrong."""
+    """Whether one of 200 walks finds a wrong byte in use."""
     for seed in range(200):
         try:
             walk(seed)
@@ -155,7 +157,7 @@ def breaks() -> bool:
 
 
 def look_before_the_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What counts is what stood in the slot when the reads were posted."""
+    """Break the consumer: it judges a slot by its content at the time when the reads were posted."""
     seen: dict[int, tuple[bytes, bytes]] = {}
     add, saw = decode.reads.Reads.add, decode.reads.PullAtRank.saw
 
@@ -183,7 +185,7 @@ def never_clear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def clear_one_step_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the end was reported, with what the engine decides next."""
+    """Break the producer: it clears a slot one step after it has reported the end of the hold."""
     never_clear(monkeypatch)
     late: dict[int, list[int]] = {}
     step, move = prefill.leases.Leases.step, prefill.leases.Leases._move
@@ -212,7 +214,11 @@ def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_walks_find_each_broken_order(
     broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The argument has two orders, one on each side; without either, wrong bytes are used."""
+    """Safety needs one order on each side: the producer clears a slot before it reports the end of the hold, and the
+    consumer looks at the slot after its reads. Without either order, wrong bytes are used.
+    """
     broken(monkeypatch)
-    monkeypatch.setattr(World, "check", lambda _self: None)  # it would see a mark too many before anything is used
+    monkeypatch.setattr(
+        World, "check", lambda _self: None
+    )  # it would fail at a stale mark, before a wrong byte is used
     assert breaks()

@@ -1,4 +1,4 @@
-"""What the load in flight says is a matter of what has happened, and not of who asked for it meanwhile."""
+"""The load in flight depends on events only, and not on questions asked in between."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def booking(prompt: int, short: float, tpot_ms: float) -> InflightRequest:
 
 
 class Twice:
-    """One history, in two books."""
+    """One history of requests, in two instances of `InflightLoad`."""
 
     def __init__(self) -> None:
         self.books = inflight(), inflight()
@@ -65,7 +65,7 @@ steps = st.tuples(
 
 
 @given(st.lists(steps, max_size=40))
-def test_nothing_depends_on_who_asks_what_is_harmed(history: list[tuple[float, str, int, int, float, float]]) -> None:
+def test_questions_about_harm_do_not_change_the_load(history: list[tuple[float, str, int, int, float, float]]) -> None:
     here, now = Twice(), 1.0
     asked, silent = here.books
     for gap_s, what, which, prompt, short, tpot_ms in history:

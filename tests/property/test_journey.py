@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: no hold is forgotten, every journey ends, every client hears one thing."""
+"""A journey under any events in any order: no hold is forgotten, every journey ends, every client gets one answer."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +48,7 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
         if isinstance(event, j.PrefillAnswered | j.Refused | j.Lost) and before is j.JourneyState.PREFILLING:
             by = event.by or newest
             if by not in waited:
-                assert not caused, "nobody hears a leg that is not waited for"
+                assert not caused, "the event of a leg that is not waited for causes no effect"
             elif isinstance(event, j.PrefillAnswered):
                 assert held is None
                 held, touched = event.transfer, False
@@ -60,7 +60,7 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
             touched = True
         for effect in caused:
             if isinstance(effect, j.Release):
-                assert effect.transfer is held, "released once, and only what is held"
+                assert effect.transfer is held, "only a hold is released, and only once"
                 held = None
             if isinstance(effect, j.SendPrefill):
                 assert effect.instance not in legs, "an instance has one leg of a request"
@@ -68,19 +68,19 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
             if isinstance(effect, j.OutlastPrefill):
                 legs.remove(effect.instance)
             if isinstance(effect, j.SendEarly):
-                assert not early and legs == {effect.producer}, "an early leg waits for the only prefill leg"
-                assert not answered, "and tells what the first P had cached"
+                assert not early and legs == {effect.producer}, "an early leg is sent only beside a single prefill leg"
+                assert not answered, "an early leg is sent only before P's answer"
                 early = True
             if isinstance(effect, j.UseEarly):
-                assert early and not legs and effect.transfer is held and not touched, "it pulls what it waited for"
+                assert early and not legs and effect.transfer is held and not touched, "it pulls the awaited hold"
             if isinstance(effect, j.UseEarly | j.CloseEarly | j.CloseDecode):
-                assert early or not isinstance(effect, j.CloseEarly), "what is closed was open"
+                assert early or not isinstance(effect, j.CloseEarly), "only an open early leg is closed"
                 early = False
             if isinstance(effect, j.SendDecode | j.AnswerFromPrefill):
                 assert not early, "one answering leg at a time"
-                assert not legs, "whoever answers first is the only one that is waited for"
+                assert not legs, "after the first answer, no other prefill leg is waited for"
             if isinstance(effect, j.SendDecode) and effect.transfer is not None:
-                assert effect.transfer is held and not touched, "nobody pulls what is not surely held"
+                assert effect.transfer is held and not touched, "only a hold that is surely untouched is pulled"
         if isinstance(event, j.EarlyLost) and before is j.JourneyState.PREFILLING:
             early = False
         if any(isinstance(effect, j.Relay) for effect in caused):
@@ -88,18 +88,18 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
         if machine.state in {j.JourneyState.STREAMING, j.JourneyState.DONE} and any(
             isinstance(effect, j.Relay | j.CloseDecode) for effect in caused
         ):
-            held = None  # D has it, and its abort gives it back
+            held = None  # D has the hold now; if D aborts, D releases it
     if machine.state is j.JourneyState.DONE:
         assert held is None, "a finished journey holds nothing"
-        assert not machine.legs, "and waits for nobody"
+        assert not machine.legs, "a finished journey waits for no leg"
         assert sum(isinstance(effect, j.Finish) for effect in effects) == 1
     spoken = [e for e in effects if isinstance(e, j.SendSeed | j.AnswerFromPrefill | j.ForwardRefusal | j.Fail)]
-    assert len(spoken) <= 1, "one beginning"
+    assert len(spoken) <= 1, "the client's answer begins once"
     heard = [type(e) for e in effects if isinstance(e, j.SendSeed | j.Relay | j.Fail | j.FailStream | j.ForwardRefusal)]
     assert j.Fail not in heard[1:] and j.ForwardRefusal not in heard[1:], "no status after the first byte"
     assert j.FailStream not in heard[:1] and j.FailStream not in heard[:-1], "an error event ends a stream"
     seeded = next((at for at, e in enumerate(effects) if isinstance(e, j.SendSeed)), len(effects))
     bound = [e.first_token for e in effects[seeded:] if isinstance(e, j.SendDecode)]
-    assert None not in bound, "a seed binds whoever goes on"
+    assert None not in bound, "after a seed, each decode leg begins with its token"
     legs_sent = j.SendPrefill | j.SendDecode | j.SendEarly
     assert sum(isinstance(e, legs_sent) for e in effects) <= 3 * machine.attempts_max

@@ -1,4 +1,4 @@
-"""Rollouts, resizes and reverts from any state end where they should, and never go below the floor."""
+"""Rollouts, resizes and reverts from any state reach the wanted fleet, and never go below the floor."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def serving_whole(world: World) -> int:
 
 
 def keep(world: World, most: int = 400, *, floor: bool, crash: bool = False) -> None:
-    """Run to the end, and watch the floor at every step."""
+    """Run until the fleet is as wanted, and check the floor at every step."""
     for _ in range(most):
         world.run(crash=crash)
         if floor:
@@ -76,7 +76,7 @@ def gpus_of(model: WantedModel) -> int:
 
 @settings(max_examples=20, deadline=None)
 @given(pools(), chances, st.booleans())
-def test_an_empty_cluster_becomes_what_is_wanted(model: WantedModel, chance: random.Random, crash: bool) -> None:
+def test_an_empty_cluster_becomes_the_wanted_fleet(model: WantedModel, chance: random.Random, crash: bool) -> None:
     world = World(model, chance=chance)
     world.settle(crash=crash)
     assert done(world)
@@ -97,12 +97,14 @@ def test_a_rollout_with_room_keeps_pairs_at_the_floor(model: WantedModel, chance
 def test_a_rollout_without_a_free_gpu_ends_and_keeps_serving(
     model: WantedModel, chance: random.Random, tell: bool, crash: bool
 ) -> None:
-    """Also where nobody says how many are free: the new pod finds no node, and an old one gives way."""
+    """This holds also if the number of free GPUs is unknown (`tell` is False): the new pod finds no node, and an old
+    instance is removed.
+    """
     world = World(model, gpus=gpus_of(model), tell_free=tell, chance=chance)
     world.settle()
     alone = gpus_of(model) == 1
     world.model = changed(model, "b")
-    if alone:  # one instance on one GPU, a floor of one: it cannot be replaced without a gap, and is not
+    if alone:  # the only instance has the only GPU and a floor of one: it cannot be replaced without a gap
         world.run(60)
         assert serving_whole(world) == 1
         return
@@ -114,8 +116,8 @@ def test_a_rollout_without_a_free_gpu_ends_and_keeps_serving(
 def test_a_revert_while_drains_take_longer_than_they_may(
     model: WantedModel, chance: random.Random, longest_s: float, steps: int
 ) -> None:
-    """`World.plan` looks that no instance has two moves in one plan: taken back and deleted all the same, it loses the
-    requests that it has taken meanwhile.
+    """`World.plan` asserts that no instance has two moves in one plan. An instance that is both resumed and deleted
+    would lose the requests that it accepted in between.
     """
     world = World(model, chance=chance, longest_drain_s=max(30.0, longest_s))
     world.settle()
@@ -135,7 +137,7 @@ def test_no_instance_has_two_moves_in_one_plan(
     assert sorted({each.name for each in todo}) == sorted(each.name for each in todo)
 
 
-def test_an_agent_that_never_hears_a_resume_is_replaced() -> None:
+def test_an_instance_that_stays_draining_after_a_resume_is_replaced() -> None:
     pool = WantedPool(stem="both", role=Role.BOTH, count=1, floor=1, revision="a", family="a")
     stuck = PlannedObject(
         name="c-both-0",
@@ -240,7 +242,9 @@ def test_any_partial_state_converges(model: WantedModel, chance: random.Random, 
 
 @settings(max_examples=20, deadline=None)
 @given(pools(), chances, st.integers(0, 8))
-def test_a_plan_is_a_function_of_what_it_sees(model: WantedModel, chance: random.Random, number: int) -> None:
+def test_a_plan_does_not_depend_on_the_order_of_the_instances(
+    model: WantedModel, chance: random.Random, number: int
+) -> None:
     there = [random_instance(chance, at) for at in range(number)]
     shuffled = chance.sample(there, len(there))
     assert moves("c", model, there, PlanLimits(), 1000.0) == moves("c", model, shuffled, PlanLimits(), 1000.0)
@@ -248,7 +252,7 @@ def test_a_plan_is_a_function_of_what_it_sees(model: WantedModel, chance: random
 
 @settings(max_examples=20, deadline=None)
 @given(pools("a"), chances)
-def test_nothing_is_deleted_that_serves(model: WantedModel, chance: random.Random) -> None:
+def test_no_serving_instance_is_deleted(model: WantedModel, chance: random.Random) -> None:
     world = World(model, chance=chance)
     world.settle()
     world.model = changed(model, "b")
@@ -260,7 +264,7 @@ def test_nothing_is_deleted_that_serves(model: WantedModel, chance: random.Rando
         world.run()
 
 
-def test_half_a_fleet_gives_its_gpus_back() -> None:
+def test_half_of_a_pair_gives_its_gpus_back() -> None:
     prefill = WantedPool(stem="prefill", role=Role.PREFILL, count=1, floor=1, revision="a", family="a", gpus=2)
     decode = dataclasses.replace(prefill, stem="decode", role=Role.DECODE, gpus=4)
     world = World(WantedModel(key="m", pools=(prefill, decode)), gpus=4, chance=random.Random(3))
@@ -269,7 +273,9 @@ def test_half_a_fleet_gives_its_gpus_back() -> None:
         world.run()
         placed = [name for name, each in world.instances.items() if each.scheduled]
         alone = {name: alone.get(name, 0) + 1 for name in placed} if len(placed) < 2 else {}
-        assert all(steps <= 10 for steps in alone.values()), "gang_s is 60 s: six steps, and those until a plan sees it"
+        assert all(steps <= 10 for steps in alone.values()), (
+            "gang_s is 60 s: six steps, and the steps until a plan notices it"
+        )
     world.gpus = 6
     world.settle()
     assert done(world)

@@ -1,4 +1,4 @@
-"""Any patch of pods is merged or refused by name; the plan raises nothing for it."""
+"""Any patch of the pod templates is merged, or refused with a condition; the plan never raises an error for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of predicted lengths and token counts under any history."""
+"""Laws of predicted answer lengths and prompt token counts, under any history."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_quantiles_rise_stay_within_limits_and_memory_is_bounded(
 
 @given(answers, features, st.integers(0, 1 << 18))
 @settings(max_examples=150, deadline=None)
-def test_what_remains_is_finite_and_within_the_limit(
+def test_the_mean_remaining_length_is_within_the_limit(
     history: list[tuple[Features, int, bool]], asked: Features, made: int
 ) -> None:
     predictor = Predictor(memory=30)
@@ -63,7 +63,7 @@ def test_what_remains_is_finite_and_within_the_limit(
 
 
 @given(st.dictionaries(st.sampled_from(["messages", "prompt", "tools", "response_format"]), json_values))
-def test_cues_are_total(body: dict[str, object]) -> None:
+def test_any_body_has_cues(body: dict[str, object]) -> None:
     assert 0 <= cues_of(body) < 64
 
 

@@ -1,4 +1,4 @@
-"""Laws of load under random input: sorted, deterministic per seed, nothing dropped, readers total."""
+"""Laws of loads under random input: sorted, deterministic for a seed, no row dropped, and no reader raises an error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mooncake(steps: list[int]) -> list[str]:
 
 @settings(max_examples=100, deadline=None)
 @given(STEPS, SEEDS, st.sampled_from([None, 0.0, 0.5, 3.0]))
-def test_ticks_spread_sorted_in_order_and_inside(steps: list[int], seed: int, tick_s: float | None) -> None:
+def test_arrivals_are_spread_within_their_tick_in_order(steps: list[int], seed: int, tick_s: float | None) -> None:
     lines = mooncake(steps)
     found = list(FORMATS["mooncake"](lines, np.random.default_rng(seed), tick_s))
     assert all(isinstance(row, Arrival) for row in found)
@@ -53,7 +53,7 @@ def test_ticks_spread_sorted_in_order_and_inside(steps: list[int], seed: int, ti
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(sorted(FORMATS)), st.lists(st.text(max_size=80), max_size=8))
-def test_readers_are_total(format_: str, lines: list[str]) -> None:
+def test_readers_accept_any_lines(format_: str, lines: list[str]) -> None:
     detect(lines)
     rows = list(FORMATS[format_](lines, np.random.default_rng(0), None))
     assert all(isinstance(row, Arrival | BadRow) for row in rows)
@@ -93,7 +93,7 @@ def test_json_rows_of_any_values(format_: str, row: dict[str, object]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text(max_size=40), max_size=4), st.text(max_size=60))
-def test_servegen_is_total(trace: list[str], dataset: str) -> None:
+def test_the_servegen_reader_accepts_any_lines(trace: list[str], dataset: str) -> None:
     pool = servegen.read({"a-trace.csv": trace, "a-dataset.json": [dataset]})
     assert pool.bad or pool.silent or pool.clients
 
@@ -114,7 +114,7 @@ def test_shaping_keeps_order(times: list[float], speed: float, factor: float, se
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(["poisson", "gamma", "weibull"]), st.floats(0.1, 500), st.floats(0.2, 8), SEEDS)
-def test_made_load_is_sorted_and_the_seeds(kind: str, rate: float, cv: float, seed: int) -> None:
+def test_a_generated_load_is_sorted_and_fixed_by_its_seed(kind: str, rate: float, cv: float, seed: int) -> None:
     def load() -> list[Arrival]:
         rng = np.random.default_rng(seed)
         times = processes.poisson(rate, rng) if kind == "poisson" else getattr(processes, kind)(rate, cv, rng)

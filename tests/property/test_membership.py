@@ -1,4 +1,4 @@
-"""Whatever is lost, repeated or reordered on the way: one owner per name, nothing goes back, the silent leave."""
+"""Heartbeats may be lost, repeated or reordered: each name has one owner, no epoch decreases, silent members leave."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ beats = st.builds(
     sent_at=st.sampled_from([0.0, 1000.0, 4600.0]),
 )
 readings = st.tuples(st.floats(0.0, 8.0), st.none() | st.lists(beats, max_size=5))
-"""Seconds since the one before, and what was read; None: the registry could not be."""
+"""Seconds since the reading before, and the heartbeats read; None: the registry could not be read."""
 
 
 class Reader:
-    """Folds, and checks after each fold what must always hold."""
+    """Folds readings into a membership, and checks its invariants after each fold."""
 
     def __init__(self) -> None:
         self.membership = Membership(TTL)
@@ -48,7 +48,9 @@ class Reader:
         self.now += after_s
         if heard is None:
             self.membership.deaf()
-            assert {member.id for member in self.membership.snapshot()} == set(self.there), "somebody left unheard"
+            assert {member.id for member in self.membership.snapshot()} == set(self.there), (
+                "a member left although the registry could not be read"
+            )
             self.deaf = True
             return
         if self.deaf:
@@ -60,7 +62,9 @@ class Reader:
         self.check(before, heard)
 
     def follow(self, what: ChangeKind, name: InstanceId, member: Member | None) -> None:
-        """The news alone tell who is there, and no name changes hands without a parting in between."""
+        """Follow one change: the changes alone give the members, and a name gets another owner only after the first has
+        left or expired.
+        """
         if what is ChangeKind.JOINED:
             assert name not in self.there and member is not None
             self.there[name] = member
@@ -69,24 +73,24 @@ class Reader:
 
     def check(self, before: dict[InstanceId, Member], heard: list[Heartbeat]) -> None:
         members = self.membership.snapshot().members
-        assert [member.id for member in members] == sorted(self.there), "news and snapshot differ"
+        assert [member.id for member in members] == sorted(self.there), "changes and snapshot differ"
         for member in members:
             last = before.get(member.id)
             assert member.beat.agent == self.there[member.id].beat.agent
             assert member.beat.epoch >= self.epochs.get(member.id, 0), "an epoch went back"
             if last is None or member.beat != last.beat:
-                assert member.beat in heard, "a heartbeat nobody sent"
+                assert member.beat in heard, "a heartbeat that was not in the reading"
                 assert last is None or last.beat.agent != member.beat.agent or member.beat.order > last.beat.order
                 self.new_at[member.id] = self.now
             silent_s = self.now - max(self.new_at[member.id], self.heard_again_at)
-            assert silent_s < TTL, "a silent one is still there"
+            assert silent_s < TTL, "a silent member is still there"
             self.epochs[member.id] = member.beat.epoch
             self.there[member.id] = member
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(readings, max_size=30))
-def test_whatever_is_heard(script: list[tuple[float, list[Heartbeat] | None]]) -> None:
+def test_any_readings_keep_the_invariants(script: list[tuple[float, list[Heartbeat] | None]]) -> None:
     reader = Reader()
     for after_s, heard in script:
         reader.read(after_s, heard)
@@ -103,7 +107,9 @@ def test_the_order_within_a_reading_does_not_matter(script: list[Any], chance: A
             one.deaf()
             other.deaf()
             continue
-        said = list({(beat.id, beat.agent, beat.order): beat for beat in heard}.values())  # never two with one number
+        said = list(
+            {(beat.id, beat.agent, beat.order): beat for beat in heard}.values()
+        )  # no two heartbeats with one number
         shuffled = [*said, *said[:2]]
         chance.shuffle(shuffled)
         assert one.fold(said, now) == other.fold(shuffled, now)
@@ -112,8 +118,10 @@ def test_the_order_within_a_reading_does_not_matter(script: list[Any], chance: A
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_honest_agents_are_in_however_much_is_lost(data: st.DataObject) -> None:
-    """One agent per name, heartbeats lost, late or twice: all that spoke lately are in, as last heard."""
+def test_single_agents_stay_members_although_heartbeats_are_lost(data: st.DataObject) -> None:
+    """Each name has one agent; heartbeats are lost, late or repeated. All names stay members, with the newest heartbeat
+    that was read.
+    """
     membership = Membership(TTL)
     sent = {name: [] for name in NAMES}  # type: dict[str, list[Heartbeat]]
     last: dict[str, Heartbeat] = {}
@@ -139,14 +147,14 @@ FIELDS = tuple(json.loads(encode(Heartbeat(id=InstanceId("a"), agent="b", url="h
 
 
 @given(st.binary(max_size=200) | junk.map(lambda value: json.dumps(value).encode()))
-def test_the_codec_is_total(payload: bytes) -> None:
+def test_any_bytes_are_a_heartbeat_or_a_fault(payload: bytes) -> None:
     read, fault = decode(payload)
     assert (read is None) == bool(fault)
 
 
 @settings(max_examples=300)
 @given(beats, st.dictionaries(st.sampled_from(FIELDS), junk, max_size=3))
-def test_a_bent_heartbeat_is_read_whole_or_not_at_all(beat: Heartbeat, bent: dict[str, Any]) -> None:
+def test_an_altered_heartbeat_is_read_whole_or_not_at_all(beat: Heartbeat, bent: dict[str, Any]) -> None:
     read, fault = decode(json.dumps({**json.loads(encode(beat)), **bent}).encode())
     if read is None:
         assert fault and fault.isprintable()

@@ -1,4 +1,4 @@
-"""Whatever notes are lost, doubled or late: once a peer has heard all of them, it has booked what the router has."""
+"""Load notes may be lost, doubled or late: once they arrive again, a peer has the same bookings as the router."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("
 NAMES = ("p", "d")
 
 Step = tuple[float, str, int, int, float, str]
-"""After how long, what happens, to which request, its prompt tokens and target, and what becomes of a note."""
+"""Seconds since the step before, the event, the request, its prompt tokens, its target in ms, and the note's fate."""
 
 
 class Both:
@@ -65,7 +65,7 @@ class Both:
             self.open.remove(booking)
 
     def play(self, history: list[Step], *, tells: bool) -> float:
-        """One step after the other; returns the time at their end. `tells`: the router has a peer."""
+        """Play all steps; returns the time at their end. `tells`: the router has a peer."""
         now = 1.0
         for gap_s, what, which, prompt, tpot_ms, fate in history:
             now += gap_s
@@ -94,7 +94,7 @@ class Both:
             self.old.append(read)
 
     def hear(self, note: LoadNote, now: float, *, asks: bool = True) -> None:
-        """`asks`: what the peer asks for gets to the router."""
+        """The peer reads a note. `asks`: the peer's question for all bookings reaches the router."""
         self.peer.hear(note, now)
         if self.peer.to_ask(now) and asks:
             self.updates.tell_all()
@@ -122,16 +122,16 @@ steps = st.tuples(
 
 @pytest.fixture(autouse=True)
 def _small_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many bookings take several notes."""
+    """Two bookings at most fit into a note, so that many bookings take several notes."""
     monkeypatch.setattr(load_updates, "STATES_MAX", 2)
 
 
 @given(st.lists(steps, max_size=60))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_peer_books_what_the_router_has(history: list[Step]) -> None:
+def test_a_peer_has_the_same_bookings_as_the_router(history: list[Step]) -> None:
     both = Both()
     now = both.play(history, tells=True)
-    for _ in range(3):  # the last notes are heard: one that shows a gap, those that tell all, and one more
+    for _ in range(3):  # the last notes arrive: one that shows a gap, those with all bookings, and one more
         now += 1.0
         both.tell("heard", now)
     assert not both.peer.to_ask(now + 1.0)
@@ -144,7 +144,7 @@ def test_a_peer_books_what_the_router_has(history: list[Step]) -> None:
 
 
 @given(st.lists(steps, max_size=60))
-def test_a_router_alone_keeps_nothing_for_peers(history: list[Step]) -> None:
+def test_a_router_without_peers_keeps_no_updates_for_them(history: list[Step]) -> None:
     both = Both()
     now = both.play(history, tells=False)
     both.updates.skip()
@@ -155,7 +155,7 @@ def test_a_router_alone_keeps_nothing_for_peers(history: list[Step]) -> None:
     assert counts(both.there) == counts(both.here)
 
 
-def test_an_instance_that_starts_anew_has_none_of_its_former_requests() -> None:
+def test_a_restarted_instance_has_none_of_its_former_requests() -> None:
     both = Both()
     both.begin(1.0, 4000, 50.0, 0)
     both.tell("heard", 1.01)
@@ -186,13 +186,13 @@ def test_a_question_that_is_lost_is_asked_again() -> None:
     both.go_on("end", 0, 1.5)
     both.tell("lost", 1.51)
     both.tell("unasked", 2.0)
-    assert both.peer.bookings == 1, "the note that said it is over was lost, and so was the question"
+    assert both.peer.bookings == 1, "the note on the end was lost, and so was the question"
     both.tell("heard", 2.5)
     both.tell("heard", 3.0)
     assert both.peer.bookings == 0
 
 
-def test_parts_without_the_first_are_not_all() -> None:
+def test_notes_without_the_first_part_do_not_replace_the_bookings() -> None:
     both = Both()
     both.updates.tell_all()
     for number in range(5):
@@ -236,7 +236,7 @@ def test_a_finished_answer_of_a_peer_has_used_its_place_in_the_prefix_cache() ->
 def test_a_prompt_of_a_peer_that_ended_earlier_turns_no_clock_back() -> None:
     both = Both()
     both.begin(1.0, 4000, 50.0, 0)
-    both.go_on("open", 0, 1.2)  # computed at 1.2, its answer goes on
+    both.go_on("open", 0, 1.2)  # its prompt is computed at 1.2 s, and its answer goes on
     own = InflightRequest(prompt_tokens=9, mean_tokens=8.0, short_tokens=2.0, middle_tokens=7.0, variance=1.0)
     both.there.prompt_placed(own, 0, 500.0, 0.0, 5.0)
     before = both.there.waits_ms(5.1)[0]

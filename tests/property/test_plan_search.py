@@ -1,4 +1,4 @@
-"""Laws of the search and the bounds of `baton plan`."""
+"""The search of `baton plan` finds the cheapest fleet that holds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TASKS = st.lists(
 
 @settings(max_examples=40)
 @given(TASKS, st.integers(0, 1))
-def test_it_finds_the_cheapest_where_more_never_holds_less(tasks: list[tuple], survive: int) -> None:
+def test_the_search_finds_the_cheapest_fleet_if_larger_fleets_hold_more(tasks: list[tuple], survive: int) -> None:
     spaces = [
         Space(
             name=str(number),

@@ -1,4 +1,4 @@
-"""Laws of the prefix index under any history, and of chunk names under any text."""
+"""Laws of the prefix-cache index under any history, and of chunk names under any text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ prompts = st.tuples(st.integers(0, 3), st.integers(0, 12)).map(
 
 
 class Index(RuleBasedStateMachine):
-    """Everything that can be told to an index, in any order."""
+    """All events of a prefix-cache index, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Index(RuleBasedStateMachine):
     def removed(self, row: int, tokens: int) -> None:
         before = self.held(row)
         self.index.removed(row, tokens)
-        assert self.held(row) <= before, "events forget, and never add"
+        assert self.held(row) <= before, "this event removes chunks, and never adds any"
 
     @rule(row=rows)
     def cleared(self, row: int) -> None:
@@ -94,7 +94,9 @@ class Index(RuleBasedStateMachine):
             match = self.index.match(prompt)
             for row in range(4):
                 held = self.held(row)
-                assert held <= self.told.get(row, set()), "nothing is expected that was never sent there"
+                assert held <= self.told.get(row, set()), (
+                    "an instance is expected to hold only chunks that were sent to it"
+                )
                 whole = next((at for at, name in enumerate(prompt) if name not in held), len(prompt))
                 assert match.chunks_of(row) == whole
 
@@ -115,7 +117,7 @@ def test_appended_text_changes_no_name(before: bytes, more: bytes) -> None:
 
 @given(text, text)
 @settings(deadline=None)
-def test_names_agree_exactly_as_far_as_texts_do(one: bytes, other: bytes) -> None:
+def test_names_of_chunks_are_equal_exactly_as_far_as_the_texts_are(one: bytes, other: bytes) -> None:
     scope = HASHER.scope("m", "t")
     both = zip(HASHER.names(scope, one), HASHER.names(scope, other), strict=False)
     for at, (name, named) in enumerate(both, start=1):

@@ -1,6 +1,6 @@
 """Any order of events on both sides of a push: no wrong byte is used, no block is lost, everything ends.
 
-The driver is hypothesis: it chooses what happens next, and shrinks what went wrong to the shortest story.
+Hypothesis chooses the next event, and shrinks a failure to the shortest history.
 """
 
 import random
@@ -29,17 +29,17 @@ TERMS = PushTerms(
     entries_max=6,
     remembered_max=30,
 )
-"""Short, so that every limit is met often."""
+"""Short times and small tables, so that every limit is reached often."""
 SILENCE_S_MAX = TERMS.fill_s_max + TERMS.write_s_max + TERMS.lease_s + 4 * TERMS.cut_s
-"""Everything is over after so long: a prompt that is never computed, then its writes, then its links."""
+"""After so many seconds without events everything is over: a prompt never computed, then its writes, then its links."""
 
 PICK = st.integers(0, 1 << 16)
-"""Which of however many there are."""
+"""Chooses one of any number of objects (modulo their number)."""
 BLOCKS = st.integers(1, 3)
 
 
 class Pushes(RuleBasedStateMachine):
-    """A producer, two consumers, little memory, short books: what is freed is soon somebody else's."""
+    """A producer and two consumers with little memory and small tables: freed blocks and entries are reused soon."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Pushes(RuleBasedStateMachine):
     def prefills(self) -> list[tuple[Site, TransferId]]:
         return [(site, id_) for site in self.world.sites.values() for id_ in site.prefills]
 
-    # --- what is wanted ----------------------------------------------------------------------------------------------
+    # --- what requests do --------------------------------------------------------------------------------------------
 
     def open(self, producer: str, blocks: int) -> TransferId:
         id_ = self.world.new_id(producer)
@@ -70,7 +70,7 @@ class Pushes(RuleBasedStateMachine):
     @precondition(lambda self: self.ids)
     @rule(pick=PICK)
     def open_again(self, pick: int) -> None:
-        """Leg 1 comes twice, or long after, or to another life."""
+        """A prefill leg comes twice, or late, or after its engine has restarted."""
         id_, producer, blocks = self.ids[pick % len(self.ids)]
         self.world.site(producer).open(id_, blocks)
 
@@ -118,7 +118,7 @@ class Pushes(RuleBasedStateMachine):
 
     @rule(turns=st.integers(1, 12))
     def all_goes_well(self, turns: int) -> None:
-        """So that handoffs get anywhere: messages arrive in order, engines and endpoints do their work."""
+        """Messages arrive in order, and engines and endpoints do their work, so that some hand-overs finish."""
         for _ in range(turns):
             if self.world.network:
                 self.world.deliver(0)
@@ -153,7 +153,7 @@ class Pushes(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, 11.0, 50.0]))
     def drivers_are_late(self, seconds: float) -> None:
-        """Time passes and nobody's alarm rings: the next event finds it out."""
+        """Time passes and no timer fires: the next event must notice all deadlines that have passed."""
         self.world.now += seconds
 
     @invariant()
@@ -161,7 +161,7 @@ class Pushes(RuleBasedStateMachine):
         self.world.check(prompt=False)
 
     def teardown(self) -> None:
-        if not self.world.broken:  # or this would hide what broke it
+        if not self.world.broken:  # otherwise this would hide the failure
             assert self.world.fall_silent() <= SILENCE_S_MAX
 
 
@@ -169,7 +169,7 @@ TestPushes = Pushes.TestCase
 TestPushes.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 
 
-# --- the same by dice: far more steps, no shrinking ------------------------------------------------------------------
+# --- the same as random walks: more steps, no shrinking --------------------------------------------------------------
 
 WEIGHTS = {
     "begin_push": 5,
@@ -232,17 +232,17 @@ def walk(seed: int, steps: int) -> Pushes:
 
 
 @pytest.mark.parametrize("first", range(0, 120, 20))
-def test_by_dice(first: int) -> None:
+def test_random_walks(first: int) -> None:
     used = recomputed = 0
     for seed in range(first, first + 20):
         legs = [leg for site in walk(seed, 400).world.sites.values() for leg in site.past]
         used += sum(leg.outcome == "use" for leg in legs)
         recomputed += sum(leg.outcome == "recompute" for leg in legs)
-    assert min(used, recomputed) > 20, "walks that get nowhere would prove nothing"
+    assert min(used, recomputed) > 20, "walks without finished hand-overs would prove nothing"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1_000, 11_000, 500))
-def test_by_dice_for_long(first: int) -> None:
+def test_many_random_walks(first: int) -> None:
     for seed in range(first, first + 500):
         assert walk(seed, 400).ids

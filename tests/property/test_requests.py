@@ -1,4 +1,4 @@
-"""Requests of one connection, in whatever pieces they come: each is found whole, and a broken one is refused."""
+"""Requests of one connection, cut into any pieces: each is read whole, and an invalid one is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_each_request_is_found_however_it_is_cut(bodies: list[tuple[bytes, bool]
 
 
 @given(CUTS)
-def test_a_request_that_is_not_whole_is_none(cuts: list[int]) -> None:
+def test_an_incomplete_request_is_not_returned(cuts: list[int]) -> None:
     assert read(written(b"12345", chunked=False)[:-1], cuts) == []
     assert read(written(b"12345", chunked=True)[:-1], cuts) == []
 
@@ -60,14 +60,14 @@ def test_a_request_that_is_not_whole_is_none(cuts: list[int]) -> None:
     ],
     ids=["nonsense", "two lengths", "long body", "long chunk", "expectation", "endless head", "long header"],
 )
-def test_what_is_no_request_is_refused(data: bytes, status: int) -> None:
+def test_invalid_requests_are_refused(data: bytes, status: int) -> None:
     with pytest.raises(ApiError) as refused:
         read(data, [100], bytes_max=100)
     assert refused.value.status == status
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_between_two_requests_nothing_is_midway(chunked: bool) -> None:
+def test_a_reader_is_midway_only_within_a_request(chunked: bool) -> None:
     reader, data = RequestReader(100), written(b"12345", chunked=chunked)
     assert not reader.midway
     for byte in data[:-1]:
@@ -77,11 +77,11 @@ def test_between_two_requests_nothing_is_midway(chunked: bool) -> None:
     assert not reader.midway
 
 
-def test_a_client_that_waits_for_a_word_is_known_once() -> None:
+def test_an_expected_100_continue_is_reported_once() -> None:
     asks = HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     reader = RequestReader(100)
     assert not reader.asked_to_go_on()
     assert reader.feed(asks) == []
     assert [reader.asked_to_go_on(), reader.asked_to_go_on()] == [True, False]
     assert [each.body for each in reader.feed(b"{}" + asks + b"[]")] == [b"{}", b"[]"]
-    assert not reader.asked_to_go_on(), "its body has come meanwhile"
+    assert not reader.asked_to_go_on(), "the second request's body came with its head"

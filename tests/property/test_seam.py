@@ -1,4 +1,4 @@
-"""Wherever a stream is cut and however it comes, the client reads one answer, or an error, and never another text."""
+"""The splice of two streams, cut anywhere: the client reads one answer or an error, and never another text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def read(path: str, data: bytes) -> tuple[str, str | None, bool]:
-    """Text, finish reason, and whether it came to its end."""
+    """The text, the finish reason, and whether the stream has its last event."""
     text, finish, done = "", None, False
     for each in data.decode().split("\n\n"):
         if each == "data: [DONE]":
@@ -51,7 +51,7 @@ def read(path: str, data: bytes) -> tuple[str, str | None, bool]:
 
 
 @given(PATHS, TEXTS, st.integers(0, 40), st.lists(st.integers(0, 5000), max_size=6), st.booleans())
-def test_what_was_said_is_taken_out_exactly(
+def test_text_that_was_sent_before_is_removed_exactly(
     path: str, texts: list[str], said: int, cuts: list[int], comments: bool
 ) -> None:
     whole = "".join(texts)
@@ -74,18 +74,18 @@ def test_another_answer_is_never_passed_on(path: str, texts: list[str], said: st
             out += seam.feed(piece)
     except SpliceBroken:
         assert not whole.startswith(said)
-        assert out == b"", "not one event of another answer"
+        assert out == b"", "no event of another answer is passed on"
     else:
         assert whole.startswith(said)
         assert said + read(path, out)[0] == whole
 
 
 @given(PATHS, TEXTS)
-def test_what_a_client_heard_can_be_told_from_the_events(path: str, texts: list[str]) -> None:
+def test_the_text_that_a_client_has_is_read_from_the_events(path: str, texts: list[str]) -> None:
     head = event(path, "", role=True) if path == CHAT else b""
     said = said_in(head + b"".join(event(path, text) for text in texts), path)
     assert said == SaidSoFar("".join(texts), role=path == CHAT)
-    assert said_in(stream(path, texts), path) is None, "an end that was told is not told twice"
+    assert said_in(stream(path, texts), path) is None, "a stream that has ended is not continued"
 
 
 ANSWER: dict[str, Any] = {"id": "cmpl-1", "created": 5, "model": "m"}

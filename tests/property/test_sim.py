@@ -1,4 +1,4 @@
-"""Choices by columns equal choices by loops; nobody in line is forgotten; whatever goes wrong, the laws hold."""
+"""Choices by columns equal choices by loops; no waiting request is forgotten; the invariants hold under any faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROLES = st.sampled_from(list(Role))
 
 
 def by_loops(instances: tuple[InstanceView, ...], wanted: Wanted) -> Chosen:
-    """`least_load` as it was first written: one instance after the other."""
+    """`least_load` as a loop over the instances."""
     candidates = tuple(
         view
         for view in instances
@@ -89,7 +89,7 @@ ASKS = st.builds(
 
 
 def move(view: FleetView, what: str, name: InstanceId, role: Role, load: Load, legs: int | None) -> None:
-    """Something happens to one instance."""
+    """Apply one event to one instance."""
     if what == "add":
         if not view.knows(name):
             view.add(Instance(id=name, role=role, url="u"))
@@ -132,15 +132,17 @@ def test_columns_choose_as_loops_did(moves: list, asks: list[Wanted]) -> None:
             assert least_load(view.all(), wanted) == by_loops(tuple(view.all()), wanted)
 
 
-# --- the line ---------------------------------------------------------------------------------------------------------
+# --- the flow-control queue -------------------------------------------------------------------------------------------
 
 
 @given(
     st.lists(st.sampled_from("xyz"), min_size=1, max_size=8),
     st.lists(st.tuples(st.sampled_from(["free", "all", "leave"]), st.sampled_from("xyz"), st.integers(0, 7))),
 )
-def test_no_free_place_is_left_while_somebody_waits_for_it(kinds: list[str], happens: list) -> None:
-    """Places are of a kind; whoever is called asks at once, or gives up. After that no place is free and wanted."""
+def test_no_place_stays_free_while_a_request_waits_for_it(kinds: list[str], happens: list) -> None:
+    """Places have kinds. A called request asks at once, and leaves if it gets a place. After that, no free place has a
+    request that waits for it.
+    """
     waiting, free = FlowControlQueue(), dict.fromkeys("xyz", 0)
     wants = dict(enumerate(kinds))
     for who, kind in wants.items():
@@ -167,13 +169,13 @@ def test_no_free_place_is_left_while_somebody_waits_for_it(kinds: list[str], hap
             continue
         free[kind] += 1 if what == "free" else 2
         ask(waiting.call_first() if what == "free" else waiting.call_all())
-        assert not any(free[wanted] for wanted in wants.values()), "a place is free, and somebody waits for it"
+        assert not any(free[wanted] for wanted in wants.values()), "a place is free, and a request waits for it"
     for kind in "xyz":
         order = [who for who in served if kinds[who] == kind]
         assert order == sorted(order), "first come, first served"
 
 
-# --- whatever happens -------------------------------------------------------------------------------------------------
+# --- whole runs with faults -------------------------------------------------------------------------------------------
 
 ARRIVALS = st.lists(
     st.tuples(st.integers(0, 400), st.integers(1, 500), st.sampled_from([0, 1, 2, 5, 40]), st.integers(0, 2)),
@@ -190,10 +192,10 @@ FAULTS = st.lists(
 
 @given(ARRIVALS, FAULTS, st.sampled_from([(0, 1), (0, 0, 1, 1), (2,), (2, 2), (0, 1, 2)]), st.booleans(), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_every_request_ends_once_and_nothing_is_held(
+def test_every_request_ends_once_and_no_blocks_stay_held(
     rows: list, wrong: list, roles: tuple[int, ...], greedy: bool, seeding: bool
 ) -> None:
-    """The checks inside a run assert the rest: blocks, places, deadlines, the end of everything that was held."""
+    """The checks inside a run assert the rest: blocks, places, deadlines, and the end of every hold."""
     fleet = members(*(list(Role)[number] for number in roles), config={"lease_s": 2.0})
     arrivals = [
         Arrival(at_s=at / 1000, input_tokens=tokens, output_tokens=answer, prefix=(7, 8)[:shared], block_tokens=16)

@@ -1,4 +1,4 @@
-"""Sketches beside the plainest numpy that says the same: one key after the other, to the last bit."""
+"""Sketches equal a simple numpy version that handles one key after the other, to the last bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRIOR = [4.0, 3.0, 2.0, 2.0, 1.0, 1.0, 0.5]
 
 
 class Plain:
-    """The same distributions, each key by itself."""
+    """The same distributions as `Sketches`, each key by itself."""
 
     def __init__(self, keys_max: int, memory: float) -> None:
         self.keys_max, self.growth = keys_max, 1.0 / (1.0 - 1.0 / memory)
@@ -69,7 +69,7 @@ keys = st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True)
     st.sampled_from([2.0, 5.0, 100.0]),
     keys,
 )
-def test_many_keys_at_once_are_as_one_after_the_other(
+def test_many_keys_at_once_equal_one_key_after_the_other(
     seen: list[tuple[list[int], float, bool]], keys_max: int, memory: float, asked: list[int]
 ) -> None:
     found, plain = Sketches(BINS, PRIOR, keys_max=keys_max, memory=memory), Plain(keys_max, memory)
@@ -85,7 +85,7 @@ def test_many_keys_at_once_are_as_one_after_the_other(
     st.floats(-12, 12),
     st.data(),
 )
-def test_straight_lines_are_numpys(places: list[float], at: float, data: st.DataObject) -> None:
+def test_interpolation_equals_numpys(places: list[float], at: float, data: st.DataObject) -> None:
     heights = data.draw(st.lists(st.floats(-10, 10), min_size=len(places), max_size=len(places)))
     asked = data.draw(st.sampled_from([at, *places]))
     assert between(asked, places, heights) == float(np.interp(asked, places, heights))
@@ -96,8 +96,10 @@ def test_straight_lines_are_numpys(places: list[float], at: float, data: st.Data
     st.one_of(st.none(), st.integers(1, 2 * LENGTH_MAX)),
     st.integers(0, LENGTH_MAX),
 )
-def test_means_are_sums_over_the_same_lines(seen: list[tuple[int, bool]], limit: int | None, made: int) -> None:
-    """What is left of an answer, by numpy over all bins at once."""
+def test_the_mean_remaining_length_equals_a_sum_over_all_bins(
+    seen: list[tuple[int, bool]], limit: int | None, made: int
+) -> None:
+    """The mean remaining length of an answer, computed by numpy over all bins at once."""
     asked = Features("acme", "qwen", "", 100, limit)
     predictor = Predictor()
     for tokens, cut_off in seen:

@@ -1,4 +1,4 @@
-"""Any text at all is a cluster file or has problems; nothing else happens, and it takes a moment."""
+"""Any text is a valid cluster file or has problems; no text raises an error or takes longer than 5 s."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ WORDLIKE = [
     "<<",
     "~",
 ]
-"""Texts that some reader of YAML takes for something else."""
+"""Texts that some YAML readers take for a number, a boolean, a date or null."""
 
 
 def check(text: str) -> None:
-    """What holds for every text."""
+    """Assert what holds for every text."""
     parsed = parse(text, "f")
     lines = text.count("\n") + text.count("\r") + text.count("\u2028") + text.count("\u2029") + text.count("\x85") + 1
     assert len(parsed.problems) <= PROBLEMS_MAX
@@ -115,7 +115,7 @@ def test_any_edit_of_a_file(text: str, at: int, length: int, instead: str) -> No
 
 
 def meant(node: Node | None) -> Any:
-    """What a tree means to the reader. A value that is a text may lose or get quotes."""
+    """The meaning of a tree, for comparison. A text may have quotes or not."""
     if node is None:
         return None
     if isinstance(node, Scalar):
@@ -127,7 +127,7 @@ def meant(node: Node | None) -> Any:
 
 @given(st.text() | YAMLISH | st.sampled_from(FILES))
 @settings(max_examples=400, deadline=timedelta(seconds=5))
-def test_what_is_written_of_any_text_means_the_same(text: str) -> None:
+def test_a_written_file_means_the_same_as_its_source(text: str) -> None:
     try:
         node = compose(text)
     except Malformed:
@@ -138,8 +138,8 @@ def test_what_is_written_of_any_text_means_the_same(text: str) -> None:
 
 @given(TREES | st.sampled_from(WORDLIKE))
 @settings(max_examples=400, deadline=timedelta(seconds=5), suppress_health_check=[HealthCheck.too_slow])
-def test_what_is_written_of_any_value_means_the_same(value: Any) -> None:
-    """Also to PyYAML, which reads YAML 1.1: a text is a text to both."""
+def test_a_written_value_means_the_same(value: Any) -> None:
+    """The meaning is the same to PyYAML, too, which reads YAML 1.1: a text stays a text."""
     try:
         node = tree_of({"a": value})
     except Malformed:

@@ -28,7 +28,7 @@ TICKS = Ticks.of(
 
 @dataclass(frozen=True)
 class Script:
-    """What happens to one twin, by time."""
+    """The events of one twin, in order of time; times in ns."""
 
     config: TwinConfig
     costs: Linear | Ticks
@@ -72,7 +72,7 @@ def configs(draw: st.DrawFn, *, roomy: bool = False) -> TwinConfig:
 
 @st.composite
 def prompts(draw: st.DrawFn) -> Prompt:
-    """Few different texts, so that beginnings are shared; some go on with an answer to another."""
+    """Few different texts, so that prompts share beginnings. Some prompts continue with the answer to a prompt."""
     row = draw(st.lists(st.tuples(st.integers(1, 2), st.integers(1, 9)), min_size=1, max_size=3))
     prompt = tuple(Segment(seed, tokens) for seed, tokens in row)
     more = draw(st.integers(0, 8))
@@ -142,7 +142,7 @@ def play(script: Script, *, fast_forward: bool, checks: bool = False) -> World:
 
 @given(scripts())
 @settings(max_examples=400, deadline=None)
-def test_fast_forward_is_step_by_step(script: Script) -> None:
+def test_fast_forward_equals_step_by_step(script: Script) -> None:
     fast, slow = (play(script, fast_forward=mode) for mode in (True, False))
     here, there = fast.records["e"], slow.records["e"]
     assert here.effects == there.effects
@@ -156,7 +156,7 @@ def test_fast_forward_is_step_by_step(script: Script) -> None:
 
 
 def counted(script: Script, *, fast_forward: bool, checks: bool = False, **switches: bool) -> tuple[World, list]:
-    """A world, and all that it said but what follows from contents."""
+    """A world, and all its effects, without the parts that depend on the contents of blocks."""
     world = play(replace(script, config=replace(script.config, **switches)), fast_forward=fast_forward, checks=checks)
     return world, [_without_contents(effect) for effect in world.records["e"].said]
 
@@ -171,7 +171,7 @@ def _without_contents(effect: ev.Effect) -> object:
 
 @given(st.one_of(scripts(), scripts(roomy=True)), st.booleans())
 @settings(max_examples=250, deadline=None)
-def test_without_contents_all_else_is_the_same(script: Script, fast_forward: bool) -> None:
+def test_without_contents_all_other_effects_are_the_same(script: Script, fast_forward: bool) -> None:
     there, kept = counted(script, fast_forward=fast_forward)
     here, not_kept = counted(script, fast_forward=fast_forward, checks=script.config.num_blocks < 25, contents=False)
     assert not_kept == kept
@@ -183,7 +183,7 @@ def test_without_contents_all_else_is_the_same(script: Script, fast_forward: boo
 
 @given(st.one_of(scripts(), scripts(roomy=True)), st.booleans(), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_first_shares_are_those_of_all_that_are_first(script: Script, contents: bool, fast_forward: bool) -> None:
+def test_without_every_share_only_first_shares_are_kept(script: Script, contents: bool, fast_forward: bool) -> None:
     _, every = counted(script, fast_forward=fast_forward, contents=contents)
     _, first = counted(script, fast_forward=fast_forward, contents=contents, every_share=False)
     assert first == [
@@ -205,16 +205,18 @@ def test_blocks_are_neither_lost_nor_owned_twice_and_everything_ends(script: Scr
         for effect in record.effects
         if isinstance(effect, ev.RequestFinished | ev.RequestRefused | ev.RequestLost)
     ]
-    assert sorted(said) == sorted(script.requests), "each request ends, once"
+    assert sorted(said) == sorted(script.requests), "each request ends once"
     assert not alive._requests
-    assert alive.scheduler.pool.free_blocks == script.config.num_blocks, "also the holds: by release or lease"
+    assert alive.scheduler.pool.free_blocks == script.config.num_blocks, (
+        "all blocks are free; holds end by release or lease"
+    )
     assert world.twins["e"].next_wakeup() is None
     assert not alive.holds.held
 
 
 @given(scripts())
 @settings(max_examples=100, deadline=None)
-def test_it_is_deterministic(script: Script) -> None:
+def test_the_twin_is_deterministic(script: Script) -> None:
     first, second = (play(script, fast_forward=True).records["e"] for _ in range(2))
     assert first == second
 
@@ -240,7 +242,7 @@ def test_tokens_are_right_and_on_time_whatever_is_preempted(script: Script) -> N
 
 @given(scripts(transfers=False, disturbed=False))
 @settings(max_examples=150, deadline=None)
-def test_who_comes_first_starts_first_within_a_priority(script: Script) -> None:
+def test_requests_of_one_priority_start_in_order_of_arrival(script: Script) -> None:
     record = play(script, fast_forward=True).records["e"]
     started = {over.request: over.first_run_ns for over in record.of(ev.RequestFinished)}
     for priority in (0, 1) if script.config.policy is Policy.PRIORITY else (None,):
@@ -255,7 +257,7 @@ def test_who_comes_first_starts_first_within_a_priority(script: Script) -> None:
 @given(scripts(transfers=False), st.integers(1, 20_000))
 @settings(max_examples=60, deadline=None)
 def test_a_late_driver_changes_nothing(script: Script, pause: int) -> None:
-    """Who only looks now and then is told the same, with the same times."""
+    """A driver that calls the twin rarely gets the same effects with the same times."""
     script = replace(script, events=tuple((when // pause * pause, event) for when, event in script.events))
     punctual, late = play(script, fast_forward=True), World({"e": script.config}, script.costs)  # type: ignore[arg-type]
     for when, event in script.events:
@@ -268,10 +270,10 @@ def test_a_late_driver_changes_nothing(script: Script, pause: int) -> None:
 
 @given(configs(), configs(), prompts(), st.integers(1, 12), st.integers(0, 40_000), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_a_handoff_is_exact_whatever_becomes_of_the_hold(
+def test_a_handoff_is_exact_even_if_the_hold_ends_early(
     here: TwinConfig, there: TwinConfig, prompt: Prompt, max_tokens: int, latency_ns: int, crowded: bool
 ) -> None:
-    """P to D over a link. What was read too late is computed again, and the tokens are right."""
+    """P hands over to D over a link. Blocks that are read too late are computed again, and the tokens are right."""
     p = replace(here, role=Role.PREFILL, start_up_ns=0)
     sizes = {"block_size": p.block_size, "num_blocks": p.num_blocks, "max_model_len": p.max_model_len}
     d = replace(
@@ -293,7 +295,7 @@ def test_a_handoff_is_exact_whatever_becomes_of_the_hold(
     world.play()
     finished = world.records["d"].of(ev.RequestFinished)
     if not finished:
-        assert world.records["p"].of(ev.RequestRefused), "too long"
+        assert world.records["p"].of(ev.RequestRefused), "the prompt is too long"
         return
     unused = world.records["d"].of(ev.NotUsed)
     assert finished[0].outputs >= 1 or (unused and not d.recompute_failed_pulls)

@@ -1,4 +1,4 @@
-"""A Ray cluster's server for clients that fails to start a process for us, and does at the next try."""
+"""The connection to a Ray cluster: a failed start of the server's client process is tried again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from goodput.actuate.ray_connection import CONNECT_TRIES, RayConnection
 
 
 class FakeRay(SimpleNamespace):
-    """Refuses so many times."""
+    """A `ray` module whose `init` fails the first `refusals` times."""
 
     def __init__(self, refusals: int, error: type[Exception] = ConnectionAbortedError) -> None:
         super().__init__(refusals=refusals, error=error, tries=0, left=0)
@@ -38,7 +38,7 @@ async def connect(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
         connection.close()
 
 
-async def test_a_client_process_that_dies_at_its_start_is_asked_for_again(
+async def test_a_connection_is_tried_again_if_the_client_process_dies_at_its_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ray = FakeRay(2)
@@ -48,7 +48,7 @@ async def test_a_client_process_that_dies_at_its_start_is_asked_for_again(
 
 
 @pytest.mark.parametrize(("error", "tries"), [(ConnectionAbortedError, CONNECT_TRIES), (ConnectionError, 1)])
-async def test_a_cluster_that_is_not_there_is_named(
+async def test_the_error_names_a_ray_cluster_that_does_not_answer(
     error: type[Exception], tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = FakeRay(99, error)

@@ -1,4 +1,4 @@
-"""JSON from others fails in one way only, and what cannot be read crashes nothing."""
+"""Unreadable JSON from other processes raises one kind of error, and no reader of such JSON crashes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BAD = [DEEP, b'{"a":' * 4000, b'{"unknown": ' + DEEP, b'"\xff"', b"", b"{", b"no
 
 
 @pytest.mark.parametrize("raw", BAD)
-def test_what_is_no_json_is_one_error(raw: bytes) -> None:
+def test_all_unreadable_json_raises_one_kind_of_error(raw: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         json_in(raw)
 
 
 @pytest.mark.parametrize("raw", BAD)
-def test_an_engines_or_a_siblings_unreadable_answer_is_none(raw: bytes) -> None:
+def test_an_unreadable_answer_of_an_engine_or_a_router_peer_counts_as_no_answer(raw: bytes) -> None:
     answer = Answer(200, "application/json", raw)
     with pytest.raises(Unreadable):
         _models(answer)
@@ -38,7 +38,7 @@ def test_an_engines_or_a_siblings_unreadable_answer_is_none(raw: bytes) -> None:
     assert said_in(b"data: " + raw + b"\n\n", "/v1/completions") is None
 
 
-def test_an_object_has_the_fields_that_it_may_have() -> None:
+def test_an_object_with_an_unknown_field_is_refused() -> None:
     assert object_in(b"", ("a",)) == {}
     assert object_in(b'{"a": 1}', ("a", "b")) == {"a": 1}
     with pytest.raises(ApiError, match=r"no field `c` here. It may have `a`, `b`") as refused:
@@ -63,7 +63,7 @@ def test_a_deadline_is_a_number_of_seconds_up_to_a_day(given: Any) -> None:
         deadline_in({"deadline_s": given}, 60.0)
 
 
-def test_a_text_is_a_text() -> None:
+def test_a_text_field_must_be_a_text() -> None:
     assert text_in({}, "because") == ""
     assert text_in({"because": "x"}, "because") == "x"
     with pytest.raises(ApiError, match="`because` is 3: it must be a text"):
@@ -95,7 +95,7 @@ def test_a_text_is_a_text() -> None:
         ),
     ],
 )
-def test_a_flag_is_what_vllms_parser_makes_of_it(given: Any) -> None:
+def test_a_flag_is_read_as_vllms_parser_reads_it(given: Any) -> None:
     pydantic = pytest.importorskip("pydantic", reason="vLLM has it: make setup")
     try:
         expected = pydantic.TypeAdapter(bool | None).validate_python(given)

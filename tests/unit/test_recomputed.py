@@ -1,4 +1,4 @@
-"""Prompt tokens that were handed over and computed again: engines' words folded into counters that never go back."""
+"""Handed-over prompt tokens that were computed again: engines' reports become counters that never decrease."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def told(counts: Recomputed) -> tuple[int, int] | None:
     return None if found is None else (found.recomputed, found.pulled)
 
 
-def test_nothing_is_told_of_an_instance_that_has_not_said_enough() -> None:
+def test_an_instance_with_too_few_reports_has_no_counts() -> None:
     counts, view = Recomputed(), fleet()
     counts.look(view.all())
-    assert told(counts) is None, "its engine has said nothing"
+    assert told(counts) is None, "its engine has reported nothing"
     words(counts, view, *[7] * (LOOKS - 1))
     assert told(counts) is None
     words(counts, view, 7)
@@ -50,14 +50,14 @@ def test_pulls_that_are_under_way_are_not_counted() -> None:
     assert told(counts) == (281, 1000)
 
 
-def test_what_is_counted_is_not_taken_back() -> None:
+def test_counted_tokens_are_not_taken_back() -> None:
     counts, view = Recomputed(), fleet()
     words(counts, view, 500, times=LOOKS)
     words(counts, view, 0, times=LOOKS)
     assert told(counts) == (500, 1000)
 
 
-def test_a_new_life_of_an_engine_adds_to_the_last() -> None:
+def test_the_counts_of_a_restarted_engine_are_added_to_those_before() -> None:
     counts, view = Recomputed(), fleet()
     words(counts, view, 500, times=LOOKS)
     view.get(D).instance = replace(view.get(D).instance, epoch=2)
@@ -65,13 +65,12 @@ def test_a_new_life_of_an_engine_adds_to_the_last() -> None:
     assert told(counts) == (500, 1000)
     words(counts, view, 30, pulled=20)
     assert told(counts) == (530, 1020)
-    words(
-        counts, view, 4, pulled=5, times=LOOKS
-    )  # an engine whose agent gives no epochs: it has pulled less than before
+    # Without a new epoch, a lower count of pulled tokens shows that the engine was started again.
+    words(counts, view, 4, pulled=5, times=LOOKS)
     assert told(counts) == (534, 1025)
 
 
-def test_who_has_left_is_left_out_and_what_came_lately_is_told_apart() -> None:
+def test_an_instance_that_left_has_no_counts_and_recent_tokens_are_counted_apart() -> None:
     counts, view = Recomputed(), fleet()
     words(counts, view, 5, times=LOOKS)
     found = counts.of(D)
@@ -85,7 +84,7 @@ def test_who_has_left_is_left_out_and_what_came_lately_is_told_apart() -> None:
     assert counts.of(D) is None
 
 
-def test_prometheus_is_told() -> None:
+def test_the_counters_are_exported_to_prometheus() -> None:
     meters, view = RouterMetrics(), fleet()
     words(meters.recomputed, view, 281, times=LOOKS)
     lines = meters.text(view, 0).decode().splitlines()

@@ -1,4 +1,4 @@
-"""The registry of a command that reads a cluster file: the file's word, unless a flag says another."""
+"""The registry of a command that reads a cluster file: the file's values, unless a flag overrides them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_each_flag_wins_over_the_file() -> None:
     assert filled("--cluster", "default") == words("rediss://file:1", "default", "there/keys/file", "there/keys/ca")
 
 
-def test_another_registry_gets_nothing_that_the_file_says_of_its_own() -> None:
+def test_a_registry_from_a_flag_gets_none_of_the_files_registry_settings() -> None:
     assert filled("--registry", "redis://flag:1") == ["--registry", "redis://flag:1", "--cluster", "default"]
 
 

@@ -1,4 +1,4 @@
-"""One client's stream: what may still be made good by another engine once a stream fails."""
+"""One client's stream: which failures of an engine's stream another engine may repair."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class _Transport:
-    """Keeps what is written to it."""
+    """A transport that keeps the bytes written to it."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -55,7 +55,7 @@ def _reply(*, resumable: bool, chunked: bool = False) -> tuple[Reply, _Transport
 
 
 def _seeded(*, resumable: bool = False, chunked: bool = False) -> tuple[Reply, _Transport]:
-    """A reply whose client has P's token "one ", and an engine's stream that is to go on with it."""
+    """A reply whose client has the seed "one ", P's first token. D's stream has begun and has sent no event yet."""
     reply, transport = _reply(resumable=resumable, chunked=chunked)
     answer = {"id": "a", "created": 1, "model": "m", "choices": [{"text": "one ", "token_ids": [7]}]}
     seed = seed_of(answer, COMPLETIONS, ())
@@ -79,7 +79,7 @@ async def loop() -> asyncio.AbstractEventLoop:
 @pytest.mark.parametrize(
     ("error", "header"), [(no_instance("all drain"), "1"), (shed("late", 7), "7"), (upstream_failed("died"), "")]
 )
-async def test_a_refusal_says_when_to_try_again(error: ApiError, header: str) -> None:
+async def test_a_refusal_has_a_retry_after_header(error: ApiError, header: str) -> None:
     reply, transport = _reply(resumable=False)
     reply.refuse(error)
     head = transport.written.partition(b"\r\n\r\n")[0].decode().splitlines()[1:]
@@ -87,10 +87,8 @@ async def test_a_refusal_says_when_to_try_again(error: ApiError, header: str) ->
 
 
 @pytest.mark.parametrize("resumable", [True, False])
-async def test_another_first_text_than_the_seed_is_made_good_by_an_engine_that_begins_with_it(
-    *, resumable: bool
-) -> None:
-    """Nothing that was drawn by lot is with the client, so nothing can be drawn twice."""
+async def test_after_a_first_text_that_differs_from_the_seed_another_engine_is_tried(*, resumable: bool) -> None:
+    """The client has no sampled token but the seed, so another engine may sample the rest."""
     reply, transport = _seeded(resumable=resumable)
     lost = reply.feed(_event("zwei ") + _event("drei "))
     assert isinstance(lost, j.Lost) and lost.again and "splice" in lost.because
@@ -101,14 +99,14 @@ async def test_another_first_text_than_the_seed_is_made_good_by_an_engine_that_b
 
 
 @pytest.mark.parametrize("came", [b"", _event("one "), b": alive\n\n", b'data: {"error": {"message": "died"}}\n\n'])
-async def test_a_stream_that_breaks_before_it_has_added_to_the_seed_is_tried_again(came: bytes) -> None:
+async def test_a_stream_that_breaks_before_any_text_after_the_seed_is_tried_again(came: bytes) -> None:
     reply, transport = _seeded()
     lost = (reply.feed(came) if came else None) or reply.lost("reset")
     assert isinstance(lost, j.Lost) and lost.again
     assert _text(transport) == "one "
 
 
-async def test_what_was_drawn_after_the_seed_is_never_drawn_again() -> None:
+async def test_tokens_sampled_after_the_seed_are_never_sampled_again() -> None:
     reply, transport = _seeded()
     assert reply.feed(_event("one ") + _event("two ")) is None
     assert reply.lost("reset") == j.Lost("reset", again=False)
@@ -137,7 +135,7 @@ async def test_a_streams_end_is_read_in_pieces_that_passed_as_chunks(*, resumabl
     assert transport.written.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-async def test_what_has_become_too_long_to_keep_is_not_joined_to_another_stream() -> None:
+async def test_a_stream_too_long_to_keep_is_not_resumed() -> None:
     reply, _ = _reply(resumable=True)
     assert reply.relay(EVENTS, "") is None
     assert reply.feed(_event("x" * 100)) is None
@@ -149,12 +147,12 @@ async def test_what_has_become_too_long_to_keep_is_not_joined_to_another_stream(
     assert reply.lost("reset") == j.Lost("reset", again=False)
 
 
-async def test_a_client_that_has_waited_its_time_waits_for_no_other() -> None:
+async def test_after_a_full_wait_for_one_engine_no_other_engine_is_tried() -> None:
     reply, _ = _seeded()
     assert reply.lost("silent for 120 s", waited=True) == j.Lost("silent for 120 s", again=False)
 
 
-async def test_without_a_seed_what_is_drawn_by_lot_is_not_tried_again() -> None:
+async def test_without_a_seed_a_sampled_stream_is_not_tried_again() -> None:
     reply, _ = _reply(resumable=False)
     assert reply.relay(EVENTS, "") is None
     assert reply.feed(_event("one ")) is None

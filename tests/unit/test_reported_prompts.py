@@ -1,4 +1,4 @@
-"""Prompts' times as engines report them with whole answers."""
+"""Times of prompts, as engines report them with answers in one piece."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sent(*at_ms: float) -> ReportedPrompts:
 
 
 def test_prompts_of_one_step_are_one_observation() -> None:
-    """Four prompts of 60 ms each are each reported with 240 ms; the front end was slow for the last one."""
+    """Four prompts of 60 ms are each reported with 240 ms. The engine's front end sent the last report 40 ms late."""
     reported = sent(700.0, 700.0, 700.0, 700.0, 1130.0)
     for number, late_ms in enumerate((0.0, 3.0, 1.0)):
         assert reported.add(number, 60.0, 240.0, 1000.0 + late_ms) == []
@@ -27,21 +27,23 @@ def test_prompts_of_one_step_are_one_observation() -> None:
     assert reported.add(4, 60.0, 61.0, 1200.0) == [(60.0, 61.0)]
 
 
-def test_prompts_one_after_the_other_are_each_their_own() -> None:
-    """They wait for each other, and are reported without that wait."""
+def test_prompts_one_after_the_other_are_separate_observations() -> None:
+    """Each prompt waits for the one before; the reported times do not include this wait."""
     reported = sent(*[100.0 * number for number in range(7)])
     seen = [reported.add(number, 45.0, 45.0 + number % 2, 100.0 * number + 50.0) for number in range(7)]
     assert seen == [[(45.0, 45.0 + number % 2)] for number in range(7)]
 
 
-def test_a_prompt_that_began_beside_another_one_took_what_is_left() -> None:
-    """The step had room for a part of it: it is reported with two steps, of which the first was not its own."""
+def test_a_prompt_that_began_in_the_step_of_another_took_the_rest_of_its_reported_time() -> None:
+    """The first step had room for a part of the second prompt, so the second prompt is reported with the time of two
+    steps.
+    """
     reported = sent(0.0, 10.0)
-    assert reported.add(0, 50.0, 50.0, 100.0) == [], "the other one was there, and may have ended with it"
+    assert reported.add(0, 50.0, 50.0, 100.0) == [], "the second prompt is open, and may have ended in the same step"
     assert reported.add(1, 50.0, 100.0, 150.0) == [(50.0, 50.0), (50.0, 50.0)]
 
 
-def test_prompts_whose_answers_end_in_another_order_are_each_their_own() -> None:
+def test_prompts_whose_answers_end_in_another_order_are_separate_observations() -> None:
     reported = sent(0.0, 10.0, 300.0)
     assert reported.add(2, 60.0, 61.0, 400.0) == []
     assert reported.add(1, 50.0, 52.0, 120.0) == []
@@ -49,8 +51,10 @@ def test_prompts_whose_answers_end_in_another_order_are_each_their_own() -> None
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_step_of_which_a_prompt_is_never_reported_shows_nothing(late: bool) -> None:
-    """Its client has left, or it was streamed. Before, what such a step took counted for the others alone."""
+def test_a_step_with_a_prompt_that_is_never_reported_shows_nothing(late: bool) -> None:
+    """A prompt has no report if its client left or its answer is a stream. Before, the whole time of its step counted
+    for the step's other prompts.
+    """
     reported = sent(0.0, 1.0, 500.0)
     if late:
         assert reported.add(1, 60.0, 120.0, 121.0) == []
@@ -61,8 +65,8 @@ def test_a_step_of_which_a_prompt_is_never_reported_shows_nothing(late: bool) ->
 
 
 def answers(rate_s: float, longest_ms: float) -> float:
-    """How much longer than it is a prompt is taken to be: engines compute what waits, up to eight prompts, in one step;
-    answers take a second on average.
+    """The observed time of all prompts, divided by their true time. The engine computes up to eight waiting prompts in
+    one step. Answers take a second on average, and `longest_ms` at most.
     """
     rng, sent_ms, now = Random(2), list[float](), 0.0
     while now < 120_000.0:
@@ -96,13 +100,17 @@ def answers(rate_s: float, longest_ms: float) -> float:
 
 @pytest.mark.parametrize("rate_s", [4, 8, 12])
 def test_answers_of_all_lengths_show_what_prompts_take(rate_s: float) -> None:
-    """Before, 1.12 at 8 a second, and 1.44 at 12: of a step, prompts with longer answers were not counted."""
+    """Before, the ratio was 1.12 at 8 requests a second and 1.44 at 12: a step's prompts with longer answers were not
+    counted.
+    """
     assert answers(rate_s, 4000.0) == pytest.approx(1.0, abs=0.01)
     assert answers(rate_s, 1e9) == pytest.approx(1.0, abs=0.01)
 
 
-def test_prompts_of_streams_between_spoil_none_that_come_after_them() -> None:
-    """Their first tokens have come before the next prompt is computed: it is none of their steps."""
+def test_streamed_prompts_do_not_spoil_the_observations_of_prompts_after_them() -> None:
+    """The first token of each streamed prompt comes before the next prompt is sent, so the next prompt is in a later
+    step.
+    """
     reported = ReportedPrompts()
     for number in range(6):
         at = 100.0 * number
@@ -113,13 +121,13 @@ def test_prompts_of_streams_between_spoil_none_that_come_after_them() -> None:
             assert reported.add(number, 45.0, 45.0, at + 46.0) == [(45.0, 45.0)]
 
 
-def test_behind_an_answer_that_does_not_end_few_steps_are_kept() -> None:
+def test_while_one_long_answer_lasts_at_most_steps_max_steps_are_kept() -> None:
     reported = ReportedPrompts()
     reported.open["long"] = 0.0
     for number in range(1, 5 * STEPS_MAX):
         at = 100.0 * number
         reported.open[number] = at
         assert reported.add(number, 45.0, 45.0, at + 50.0) == []
-    assert len(reported.left("long", 5e4)) == STEPS_MAX - 1, "the first one may have been in the step of the long one"
+    assert len(reported.left("long", 5e4)) == STEPS_MAX - 1, "the first prompt after the long one may share its step"
     reported.open["next"] = 1e6
     assert reported.add("next", 45.0, 46.0, 1e6 + 50.0) == [(45.0, 46.0)]

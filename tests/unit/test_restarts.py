@@ -1,4 +1,4 @@
-"""A program that dies again and again is not started for ever."""
+"""A program that dies again and again is not restarted without end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def test_five_restarts_in_ten_minutes_and_no_sixth() -> None:
     restarts = Restarts()
     assert all(restarts.may(float(second)) for second in range(RESTARTS_MAX))
     assert not restarts.may(WITHIN_S - 1.0)
-    assert restarts.may(WITHIN_S), "the first one is long ago"
-    assert not restarts.may(WITHIN_S + 0.5), "the second one is not"
+    assert restarts.may(WITHIN_S), "the first restart is 600 s ago"
+    assert not restarts.may(WITHIN_S + 0.5), "the second restart is not"
 
 
 def test_rare_deaths_are_no_reason_to_give_up() -> None:

@@ -1,4 +1,6 @@
-"""Routers that come and go: scaling goes on as soon as enough is known, and an unheard router's load is not none."""
+"""Routers that start and stop: the controller scales again as soon as the load is known, and does not take the load of
+a router that is not heard to be zero.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +17,25 @@ from goodput.manual import Manual
 from goodput.observation import ClassCounts, RouterCounts
 
 TTL_S = 6.0
-"""The registry's: an entry goes so long after its last heartbeat."""
+"""The registry drops an entry so many seconds after its last heartbeat."""
 
 
 @dataclass
 class Replica:
-    """One router: its counts, and how the registry has it."""
+    """One router: its counts, and its entry in the registry."""
 
     address: str
     counts: PretendFleet = field(default_factory=PretendFleet)
     serves: bool = True
     heard_s: float = 0.0
     reaches: bool = True
-    """Whether it reaches the registry."""
+    """Whether the router reaches the registry."""
     said: str = ""
-    """``goodbye``: at the next look; ``gone``: earlier."""
+    """``goodbye``: the router says goodbye at the next look; ``gone``: it did so before; empty: neither."""
 
 
 class Replicas(PretendFleet):
-    """A fleet with several routers, between which a load balancer divides arrivals."""
+    """A fleet with several routers. A load balancer divides arrivals among them."""
 
     def __init__(self, fleet: PretendFleet, *names: str) -> None:
         super().__init__(startup_s=fleet.startup_s, instances=fleet.instances)
@@ -56,7 +58,7 @@ class Replicas(PretendFleet):
         return tuple(found)
 
     def leave(self, name: str) -> None:
-        """It ends in order."""
+        """End this router in order, with a goodbye to the registry."""
         self.routers[name].serves, self.routers[name].said = False, "goodbye"
 
     def crash(self, name: str) -> None:
@@ -75,20 +77,20 @@ def served(*names: str) -> tuple[Drive, Replicas]:
 
 
 def run(at: Drive, rate: float, seconds: float) -> list[do.Action]:
-    """The actions of so many seconds at a rate."""
+    """The actions of the controller during `seconds` at `rate` requests a second."""
     before = len(at.fleet.actions)
     at.run(lambda _: rate, seconds, np.random.default_rng(int(at.now)))
     return [each for _, each in at.fleet.actions[before:]]
 
 
 def scales(at: Drive) -> None:
-    """Scaling goes on, both ways."""
+    """Assert that the controller scales up and down again."""
     assert not at.controller._counters.missing
     assert any(isinstance(each, do.Start) for each in run(at, 5.0, 120)), at.decisions[-1]
     assert any(isinstance(each, do.Drain) for each in run(at, 1.0, 800)), at.decisions[-1]
 
 
-def test_the_only_router_starts_anew() -> None:
+def test_the_only_router_is_replaced() -> None:
     at, fleet = served("a")
     fleet.leave("a")
     run(at, 0.0, 10)
@@ -135,7 +137,7 @@ TOLD = "b left without a goodbye and may still serve: nothing ends or flips"
 
 
 def test_one_of_two_routers_crashes_for_good() -> None:
-    """Its clients come to the other one: then nothing is unknown any more."""
+    """The clients of the crashed router move to the other router; from then on the load is known again."""
     at, fleet = served("a", "b")
     fleet.crash("b")
     run(at, 2.0, STALE_S + 10)
@@ -147,8 +149,8 @@ def test_one_of_two_routers_crashes_for_good() -> None:
 
 
 def test_one_of_two_routers_crashes_while_the_load_falls() -> None:
-    """Nothing tells that it is dead: what the other one counts is the least that there is, enough to start instances,
-    and for a while not to end any.
+    """No rise of arrivals shows that router b is dead. So the counts of router a are a lower bound: for `FORGOTTEN_S`
+    they are enough to start instances, and not to end any.
     """
     at, fleet = served("a", "b")
     fleet.crash("b")
@@ -177,11 +179,13 @@ def test_a_router_that_lost_only_the_registry_keeps_its_instances() -> None:
     fleet.routers["b"].reaches = True
     run(at, 2.0, 60)
     assert not at.controller._counters.missing
-    assert at.decisions[-1].rate is not None and at.decisions[-1].rate < 3.0, "its counts of 10 minutes are no burst"
+    assert at.decisions[-1].rate is not None and at.decisions[-1].rate < 3.0, (
+        "its counts of 10 minutes do not count as a burst"
+    )
 
 
 @pytest.mark.parametrize("checks", [False, True])
-def test_an_operators_size_holds_while_a_router_is_missing(checks: bool) -> None:
+def test_an_operators_size_is_kept_while_a_router_is_missing(checks: bool) -> None:
     at, fleet = served("a", "b")
     fleet.crash("b")
     run(at, 2.0, STALE_S + 10)
@@ -189,7 +193,7 @@ def test_an_operators_size_holds_while_a_router_is_missing(checks: bool) -> None
     manual: Manual = at.controller.manual
     role = at.controller.kinds.roles[0]
     manual.resize(role, 1, "an operator")
-    run(at, 2.0, 40 if checks else 200)  # with checks: before the arrivals tell that it is dead
+    run(at, 2.0, 40 if checks else 200)  # with checks: before the arrivals show that router b is dead
     assert fleet.of_role(role) == 1
     assert at.decisions[-1].what is What.HOLD
 
@@ -201,7 +205,7 @@ def published(router: str, at_s: float, arrivals: int, **more: object) -> Router
 
 
 def test_the_last_counts_of_a_router_that_left_count() -> None:
-    """Also if nobody else is heard at that look."""
+    """The counts count even if no other router is heard at that look."""
     counters = Counters()
     assert counters.see([published("a", 0.0, 500)], 0.0) is None
     assert counters.see([published("a", 5.0, 504, left=True)], 5.0) is None
@@ -211,8 +215,10 @@ def test_the_last_counts_of_a_router_that_left_count() -> None:
     assert (found.classes[""].arrivals, found.seconds, counters.missing) == (7, 10.0, "")
 
 
-def test_a_neighbour_at_the_same_address_replaces_nobody() -> None:
-    """Two routers that announce one address, as on two machines, are no successors of each other."""
+def test_a_running_router_at_the_same_address_replaces_no_other() -> None:
+    """Two routers may announce the same address: on two machines, each 127.0.0.1. Neither is the successor of the
+    other.
+    """
     counters = Counters()
     both = {"address": "http://127.0.0.1:8001"}
     counters.see([published("a", 0.0, 5, **both), published("b", 0.0, 5, **both)], 0.0)

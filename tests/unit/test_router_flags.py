@@ -40,7 +40,7 @@ def test_aliases_of_the_file_and_of_flags() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["x", "=model", "name=", "="])
-def test_an_alias_that_is_none(wrong: str) -> None:
+def test_a_malformed_alias_is_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match="NAME=MODEL"):
         router._aliases(args("--alias", wrong), None)
 
@@ -57,7 +57,7 @@ def test_files_are_beside_the_cluster_file_unless_flags_name_others(tmp_path: Pa
     assert nothing == {"tls_cert_file": None, "tls_key_file": None, "admin_keys": None}
 
 
-def test_a_file_of_operators_keys_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_of_operators_keys_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--admin-key-file: no file .*gone; `baton key new"):
         router._files(args("--admin-key-file", str(tmp_path / "gone")), None)
 
@@ -68,7 +68,7 @@ def test_a_key_without_a_certificate_is_refused() -> None:
         RouterConfig(instances=only, tls_key_file="key.pem")
 
 
-def test_ranks_behind_one_url_and_nothing_else_twice() -> None:
+def test_ranks_may_share_one_url_and_nothing_else_is_given_twice() -> None:
     url = "http://10.0.0.1:8000"
     found = router.instances(args("--prefill-url", f"p@0={url}", "--prefill-url", f"p@1={url}"))
     assert [(each.id, each.url, each.rank) for each in found] == [("p@0", url, 0), ("p@1", url, 1)]

@@ -1,4 +1,4 @@
-"""Pages that are made from code say what the code says."""
+"""Pages that are generated from code are up to date with that code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
 @pytest.mark.parametrize(
     "name", ["api_table", "exact_table", pytest.param("journey_diagram", marks=pytest.mark.interpreted)]
 )
-def test_made_pages_are_up_to_date(name: str) -> None:
+def test_generated_pages_are_up_to_date(name: str) -> None:
     spec = importlib.util.spec_from_file_location(f"tools_{name}", TOOLS / f"{name}.py")
     assert spec and spec.loader
     tool = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""What a scan finds in a text is what a parser finds in it, wherever the slices are cut."""
+"""A survey of a JSON text finds the same as a parser, wherever the slices are cut."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ VALUES = st.recursive(
 
 
 def escaped(text: str, which: set[int]) -> str:
-    """As a JSON string with some letters escaped."""
+    """The text as a JSON string; the characters at the places in `which` are escaped."""
     return '"' + "".join(f"\\u{ord(c):04X}" if at in which else json.dumps(c)[1:-1] for at, c in enumerate(text)) + '"'
 
 
 def written(value: Any, data: st.DataObject) -> str:
-    """As JSON, with spaces and escapes of all sorts."""
+    """The value as JSON, with drawn spaces and escapes."""
     space = data.draw(st.sampled_from(["", " ", "\n\t"]))
     if isinstance(value, str):
         plain = value.isascii() and value.isprintable()
@@ -41,7 +41,7 @@ def written(value: Any, data: st.DataObject) -> str:
 
 
 def counted(value: Any) -> tuple[int, int, list[str]]:
-    """Values, depth and keys of ours, by a walk."""
+    """The number of objects, arrays and texts, the depth, and the keys in `OURS`: counted in the parsed value."""
     if isinstance(value, str):
         return 1, 0, []
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
@@ -56,7 +56,7 @@ def counted(value: Any) -> tuple[int, int, list[str]]:
 
 @settings(max_examples=50, deadline=None)
 @given(st.data(), VALUES, st.sampled_from([3, 5, 17, 64, 1 << 16]))
-def test_a_survey_finds_what_a_walk_finds(data: st.DataObject, value: Any, slice_bytes: int) -> None:
+def test_a_survey_finds_what_a_recursive_count_finds(data: st.DataObject, value: Any, slice_bytes: int) -> None:
     raw = written(value, data).encode()
     values, depth, ours = counted(value)
     with pytest.MonkeyPatch.context() as patch:
@@ -76,7 +76,7 @@ def test_a_survey_finds_what_a_walk_finds(data: st.DataObject, value: Any, slice
 
 @settings(deadline=None)
 @given(st.text('\\"a[]{},:k 1', max_size=60), st.sampled_from([1, 2, 3, 9]))
-def test_any_text_is_survived(text: str, slice_bytes: int) -> None:
+def test_no_text_makes_a_survey_fail(text: str, slice_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "SLICE_BYTES", slice_bytes)
         try:
@@ -85,14 +85,14 @@ def test_any_text_is_survived(text: str, slice_bytes: int) -> None:
             assert text.count("[") + text.count("{") > 8
 
 
-def test_keys_that_two_slices_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_cut_by_a_slice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "SLICE_BYTES", 40)
     for before in range(60):
         raw = json.dumps({"x" * before: 1, "kv_transfer_params": 2}).encode()
         assert run(survey(raw, NAMES, depth_max=1)).keys == (FoundKey("kv_transfer_params", len(raw) - 3),), before
 
 
-def test_what_only_looks_like_a_key_is_none() -> None:
+def test_texts_that_only_look_like_keys_are_not_found() -> None:
     for raw in (
         b'{"a": "kv_transfer_params", "b": 1}',
         b'{"a": ["kv_transfer_params"]}',
@@ -104,7 +104,7 @@ def test_what_only_looks_like_a_key_is_none() -> None:
 
 
 def test_limits_are_met_in_the_slice_that_breaks_them() -> None:
-    """Whatever comes behind is not looked at: the rest of the body costs nothing."""
+    """The survey stops at that slice, so the rest of the body costs nothing."""
     steps = survey(b"[" * (64 << 16), NAMES, depth_max=64)
     with pytest.raises(TooDeep):
         next(steps)
@@ -121,8 +121,8 @@ def test_numbers_have_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert run(survey(b'["' + b"1," * 101 + b'"]', NAMES, depth_max=4)).commas == 0
 
 
-def test_brackets_that_do_not_match_end_it() -> None:
-    """They were once kept from slice to slice, and gone through again in each."""
+def test_brackets_that_do_not_match_end_the_survey() -> None:
+    """Before, unmatched brackets were kept from slice to slice, and each slice went through all of them again."""
     steps = survey(b"]" * (4 << 16), NAMES, depth_max=64)
     assert len(list(steps)) == 1
 
@@ -132,15 +132,19 @@ def test_no_step_is_longer_than_a_slice() -> None:
     assert len(list(survey(raw, NAMES, depth_max=64))) == -(-len(raw) // scan.SLICE_BYTES)
 
 
-def test_only_so_many_keys_are_told() -> None:
+def test_a_survey_returns_at_most_keys_max_keys() -> None:
     raw = b"[" + b'{"vllm_xargs":1},' * (2 * KEYS_MAX) + b"1]"
     assert len(run(survey(raw, NAMES, depth_max=4)).keys) == KEYS_MAX
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), VALUES, st.sampled_from([6, 7, 9, 17]))
-def test_without_what_is_plain_a_parser_finds_the_same(data: st.DataObject, value: Any, slice_bytes: int) -> None:
-    """Of a text as it is, and of one with a mistake in it: JSON stays JSON, and what is none stays none."""
+def test_a_text_without_its_plain_spans_has_the_same_structure(
+    data: st.DataObject, value: Any, slice_bytes: int
+) -> None:
+    """The survey's plain spans can be cut out of the text. Valid JSON stays valid and keeps its structure; an invalid
+    text stays invalid.
+    """
     raw = written(value, data).encode().replace(b" ", b" " * data.draw(st.integers(1, 40)))
     if data.draw(st.booleans()):
         at = data.draw(st.integers(0, len(raw)))
@@ -158,7 +162,7 @@ def test_without_what_is_plain_a_parser_finds_the_same(data: st.DataObject, valu
 
 
 def shape(raw: bytes) -> Any:
-    """A JSON text's structure: texts are only known to be there. "none" where it is no JSON."""
+    """The structure of a JSON text, with the types of its values only; "none" if the text is no JSON."""
     try:
         return _shape(json.loads(raw, object_pairs_hook=list))
     except ValueError:
@@ -169,7 +173,7 @@ def _shape(value: Any) -> Any:
     return [_shape(each) for each in value] if isinstance(value, list | tuple) else type(value).__name__
 
 
-def test_the_insides_of_long_texts_and_spaces_are_plain_but_for_wrong_ones() -> None:
+def test_long_texts_and_spaces_are_plain_except_around_invalid_bytes() -> None:
     for unit in (b"x", b'\\"', b"\\\\", b"\\u0041", b"\\n", "語".encode()):
         raw = b'{"a":"' + unit * (400_000 // len(unit)) + b'"}'
         plain = run(survey(raw, NAMES, depth_max=4)).plain

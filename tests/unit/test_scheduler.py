@@ -1,4 +1,4 @@
-"""Places at the router's scheduler: taken before the prefill leg, given back once, offered to the line."""
+"""Places at the router's scheduler: taken before the prefill leg, given back once, and offered to waiting requests."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_a_place_is_taken_with_the_choice_and_given_back_at_the_end() -> None:
     assert (here.view.get(D).inflight, one.decode) == (1, D)
     assert here.finish(one, 0.0) == ()
     assert (here.view.get(D).inflight, one.decode) == (0, None)
-    assert here.finish(one, 0.0) == (), "once"
+    assert here.finish(one, 0.0) == (), "given back once only"
 
 
-def test_a_place_that_is_given_back_is_offered_to_the_line() -> None:
+def test_a_place_that_is_given_back_is_offered_to_the_waiting_requests() -> None:
     here, one, two, three = scheduler(), context(), context(), context()
     here.choose(one, ASK, 0.0)
     for late in (two, three):
@@ -53,7 +53,7 @@ def test_a_place_that_is_given_back_is_offered_to_the_line() -> None:
     assert len(here.line) == 1
 
 
-def test_who_is_called_and_leaves_passes_the_place_on() -> None:
+def test_a_called_request_that_leaves_passes_its_place_on() -> None:
     here, one, two, three = scheduler(), context(), context(), context()
     for each in (one, two, three):
         here.choose(each, ASK, 0.0)
@@ -65,11 +65,11 @@ def test_choosing_again_gives_the_former_place_back_first() -> None:
     here, one = scheduler(), context()
     here.choose(one, ASK, 0.0)
     chosen, _ = here.choose(one, Choose(frozenset(), hand_over=True), 0.0)
-    assert chosen.decode == D, "its own place does not stand in its way"
+    assert chosen.decode == D, "the request's own place does not make D full for it"
     assert here.view.get(D).inflight == 1
 
 
-def test_the_fleet_that_grows_is_offered_to_all_who_wait() -> None:
+def test_places_of_a_new_instance_are_offered_to_the_waiting_requests() -> None:
     here, one, two, three = scheduler(), context(), context(), context()
     for each in (one, two, three):
         here.choose(each, ASK, 0.0)
@@ -88,7 +88,7 @@ def test_an_instance_that_went_away_turns_legs_away() -> None:
     assert isinstance(turned_away(here.view, InstanceId("nobody")), Lost)
 
 
-def test_only_an_engine_that_can_be_told_is_pinned() -> None:
+def test_only_an_engine_with_the_pin_processor_is_pinned() -> None:
     one, two = context(), context()
     able, unable = scheduler(pins=True), scheduler()
     assert not can_pin(able.view, one.decode), "no place yet"
@@ -118,18 +118,18 @@ def test_a_second_leg_keeps_the_place_for_the_answer() -> None:
     assert (one.decode, here.view.get(D).inflight) == (D, 1)
 
 
-def test_where_there_is_no_second_all_stays_as_it_is() -> None:
+def test_without_a_second_prefill_instance_nothing_changes() -> None:
     here, one, late = scheduler(), context(), context()
     here.choose(one, ASK, 0.0)
     here.choose(late, ASK, 0.0)
     chosen, called = here.choose(one, SECOND, 0.0)
-    assert (chosen.prefill, chosen.decode, chosen.wait) == (None, None, False), "not whole on D either"
+    assert (chosen.prefill, chosen.decode, chosen.wait) == (None, None, False), "and not aggregated on D either"
     assert (one.decode, here.view.get(D).inflight) == (D, 1)
-    assert len(here.line) == 1, "it does not stand in line itself"
+    assert len(here.line) == 1, "the request itself does not wait in the queue"
     assert called == (late,) and here.choose(late, ASK, 0.0)[0].wait
 
 
-def test_second_legs_are_few_where_everybody_is_slow() -> None:
+def test_second_legs_are_few_where_all_instances_are_slow() -> None:
     here, one, count, sent = with_second(places=10_000), context(), 200, 0
     here.choose(one, ASK, 0.0)
     for _ in range(count):
@@ -138,8 +138,10 @@ def test_second_legs_are_few_where_everybody_is_slow() -> None:
     assert SECOND_LEGS_SAVED + count * SECOND_LEGS_SHARE - 2 <= sent <= SECOND_LEGS_SAVED + count * SECOND_LEGS_SHARE
 
 
-def test_a_queue_is_no_silence() -> None:
-    """Answers to those ahead of it: it works. To nobody, or to somebody behind it: it has lost this one."""
+def test_no_second_leg_while_the_instance_answers_earlier_legs() -> None:
+    """An instance that answers earlier legs is working. An instance that answers no leg, or only later legs, has lost
+    this leg.
+    """
     here = with_second(places=100)
     ahead, one = [context() for _ in range(3)], context()
     for each in (*ahead, one):
@@ -149,10 +151,10 @@ def test_a_queue_is_no_silence() -> None:
     assert here.choose(one, SECOND, 0.0)[0].prefill is None, "one of three has been answered"
     here.leg_ended(P)
     assert here.choose(one, SECOND, 0.0)[0].prefill is None, "and another"
-    assert here.choose(one, SECOND, 0.0)[0].prefill == P2, "and then nobody for as long as it takes to ask again"
+    assert here.choose(one, SECOND, 0.0)[0].prefill == P2, "and no leg since the last question"
 
 
-def test_whoever_is_overtaken_is_not_in_a_queue() -> None:
+def test_a_second_leg_is_sent_if_later_legs_are_answered_first() -> None:
     here, one = with_second(places=100), context()
     for each in (context(), one, context(), context()):
         here.choose(each, Choose(frozenset({P2}), hand_over=True), 0.0)
@@ -163,7 +165,7 @@ def test_whoever_is_overtaken_is_not_in_a_queue() -> None:
 
 
 def told(number: int, prompts: tuple[int, ...], prompt: PromptState) -> d.LoadNoted:
-    """What a router peer tells of these prompts at P."""
+    """A router peer's load note on these prompts at P."""
     states = tuple(
         BookingState(
             number=each, prefill=P, prompt=prompt, plain_ms=20.0, prompt_ms=20.0, stall_ms=0.0, placed_ago_ms=0.0,
@@ -175,8 +177,8 @@ def told(number: int, prompts: tuple[int, ...], prompt: PromptState) -> d.LoadNo
     return d.LoadNoted(LoadNote("b", number, states), 0.0)
 
 
-def test_a_queue_of_other_routers_prompts_is_no_silence() -> None:
-    """Before, a leg behind other routers' prompts was taken for lost, and its prompt was computed twice."""
+def test_no_second_leg_while_earlier_prompts_of_other_routers_are_computed() -> None:
+    """Before, a leg that waited behind other routers' prompts counted as lost, and its prompt was computed twice."""
     here, one = with_second(places=100), context()
     here.view.routers = 2
     here.view.handle(told(0, (1, 2, 3), PromptState.WAITS), 0.0)
@@ -186,7 +188,7 @@ def test_a_queue_of_other_routers_prompts_is_no_silence() -> None:
     assert here.choose(one, SECOND, 0.0)[0].prefill is None, "one of three has been computed"
     here.view.handle(told(2, (2, 3), PromptState.DONE), 0.0)
     assert here.choose(one, SECOND, 0.0)[0].prefill is None, "and the others"
-    assert here.choose(one, SECOND, 0.0)[0].prefill == P2, "and then none for as long as it takes to ask again"
+    assert here.choose(one, SECOND, 0.0)[0].prefill == P2, "and no prompt since the last question"
 
 
 def test_prompts_of_a_router_that_is_lost_are_not_ahead_of_others_any_more() -> None:
@@ -210,7 +212,9 @@ def reported(name: InstanceId) -> Reported:
 
 
 def test_legs_of_instances_that_have_left_are_not_counted_for_ever() -> None:
-    """Before, an instance that left while it had no legs stayed in the count: one for each name that ever was."""
+    """Before, an instance that left while it had no legs stayed in the counts, so they grew by an entry for each name
+    ever used.
+    """
     here = with_second(places=100)
     here.view.fold(tuple(reported(name) for name in (P, P2, D, D2)))
     one = context()

@@ -1,4 +1,4 @@
-"""Who is asked when a prompt is computed, and how requests are served that nobody can foretell."""
+"""Which waiting requests are asked again when a prompt is computed; requests without predictions; late requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def scheduler(
 
 
 class Shut(SaturationDetector):
-    """There is no room anywhere."""
+    """A saturation detector that finds every instance full."""
 
     def opens_until_ms(self, wanted: Wanted) -> float:
         return 0.0
@@ -56,7 +56,7 @@ class Shut(SaturationDetector):
 
 
 @pytest.mark.interpreted
-def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
+def test_a_request_without_predictions_waits_for_credits_only() -> None:
     here = scheduler(admission=True)
     fleet = here.view.all()
     scoring = Scoring(Shut(here.line))
@@ -69,7 +69,7 @@ def test_what_nobody_can_foretell_is_held_back_by_credits_alone() -> None:
 
 
 @pytest.mark.interpreted
-def test_the_line_is_asked_when_a_prompt_is_computed_where_room_is_more_than_credits() -> None:
+def test_waiting_requests_are_asked_when_a_prompt_is_computed_if_admission_is_on() -> None:
     here = scheduler(admission=True)
     here.scoring.saturation = Shut(here.line)  # type: ignore[misc]
     waits = SchedulingContext(WANTED, Promise(ttft_ms=60_000))
@@ -80,7 +80,7 @@ def test_the_line_is_asked_when_a_prompt_is_computed_where_room_is_more_than_cre
 
 
 @pytest.mark.interpreted
-def test_a_share_counts_here_by_the_part_of_its_demand_that_is_here() -> None:
+def test_a_tenants_share_counts_by_the_part_of_its_demand_at_this_router() -> None:
     here = scheduler(admission=True)
     here.shares = {"acme": 4.0}
     given = []
@@ -93,23 +93,25 @@ def test_a_share_counts_here_by_the_part_of_its_demand_that_is_here() -> None:
     assert given[1] > 3 * given[0]
 
 
-def test_what_was_foretold_stands_on_the_seat() -> None:
+def test_the_scheduling_context_keeps_the_predicted_times() -> None:
     here = scheduler(admission=True)
     context = SchedulingContext(WANTED, Promise(ttft_ms=60_000, tpot_ms=500))
     here.choose(context, ASK, 1.25)
-    assert context.ttft_ms > 250, "what it has waited is in it"
+    assert context.ttft_ms > 250, "the time that the request has waited is included"
     assert context.tpot_ms > 0
 
 
-def test_who_only_decodes_need_not_have_timed_a_prompt() -> None:
-    """No costs are known and nobody ever prefills on D: what P has been seen to take says who cannot be in time."""
+def test_lateness_is_known_although_the_decode_instance_never_computed_a_prompt() -> None:
+    """No costs are known, and D never computes a prompt. The observed times of P's prompts decide which requests are
+    late.
+    """
     here = scheduler(admission=True)
     fleet = here.view.all()
     step_model, p, d = fleet.inflight.step_model, *(fleet.by_id[InstanceId(name)].row for name in "pd")
     for at in range(SURE):
         hopeless = SchedulingContext(WANTED, Promise(ttft_ms=50))
         here.choose(hopeless, ASK, 1.0)
-        assert not hopeless.late, f"nothing is believed after {at} prompts"
+        assert not hopeless.late, f"{at} observed prompts are too few to judge by"
         here.finish(hopeless, 1.0)
         tokens = 100 + 37 * (at % 9)
         step_model.prompt_took(p, UNKNOWN.prompt_ms(tokens), 50 * UNKNOWN.prompt_ms(tokens))
@@ -121,10 +123,12 @@ def test_who_only_decodes_need_not_have_timed_a_prompt() -> None:
 
 
 @pytest.mark.parametrize(("sheds", "counted"), [(True, True), (False, True), (True, False)])
-def test_a_first_token_at_the_edge_of_its_target_is_let_in_only_where_lateness_is_served(
+def test_a_class_that_refuses_late_requests_refuses_a_first_token_at_the_edge_of_its_target(
     sheds: bool, counted: bool
 ) -> None:
-    """It would be in time if all went as predicted. A class that refuses has promised what it lets in."""
+    """The first token would be in time if all went as predicted. A class that refuses (`sheds`) keeps a margin, because
+    an accepted request must meet its target.
+    """
     make = Make(prefill=STEP, decode=STEP)
     here = scheduler(admission=True, makes=lambda _: make if counted else None)
     context = SchedulingContext(WANTED, Promise(ttft_ms=1000, sheds=sheds))
@@ -136,7 +140,7 @@ def test_a_first_token_at_the_edge_of_its_target_is_let_in_only_where_lateness_i
 
 
 def test_a_second_choice_is_not_refused_for_the_margin() -> None:
-    """It has been let in: its engine has failed, or its prompt's instance has not answered for long."""
+    """The request was accepted before; it chooses again because its engine failed or its prefill leg is silent."""
     make = Make(prefill=STEP, decode=STEP)
     here = scheduler(admission=True, makes=lambda _: make)
     context = SchedulingContext(WANTED, Promise(ttft_ms=1000, sheds=True))
@@ -145,16 +149,16 @@ def test_a_second_choice_is_not_refused_for_the_margin() -> None:
 
 
 @pytest.mark.parametrize(("cut_off", "complete"), [(False, True), (True, True), (True, False)])
-def test_answers_teach_margins_if_they_were_served_to_their_end_be_it_their_limit(
-    cut_off: bool, complete: bool
-) -> None:
+def test_only_complete_answers_teach_margins_also_if_cut_off_by_their_limit(cut_off: bool, complete: bool) -> None:
     make = Make(prefill=STEP, decode=STEP)
     here = scheduler(admission=True, makes=lambda _: make)
     inflight = here.view.all().inflight
     context = SchedulingContext(WANTED, Promise(ttft_ms=1000, tpot_ms=40, sheds=True))
     here.choose(context, ASK, WANTED.arrived)
     here.opened(context, WANTED.arrived + 2.0)
-    assert inflight.first_margins.of(1000) < PROMPTLY, "a second late: learned as soon as it has come"
+    assert inflight.first_margins.of(1000) < PROMPTLY, (
+        "the first token is a second late, and the margin learns this at once"
+    )
     here.finish(context, WANTED.arrived + 2.0 + 0.05 * 19, 20, cut_off=cut_off, complete=complete)
     assert (inflight.margins.of(40) < WIDEST) == complete
 
@@ -179,7 +183,9 @@ def test_answers_whose_clients_read_slowly_teach_nothing_of_their_engine(paused:
 
 @pytest.mark.parametrize("sheds", [True, False])
 def test_an_answer_that_has_begun_is_continued_elsewhere_however_long_ago_it_came(sheds: bool) -> None:
-    """Its client had the first token in time. Judged by its arrival, it would be given up as late in mid-stream."""
+    """The client had the first token in time. If the request were judged by its arrival again, it would be given up as
+    late in mid-stream.
+    """
     make = Make(prefill=STEP, decode=STEP)
     here = scheduler(admission=True, makes=lambda _: make)
     context = SchedulingContext(WANTED, Promise(ttft_ms=1000, tpot_ms=40, sheds=sheds))
@@ -194,16 +200,16 @@ def test_an_answer_that_has_begun_is_continued_elsewhere_however_long_ago_it_cam
 
 TOLD = Make(prefill=STEP, decode=STEP)
 LATE_S = WANTED.arrived + 5.0
-"""Long past each target below."""
+"""Long after each TTFT target below has passed."""
 
 
 def asks(*, second: bool, of: InstanceId) -> Choose:
-    """What a journey asks for when the prefill instance is silent (`second`) or has failed."""
+    """The choice that a journey asks for when its prefill instance is silent (`second`) or has failed."""
     return Choose(frozenset({of}), hand_over=True, second=second)
 
 
 def hands_over(prefills: int) -> Scheduler:
-    """A scheduler that hands over whether or not it is worth it."""
+    """A scheduler that hands over even if a hand-over costs more."""
     return scheduler(admission=True, makes=lambda _: TOLD, prefills=prefills, policy="least_load")
 
 
@@ -226,22 +232,22 @@ def in_lanes(here: Scheduler) -> int:
 @pytest.mark.parametrize("second", [True, False], ids=["silent", "failed"])
 @pytest.mark.parametrize("sheds", [True, False])
 def test_a_request_that_was_let_in_goes_to_another_prefill_instance_after_its_target(sheds: bool, second: bool) -> None:
-    """Its turn is half of the deadline, so its target is long past when it asks. Before, a class that refuses refused
-    it: its second leg never began, or its client got 429 for an instance that had failed.
+    """A second leg begins after half of the deadline, so the TTFT target is long past. Before, a class that refuses
+    refused the request: its second leg never began, or its client got 429 for an instance that had failed.
     """
     here, context, first = two_prefills(Promise(ttft_ms=1000, tpot_ms=40, sheds=sheds))
     chosen, _ = here.choose(context, asks(second=second, of=first), LATE_S)
     assert (chosen.shed_s, chosen.wait) == (None, False), chosen.because
     assert {first, chosen.prefill} == {P, P2} and chosen.decode == D
     assert (context.decode, here.view.get(D).inflight) == (D, 1)
-    assert context.late, "its first token is late all the same"
+    assert context.late, "its first token is late nevertheless"
     assert in_lanes(here) == 0
     here.finish(context, LATE_S + 1.0)
     assert here.view.get(D).inflight == 0
 
 
 @pytest.mark.parametrize("sheds", [True, False])
-def test_without_a_second_prefill_instance_it_keeps_its_place(sheds: bool) -> None:
+def test_without_a_second_prefill_instance_a_request_keeps_its_place(sheds: bool) -> None:
     here = hands_over(1)
     context = SchedulingContext(WANTED, Promise(ttft_ms=1000, sheds=sheds))
     here.choose(context, ASK, WANTED.arrived)
@@ -251,18 +257,18 @@ def test_without_a_second_prefill_instance_it_keeps_its_place(sheds: bool) -> No
 
 
 def test_a_request_that_lost_its_instance_and_waits_is_not_refused_by_those_that_come() -> None:
-    """Before, each request that came gave it up as late, and so refused it."""
+    """Before, each arriving request made the scheduler give the waiting request up as late, and so refuse it."""
     here, context, first = two_prefills(Promise(ttft_ms=1000, tpot_ms=40, sheds=True), places=1)
     other = SchedulingContext(WANTED, Promise())
     assert here.choose(other, ASK, WANTED.arrived)[0].wait
     here.occupy(context, None)
-    assert here.choose(other, ASK, WANTED.arrived)[0].decode == D, "its place goes to another"
+    assert here.choose(other, ASK, WANTED.arrived)[0].decode == D, "its place goes to the other request"
     again = asks(second=False, of=first)
     assert here.choose(context, again, WANTED.arrived + 0.5)[0].wait
     fresh = SchedulingContext(replace(WANTED, arrived=LATE_S), Promise(ttft_ms=1000, tpot_ms=40, sheds=True))
     _, called = here.choose(fresh, ASK, LATE_S)
     for each in called:
-        assert each is context, "its target has passed: it asks again, without one"
+        assert each is context, "its target has passed: it asks again, without a target"
         chosen, more = here.choose(context, again, LATE_S)
         assert (chosen.wait, more) == (True, ()), "it goes on waiting"
     called = here.finish(other, LATE_S + 0.1)
@@ -280,7 +286,9 @@ def test_requests_that_were_not_let_in_are_refused_after_their_target_as_before(
 
 
 def test_a_late_prompt_whose_instance_is_silent_leaves_its_lane() -> None:
-    """Before, its second leg could go nowhere but to that lane, and where it could, the lane stayed taken for ever."""
+    """Before, the second leg could only go to an instance of that lane. If it went to another instance, the lane stayed
+    taken for ever.
+    """
     here = hands_over(2)
     assert here.admission is not None
     here.admission.saturation.took_in_time(1e6, 0.0, LATE_S)  # prompts in time keep all but one lane
@@ -294,7 +302,9 @@ def test_a_late_prompt_whose_instance_is_silent_leaves_its_lane() -> None:
 
 
 def test_an_answer_that_has_begun_late_waits_with_those_in_time_when_its_instance_fails() -> None:
-    """It has no target for its first token any more: it must not wait until no other request can be in time."""
+    """The answer has begun, so its TTFT target no longer counts. The request must not wait behind all requests that can
+    be in time.
+    """
     here = hands_over(1)
     here.view.get(D).credits = 1
     context = SchedulingContext(WANTED, Promise(ttft_ms=1000, tpot_ms=40))
@@ -308,7 +318,7 @@ def test_an_answer_that_has_begun_late_waits_with_those_in_time_when_its_instanc
 
 
 def test_a_request_that_has_been_late_for_long_goes_first_and_stays_in_the_lanes() -> None:
-    """In an overload that goes on, old late requests would else take every instance, and none would be in time."""
+    """Otherwise, in a long overload, old late requests would take every instance, and no request would be in time."""
     here, promise = hands_over(1), Promise(ttft_ms=1000)
     here.view.get(D).credits = 1
     placed, old = SchedulingContext(WANTED, Promise()), SchedulingContext(WANTED, promise)

@@ -1,4 +1,4 @@
-"""What one instance seals for another opens there, and nowhere else."""
+"""Data that one instance seals for another opens at that instance only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sealed(data: bytes = b"metadata") -> bytes:
     return found
 
 
-def test_only_the_one_it_is_for_opens_it() -> None:
+def test_only_the_named_receiver_opens_sealed_data() -> None:
     p, d, e = identity(P), identity(D), identity(E)
     assert d.unseal(sealed(), P, p.credentials(), life="a/1") == b"metadata"
     assert b"metadata" not in sealed()
@@ -41,14 +41,16 @@ def test_only_the_one_it_is_for_opens_it() -> None:
         assert who.unseal(sealed(), by, theirs, life=life) is None
 
 
-def test_an_identity_of_another_fleet_is_nobody() -> None:
+def test_an_identity_of_another_fleet_is_not_accepted() -> None:
     stranger = identity(P, OTHER)
     assert stranger.seal(b"x", D, identity(D).credentials(), life="", nonce=NONCE) is None
     assert identity(D).seal(b"x", P, stranger.credentials(), life="", nonce=NONCE) is None
 
 
 def test_keys_are_replaced_one_by_one() -> None:
-    """Lines in another order, or that only one side has, still leave a common key; and the same on both sides."""
+    """Two key files with their lines in another order, or with a line that the other file lacks, still have a common
+    key. Both sides choose the same key.
+    """
     one, two = "k1 " + "11" * 32 + "\n", "k2 " + "33" * 32 + "\n"
     for mine, others in ((one + two, two + one), (one + two, two), (two, one + two)):
         p, d = identity(P, read_fleet(mine)), identity(D, read_fleet(others))
@@ -72,7 +74,7 @@ def test_no_bytes_raise_and_none_of_them_opens() -> None:
         assert d.unseal(dice.randbytes(60), P, said, life="a/1") is None
 
 
-def test_a_file_that_was_changed_is_no_identity() -> None:
+def test_a_changed_identity_file_is_refused() -> None:
     text = identity_text(FLEET, P)
     assert "11" * 32 not in text and "prefill-0" in text and repr(read_identity(text)) == "Identity('prefill-0')"
     words = text.split()

@@ -1,4 +1,4 @@
-"""The log says once that handing over costs more than it gives, and only of requests that a pair could serve."""
+"""The log says that handing over costs more than it gives, and only for requests that a pair could serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.scheduler.scoring.policies import POLICIES
 D = InstanceId("decode-0")
 
 
-def test_it_is_said_once_and_not_where_no_pair_could(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_so_only_where_a_pair_could_serve_the_request(caplog: pytest.LogCaptureFixture) -> None:
     view = FleetView()
     scheduler, scheduling = scheduler_of(None, view, POLICIES["workload"], admission=False, foresees=True)
     dispatch = Dispatch(view, scheduler, fleet_of(None, view), scheduling)

@@ -1,4 +1,4 @@
-"""Two idle instances of one make, requests one by one: what was learned of the one must not leave the other unused."""
+"""Two equal instances, requests one by one: times learned from one instance must not leave the other one unused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS = 300
 
 
 def served(times: float, gap_s: float, count: int) -> Counter[str]:
-    """How many requests each of two engines gets that take `times` what their costs say."""
+    """The number of requests that each of two engines gets, if both take `times` the time of their costs."""
     view = FleetView(lambda _: MAKE)
     for name in ("a", "b"):
         view.add(Instance(id=InstanceId(name), role=Role.BOTH, url=f"http://{name}"))
@@ -62,16 +62,16 @@ def served(times: float, gap_s: float, count: int) -> Counter[str]:
 
 @pytest.mark.parametrize("times", [0.35, 0.6, 1.0])
 def test_engines_that_are_faster_than_their_costs_share_the_work(times: float) -> None:
-    """The first one is found to be quicker than its costs say, and the other one is then, too. Before, the other one
-    got 1 request of 400 at 0.6.
+    """The first engine is found to be faster than its costs, and the second engine is then expected to be as fast.
+    Before, with `times` = 0.6, the second engine got 1 request of 400.
     """
     got = served(times, 0.2, 300)
     assert min(got["a"], got["b"]) > 0.3 * 300, got
 
 
 def stay_where_their_prefix_is(times: float) -> int:
-    """Engines without costs, of which it was learned that all takes `times` as long as assumed: how many requests go to
-    the one that has their prefix, each beside the answers of those before.
+    """The number of requests in a row, at most 40, that go to the engine that has their prefix. No answer ends. The
+    engines have no costs, and were learned to take `times` as long as assumed.
     """
     view = FleetView(lambda _: None)
     fleet = view.all()
@@ -116,7 +116,7 @@ def stay_where_their_prefix_is(times: float) -> int:
 
 @pytest.mark.parametrize("times", [0.2, 4.0, 12.0])
 def test_only_ratios_of_times_decide(times: float) -> None:
-    """Before, the price of a step at engines twelve times slower than assumed was that of a target long missed, and a
-    prefix was left too early.
+    """Before, a step of an engine twelve times slower than assumed was priced like a missed target, and requests left
+    the engine with their prefix too early.
     """
     assert stay_where_their_prefix_is(times) == stay_where_their_prefix_is(1.0) > 2

@@ -1,4 +1,4 @@
-"""Every command that the documents and the commands' own help show can be typed as it stands there."""
+"""Every command that the documents and the commands' own help show can be copied and run as printed."""
 
 import importlib
 import os
@@ -21,7 +21,7 @@ BARE: Final = re.compile(rf"^{SETTING}baton (?!>)")  # not the layers of docs/ar
 
 
 def _fenced(text: str) -> Iterator[tuple[int, str]]:
-    """Lines of a document's blocks without a language, numbered; continued lines are one."""
+    """The numbered lines of a document's fenced blocks without a language; continued lines are joined."""
     inside, language, held, at = False, "", "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if fence := re.match(r"```(\w*)", line):
@@ -37,7 +37,7 @@ def _fenced(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _shown(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
-    """(where, line) of every block's line that the pattern finds."""
+    """(file and line number, line) of each line in these blocks that matches the pattern."""
     return [
         (f"{path.relative_to(ROOT)}:{number}", line)
         for path in DOCUMENTS
@@ -54,7 +54,7 @@ def _words(line: str) -> list[str]:
 
 
 def _understood(words: list[str]) -> None:
-    """Baton's own parser takes them: it ends the process where it does not."""
+    """Baton's own parser accepts these words; otherwise it raises SystemExit."""
     own, _ = _split(words)
     assert _parser(own[0]).parse_args(own).command == own[0]
 
@@ -71,14 +71,14 @@ HELP: Final = [
 ]
 
 
-def test_documents_show_commands_as_a_fresh_clone_has_them() -> None:
+def test_documents_name_baton_by_its_path_in_a_fresh_clone() -> None:
     assert len(SHOWN) > 40
     assert not [where for where, _ in _shown(BARE)], "a clone has .venv/bin/baton, and no baton on the path"
 
 
 @pytest.mark.parametrize(("where", "line"), SHOWN, ids=[where for where, _ in SHOWN])
 def test_a_command_of_the_documents_is_understood(where: str, line: str) -> None:
-    assert "…" not in line and "..." not in line, "a reader copies it as it stands"
+    assert "…" not in line and "..." not in line, "a reader copies the line as printed"
     program, *words = _words(line)
     if program == "make":
         _made(words)
@@ -87,7 +87,7 @@ def test_a_command_of_the_documents_is_understood(where: str, line: str) -> None
 
 
 def _made(words: list[str]) -> None:
-    """The target is in the Makefile, and what it runs has a `--help` that knows the flags."""
+    """The target is in the Makefile, and the source of the module that it runs names the flags."""
     makefile = (ROOT / "Makefile").read_text()
     rule = re.search(rf"^{re.escape(words[0])}:.*?(?=^\S|\Z)", makefile, re.MULTILINE | re.DOTALL)
     assert rule, f"no target {words[0]}"
@@ -109,7 +109,7 @@ def test_an_example_of_a_command_s_help_is_understood(name: str, line: str) -> N
     _understood(words)
 
 
-def test_make_alone_lists_every_target_that_says_what_it_does() -> None:
+def test_make_help_lists_every_target_with_a_description() -> None:
     described = re.findall(r"^(\S+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
     alone = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     asked = ["make", "--no-print-directory", "help"]  # tests run within another make

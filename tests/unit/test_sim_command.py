@@ -1,4 +1,4 @@
-"""`baton simulate` as a user types it."""
+"""The command `baton simulate`: its flags, its files, its output and its errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def simulated(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_json_and_the_same_bytes_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
     first = simulated(capsys)
     assert first == simulated(capsys)
     assert first != simulated(capsys, "--seed", "1")
@@ -33,9 +33,9 @@ def test_json_and_the_same_bytes_again(capsys: pytest.CaptureFixture[str]) -> No
     }  # fmt: skip
     assert 105 < fleet["energy_j"] / fleet["gpu_seconds"]["H100-SXM"] < 700, "watts of an H100, idle to TDP"
     assert 0 < fleet["gpu_seconds"]["H100-SXM"] < 2 * first["report"]["elapsed_s"] + 1
-    assert 0 < first["counts"]["pulls"] < 30, "what D alone serves for less is not handed over"
+    assert 0 < first["counts"]["pulls"] < 30, "a request is not handed over if D alone serves it for less"
     assert simulated(capsys, "--policy", "least_load")["counts"]["pulls"] == 30
-    assert not any("time" in key for key in first), "nothing in it depends on the machine"
+    assert not any("time" in key for key in first), "no figure depends on this machine's speed"
 
 
 def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,10 +89,10 @@ def test_records_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     words = ["simulate", "--prefill", "1", "--decode", "1", "--trace", str(out), "--ttft-ms", "500", "--json"]
     assert main(words) == 0
     second = json.loads(capsys.readouterr().out)
-    assert second["report"] == first["report"], "what it wrote is the same load"
+    assert second["report"] == first["report"], "the written records are the same load"
 
 
-def test_a_window_for_the_browser(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chrome_trace_covers_the_window_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "trace.json"
     simulated(capsys, "--chrome-trace", str(file), "--trace-window", "0.1-0.5")
     events = json.loads(file.read_text())["traceEvents"]
@@ -126,7 +126,7 @@ models:
 """
 
 
-def test_ranks_are_simulated_as_instances_that_die_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_ranks_are_simulated_like_two_instances(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(starts: int, ranks: int, *words: str) -> dict:
         file = tmp_path / f"{starts}x{ranks}.yaml"
         file.write_text(RANKED.replace("STARTS", str(starts)).replace("DP", str(ranks)))
@@ -161,7 +161,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
     try:
         code = main([*SMALL, *words])
-    except SystemExit as exited:  # argparse's own way
+    except SystemExit as exited:  # argparse exits by itself
         code = int(exited.code or 0)
     told = capsys.readouterr().err
     assert code == 2
@@ -181,7 +181,7 @@ def test_a_run_that_breaks_a_law_prints_its_seed_and_how_to_see_it_again(
     assert f"seed=7; to see it again: baton {' '.join(words)}" in told
 
 
-def test_the_command_names_the_seed_where_the_user_did_not() -> None:
+def test_the_printed_command_adds_the_seed_if_the_user_gave_none() -> None:
     assert again(["simulate", "--rate", "3"], 0) == "baton simulate --rate 3 --seed 0"
     assert again(["simulate", "--seed=4", "--", "--x"], 4) == "baton simulate --seed=4 -- --x"
     assert again(["simulate", "--", "--x"], 5) == "baton simulate --seed 5 -- --x"
@@ -224,7 +224,7 @@ def test_a_fleet_changes_by_a_file(tmp_path: Path, capsys: pytest.CaptureFixture
         ("[" * 5000, "nested too deep"),
     ],
 )
-def test_what_is_no_change_is_told(line: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_malformed_change_is_named(line: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = tmp_path / "changes.jsonl"
     changes.write_text(line)
     assert main([*SMALL, "--changes", str(changes)]) == 2
@@ -241,26 +241,28 @@ def test_what_is_no_change_is_told(line: str, told: str, tmp_path: Path, capsys:
         (["--start-up-p95-s", "1"], "p95_s is 1: must be median_s (60) or more"),
     ],
 )
-def test_what_gpus_and_starts_cannot_be(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_gpus_and_starts_are_refused(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*SMALL, *words]) == 2
     assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--decision-log", "--out"])
 def test_a_file_on_a_full_disk_is_named(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A simulation is for its files: where they are not whole it has failed."""
+    """The files are the purpose of a simulation: if one is incomplete, the command fails."""
     assert main([*SMALL, flag, "/dev/full"]) == 2
     assert f"{flag} /dev/full: No space left on device" in capsys.readouterr().err
 
 
-def test_a_decision_log_is_made_and_decided_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_decision_log_is_written_and_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "decisions.jsonl"
     simulated(capsys, "--policy", "workload", "--decision-log", str(file))
     again_words = ["simulate", "--replay", str(file)]
     assert main([*again_words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["choices"] == 30
     with file.open("ab") as log:
-        log.write(b'{"type":"cut o')  # where its router was killed
+        log.write(b'{"type":"cut o')  # the router was killed while it wrote this line
     assert main(again_words) == 0
     told = capsys.readouterr()
     assert "30 choices made again: all came out the same" in told.out
@@ -288,7 +290,7 @@ def test_a_decision_log_is_made_and_decided_again(tmp_path: Path, capsys: pytest
     assert "No such file" in capsys.readouterr().err
 
 
-def test_what_is_read_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_files_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, link = tmp_path / "run.jsonl", tmp_path / "link.jsonl"
     rows = [{"timestamp": at, "input_length": 100, "output_length": 5, "hash_ids": []} for at in range(3)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

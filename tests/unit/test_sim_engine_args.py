@@ -1,4 +1,4 @@
-"""vLLM's flags as a simulated instance understands them."""
+"""How a simulated instance reads vLLM's flags."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_memory_flags_change_the_capacity() -> None:
     assert found.num_blocks == pytest.approx(2 * whole.num_blocks, rel=0.01)
 
 
-def test_flags_that_change_nothing_here_are_named() -> None:
+def test_flags_that_change_nothing_in_the_simulation_are_named() -> None:
     read = read_words(["--enforce-eager", "--tensor-parallel-size", "2", "--seed", "3", "--max-num-seqs", "4"])
     assert read.unread == ("--enforce-eager", "--seed")
 

@@ -11,10 +11,10 @@ from sim.faults import KINDS, PRESETS, Fault, as_json, preset, read_faults
 NAMES = [InstanceId("p"), InstanceId("d")]
 
 
-def test_a_list_and_a_line_each_are_the_same() -> None:
+def test_a_json_list_and_json_lines_are_read_alike() -> None:
     rows = [{"at_s": 2, "kind": "kill", "instance": "d"}, {"at_s": 1, "kind": "leave", "share": 0.5}]
     listed = read_faults(json.dumps(rows), NAMES)
-    assert listed == read_faults("\n\n".join(map(json.dumps, rows)) + "\n \n", NAMES), "blank lines are none"
+    assert listed == read_faults("\n\n".join(map(json.dumps, rows)) + "\n \n", NAMES), "blank lines are skipped"
     assert [fault.at_s for fault in listed] == [1, 2], "in order of time"
     assert read_faults(json.dumps(as_json(listed)), NAMES) == listed
 
@@ -59,8 +59,8 @@ def test_a_preset_follows_from_its_seed() -> None:
     assert {fault.kind for fault in preset("chaos", 3, NAMES, 1000.0, 5.0)} == set(PRESETS["chaos"])
 
 
-def test_each_kind_has_a_stream_of_its_own() -> None:
-    """A kill is where it is, whatever else goes wrong."""
+def test_each_kind_of_fault_has_its_own_random_stream() -> None:
+    """The other kinds of faults do not change when an instance is killed."""
     kills = [fault for fault in preset("chaos", 9, NAMES, 50.0) if fault.kind == "kill"]
     assert kills == list(preset("kills", 9, NAMES, 50.0))
     assert kills

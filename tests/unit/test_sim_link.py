@@ -1,4 +1,4 @@
-"""Flows and NICs, with ends that can be worked out by hand; and the clock that calls them."""
+"""Flows and NICs of the simulator, with end times worked out by hand; and the order of the kernel's calls."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_a_receiver_is_shared_as_a_sender_is() -> None:
     assert [flow.end_ns for flow in flows] == [300] * 3
 
 
-def test_both_directions_of_a_nic_are_its_own() -> None:
+def test_the_two_directions_of_a_nic_are_independent() -> None:
     here, there = Nic(10.0), Nic(10.0)
     out, back = Flow(here, there, 1000.0), Flow(there, here, 1000.0)
     join(out, 0)
@@ -38,8 +38,8 @@ def test_both_directions_of_a_nic_are_its_own() -> None:
     assert (out.end_ns, back.end_ns) == (100, 100)
 
 
-def test_a_limited_flow_leaves_what_it_cannot_use() -> None:
-    """Not given to the other one: slower than max-min fairness, as the module says."""
+def test_a_limited_flow_does_not_give_its_unused_share_to_others() -> None:
+    """The rest is not given to the other flow: slower than max-min fairness, as `sim/link.py` says."""
     source = Nic(10.0)
     slow, other = Flow(source, Nic(10.0), 100.0, limit_gb_s=1.0), Flow(source, Nic(10.0), 500.0)
     join(slow, 0)
@@ -65,7 +65,7 @@ def test_a_nic_that_slows_down_and_recovers() -> None:
     assert flow.end_ns == 150 + 40
 
 
-def test_without_a_limit_and_without_bytes_it_is_over_at_once() -> None:
+def test_an_unlimited_flow_and_an_empty_flow_end_at_once() -> None:
     endless = Flow(Nic(math.inf), Nic(math.inf), 1e12)
     empty = Flow(Nic(1.0), Nic(1.0), 0.0)
     join(endless, 7)

@@ -1,4 +1,4 @@
-"""Columns and records say the same, in the load generator's own words."""
+"""A simulation's columns and its records give the same report, in the load generator's format."""
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ P, D = Role.PREFILL, Role.DECODE
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    """Answers of one token and more, a refused one, a failed one, a broken one, one that was late."""
+    """The result of 32 requests: answers of 30, 3 and 1 tokens, with the decode instance killed at 0.3 s."""
     load = sorted(
         [*every(0.02, 30, answer=30), Arrival(at_s=0.1, input_tokens=1000, output_tokens=3)], key=lambda a: a.at_s
     )
@@ -55,21 +55,21 @@ def test_targets_by_class(result: Result) -> None:
     assert result.report(loose, {"batch": strict}).attainment == (result.good().sum() - 1) / 32
 
 
-def test_clients_that_left_are_no_errors_of_http() -> None:
+def test_clients_that_left_are_counted_as_errors_of_their_own_kind() -> None:
     leave = [Fault(at_s=0.3, kind="leave", share=1.0)]
     _, result = simulate(members(P, D), every(0.02, 30, answer=30), faults=leave)
     (error,) = result.report().errors
     assert error.kind == "client_left" and error.count == result.counts["clients_left"] > 0
 
 
-def test_nothing_at_all() -> None:
+def test_a_run_without_requests_has_an_empty_report() -> None:
     _, empty = simulate(members(P, D), [])
     report = empty.report(Targets(ttft_ms=5))
     assert (report.sent, report.completed, report.attainment, report.ttft_ms.mean) == (0, 0, None, None)
     assert list(empty.records()) == []
 
 
-def test_a_row_is_written_where_it_belongs() -> None:
+def test_rows_are_written_at_their_number() -> None:
     rows = Rows()
     for _ in range(3):
         rows.add()

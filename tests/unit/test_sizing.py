@@ -1,4 +1,4 @@
-"""Sizes from costs: as many as it takes, and none for what no number of them can do."""
+"""Pool sizes from costs: enough instances for the target, and none for prompts that no size serves in time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_prompts_that_no_fleet_computes_in_time_add_no_instance() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.2, 1.0, 5.0])
-def test_the_reason_is_of_the_fleet_that_would_not_do(rate: float) -> None:
+def test_the_reason_names_the_next_smaller_fleet_that_misses_the_target(rate: float) -> None:
     count, because = PREFILL.need(Role.PREFILL, load([8000], rate), 0.98)
     if count > 1:
         fewer = PREFILL.prefill(load([8000], rate), count - 1)

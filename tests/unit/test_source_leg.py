@@ -1,4 +1,4 @@
-"""A source leg inside vLLM: how a request is cut to what the cache has, and what its hold says."""
+"""A source leg inside vLLM: how a request is cut to its cached blocks, and the fields of its hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOW = 1_800_000_000.0
 
 
 class Asked:
-    """vLLM's request, as far as the leg touches it."""
+    """The attributes of vLLM's request that a source leg uses."""
 
     def __init__(self, tokens: int, pictures: tuple[int, ...] = ()) -> None:
         self.prompt_token_ids: list[int] | None = list(range(tokens))
@@ -36,7 +36,7 @@ class Asked:
         self.kv_transfer_params: dict[str, Any] | None = {"do_remote_decode": True, wire.CACHED_ONLY: True}
 
     def update_block_hashes(self) -> None:
-        assert not self.block_hashes, "hashes of what was cut off are gone"
+        assert not self.block_hashes, "the hashes of the cut-off tokens are dropped first"
         self.block_hashes = list(range(len(self._all_token_ids) // BLOCK))
 
 
@@ -46,13 +46,13 @@ def core(cached: int) -> Any:
 
 
 @pytest.mark.parametrize(("cached", "pictures", "had"), [(8, (), 8), (8, (6,), 4), (8, (9,), 8), (4, (1,), 0)])
-def test_a_leg_is_cut_to_what_is_cached(cached: int, pictures: tuple[int, ...], had: int) -> None:
+def test_a_source_leg_is_cut_to_the_cached_blocks(cached: int, pictures: tuple[int, ...], had: int) -> None:
     request = Asked(19, pictures)
     assert cut_to_cached(request, core(cached), BLOCK) == had
     assert request.prompt_token_ids == request._all_token_ids == list(range(had + 1))
     assert request.num_prompt_tokens == had + 1 and not request.mm_features
     assert request.block_hashes == list(range((had + 1) // BLOCK))
-    assert (request.kv_transfer_params is None) == (had == 0), "what holds nothing asks for no hold"
+    assert (request.kv_transfer_params is None) == (had == 0), "a request with no cached blocks asks for no hold"
 
 
 def test_without_the_engines_core_nothing_is_held() -> None:
@@ -68,19 +68,19 @@ def test_a_prompt_of_embeddings_is_left_alone() -> None:
     assert request.kv_transfer_params is None and request.num_prompt_tokens == 19
 
 
-def test_the_hold_is_of_whole_blocks_and_says_what_it_is() -> None:
+def test_the_hold_has_whole_blocks_and_is_marked_as_from_the_cache() -> None:
     fields = {"remote_num_tokens": 9, "remote_block_ids": ([5, 7, 8],), "remote_engine_id": "e",
               "remote_request_id": "r", "baton_slot": [1, "0f" * 16], "remote_host": "p", "remote_port": 1,
               "do_remote_prefill": True}  # fmt: skip
     assert handed_over(fields)
     only_whole_blocks(fields, BLOCK)
     assert (fields["remote_num_tokens"], fields["remote_block_ids"]) == (8, ([5, 7],))
-    assert not handed_over(fields) and held_in(fields, 100) == 0, "no token of it was computed for this request"
+    assert not handed_over(fields) and held_in(fields, 100) == 0, "none of its tokens was computed for this request"
     pull = pull_in(sane(fields))
     assert not isinstance(pull, str) and (pull.tokens, pull.blocks) == (8, 2)
 
 
-def test_a_beginning_that_does_not_come_is_no_loss() -> None:
+def test_a_failed_pull_of_a_cached_prefix_counts_no_recomputed_tokens() -> None:
     for ours, lost in ((True, 8), (False, 0)):
         pulls = Pulls(ProducerPeers())
         pulls.peers.met("e", "p", 0.0)
@@ -91,7 +91,7 @@ def test_a_beginning_that_does_not_come_is_no_loss() -> None:
         assert pulls.peers.of("e").failed == 1, "peer health counts it all the same"
 
 
-def test_the_legs_fields() -> None:
+def test_the_transfer_fields_of_a_source_leg_and_of_its_prefill_leg() -> None:
     name = TransferId(RequestId("mine"), 1, 3)
     leg = wire.source_fields({"max_completion_tokens": 7, "stream": True}, transfer=name)
     assert leg["max_tokens"] == 1 and leg["max_completion_tokens"] is None and leg["stream"] is False
@@ -103,7 +103,9 @@ def test_the_legs_fields() -> None:
                                 "remote_prefill_cached_tokens": 5})  # fmt: skip
     assert held.is_from_cache
     pulls = wire.prefill_fields({}, transfer=name, source=held)["kv_transfer_params"]
-    assert pulls["do_remote_prefill"] and pulls["do_remote_decode"], "it pulls, and holds"
+    assert pulls["do_remote_prefill"] and pulls["do_remote_decode"], (
+        "the prefill leg pulls from the source, and holds for D"
+    )
     assert (pulls[wire.TRANSFER], pulls["remote_engine_id"], pulls[wire.FROM_CACHE]) == (str(name), "e", True)
     assert "remote_prefill_cached_tokens" not in pulls and wire.CACHED_ONLY not in pulls
 
@@ -115,8 +117,8 @@ def judged(fields: dict[str, Any]) -> bool:
     return run(Screen(0.0).judge(raw, "application/json", keys, NOW)) is None
 
 
-def test_a_source_is_signed() -> None:
-    """Without the fleet's key no engine can be asked as a source, nor be told to pull from any other."""
+def test_the_fields_of_a_source_leg_must_be_signed() -> None:
+    """Without the fleet's key no client can use an engine as a source, or make an engine pull from another host."""
     name = TransferId(RequestId("mine"), 1, 3)
     asked = wire.source_fields({}, transfer=name)["kv_transfer_params"]
     held = wire.TransferFields({**PULL, wire.FROM_CACHE: True})

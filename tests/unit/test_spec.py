@@ -1,4 +1,4 @@
-"""The cluster file as a whole: what is read, what is left at its default, and what no text can make it do."""
+"""The cluster file as a whole: its fields, its defaults, its problems, and bounds on hostile text."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ limits: {stall_s: 7}
         ({"min": 2, "start": 4, "max": 8}, 4, 8),
     ],
 )
-def test_what_is_left_out_of_a_pool(given: dict[str, int], at_start: int, at_most: int) -> None:
+def test_the_defaults_of_a_pools_sizes(given: dict[str, int], at_start: int, at_most: int) -> None:
     pool = Pool(**given)
     assert (pool.at_start, pool.at_most) == (at_start, at_most)
 
@@ -106,7 +106,7 @@ tenants: {a: {}, b: {classes: [batch, chat]}, c: {classes: [batch, chat], defaul
     assert [spec.default_class(name) for name in spec.tenants] == [None, "batch", "chat"]
 
 
-def test_plain_words_are_read_as_json_does() -> None:
+def test_plain_words_are_read_as_in_json() -> None:
     args = "[no, on, 0123, 1_000, 1:30, 12e4, 2001-01-01, .inf, .nan, 0x10, 0, -7, +7, 1.5, .5, true, null, ~, '1']"
     pool = spec_of(f"models: [{{name: m, pools: {{both: {{engine_args: {{a: {args}}}}}}}}}]").models[0].pools.both
     assert pool is not None
@@ -114,7 +114,7 @@ def test_plain_words_are_read_as_json_does() -> None:
     assert pool.engine_args["a"] == [*texts, 0, -7, 7, 1.5, 0.5, True, None, None, "1"]
 
 
-def test_merged_anchors_lose_against_what_is_written_there() -> None:
+def test_fields_written_in_a_pool_win_over_merged_anchors() -> None:
     text = """
 x-pool: &pool {start: 2, shape: &shape {tp: 2}, env: {A: a}}
 x-more: &more {env: {B: b}, gpu: H200}
@@ -164,8 +164,8 @@ def test_warnings_leave_the_file_usable() -> None:
     assert parsed.usable().router.host == "0.0.0.0"
 
 
-def test_a_mistake_has_no_echo() -> None:
-    """What follows from a wrong value is not told a second time by the rules between values."""
+def test_a_mistake_is_reported_once() -> None:
+    """A wrong value is reported once; the rules that compare values do not report its consequences too."""
     assert len(told(BARE + "slo: {chat: {ttft_s: 0.5}}\n")) == 1
     assert len(told("models: [{name: m, pools: {both: {min: 4, max: two}}}]\n")) == 1
     assert len(told(BARE + "slo: {chat: 7}\ntenants: {a: {classes: [chat]}}\n")) == 1
@@ -193,10 +193,10 @@ def test_problems_as_json() -> None:
     }
 
 
-# -- what only others know --
+# -- checks outside the text: files, policies, hardware --
 
 
-def test_targets_below_what_hardware_can_do_are_told_once_somebody_knows() -> None:
+def test_targets_below_the_hardwares_floor_are_reported_if_a_floor_is_known() -> None:
     text = BARE + "slo: {chat: {ttft_ms: 5, tpot_ms: 50}}\n"
     assert told(text) == []
 
@@ -213,7 +213,7 @@ def outside(text: str, *files: str) -> Parsed:
     return check_outside(parse(text, "f"), exists=lambda path: path in files, policies=["workload", "round_robin"])
 
 
-def test_files_that_are_missing_are_warned_of() -> None:
+def test_missing_files_are_warnings() -> None:
     text = BARE + "tenants: {acme: {}, beta: {key_file: k}}\nregistry: {url: 'redis://r', ca_file: c}\n"
     parsed = outside(text.replace("redis:", "rediss:"), "k")
     assert [(problem.line, problem.field) for problem in parsed.problems] == [
@@ -224,7 +224,7 @@ def test_files_that_are_missing_are_warned_of() -> None:
     assert parsed.spec is not None
 
 
-def test_files_of_the_router_that_are_missing_are_warned_of() -> None:
+def test_missing_files_of_the_router_are_warnings() -> None:
     names = ["admin_key_file", "tls_cert_file", "tls_key_file"]
     text = BARE + "router: {admin_key_file: a, tls_cert_file: b, tls_key_file: c}\n"
     assert [problem.field for problem in outside(text).problems] == [f"router.{name}" for name in names]
@@ -238,7 +238,7 @@ def test_a_policy_that_does_not_exist_is_an_error() -> None:
     assert parsed.problems[0].fix == "did you mean `round_robin`?"
 
 
-def test_outside_says_nothing_of_a_file_with_errors() -> None:
+def test_check_outside_adds_nothing_to_a_file_with_errors() -> None:
     parsed = parse("models: []\n", "f")
     assert check_outside(parsed, exists=lambda _: False, policies=[]) is parsed
 
@@ -247,7 +247,7 @@ def test_defaults_are_the_routers_own() -> None:
     config = {field.name: field.default for field in fields(RouterConfig)}
     for section in (Limits(), RouterSettings()):
         for field in fields(section):
-            if field.name not in {"processes", "admin_key_file"}:  # the router is given keys, not their file
+            if field.name not in {"processes", "admin_key_file"}:  # the router gets the keys themselves
                 assert getattr(section, field.name) == config[field.name], field.name
     assert POLICIES[POLICY] is workload, "where no policy is named"
 
@@ -285,7 +285,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text_takes_a_moment_and_says_so(name: str) -> None:
+def test_hostile_text_is_rejected_within_seconds(name: str) -> None:
     began = time.process_time()
     parsed = parse(HOSTILE[name], "f")
     assert time.process_time() - began < 5
@@ -293,7 +293,7 @@ def test_hostile_text_takes_a_moment_and_says_so(name: str) -> None:
     assert parsed.spec is None
 
 
-def test_what_is_not_told_is_said() -> None:
+def test_the_last_problem_says_that_there_are_more() -> None:
     parsed = parse(HOSTILE["many models"], "f")
     assert len(parsed.problems) == PROBLEMS_MAX
     assert parsed.problems[-1].message == "and more problems from here on"
@@ -309,6 +309,6 @@ def test_what_is_not_told_is_said() -> None:
         ("both: {max: 1}", False),
     ],
 )
-def test_extra_pools_count_where_it_is_told_whether_requests_are_handed_over(pools: str, can: bool) -> None:
+def test_extra_pools_count_for_whether_a_model_can_hand_over(pools: str, can: bool) -> None:
     (model,) = spec_of(f"models: [{{name: m, pools: {{{pools}}}}}]").models
     assert model.pools.can_hand_over() is can

@@ -1,4 +1,4 @@
-"""`baton lint` and `baton explain`: what they print, and how they end."""
+"""`baton lint` and `baton explain`: their output and their exit codes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_lint_prints_a_line_for_each_problem_of_each_file(here: Path, capsys: py
     ]
 
 
-def test_warnings_alone_end_well(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_alone_exit_with_0(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "baton.yaml").write_text(BARE + "tenants: {acme: {}}\n")
     assert main(["lint"]) == 0
     out = capsys.readouterr().out

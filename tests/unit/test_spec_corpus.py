@@ -1,7 +1,7 @@
-"""Every wrong cluster file in tests/corpus/wrong gets exactly the problems its header names; right ones get none.
+"""Each cluster file in tests/corpus/wrong has exactly the problems that its header names; those in right have none.
 
-A header line reads ``# LINE FIELD | VALUE | MESSAGE | FIX``, with ``-`` for what is empty and ``warning`` before a
-warning's line. MESSAGE and FIX may be the beginnings.
+A header line reads ``# LINE FIELD | VALUE | MESSAGE | FIX``. ``-`` stands for an empty part, and the word ``warning``
+stands before the line number of a warning. MESSAGE and FIX may be the beginnings of the texts only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def fits(problem: Problem, wanted: Expected) -> bool:
 def test_wrong_file(path: Path) -> None:
     text = text_of(path)
     wanted = expected(text)
-    assert wanted, f"{path.name} has no header that says what is wrong"
+    assert wanted, f"{path.name} has no header that names its problems"
     parsed = parse(text, path.name)
     told = "\n".join(map(str, parsed.problems))
     assert len(parsed.problems) == len(wanted), told
@@ -67,8 +67,8 @@ def test_wrong_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
-def test_a_problem_points_at_what_it_names(path: Path) -> None:
-    """The line a problem names holds the value it shows, or the key it is about."""
+def test_a_problem_points_at_its_value_or_key(path: Path) -> None:
+    """The problem's line and column point at the value that it shows, or at the key that it names."""
     text = text_of(path)
     lines = text.splitlines()
     for problem in parse(text, path.name).problems:

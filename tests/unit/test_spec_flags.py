@@ -1,4 +1,4 @@
-"""From pools to instances to start, and from `engine_args` to vLLM's words."""
+"""From the pools of a cluster file to the instances to start, and from `engine_args` to vLLM's flags."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ transfer: {lease_s: 60}
         ({}, ""),
     ],
 )
-def test_engine_args_are_vllms_words(given: dict[str, Any], expected: str) -> None:
+def test_engine_args_become_vllms_flags(given: dict[str, Any], expected: str) -> None:
     assert " ".join(words(given)) == expected
 
 
@@ -84,7 +84,7 @@ def test_instances_of_one_model() -> None:
     assert decode.role is other.role is Role.DECODE
 
 
-def test_a_shape_is_vllms_words() -> None:
+def test_a_shape_becomes_vllms_flags() -> None:
     words_of = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "4", "--data-parallel-size", "3")
     assert shape_flags(Shape(tp=2, pp=4, dp=3, ep=6)) == (*words_of, "--enable-expert-parallel")
     assert shape_flags(Shape()) == ()
@@ -95,7 +95,7 @@ def names(*models: str) -> list[str]:
     return [each.name for each in instances(parse(f"models: [{listed}]", "f").usable())]
 
 
-def test_instances_of_several_models_are_named_apart() -> None:
+def test_instances_of_several_models_have_different_names() -> None:
     assert names("Qwen/Qwen3-32B") == ["both-0"]
     assert names("Qwen/Qwen3-32B", "/models/Llama_3.1") == ["qwen3-32b-both-0", "llama-3-1-both-0"]
     assert names("a/model", "b/model") == ["a-model-both-0", "b-model-both-0"]
@@ -104,10 +104,10 @@ def test_instances_of_several_models_are_named_apart() -> None:
     assert names("模型", "模样") == ["model-0-both-0", "model-1-both-0"]
 
 
-# -- the lists that engine/vllm has, too; cluster may not import it --
+# -- lists that also stand in engine/vllm, which cluster may not import --
 
 
-def test_flags_that_would_move_an_engine_are_refused() -> None:
+def test_refused_flags_are_those_that_baton_sets_itself() -> None:
     assert {f"--{flag}" for flag in REFUSED} == set(OURS)
 
 
@@ -137,9 +137,9 @@ def test_secret_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "HF_TOKEN_PATH", "key_file", "VLLM_KEYRING", "HF_HOME"])
-def test_names_that_are_none(name: str) -> None:
+def test_names_that_are_not_secret(name: str) -> None:
     assert not is_secret_name(name)
 
 
-def test_flags_that_make_another_model_are_those_that_agents_tell_with_the_weights() -> None:
+def test_flags_that_change_answers_are_those_that_agents_announce_with_the_weights() -> None:
     assert {f"--{flag}" for flag in SAME_ANSWERS} == {*CHANGES_ANSWERS, "--revision"}

@@ -1,4 +1,4 @@
-"""Keys of tenants: made once, kept as digests, recognised; and the file they are appended to."""
+"""Keys of tenants: made once, kept as digests, and recognised; and the command that appends them to a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cluster.keys import NotAKeyFile, digest, key_line, make_key, read_digests, 
 KEY = make_key(bytes(range(32)))
 
 
-def test_a_key_is_256_bits_with_a_name() -> None:
+def test_a_key_is_256_bits_with_a_prefix() -> None:
     assert KEY == "sk-baton-AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8"
     assert len(make_key(b"\xff" * 32)) == len(KEY)
 
@@ -43,7 +43,7 @@ def test_keys_are_recognised() -> None:
     assert whose(KEY, {"acme": ()}) is None
 
 
-def test_a_key_longer_than_any_is_nobodys() -> None:
+def test_a_key_that_is_too_long_is_not_recognised() -> None:
     long = "x" * 257
     assert whose(long, {"acme": (digest(long[:256]), digest(long))}) is None
     assert whose(long[:256], {"acme": (digest(long[:256]),)}) == "acme"
@@ -69,7 +69,7 @@ def test_every_line_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory, in a process whose new files everybody could read."""
+    """An empty working directory, in a process with umask 0: new files are readable for all users by default."""
     monkeypatch.chdir(tmp_path)
     before = os.umask(0)
     yield tmp_path
@@ -114,14 +114,16 @@ def test_a_new_key_as_json(here: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("tenant", ["", "../etc/passwd", "a b", ".hidden", "x" * 64, "a/b", "ä"])
-def test_a_tenant_without_a_proper_name(here: Path, capsys: pytest.CaptureFixture[str], tenant: str) -> None:
+def test_an_invalid_tenant_name_is_refused(here: Path, capsys: pytest.CaptureFixture[str], tenant: str) -> None:
     assert main(["key", "new", tenant]) == 2
     assert "TENANT" in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [b"export PATH=/bin\n", b"\xff\xfe", KEY.encode()])
-def test_what_is_no_key_file_is_left_alone(here: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+def test_a_file_that_is_no_key_file_is_left_unchanged(
+    here: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
     file = here / "profile"
     file.write_bytes(content)
     assert main(["key", "new", "acme", "--file", "profile"]) == 2

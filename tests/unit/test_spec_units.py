@@ -1,4 +1,4 @@
-"""Which field a wrong unit meant, and what to write there."""
+"""Settings with a wrong unit: which field was meant, and the value to write there."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_units_of_our_own_names() -> None:
     assert [unit_of(name) for name in ("share", "min", "count", "price_per_hour", "admin_port")] == [""] * 5
 
 
-def test_numbers_are_shown_as_one_writes_them() -> None:
+def test_numbers_are_shown_without_needless_digits() -> None:
     assert [shown(number) for number in (500.0, 0.95, 1.5, 1e9, 0.000001, 1 / 3, -2.0)] == [
         *("500", "0.95", "1.5", "1000000000", "0.000001", "0.333333", "-2")
     ]

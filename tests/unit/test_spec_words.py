@@ -1,4 +1,4 @@
-"""What is told of a cluster file: its explanation as golden text, and the page about its settings."""
+"""Texts about a cluster file: its explanation as golden text, and the page about its settings."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_there_are_golden_texts() -> None:
     assert {path.stem for path in GOLDEN} == {"bare", "design", "example", "promises"}
 
 
-def test_explanation_as_json_says_the_same() -> None:
+def test_the_explanation_as_json_has_the_same_parts() -> None:
     parts = explain(parse(EXAMPLE, "f"))
     listed = as_json(parts)
     assert [each["title"] for each in listed] == [part.title for part in parts]
     assert all(each["lines"] for each in listed)
 
 
-def test_explanation_keeps_secrets() -> None:
+def test_the_explanation_hides_secrets() -> None:
     text = """
 models: [{name: m, pools: {both: {engine_args: {api-key: sk-1}, env: {HF_TOKEN: hf_1, A: b}}}}]
 registry: {url: "rediss://user:s3cret@redis:6379"}
@@ -90,7 +90,7 @@ def test_every_section_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize(("section", "name"), ALL, ids=lambda value: getattr(value, "__name__", value))
-def test_every_setting_says_what_and_why(section: type, name: str) -> None:
+def test_every_setting_has_a_description_and_a_reason(section: type, name: str) -> None:
     said = settings_of(section)[name].about
     assert said.text.endswith(".")
     assert said.text[0].isupper() or said.text.startswith("`")
@@ -103,7 +103,7 @@ def test_every_setting_says_what_and_why(section: type, name: str) -> None:
         assert spelled in {"ms", "s", "max", "gib", "w"}
 
 
-def test_no_other_word_for_a_setting_is_a_setting_itself() -> None:
+def test_no_alias_of_a_setting_is_a_setting_itself() -> None:
     for _, section in SECTIONS:
         known = settings_of(section)
         words = [word for setting in known.values() for word in setting.about.aka]
@@ -111,6 +111,6 @@ def test_no_other_word_for_a_setting_is_a_setting_itself() -> None:
         assert len(words) == len(set(words)), f"{section.__name__}: one word for two settings"
 
 
-def test_every_choice_says_what_it_means() -> None:
+def test_every_choice_has_a_meaning() -> None:
     for kind, meanings in MEANINGS.items():
         assert list(meanings) == [each.value for each in kind]

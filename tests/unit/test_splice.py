@@ -1,4 +1,4 @@
-"""Bodies that go on as they came: what engines read in them is what they would read in a body written anew."""
+"""Bodies that are forwarded as bytes: engines read the same fields in them as in a body that is written anew."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ BODIES = st.dictionaries(WORDS, VALUES, max_size=4)
 
 
 def escaped(text: str, which: set[int]) -> str:
-    """As a JSON string with some letters escaped."""
+    """The text as a JSON string; the characters at the places in `which` are escaped."""
     return '"' + "".join(f"\\u{ord(c):04x}" if at in which else json.dumps(c)[1:-1] for at, c in enumerate(text)) + '"'
 
 
 @given(st.dictionaries(WORDS, VALUES, max_size=4), st.booleans())
-def test_bodies_without_such_fields_are_plain(body: dict[str, Any], ascii_only: bool) -> None:
+def test_bodies_without_transfer_fields_are_plain(body: dict[str, Any], ascii_only: bool) -> None:
     raw = json.dumps(body, ensure_ascii=ascii_only).encode()
-    if b"\\u00" not in raw:  # a control character, or an é as Python writes it: written anew, to be sure
+    if b"\\u00" not in raw:  # `is_plain` takes no body with such an escape
         assert is_plain(raw, body)
 
 
 @given(st.data(), st.dictionaries(WORDS, VALUES, max_size=3), st.sampled_from(KEYS))
-def test_no_such_field_is_overlooked(data: st.DataObject, body: dict[str, Any], key: str) -> None:
-    """However its key is escaped, however deep it stands, and also where a later key replaces it."""
+def test_no_transfer_field_is_overlooked(data: st.DataObject, body: dict[str, Any], key: str) -> None:
+    """The field is found if its key is escaped, if it is nested, and if a later key replaces it."""
     which = data.draw(st.sets(st.integers(0, len(key) - 1)))
     field = f'{{{escaped(key, which)}: {{"remote_host": "evil"}}}}'
     for _ in range(data.draw(st.integers(0, 3))):
@@ -56,7 +56,7 @@ def test_a_body_that_nests_too_deep_is_not_plain() -> None:
     assert not is_plain(json.dumps({"a": [[body]]}).encode(), {"a": [[body]]})
 
 
-def test_many_fields_are_read_one_by_one() -> None:
+def test_a_body_with_many_quotes_is_not_plain() -> None:
     body = {"messages": [{"role": "user", "content": "x"}] * 500}
     assert not is_plain(json.dumps(body).encode(), body)
 
@@ -77,9 +77,9 @@ BODY = {"model": "m", "prompt": "p", "max_tokens": 9, "stream": True, "stream_op
 
 @pytest.mark.parametrize("more", [{}, {"max_completion_tokens": 7}, {"min_tokens": 3}, {"min_tokens": 0}])
 @pytest.mark.parametrize("token_ids", [False, True])
-def test_a_spliced_prefill_leg_is_the_prefill_leg(more: dict[str, Any], token_ids: bool) -> None:
+def test_a_spliced_prefill_leg_has_the_fields_of_the_prefill_body(more: dict[str, Any], token_ids: bool) -> None:
     body = {**BODY, **more}
     leg = json.loads(spliced(json.dumps(body).encode(), wire.prefill_fields(body, token_ids=token_ids)))
     whole = wire.prefill_body(body, token_ids=token_ids)
     assert {name: value for name, value in leg.items() if name in whole} == whole
-    assert all(leg[name] is None for name in leg.keys() - whole.keys()), "null is what vLLM takes for absent"
+    assert all(leg[name] is None for name in leg.keys() - whole.keys()), "vLLM reads null as absent"

@@ -1,4 +1,4 @@
-"""How long starts take is learned from starts alone: not from restarts in place, nor from what was there before."""
+"""Start-up times are learned from first starts only: not from restarts in place, nor from instances already running."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NAME = InstanceId("decode-0")
 
 
 class Watched:
-    """One instance that was asked for at 0, and the controllers that look at it."""
+    """One instance that was asked for at 0 s, and `looking` controllers that observe it."""
 
     def __init__(self, looking: int = 1) -> None:
         self.readiness = [Readiness() for _ in range(looking)]
         self.starts = [StartUps({"decode": pools(startup_s=90.0)[1]}) for _ in range(looking)]
 
     def look(self, now: float, state: MemberState | None, epoch: int = 1, only: int | None = None) -> None:
-        """All controllers look, or one."""
+        """All controllers observe the instance; with `only`, the controller of this number does."""
         there = Existing(instance=NAME, pool="decode", life=InstanceLife.RUNNING, asked_s=0.0)
         beat = Heartbeat(id=NAME, agent="a", epoch=epoch, url="http://h:1", state=state) if state else None
         for number, (readiness, starts) in enumerate(zip(self.readiness, self.starts, strict=True)):
@@ -42,7 +42,7 @@ def test_the_first_start_counts_once() -> None:
     assert at.starts[0].horizon_s("decode") == 50.0
 
 
-def test_a_start_whose_first_try_fails_counts_whole() -> None:
+def test_a_start_whose_first_try_fails_counts_from_the_first_try() -> None:
     at = Watched()
     at.look(3, MemberState.STARTING)
     at.look(30, MemberState.RESTARTING)
@@ -52,8 +52,10 @@ def test_a_start_whose_first_try_fails_counts_whole() -> None:
 
 
 @pytest.mark.parametrize("first", [MemberState.RESTARTING, MemberState.STARTING, None])
-def test_a_restart_in_place_is_no_start_of_three_hours(first: MemberState | None) -> None:
-    """Neither for a controller that saw the instance ready, nor for one that begins while it restarts."""
+def test_a_restart_in_place_does_not_count_as_a_start_of_three_hours(first: MemberState | None) -> None:
+    """This holds for a controller that saw the instance ready, and for a controller that begins while the instance
+    restarts.
+    """
     at = Watched(2)
     at.look(3, MemberState.STARTING, only=0)
     at.look(50, MemberState.READY, only=0)

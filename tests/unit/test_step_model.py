@@ -1,4 +1,4 @@
-"""How fast instances are: the cost model's own times by row, and what legs teach."""
+"""The step model: the cost model's times by row of the fleet, and the factors that are learned from timed legs."""
 
 import math
 
@@ -28,7 +28,7 @@ def step_model(*gpus: str) -> StepModel:
 
 
 def prompt_ms(made: StepModel, tokens: int, cached_tokens: int = 0) -> float:
-    """In row 0, by what it was seen to take."""
+    """The predicted time of a prompt in row 0, in milliseconds, with the learned factor."""
     return float(np.ravel(made.of_prompt(tokens, cached_tokens)[0])[0] * made.rows[0].prefill_factor)
 
 
@@ -37,7 +37,7 @@ def test_a_prompt_that_fits_one_step_takes_what_the_costs_say(tokens: int) -> No
     assert prompt_ms(step_model("H100"), tokens) == pytest.approx(costs().prefill_ms(tokens))
 
 
-def test_a_longer_one_takes_several_steps() -> None:
+def test_a_longer_prompt_takes_several_steps() -> None:
     made, tokens = step_model("H100"), 20_000
     parts, done = 0.0, 0
     while done < tokens:
@@ -50,14 +50,14 @@ def test_a_longer_one_takes_several_steps() -> None:
     assert stall_ms == pytest.approx(parts - 3 * costs().by_kind.decode.decode_ms)
 
 
-def test_what_is_cached_is_not_computed_but_looked_at() -> None:
+def test_cached_tokens_cost_attention_but_no_computation() -> None:
     made = step_model("H100")
     assert prompt_ms(made, 1000) < prompt_ms(made, 10_000, 9000) < prompt_ms(made, 10_000)
 
 
-def test_a_prompt_takes_part_in_the_steps_of_what_is_not_cached() -> None:
-    """Before, cached tokens counted as well: the stall was three decode steps too low, and four steps were charged for
-    answers beside the prompt.
+def test_only_uncached_tokens_decide_how_many_steps_a_prompt_takes() -> None:
+    """Before, cached tokens counted as well. The stall was three decode steps too low, and answers beside the prompt
+    were charged for four steps.
     """
     made = step_model("H100")
     ms, stall_ms, steps = made.of_prompt(32_768, 31_744)
@@ -87,7 +87,7 @@ def test_handing_over_takes_the_slower_ends_rate() -> None:
     assert made.handoff_ms(1000, 0, 1) == 0.0
 
 
-def test_an_engine_that_is_slower_than_its_costs_is_found_out() -> None:
+def test_the_factor_and_the_overhead_of_a_slower_engine_are_learned() -> None:
     made = step_model("H100")
     for tokens in (500, 4000, 1500, 8000, 2500) * 30:
         plain = costs().prefill_ms(tokens)
@@ -116,7 +116,7 @@ def test_costs_that_are_known_are_not_given_up_for_strange_legs() -> None:
 
 @pytest.mark.parametrize("times", [0.4, 2.5])
 def test_costs_of_another_engine_are_learned(times: float) -> None:
-    """The bound of few legs would keep predictions a fifth off for ever."""
+    """If the bound for few legs (`OFF_KNOWN`) held for ever, predictions would stay wrong by a fifth."""
     made = step_model("H100")
     for at in range(4 * ENOUGH):
         made.prompt_took(0, 10.0 + at % 7, times * (10.0 + at % 7))
@@ -125,7 +125,7 @@ def test_costs_of_another_engine_are_learned(times: float) -> None:
     assert made.rows[0].decode_factor == pytest.approx(times, rel=0.02)
 
 
-def test_an_engine_that_nobody_knows_is_learned() -> None:
+def test_an_engine_without_costs_is_learned() -> None:
     made = StepModel()
     made.reach(1)
     for at in range(SURE):
@@ -157,7 +157,7 @@ def test_nonsense_is_not_learned() -> None:
     assert made.rows[0].decode_factor == 1.0
 
 
-def test_a_row_that_is_given_to_another_starts_anew() -> None:
+def test_a_row_that_is_given_to_another_instance_starts_at_its_costs() -> None:
     made = step_model("H100")
     for _ in range(30):
         made.steps_took(0, 10.0, 18.0)
@@ -166,8 +166,10 @@ def test_a_row_that_is_given_to_another_starts_anew() -> None:
     assert made.rows[0].capacity == costs("A100").kv_capacity_tokens
 
 
-def test_prompts_of_one_size_on_an_engine_without_costs_are_work_and_no_overhead() -> None:
-    """Prompts that wait behind them wait for all of it. With known costs it is what comes on top of them."""
+def test_without_costs_prompts_of_one_size_teach_the_factor_and_no_overhead() -> None:
+    """Without costs, the whole observed time counts as work, because prompts behind wait for all of it. With known
+    costs, only the time above the costs counts as overhead.
+    """
     unknown, known = StepModel(), step_model("H100")
     unknown.reach(1)
     plain_ms = UNKNOWN.prompt_ms(240)
@@ -188,19 +190,21 @@ def test_without_costs_an_instance_has_the_factors_of_others_until_its_own_legs_
     made.steps_took(0, 8.0, 24.0)
     first, other, known = made.rows
     assert other.prefill_factor == first.prefill_factor > 5 and other.decode_factor == first.decode_factor > 1
-    assert not other.prompts.count and made.rows[1].prompts_from() == "assumed", "it is trusted no more for that"
+    assert not other.prompts.count and made.rows[1].prompts_from() == "assumed", (
+        "borrowed factors do not count as learned"
+    )
     assert (known.prefill_factor, known.decode_factor) == (1.0, 1.0), "its costs are its own"
     made.prompt_took(1, plain_ms, 2 * plain_ms)
     learned = other.prefill_factor
     made.prompt_took(0, plain_ms, 10 * plain_ms)
     assert other.prefill_factor == learned < first.prefill_factor, "its own legs count alone"
     made.reach(4)
-    assert made.rows[3].prefill_factor == first.prefill_factor, "one that joins later, too"
+    assert made.rows[3].prefill_factor == first.prefill_factor, "an instance that joins later has them, too"
     assert made.column("request")[3] == made.rows[3].request
 
 
 def learned(times: float = 1.0, count: int = 100) -> StepModel:
-    """An engine without costs of which many legs were timed: ten times slower than assumed, and `times` that."""
+    """An engine without costs, of which `count` legs were timed: 10 · `times` as slow as assumed."""
     made = StepModel()
     made.reach(1)
     for number in range(count):
@@ -210,7 +214,7 @@ def learned(times: float = 1.0, count: int = 100) -> StepModel:
 
 
 @pytest.mark.parametrize("times", [0.1, 0.3, 3.0, 20.0])
-def test_an_engine_that_becomes_faster_or_slower_is_believed_after_a_few_legs(times: float) -> None:
+def test_a_changed_speed_is_learned_after_a_few_legs(times: float) -> None:
     made = learned()
     for number in range(10):
         made.steps_took(0, made.rows[0].decode_ms(1, 0), times * 80.0, 200.0 + number, 201.0 + number)
@@ -221,7 +225,7 @@ def test_an_engine_that_becomes_faster_or_slower_is_believed_after_a_few_legs(ti
 
 
 def test_after_a_change_longer_prompts_still_take_longer() -> None:
-    """What was seen of sizes stays: all of it is so many times longer."""
+    """The learned ratio between sizes stays; all times are scaled by the same factor."""
     made = learned()
     before = made.rows[0].prefill_factor
     for _ in range(6):
@@ -229,8 +233,10 @@ def test_after_a_change_longer_prompts_still_take_longer() -> None:
     assert made.rows[0].prefill_factor == pytest.approx(5 * before, rel=0.2)
 
 
-def test_answers_of_one_moment_tell_of_one_pause() -> None:
-    """Twenty answers were open when the engine stood still for two seconds: it is no slower than before."""
+def test_answers_delayed_by_one_pause_count_as_one_observation() -> None:
+    """Twenty answers were open while the engine paused once, so all of them show the same delay. That is one
+    observation, not twenty.
+    """
     paused, other = learned(), learned()
     for number in range(20):
         paused.steps_took(0, paused.rows[0].decode_ms(1, 0), 320.0, 200.0 + number / 100, 205.0 + number / 100)
@@ -241,7 +247,7 @@ def test_answers_of_one_moment_tell_of_one_pause() -> None:
     assert other.rows[0].decode_ms(1, 0) == pytest.approx(320.0, rel=0.1)
 
 
-def test_one_strange_leg_in_three_is_no_change() -> None:
+def test_one_slow_leg_in_three_is_no_change_of_speed() -> None:
     made = learned()
     for number in range(60):
         made.prompt_took(0, 11.0, 1100.0 if number % 3 == 0 else 110.0)
@@ -249,7 +255,7 @@ def test_one_strange_leg_in_three_is_no_change() -> None:
 
 
 def timed(made: StepModel, row: int, times: float) -> None:
-    """One prompt and one answer of an instance that is so many times slower than assumed."""
+    """Time one prompt and one answer of an instance that is `times` as slow as assumed."""
     made.prompt_took(row, 10.0, times * 10.0)
     made.steps_took(row, made.rows[row].decode_ms(1, 0), times * 8.05)
 
@@ -268,15 +274,17 @@ def two(*makes: object) -> StepModel:
     return made
 
 
-def test_an_instance_that_gets_no_legs_is_taken_to_be_like_the_others_by_and_by() -> None:
-    """Both were timed while they started; one was chosen ever since, because it looked quicker."""
+def test_an_instance_without_new_legs_follows_the_others_after_a_while() -> None:
+    """Both instances were timed while they were slow at their start. Since then only instance 0 was chosen, because it
+    looked faster.
+    """
     made = two()
     for row, times in ((0, 10.0), (1, 12.0)) * 5:
         timed(made, row, times)
     begun = slowness(made, 1)
     for _ in range(4):
         timed(made, 0, 1.0)
-    assert slowness(made, 1) == begun, "it was timed as often itself"
+    assert slowness(made, 1) == begun, "its own 5 legs outnumber the 4 new legs of the other"
     for _ in range(60):
         timed(made, 0, 1.0)
     assert slowness(made, 1) == pytest.approx(slowness(made, 0), rel=0.15)
@@ -285,7 +293,7 @@ def test_an_instance_that_gets_no_legs_is_taken_to_be_like_the_others_by_and_by(
     assert slowness(made, 1) == pytest.approx((1.0, 1.0), rel=0.1)
 
 
-def test_an_instance_that_is_slower_is_known_to_be_while_it_gets_some_legs() -> None:
+def test_a_slower_instance_keeps_its_own_factors_while_it_gets_some_legs() -> None:
     made = two()
     for number in range(300):
         timed(made, 0, 1.0)
@@ -294,8 +302,8 @@ def test_an_instance_that_is_slower_is_known_to_be_while_it_gets_some_legs() -> 
     assert slowness(made, 1) == pytest.approx((4.0, 4.0), rel=0.05)
 
 
-def test_an_instance_that_is_slower_is_tried_again_ever_more_rarely() -> None:
-    """It is chosen only while it is believed to be as quick."""
+def test_a_slower_instance_is_tried_again_ever_more_rarely() -> None:
+    """The slower instance is chosen only while it is predicted to be nearly as fast."""
     made, tries = two(), []
     for row, times in ((0, 1.0), (1, 4.0)) * 10:
         timed(made, row, times)
@@ -312,10 +320,9 @@ def test_an_instance_that_is_slower_is_tried_again_ever_more_rarely() -> None:
 
 
 @pytest.mark.parametrize("own", [6, 100])
-def test_others_with_prompts_of_another_size_make_an_instance_no_slower(own: int) -> None:
-    """One computes prompts of 400 ms, the other one suffixes of 10 ms; each prompt takes 20 ms more than its work.
-    Before, the first one was taken to be 2.9 times slower after a while: so much longer do suffixes take than they
-    were to.
+def test_prompts_of_another_size_on_other_instances_do_not_change_an_instances_factor(own: int) -> None:
+    """Instance 1 computes prompts of 400 ms, instance 0 suffixes of 10 ms. Each prompt takes 20 ms more than by its
+    costs, so a suffix takes three times as long. Before, instance 1 took over a factor of 2.9 after a while.
     """
     made = two(make_of(costs()), make_of(costs()))
     for _ in range(own):
@@ -329,7 +336,7 @@ def test_others_with_prompts_of_another_size_make_an_instance_no_slower(own: int
 
 @pytest.mark.parametrize("times", [0.3, 0.6, 1.5])
 def test_an_instance_that_was_never_timed_is_like_the_others_of_its_make(times: float) -> None:
-    """Its costs are told, and are those of the others; so are their errors."""
+    """Its costs are those of the other instance, so their errors are the same, too."""
     made = two(make_of(costs()), make_of(costs()))
     for _ in range(100):
         timed(made, 0, times)
@@ -340,17 +347,19 @@ def test_an_instance_that_was_never_timed_is_like_the_others_of_its_make(times: 
     assert made.column("lead")[1] == made.rows[1].lead
 
 
-def test_without_costs_one_that_was_never_timed_is_no_slower_than_the_others_by_now() -> None:
-    """All legs while the others started were slow; before, it was taken to be as slow as their twentieth leg."""
+def test_without_costs_an_instance_that_was_never_timed_has_the_present_speed_of_the_others() -> None:
+    """The first `SURE` legs of the other instance were slow, because it was starting. Before, an instance without timed
+    legs was taken to be as slow as the twentieth of these legs.
+    """
     made = two(UNKNOWN, UNKNOWN)
     for number in range(300):
         timed(made, 0, 3.0 if number < SURE else 1.0)
     assert slowness(made, 1) == pytest.approx((1.0, 1.0), rel=0.05)
     made.know(1, UNKNOWN)
-    assert slowness(made, 1) == pytest.approx((1.0, 1.0), rel=0.05), "nor is the next one that comes"
+    assert slowness(made, 1) == pytest.approx((1.0, 1.0), rel=0.05), "nor is the next instance in this row"
 
 
-def test_an_instance_of_another_make_is_no_sibling() -> None:
+def test_legs_of_another_make_do_not_change_an_instances_factors() -> None:
     made = two(make_of(costs()), make_of(costs("A100")))
     for _ in range(3):
         timed(made, 1, 1.5)
@@ -361,18 +370,18 @@ def test_an_instance_of_another_make_is_no_sibling() -> None:
 
 
 def took_ms(made: StepModel, row: int, tokens: int) -> float:
-    """What a prompt takes in this row, by what was learned."""
+    """The predicted time of a prompt in this row, in milliseconds, by the learned factors."""
     at = made.rows[row]
     return at.prefill_factor * UNKNOWN.prompt_ms(tokens) + at.overhead
 
 
 @pytest.mark.parametrize("slower", [1.0, 4.0])
 @pytest.mark.parametrize(("base_ms", "token_ms"), [(20.0, 0.03), (200.0, 0.5), (3.0, 0.01)])
-def test_without_costs_one_size_shows_the_speed_and_siblings_the_part_that_does_not_grow(
+def test_without_costs_the_constant_part_of_a_prompts_time_is_learned_from_other_instances(
     base_ms: float, token_ms: float, slower: float
 ) -> None:
-    """Row 0 gets short prompts of one size, row 1 also long ones. Before, long ones were taken to be 1.3 to 2.3 times
-    longer in row 0 than they are.
+    """Row 0 gets short prompts of one size; row 1 gets long prompts, too. Before, the predicted time of long prompts in
+    row 0 was 1.3 to 2.3 times too long.
     """
 
     def real_ms(tokens: int) -> float:
@@ -389,9 +398,9 @@ def test_without_costs_one_size_shows_the_speed_and_siblings_the_part_that_does_
 
 
 def test_without_costs_a_smaller_base_than_assumed_is_not_learned() -> None:
-    """No line with less base than the assumed 8 ms for 267 tokens is told: prompts of each size pull the one factor
-    their way. An instance that waits with long prompts is taken to be like the others for all sizes, so choices
-    compare like with like.
+    """The model learns no base below the assumed one (8 ms for 267 tokens). So short and long prompts pull the same
+    factor in different directions. An instance that gets no more legs takes the factors of the others for all sizes,
+    so choices compare equal predictions.
     """
     made = two()
     for _ in range(30):

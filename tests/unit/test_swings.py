@@ -1,4 +1,4 @@
-"""Swings: remembered for as long as their return would break the targets, and no longer; chance is none."""
+"""Swings of the load: capacity is kept for their return as long as it would break the targets; chance is no swing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_load_that_fell_at_once_is_expected_back() -> None:
     assert kept([3.0] * 15 + [0.5] * 12) == pytest.approx(3.0, rel=0.12)
 
 
-def test_it_is_forgotten_when_its_return_would_not_break_the_targets() -> None:
+def test_a_swing_is_forgotten_when_its_return_would_not_break_the_targets() -> None:
     fell = [3.0] * 60 + [0.5]
     assert kept(fell + [0.5] * 40) > 2.0
     quick = [3.0] * 100 + [1.5]
@@ -26,7 +26,7 @@ def test_it_is_forgotten_when_its_return_would_not_break_the_targets() -> None:
     assert kept(quick + [1.5] * 12, horizon_s=40.0) == 0.0
 
 
-def test_a_slow_change_keeps_what_it_may_gain_in_a_start() -> None:
+def test_for_a_slow_change_only_its_rise_during_one_start_is_kept() -> None:
     slow = [3.0 - 0.02 * at for at in range(100)]
     assert kept(slow) == 0.0 or kept(slow) < slow[-1] + 0.3
 
@@ -37,7 +37,7 @@ def test_chance_is_no_swing() -> None:
     assert sum(each > 2.3 for each in found) <= 2
 
 
-def test_nothing_is_told_of_nothing_or_of_what_is_long_ago() -> None:
+def test_no_rate_is_kept_without_arrivals_or_for_an_old_swing() -> None:
     assert kept([1.0] * 2) == 0.0
     assert kept_rate(np.zeros(100), 60.0, 240.0, 1.0, 0.03, 0.0) == 0.0
     old = [3.0] * 5 + [0.5] * (int(LONGEST_S / 60) + 5)

@@ -1,4 +1,4 @@
-"""What is decided about a trace without OpenTelemetry's own objects is what it would decide."""
+"""The router's fast decision to drop a trace agrees with OpenTelemetry's sampler; logs that cannot be written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def traced(sampler: Sampler, ids: Any = None) -> Tracing:
 
 
 @pytest.mark.parametrize("sampler", [TraceIdRatioBased(0.25), ParentBased(TraceIdRatioBased(0.25))])
-def test_what_is_not_dropped_is_recorded_and_the_share_is_the_samplers(sampler: Sampler) -> None:
+def test_a_trace_that_is_not_dropped_is_recorded_and_the_share_is_the_samplers(sampler: Sampler) -> None:
     random.seed(1)
     tracing = traced(sampler)
     recorded = 0
@@ -34,12 +34,12 @@ def test_what_is_not_dropped_is_recorded_and_the_share_is_the_samplers(sampler: 
             name = int(line.split(b"-")[1], 16)
             assert name & ((1 << 64) - 1) >= TraceIdRatioBased(0.25).bound
         else:
-            assert tracing.request("x", {}).recording, "decided once"
+            assert tracing.request("x", {}).recording, "the trace is recorded under the id that was not dropped"
             recorded += 1
     assert 400 < recorded < 600, "500, with a standard deviation of 19"
 
 
-def test_no_two_have_a_name() -> None:
+def test_no_two_dropped_traces_have_the_same_id() -> None:
     tracing = traced(ALWAYS_OFF)
     lines = [tracing.dropped({}) for _ in range(100)]
     assert len(set(lines)) == 100
@@ -47,7 +47,7 @@ def test_no_two_have_a_name() -> None:
 
 
 @pytest.mark.parametrize("headers", [PARENT, {**PARENT, "tracestate": "a=b"}, {"tracestate": "a=b"}])
-def test_clients_traces_are_the_librarys_to_judge(headers: dict[str, str]) -> None:
+def test_opentelemetry_decides_about_traces_of_clients(headers: dict[str, str]) -> None:
     tracing = traced(ParentBased(TraceIdRatioBased(0.0)))
     assert not tracing.dropped(headers)
     assert not tracing.request("x", headers).recording
@@ -56,14 +56,14 @@ def test_clients_traces_are_the_librarys_to_judge(headers: dict[str, str]) -> No
 @pytest.mark.parametrize(
     ("sampler", "ids"), [(ALWAYS_ON, None), (ParentBased(ALWAYS_ON), None), (ALWAYS_OFF, RandomIdGenerator())]
 )
-def test_others_are_asked_each_time(sampler: Sampler, ids: Any) -> None:
+def test_opentelemetry_decides_each_time_for_other_samplers_and_id_generators(sampler: Sampler, ids: Any) -> None:
     tracing = traced(sampler, ids)
     assert not any(tracing.dropped({}) for _ in range(100))
     assert tracing.request("x", {}).recording is (sampler is not ALWAYS_OFF)
 
 
 class Unwritable(io.StringIO):
-    """Standard error on a full disk, or behind a pipe whose reader is gone."""
+    """A standard error stream that cannot be written: its disk is full, or the reader of its pipe is gone."""
 
     def __init__(self, error: int) -> None:
         super().__init__()
@@ -93,4 +93,4 @@ def test_a_line_of_the_log_that_cannot_be_written_raises_nothing(
     configure_logging()
     logging.getLogger("baton.router").warning("a line")
     logging.getLogger("baton.router").error("another", exc_info=ValueError("x"))
-    assert len(root.handlers) == 1, "they went there"
+    assert len(root.handlers) == 1, "the lines went to this handler"

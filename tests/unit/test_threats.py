@@ -19,7 +19,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def faults(row: list[str], tests: Path = TESTS) -> list[str]:
-    """What is wrong with a row: a cell without a test, words in place of a test, a test that does not exist."""
+    """The mistakes of a row: no test, prose in place of a test, or a test that does not exist."""
     if len(row) != 4:
         return [f"{len(row)} cells: {row}"]
     _, threat, outcome, cell = row
@@ -55,5 +55,5 @@ def test_each_row_names_tests_that_exist() -> None:
         ("403", "`test_tools.py`, `::test_nowhere`", "no test"),
     ],
 )
-def test_a_row_without_its_test_is_named(outcome: str, cell: str, fault: str) -> None:
+def test_a_row_with_a_mistake_is_named(outcome: str, cell: str, fault: str) -> None:
     assert fault in faults(["", "a threat", outcome, cell])[0]

@@ -1,4 +1,4 @@
-"""Tickets: what is signed comes back as it was, and nothing else is ever accepted."""
+"""Tickets: `check` returns a signed ticket unchanged, and refuses every other text."""
 
 import base64
 import contextlib
@@ -58,7 +58,7 @@ def spelled(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-# --- what is good ----------------------------------------------------------------------------------------------------
+# --- genuine tickets -------------------------------------------------------------------------------------------------
 
 
 def test_a_ticket_comes_back_as_it_was_signed() -> None:
@@ -69,8 +69,10 @@ def test_a_ticket_comes_back_as_it_was_signed() -> None:
     assert accepted.ticket.blocks == {4, 5, 6, 9, 100}
 
 
-def test_it_is_short() -> None:
-    """It travels in every leg 2: an empty engine's blocks come in a row, a busy one's do not."""
+def test_a_ticket_is_short() -> None:
+    """Every decode leg carries a ticket. The block numbers of an empty engine are consecutive; those of a busy engine
+    are not.
+    """
     assert len(signed()) < 160
     row = signed(groups=(tuple(range(1000, 7250)),))
     dice = random.Random(1)
@@ -130,7 +132,7 @@ def test_fewer_blocks_may_be_claimed_than_permitted() -> None:
     assert verdict(signed(), expected=replace(HERE, blocks=())).ticket == TICKET
 
 
-def test_a_key_keeps_its_secret() -> None:
+def test_a_key_does_not_show_its_secret() -> None:
     assert "\\x11" not in repr(KEY)
     for wrong in (
         {"id": "", "secret": b"x" * 32},
@@ -171,7 +173,9 @@ def test_every_flipped_bit_is_refused() -> None:
 
 
 def test_every_changed_character_is_refused() -> None:
-    """Also the last one, whose lowest bits base64 does not use: a second spelling would be a second ticket."""
+    """The last character counts, too. Base64 does not use its lowest bits, so without a check one ticket would have
+    several spellings.
+    """
     text = signed()
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     for place in range(len(text)):
@@ -207,13 +211,13 @@ CHANGES: dict[str, Any] = {
 }
 
 
-def test_every_field_is_named_below() -> None:
+def test_every_field_of_a_ticket_is_altered_below() -> None:
     assert set(CHANGES) == {field.name for field in fields(t.Ticket)}
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_altered_field_under_the_old_signature_is_refused(name: str) -> None:
-    """`host` and `port` are how a client made an engine connect to a stranger (vllm 47843)."""
+    """With `host` and `port` a client could make an engine connect to a stranger's machine (vllm 47843)."""
     altered, tag = raw(signed(**{name: CHANGES[name]})), raw(signed())[-t.TAG_BYTES :]
     assert verdict(spelled(altered[: -t.TAG_BYTES] + tag)) is t.Reason.FORGED
 
@@ -264,14 +268,16 @@ def test_a_forged_signature_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 2, 3, 127, 128, 255])
-def test_there_is_no_other_version_to_ask_for(version: int) -> None:
-    """Nor an algorithm: even well signed, a first byte that is not ours says nothing to us."""
+def test_other_versions_are_malformed(version: int) -> None:
+    """A ticket with another first byte is malformed, even with a valid signature. So a sender cannot choose a version
+    or an algorithm.
+    """
     payload = bytes([version]) + raw(signed())[1 : -t.TAG_BYTES]
     assert verdict(spelled(payload + t._tag(KEY, payload))) is t.Reason.MALFORMED
 
 
 def test_a_key_cannot_be_chosen_by_the_sender() -> None:
-    """The other valid key's name, or a made-up one, over the first one's signature."""
+    """The signature is of one valid key; the ticket names the other valid key, or a key that does not exist."""
     body = raw(signed())[4 : -t.TAG_BYTES]
     tag = raw(signed())[-t.TAG_BYTES :]
     for key_id, reason in (("k0", t.Reason.FORGED), ("none", t.Reason.UNKNOWN_KEY), ("", t.Reason.UNKNOWN_KEY)):
@@ -282,7 +288,7 @@ def test_a_key_cannot_be_chosen_by_the_sender() -> None:
 @pytest.mark.parametrize(
     "now", [float("nan"), float("inf"), float("-inf"), 0.0, -1e300, 1e300, TICKET.expires_ms / 1000 + 3600]
 )
-def test_a_clock_that_is_wrong_refuses(now: float) -> None:
+def test_a_wrong_clock_refuses_every_ticket(now: float) -> None:
     assert verdict(signed(), now) in {t.Reason.EXPIRED, t.Reason.LIVES_TOO_LONG}
 
 
@@ -317,8 +323,8 @@ def test_check_never_raises(text: object) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_check_never_raises_on_what_is_well_signed(body: bytes) -> None:
-    """A key in the wrong hands can sign nonsense; the parser still says no."""
+def test_check_never_raises_on_signed_nonsense(body: bytes) -> None:
+    """A thief of a key can sign nonsense; the parser still refuses it."""
     payload = Packer().byte(t.VERSION).text("k1").raw(body).done()
     assert isinstance(verdict(spelled(payload + t._tag(KEY, payload))), t.Reason)
 
@@ -338,13 +344,13 @@ def test_nothing_may_follow_the_last_field() -> None:
     assert verdict(spelled(payload + t._tag(KEY, payload))) is t.Reason.MALFORMED
 
 
-def test_two_tickets_for_one_transfer_have_two_names() -> None:
-    """The router may sign a second one, for another consumer or a later try."""
+def test_two_tickets_for_one_transfer_have_two_tags() -> None:
+    """The router may sign a second ticket for a transfer: for another consumer, or for a later try."""
     tags = {verdict(signed()).tag, verdict(signed(expires_ms=TICKET.expires_ms + 1)).tag, verdict(signed()).tag}
     assert len(tags) == 2
 
 
-# --- our own mistakes ------------------------------------------------------------------------------------------------
+# --- tickets too large -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -360,7 +366,7 @@ def test_two_tickets_for_one_transfer_have_two_names() -> None:
         {"host": "x" * 200, "groups": tuple(() for _ in range(t.TEXT_CHARS_MAX))},
     ],
 )
-def test_what_does_not_fit_is_not_signed(wrong: dict[str, Any]) -> None:
+def test_a_ticket_that_is_too_large_is_not_signed(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"fit|number|at most"):
         signed(**wrong)
 

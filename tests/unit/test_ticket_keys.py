@@ -1,4 +1,4 @@
-"""Keys for tickets: their files, who has which, and how an engine and a router are told where theirs are."""
+"""Keys for tickets: their files, the owner of each file, and how an engine and a router find theirs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SECRET = "ab" * 32
 # --- files as text ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_read() -> None:
+def test_written_key_files_are_read_back() -> None:
     assert read_fleet(fleet_text((FLEET, OLD))) == (FLEET, OLD)
     mine = read_instance(instance_text((FLEET, OLD), D))
     assert (mine.instance, [key.id for key in mine.keys]) == (D, ["k1", "k0"])
@@ -50,7 +50,7 @@ def test_what_is_written_is_read() -> None:
     assert read_fleet(f"# ours\n\nk1 {SECRET}  # since May\n")[0].secret.hex() == SECRET
 
 
-def test_an_instance_knows_nobody_elses_key() -> None:
+def test_each_instance_has_a_key_of_its_own() -> None:
     secrets = {FLEET.secret, *(instance_key(FLEET, InstanceId(name)).secret for name in ("a", "b", "ab", ""))}
     assert len(secrets) == 5
     assert SECRET not in instance_text((SigningKey("k", bytes.fromhex(SECRET)),), D)
@@ -61,7 +61,7 @@ def test_an_instance_knows_nobody_elses_key() -> None:
     ["", "# only a remark", "k1", f"k1 {SECRET[:-2]}", f"k1 {SECRET.upper()}", f"k1 {SECRET} a b", f"k! {SECRET}",
      f"{'k' * 17} {SECRET}", f"k1 {SECRET}\nk1 {SECRET}", "".join(f"k{n} {SECRET}\n" for n in range(KEYS_MAX + 1))],
 )  # fmt: skip
-def test_what_is_no_key_file_is_refused_without_showing_it(text: str) -> None:
+def test_a_malformed_key_file_is_refused_without_showing_it(text: str) -> None:
     for read in (read_fleet, read_instance):
         with pytest.raises(NotATicketKeyFile) as caught:
             read(text)
@@ -116,7 +116,7 @@ def test_a_fleet_of_several_machines_brings_its_own_file(tmp_path: Path) -> None
     assert file.exists()
 
 
-def test_a_new_key_comes_last_and_signs_only_once_it_is_moved_up(tmp_path: Path) -> None:
+def test_a_new_key_is_appended_after_the_signing_key(tmp_path: Path) -> None:
     file = tmp_path / "keys" / "tickets"
     first = ticket_keys.add_fleet_key(file)
     both = ticket_keys.add_fleet_key(file)
@@ -155,7 +155,7 @@ def test_the_flag_wins_over_the_environment() -> None:
     assert ticket_keys.named_file(parser.parse_args(["--ticket-keys-file", "/f"]), environ) == Path("/f")
 
 
-# --- who is told -----------------------------------------------------------------------------------------------------
+# --- how engines and routers find their file -------------------------------------------------------------------------
 
 
 def test_an_engine_with_a_key_file_loads_the_guard_beside_the_users_middleware() -> None:
@@ -171,7 +171,7 @@ def test_an_engine_with_a_key_file_loads_the_guard_beside_the_users_middleware()
     assert FILE_VARIABLE not in environment(without, {}, "")
 
 
-def test_argument_lists_name_files() -> None:
+def test_argument_lists_name_the_key_files() -> None:
     wanted = WantedEngine(name="decode-0", role=Role.DECODE, model=None, ticket_keys_file="/keys/tickets.decode-0")
     planned = PlacedEngine(wanted=wanted, port=1, agent_port=2, side_channel_port=3, placed=MachineShare())
     front = LocalRouter(title="", host="h", port=1, admin_host="h", admin_port=2, ticket_keys_file="/keys/tickets")
@@ -201,7 +201,7 @@ def test_a_new_key_signs_from_the_next_leg_on() -> None:
     before = stamped(tickets)
     keys.insert(0, OLD)
     after = stamped(tickets)
-    assert before[:6] != after[:6], "the key's name stands first"
+    assert before[:6] != after[:6], "a ticket begins with its version and the name of its key"
 
 
 def test_a_leg_that_transfers_nothing_needs_no_ticket() -> None:

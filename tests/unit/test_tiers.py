@@ -1,4 +1,4 @@
-"""Tiers below a KV cache: how vLLM is told of them, which files are kept, what is left behind."""
+"""Tiers below a KV cache: their configuration in vLLM, the files that are kept, and the removal of old files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_tiers_stand_behind_the_connector_that_hands_over(role: Role) -> None:
     assert told["kv_connector"] == "MultiConnector" and told["kv_role"] == own["kv_role"]
     assert told["kv_load_failure_policy"] == "recompute"
     first, second = told["kv_connector_extra_config"]["connectors"]  # type: ignore[index]
-    assert first == own, "unchanged"
+    assert first == own, "the connector that hands over is unchanged"
     extra = second["kv_connector_extra_config"]
     assert (second["kv_connector"], extra["cpu_bytes_to_use"]) == ("BatonOffloading", 3 * GIB)
     assert second["kv_connector_module_path"] == "engine.vllm.connector.tiers"
@@ -55,13 +55,15 @@ def test_a_tier_that_vllm_cannot_have_is_refused(given_: dict[str, int]) -> None
         Tiers(**given_)  # type: ignore[arg-type]
 
 
-def test_what_an_earlier_start_left_is_gone_before_and_afterwards(tmp_path: Path) -> None:
+def test_the_folder_of_a_tier_is_emptied_before_a_start_and_removed_after_it(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / f"{FOLDER_PREFIX}p-8100"
     folder.mkdir(parents=True)
     (folder / "old.bin").write_text("of other weights")
     with scratch({"TMPDIR": str(tmp_path / ("x" * 60))}, str(folder)) as env:
         assert list(folder.iterdir()) == [] and folder.stat().st_mode & 0o777 == 0o700
-        assert env[SCRATCH].split(os.pathsep)[-1] == str(folder), "the keeper removes it, should all others die"
+        assert env[SCRATCH].split(os.pathsep)[-1] == str(folder), (
+            "the keeper removes the folder if all other processes die"
+        )
         (folder / "new.bin").write_text("x")
     assert not folder.exists() and folder.parent.exists()
 
@@ -93,7 +95,7 @@ def test_a_file_that_is_being_written_stays() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "use", "end"]), st.integers(0, 12)), max_size=80), st.integers(1, 5))
-def test_no_more_are_kept_than_the_bound_and_those_being_written(steps: list[tuple[str, int]], most: int) -> None:
+def test_at_most_the_bound_and_the_files_being_written_are_kept(steps: list[tuple[str, int]], most: int) -> None:
     kept, there, writing = KeptFiles(most), set[int](), list[int]()
     for what, key in steps:
         if what == "add":

@@ -1,4 +1,4 @@
-"""Sums of times: parts and residual, for every kind of journey."""
+"""The sums of a request's times: their parts and residual, for every kind of journey; histograms; the explain store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ D = EngineTimes(queue_s=0.030, first_s=0.020, generation_s=0.4)
 
 
 def known(each: Sum | None) -> dict[str, float | None]:
-    """Parts that are not 0, in milliseconds, with the residual; the sum is checked on the way."""
+    """The parts that are not 0, with the residual, in milliseconds. Asserts that they add up to the total."""
     assert each is not None
     added = sum(part for part in each.parts.values() if part is not None) + each.residual_s
     assert added == pytest.approx(each.total_s)
@@ -68,7 +68,7 @@ def test_a_seeded_request_has_its_first_token_before_the_handoff() -> None:
     assert timing.total_s == pytest.approx(1.0)
 
 
-def test_what_d_says_of_a_leg_takes_its_place() -> None:
+def test_ds_report_replaces_that_part_of_the_decode_leg() -> None:
     line = seeded()
     line.report(Stage.DECODE_LEG, D)
     assert known(line.read(101.0).tt2t) == {
@@ -85,10 +85,12 @@ def test_what_d_says_of_a_leg_takes_its_place() -> None:
     [(0.080, 30, 20, 4), (0.045, 0, 15, 39), (0.020, 0, 0, 54)],
     ids=["queued until later", "its step had begun", "its token was there"],
 )
-def test_of_an_early_leg_counts_what_comes_after_ps_answer(
+def test_an_early_decode_leg_counts_from_ps_answer(
     queued_s: float, queue_ms: float, step_ms: float, residual_ms: float
 ) -> None:
-    """D counts from the leg's arrival, 50 ms before the stage began; what it did until then is beside P's leg."""
+    """D's report counts from the leg's arrival, 50 ms before the stage began. The work that D did in these 50 ms ran
+    beside P's leg and does not count.
+    """
     line = RequestTimeline(100.0, stream=True)
     line.enter(Stage.PREFILL_LEG, 100.001)
     line.enter(Stage.ROUTER, 100.063)
@@ -143,7 +145,7 @@ def test_an_answer_in_one_piece_has_one_sum(leg: str) -> None:
     assert timing.first_made_s == pytest.approx(0.051)
 
 
-def test_whole_streams() -> None:
+def test_an_aggregated_stream() -> None:
     line = RequestTimeline(0.0, stream=True)
     line.enter(Stage.CREDIT, 0.001)
     line.enter(Stage.ROUTER, 0.501)
@@ -155,15 +157,15 @@ def test_whole_streams() -> None:
     assert known(timing.ttft) == {
         "router": 2, "credit": 500, "queue": None, "prefill": None, "whole_leg": 100, "relay": 1,
     }  # fmt: skip
-    assert timing.tt2t is None, "not out yet"
+    assert timing.tt2t is None, "the second token has not been sent yet"
     assert timing.first_made_s == pytest.approx(0.602)
 
 
-def test_what_came_to_nothing_is_retries() -> None:
+def test_the_time_of_lost_legs_counts_as_retries() -> None:
     line = RequestTimeline(0.0, stream=True)
     line.again(0.0)  # the first choice: nothing has been lost
     line.enter(Stage.PREFILL_LEG, 0.001)
-    line.again(0.201)  # lost
+    line.again(0.201)  # the prefill leg was lost
     line.enter(Stage.PREFILL_LEG, 0.202)
     line.enter(Stage.ROUTER, 0.262)
     line.report(Stage.PREFILL_LEG, P)
@@ -188,7 +190,7 @@ def test_what_came_to_nothing_is_retries() -> None:
     }  # fmt: skip
 
 
-def test_a_leg_that_runs_is_no_first_token() -> None:
+def test_a_request_without_a_first_token_has_no_sums() -> None:
     line = RequestTimeline(0.0, stream=True)
     line.enter(Stage.PREFILL_LEG, 0.001)
     assert line.read(5.0) == Timing(way="aggregated", ttft=None, tt2t=None, answer=None, first_made_s=None, total_s=5.0)
@@ -236,11 +238,11 @@ def test_parts_and_residual_add_up_whatever_happens(data: st.DataObject) -> None
         (None, None),
     ],
 )
-def test_engines_may_say_anything(metrics: object, expected: EngineTimes | None) -> None:
+def test_malformed_reports_of_engines_are_ignored(metrics: object, expected: EngineTimes | None) -> None:
     assert engine_times(metrics) == expected
 
 
-def test_what_an_answer_says_beside_its_text() -> None:
+def test_usage_and_metrics_are_read_from_an_answer() -> None:
     body = {"choices": [{"text": 'said "metrics": 1'}], "usage": {"prompt_tokens": 3}, "metrics": {"queue_time_ms": 1}}
     told = told_in(json.dumps(body).encode())
     assert told is not None
@@ -262,7 +264,7 @@ def test_the_usage_is_found_at_a_streams_end(tail: bytes) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"", LAST + DONE, USAGE[3:] + DONE, b'data: {"usage":'])
-def test_no_usage_is_no_usage(tail: bytes) -> None:
+def test_a_stream_end_without_usage_has_none(tail: bytes) -> None:
     assert told_at_end(tail) is None
 
 
@@ -273,7 +275,7 @@ def lines(registry: CollectorRegistry) -> Iterator[str]:
     return (line for line in generate_latest(registry).decode().splitlines() if "_created" not in line)
 
 
-def test_the_same_text_as_the_librarys_own() -> None:
+def test_our_histograms_have_the_same_text_as_prometheus_clients() -> None:
     bounds = (0.005, 0.1, 2.5)
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     mine = Histograms("seconds", "What.", ["way"], bounds, ours)
@@ -297,7 +299,7 @@ def test_a_served_request_is_observed_part_by_part() -> None:
     assert registry.get_sample_value("baton_part_seconds_count", unknown) is None, "absent, not 0"
 
 
-# -- memory --
+# -- the explain store --
 
 
 def story(name: str, body: Mapping[str, object] | None = None) -> Story:
@@ -309,7 +311,7 @@ def remembered(memory: ExplainStore, *names: str) -> list[str]:
     return [name for name in names if memory.get(name) is not None]
 
 
-def test_the_oldest_finished_ones_are_forgotten_never_open_ones() -> None:
+def test_the_oldest_finished_requests_are_forgotten_and_open_ones_never() -> None:
     memory = ExplainStore(last_max=2)
     stories = [story(name) for name in "abcd"]
     for each in stories:
@@ -336,7 +338,7 @@ def test_bytes_are_bounded_too() -> None:
     assert remembered(memory, "0", "99") == ["99"]
 
 
-def test_a_story_that_goes_on_and_on_keeps_its_beginning_and_its_end() -> None:
+def test_a_long_story_keeps_its_beginning_and_its_end() -> None:
     each = story("a")
     for number in range(1000):
         each.add(1.0, "refused", (number,))
@@ -351,7 +353,7 @@ def called(name: str, client_id: str, tenant: str = "") -> Story:
     return Story(request, Verdict(Way.SEEDED, "", resumable=True), Client(tenant))
 
 
-def test_what_clients_call_the_same_is_found_newest_first_and_goes_one_by_one() -> None:
+def test_requests_with_the_same_client_id_are_found_newest_first_and_forgotten_one_by_one() -> None:
     memory = ExplainStore(last_max=2)
     stories = [called("1", "a", "x"), called("2", "a", "y"), called("3", "a", "x"), called("4", "b", "x")]
     for each in stories:
@@ -369,10 +371,10 @@ def test_what_clients_call_the_same_is_found_newest_first_and_goes_one_by_one() 
         memory.finish(last)
     assert memory.named("a") == []
     assert memory.named("") == []
-    assert not memory._by_client_id, "nothing is kept of a forgotten one"
+    assert not memory._by_client_id, "the store keeps nothing of a forgotten request"
 
 
-def test_a_count_below_zero_is_no_count() -> None:
+def test_a_negative_explain_last_is_refused() -> None:
     instance = Instance(id=InstanceId("both-0"), role=Role.BOTH, url="http://127.0.0.1:1")
     with pytest.raises(UsageError, match="--explain-last is -1: it must be at least 0"):
         RouterConfig(instances=(instance,), explain_last=-1)

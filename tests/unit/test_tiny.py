@@ -1,4 +1,4 @@
-"""The tiny model that ships: files, tokenizer, chat template, corpus, and two answers by heart."""
+"""The tiny model that ships: files, tokenizer, chat template, corpus, and three answers that it must give."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_corpus_and_the_tokenizer_encode_alike(tokenizer: Tokenizer):
 
 
 def render(messages: list[dict[str, str | None]], *, answer_next: bool) -> str:
-    """What transformers and vLLM make of a chat, without importing either."""
+    """A chat as text, rendered as transformers and vLLM render it, without importing either."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -193,7 +193,7 @@ def test_a_varied_question_is_still_a_question(seed: int, question: str):
 # The answers
 
 
-def test_two_answers_are_known_by_heart():
+def test_three_trained_questions_get_their_answers():
     import torch
     from transformers import LlamaForCausalLM
 

@@ -1,4 +1,4 @@
-"""Tokens from bytes: kinds of text, and ratios by tenant."""
+"""Numbers of tokens, estimated from bytes: kinds of text, and learned ratios by tenant."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JAPANESE = "これはテストの文章です。よろしくお願いします�
         ("短", TextKind.CJK),
     ],
 )
-def test_kinds_are_told_apart(text: str, kind: TextKind) -> None:
+def test_kinds_of_text_are_recognised(text: str, kind: TextKind) -> None:
     assert kind_of(text.encode()) is kind
 
 
@@ -59,7 +59,7 @@ def test_a_tenants_ratio_is_learned() -> None:
     assert ratios.tokens("acme", "qwen", TextKind.CODE, 1000) == pytest.approx(1000 / 3.4, rel=0.1)
 
 
-def test_ids_are_counted() -> None:
+def test_token_ids_are_counted_and_teach_no_ratio() -> None:
     ratios = Ratios()
     known = len(ratios)
     assert ratios.tokens("acme", "qwen", TextKind.IDS, 4 * 123) == 123

@@ -1,4 +1,4 @@
-"""Set-up and lock scripts: the parts that decide."""
+"""The scripts in tools/ for set-up, locks, licences and audits: their decisions and messages."""
 
 from __future__ import annotations
 
@@ -141,15 +141,17 @@ def test_lines_of_two_slow_pipes(setup: ModuleType) -> None:
     ("asked", "good", "half_written"),
     [
         (["fine", "fine"], True, False),
-        (["fine", "missing"], False, False),  # what was never found was never begun
+        (["fine", "missing"], False, False),  # a package that was never found was never being written
         (["fine", "torn"], False, True),
         (["nothing-to-do", "fine"], True, False),
     ],
 )
-def test_pips_beside_each_other(
+def test_a_pip_that_fails_while_it_writes_is_remembered(
     setup: ModuleType, tmp_path: Path, asked: list[str], good: bool, half_written: bool
 ) -> None:
-    """Whether one was broken off while it wrote is remembered: the next set-up starts over then, and only then."""
+    """If a pip process fails while it writes, the marker file UNPACKING stays. Only then does the next set-up start
+    over.
+    """
     setup.PYTHON = tmp_path / "pip"
     setup.PYTHON.write_text(
         """#!/bin/sh
@@ -177,7 +179,7 @@ def test_lock_reads_what_the_resolver_prints() -> None:
     assert load("lock").parse(text) == {"a-b": ("1.0+x", "baton:dev, c"), "c": ("2", "torch"), "d": ("3", "")}
 
 
-def test_lock_marks_what_only_some_need() -> None:
+def test_lock_adds_markers_to_packages_that_only_some_targets_need() -> None:
     lock = load("lock")
     sets = {target: {"everywhere": ("1", "")} for target in lock.TARGETS}
     sets["3.11", "x86_64"] |= {"intel": ("2", ""), "old": ("3", "")}
@@ -209,7 +211,7 @@ def test_each_pin_has_its_hashes_and_set_up_reads_them() -> None:
         lock.with_hashes("a==1  # b", [])
 
 
-def test_a_changed_wheel_is_one_line(
+def test_a_changed_wheel_is_reported_in_one_line(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     setup.LOG.write_text(
@@ -222,7 +224,7 @@ def test_a_changed_wheel_is_one_line(
     assert line.startswith("setup: aiohttp==3.14.5 is not the file that the lock was made with")
 
 
-def test_lock_refuses_what_one_line_cannot_say() -> None:
+def test_lock_refuses_versions_and_targets_that_one_marker_cannot_express() -> None:
     lock = load("lock")
     targets = list(lock.TARGETS)
     with pytest.raises(SystemExit, match="a differs"):
@@ -256,7 +258,7 @@ def test_locks_pin_everything_and_name_no_index(device: str) -> None:
         ({"License": "UNKNOWN", "Classifier": "License :: OSI Approved"}, "", "unknown"),
     ],
 )
-def test_a_licence_is_what_the_metadata_say(fields: dict[str, str], licence: str, mark: str) -> None:
+def test_a_licence_is_read_from_the_metadata(fields: dict[str, str], licence: str, mark: str) -> None:
     tool, metadata = load("licences"), Message()
     for name, value in fields.items():
         metadata[name] = value
@@ -264,7 +266,7 @@ def test_a_licence_is_what_the_metadata_say(fields: dict[str, str], licence: str
     assert tool.Licence("a", "1", licence).mark == mark
 
 
-def test_what_was_not_audited_is_no_clean_bill(capsys: pytest.CaptureFixture) -> None:
+def test_packages_that_were_not_audited_make_the_audit_fail(capsys: pytest.CaptureFixture) -> None:
     tool = load("audit")
     assert tool.not_audited("No known vulnerabilities found\n", "a==1 \\\nb==2\n") == 0
     assert tool.not_audited("a  Dependency not found and could not be audited: a (1)\n", "a==1 \\\nb==2\n") == 2

@@ -1,4 +1,4 @@
-"""`transfer: {connector: baton}` and `--transfer baton` reach the engine, with a door for each."""
+"""`transfer: {connector: baton}` and `--transfer baton` reach the engine, with an agent socket (`--door`) for each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def planned(wanted: WantedEngine) -> list[str]:
     return PlacedEngine(wanted=wanted, port=1, agent_port=2, side_channel_port=3, placed=share).words([])
 
 
-def test_the_file_says_who_moves_the_cache(tmp_path: Path) -> None:
+def test_the_cluster_file_names_the_connector(tmp_path: Path) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text("models: [{name: baton-tiny}]\ntransfer: {connector: baton}\n")
     assert [each.connector for each in from_file(read(str(file)).usable(), [])] == ["baton", "baton"]
@@ -38,7 +38,7 @@ def test_the_file_says_who_moves_the_cache(tmp_path: Path) -> None:
     assert {each.connector for each in from_file(read(str(file)).usable(), [])} == {"auto"}
 
 
-def test_the_file_says_what_tiers_there_are(tmp_path: Path) -> None:
+def test_the_cluster_file_names_the_tiers(tmp_path: Path) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text("models: [{name: baton-tiny}]\nkv: {host_gib: 64, disk_gib: 0.5, disk_folder: /x}\n")
     for each in from_file(read(str(file)).usable(), []):
@@ -48,7 +48,7 @@ def test_the_file_says_what_tiers_there_are(tmp_path: Path) -> None:
     assert not [word for each in from_file(read(str(file)).usable(), []) for word in planned(each) if "--kv" in word]
 
 
-def test_the_file_says_whose_requests_alone_are_served(tmp_path: Path) -> None:
+def test_the_cluster_file_names_the_tenants_of_a_model(tmp_path: Path) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text("models: [{name: a/b, tenants: [ann, bob]}, {name: c/d}]\ntenants: {ann: {}, bob: {}}\n")
     words = {each.name: planned(each) for each in from_file(read(str(file)).usable(), [])}
@@ -58,7 +58,7 @@ def test_the_file_says_whose_requests_alone_are_served(tmp_path: Path) -> None:
         assert whose == (["ann", "bob"] if name.startswith("b-") else []), name
 
 
-def test_each_engine_gets_a_door_of_its_own_that_goes_with_the_cluster() -> None:
+def test_each_engine_gets_a_socket_of_its_own_that_is_removed_with_the_cluster() -> None:
     wanted = [WantedEngine(name=f"p-{number}", role=Role.PREFILL, model=None, connector="baton") for number in range(2)]
     with ExitStack() as closing:
         doors, _ = up._with_doors(wanted, closing)
@@ -70,13 +70,15 @@ def test_each_engine_gets_a_door_of_its_own_that_goes_with_the_cluster() -> None
 
 
 @pytest.mark.parametrize("change", [{"connector": "nixl"}, {"engine": "mock"}])
-def test_others_get_none(change: dict[str, str]) -> None:
+def test_engines_without_batons_connector_get_no_socket(change: dict[str, str]) -> None:
     wanted = replace(WantedEngine(name="p", role=Role.PREFILL, model=None, connector="baton"), **change)
     with ExitStack() as closing:
         assert up._with_doors([wanted], closing)[0] == [wanted]
     words = planned(wanted)
     assert "--door" not in words
-    assert "nixl" in words if wanted.engine == "vllm" else "--transfer" not in words  # else the engine would choose
+    assert (
+        "nixl" in words if wanted.engine == "vllm" else "--transfer" not in words
+    )  # without the flag the engine would choose by itself
 
 
 HERE = EngineHardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
@@ -98,7 +100,7 @@ HERE = EngineHardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
     ids=["on CPU", "asked", "on GPUs", "another vLLM", "asked, another vLLM", "no keys", "the user's own", "ranks",
          "stages"],
 )  # fmt: skip
-def test_who_moves_it_where_nobody_has_said(changed: dict[str, Any], hardware: EngineHardware, connector: str) -> None:
+def test_the_connector_that_auto_chooses(changed: dict[str, Any], hardware: EngineHardware, connector: str) -> None:
     wanted = WantedEngine(name="p", role=Role.PREFILL, model=None, connector="auto", ticket_keys_file="keys")
     assert [each.connector for each in up._with_connectors([replace(wanted, **changed)], hardware)] == [connector]
 
@@ -120,12 +122,14 @@ def test_who_moves_it_where_nobody_has_said(changed: dict[str, Any], hardware: E
         ("", None),
     ],
 )
-def test_flags_that_leave_the_cache_to_vllm(args: str, why: str | None) -> None:
+def test_flags_that_need_vllms_own_connector(args: str, why: str | None) -> None:
     assert left_by_flags(tuple(args.split())) == why
 
 
 def test_instances_of_one_model_have_one_connector() -> None:
-    """Two connectors hand nothing over to each other: one instance that is left to vLLM's takes the others with it."""
+    """Two different connectors cannot hand over to each other. So if one instance must use vLLM's connector, all
+    instances of its model do.
+    """
     wanted = WantedEngine(name="d", role=Role.DECODE, model="/m", connector="auto", ticket_keys_file="keys")
     stages = replace(wanted, name="p", role=Role.PREFILL, vllm_args=("-pp", "2"))
     other = replace(wanted, name="o", model="/n")
@@ -134,7 +138,7 @@ def test_instances_of_one_model_have_one_connector() -> None:
     assert [each.connector for each in up._with_connectors(asked, HERE)] == ["baton", "baton"]
 
 
-def test_an_engine_alone_has_its_door_among_our_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_engine_has_its_socket_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     args = argparse.Namespace(engine="vllm", door=None)
     assert engine._door(args, "baton", InstanceId("p"), 8100, 1) == f"{tmp_path}/baton/doors/p-8100/door"

@@ -1,4 +1,4 @@
-"""Requests that are let in so that a prediction which refuses all of them is found out."""
+"""Tries: requests that are let in although a prediction refuses them, so that a wrong prediction is corrected."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_tries_that_are_late_become_rarer_and_one_in_time_makes_them_as_frequent
     assert waits[:3] == [2 * TRY_S, 4 * TRY_S, 8 * TRY_S] and waits[-1] == TRY_S_MAX
     assert not tries.due(100.0, now - 1.0)
     tries.let_in(100.0, now, tried=False)
-    assert not tries.due(100.0, now + TRY_S), "others that are let in do not change that"
+    assert not tries.due(100.0, now + TRY_S), "a request that is let in without a try does not change the wait"
     tries.in_time(100.0)
     assert tries.due(100.0, now + TRY_S)
 
 
-def test_tries_of_another_time_say_nothing() -> None:
+def test_old_tries_do_not_count() -> None:
     tries = Tries()
     for _ in range(TRIES + 4):
         tries.let_in(100.0, 0.0, tried=True)
@@ -56,7 +56,7 @@ def test_tries_of_another_time_say_nothing() -> None:
 
 
 class Life:
-    """Requests of a class that refuses, on one instance."""
+    """Requests of one class, on one instance."""
 
     def __init__(self, promise: Promise) -> None:
         self.view = FleetView(lambda _: MAKE)
@@ -68,7 +68,7 @@ class Life:
         self.now = 100.0
 
     def asks(self, tokens: int = 1000) -> SchedulingContext | None:
-        """One more; None: it is refused."""
+        """One more request; None: the scheduler refused it."""
         wanted = Wanted(model="m", hand_over=False, prompt_tokens=tokens, output_tokens=50.0, arrived=self.now)
         context = SchedulingContext(wanted, self.promise)
         chosen, _ = self.here.choose(context, ASK, self.now)
@@ -81,7 +81,7 @@ class Life:
         self.here.finish(context, at + 49 * tpot_ms / 1000, 50)
 
     def served(self, count: int, times: float, gap_s: float = 1.0, tpot_ms: float = 12.0) -> int:
-        """How many of the next ones, whose prompts take so many times longer than their costs say."""
+        """The number of the next `count` requests that are served. A prompt takes `times` as long as by its costs."""
         found = 0
         for _ in range(count):
             context = self.asks()
@@ -92,32 +92,32 @@ class Life:
         return found
 
 
-def test_what_was_learned_of_an_engine_that_was_slow_does_not_refuse_for_ever() -> None:
-    """Before, nothing was served any more: an hour later, or a day."""
+def test_an_engine_that_was_slow_is_not_refused_for_ever() -> None:
+    """Before, no request was served any more, even an hour or a day later."""
     life = Life(Promise(ttft_ms=TARGET_MS, tpot_ms=500.0, sheds=True))
     assert life.served(20, 1.0) == 20
     life.served(60, 4.0)
     tried = life.served(60, 4.0)
-    assert 1 <= tried <= 6, "tries alone, ever more rarely"
+    assert 1 <= tried <= 6, "only tries are served, ever more rarely"
     life.served(120, 1.0)
     assert life.served(100, 1.0) == 100
 
 
-def test_one_request_at_a_time_is_tried_and_none_that_costs_themselves_refuse() -> None:
+def test_one_request_at_a_time_is_tried_and_none_that_is_late_by_its_costs() -> None:
     life = Life(Promise(ttft_ms=TARGET_MS, tpot_ms=500.0, sheds=True))
     life.served(30, 4.0)
     life.now += 2 * TRY_S_MAX
-    assert life.asks(3000) is None, "it would be late on an engine that is as quick as its costs say"
+    assert life.asks(3000) is None, "it would be late even on an engine as fast as its costs"
     tried = life.asks()
     assert tried is not None and tried.tried
-    assert life.asks() is None, "the try is under way"
+    assert life.asks() is None, "only one try at a time"
     life.serve(tried, 4.0)
     life.now += 0.5
-    assert life.asks() is None, "a prompt was timed just now: the prediction is of today"
+    assert life.asks() is None, "a prompt was timed just now, so the prediction is up to date"
 
 
-def test_an_engine_that_others_keep_busy_is_not_tried() -> None:
-    """What they teach is known already."""
+def test_an_engine_that_serves_other_classes_is_not_tried() -> None:
+    """Requests of a class without targets already teach the engine's present speed."""
     life = Life(Promise(ttft_ms=TARGET_MS, tpot_ms=500.0, sheds=True))
     life.served(30, 4.0)
     life.now += 2 * TRY_S_MAX
@@ -127,8 +127,8 @@ def test_an_engine_that_others_keep_busy_is_not_tried() -> None:
     assert life.asks() is None
 
 
-def test_a_margin_that_refuses_what_an_idle_engine_takes_is_widened_by_tries() -> None:
-    """First tokens were late for reasons that are over. Before, 0 of the next 2,000 requests were served."""
+def test_tries_widen_a_margin_that_refuses_requests_on_an_idle_engine() -> None:
+    """First tokens were late for a reason that has passed. Before, none of the next 2,000 requests was served."""
     life = Life(Promise(ttft_ms=1.4 * ALONE_MS, tpot_ms=500.0, sheds=True))
     margins = life.inflight.first_margins
     for _ in range(50):
@@ -140,7 +140,9 @@ def test_a_margin_that_refuses_what_an_idle_engine_takes_is_widened_by_tries() -
 
 
 def test_an_answer_that_is_alone_widens_a_margin_that_is_too_narrow_for_it() -> None:
-    """It is let in in any case. Before, it taught nothing, and no second answer ever joined it."""
+    """An answer that is alone on its engine is always let in. Before, it taught the margin nothing, and no second
+    answer was let in beside it.
+    """
     target_ms = MAKE.decode.decode_ms / 0.7
     life = Life(Promise(ttft_ms=1000.0, tpot_ms=target_ms, sheds=True))
     margins = life.inflight.margins

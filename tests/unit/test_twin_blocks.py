@@ -1,4 +1,4 @@
-"""The pool of KV blocks by itself."""
+"""The twin's pool of KV blocks, without an engine."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_cached_blocks_are_reused_last_and_their_tail_first() -> None:
     assert pool.hits(TEXT, 9) == []
 
 
-def test_a_free_block_that_is_cached_can_be_had_back() -> None:
+def test_a_free_block_that_is_cached_can_be_reused() -> None:
     pool = BlockPool(4, 1)
     cached = filled(pool, 3)
     pool.give_back(cached)
@@ -59,7 +59,7 @@ def test_a_block_is_given_back_once() -> None:
         pool.give_back(blocks)
 
 
-def test_a_fresh_pool_keeps_nothing_for_blocks_that_nobody_had() -> None:
+def test_a_fresh_pool_keeps_no_entries_for_blocks_that_were_never_taken() -> None:
     pool = BlockPool(1_000_000, 1)
     assert pool.take(3) == [0, 1, 2]
     assert pool.free_blocks == 999_997
@@ -67,9 +67,9 @@ def test_a_fresh_pool_keeps_nothing_for_blocks_that_nobody_had() -> None:
     assert not any(kept)
 
 
-def test_a_row_is_cached_as_its_blocks_one_by_one() -> None:
+def test_caching_a_row_of_blocks_equals_caching_them_one_by_one() -> None:
     row, single = BlockPool(9, 1), BlockPool(9, 1)
-    for _ in range(2):  # the second time there are equal ones already
+    for _ in range(2):  # the second time, equal blocks are cached already
         blocks = row.take(3)
         row.cache_row(blocks, TEXT.chains(0, 3))
         assert blocks == filled(single, 3)
@@ -77,7 +77,7 @@ def test_a_row_is_cached_as_its_blocks_one_by_one() -> None:
     row.check()
 
 
-def test_a_block_that_was_had_back_has_one_place_in_the_queue() -> None:
+def test_a_reused_block_has_one_place_in_the_free_queue() -> None:
     pool = BlockPool(4, 1)
     cached = filled(pool, 4)
     pool.give_back(cached)
@@ -90,7 +90,7 @@ def test_a_block_that_was_had_back_has_one_place_in_the_queue() -> None:
     assert not pool._stale
 
 
-def test_another_life_has_other_memory() -> None:
+def test_pools_of_two_engine_starts_have_different_contents() -> None:
     assert not set(BlockPool(8, 1).contents) & set(BlockPool(8, 2).contents)
 
 
@@ -104,6 +104,6 @@ def test_another_life_has_other_memory() -> None:
         {"chunked_prefill": False},
     ],
 )
-def test_settings_that_vllm_does_not_start_with(wrong: dict[str, int]) -> None:
+def test_settings_that_vllm_refuses_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"must be|does not fit"):
         TwinConfig(**wrong)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Digests of blocks, and what they name."""
+"""Digests of the twin's KV blocks, and the tokens of prompts and answers."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_numbers_are_the_same_on_every_machine() -> None:
     assert [token(mix(1), index) for index in range(3)] == [28268, 22292, 6668]
 
 
-def test_equal_beginnings_have_equal_blocks() -> None:
+def test_prompts_with_the_same_beginning_share_its_blocks() -> None:
     one, other = Text(PROMPT, 0, 4), Text((Segment(1, 10), Segment(3, 7)), 0, 4)
     assert [one.chain(block) == other.chain(block) for block in range(4)] == [True, True, False, False]
     assert one.chain(-1) == other.chain(-1)
@@ -24,7 +24,7 @@ def test_a_block_depends_on_all_before_it() -> None:
     assert all(one.chain(block) != other.chain(block) for block in range(4))
 
 
-def test_a_partly_filled_block_is_another() -> None:
+def test_a_partly_filled_block_has_another_digest() -> None:
     one = Text(PROMPT, 0, 4)
     assert len({one.digest(4, end) for end in (17, 18, 19, 20)}) == 4
     assert one.digest(4, 20) == one.digest(4, 99) == one.chain(4)
@@ -37,7 +37,7 @@ def test_an_answer_can_be_part_of_the_next_prompt() -> None:
 
 
 @pytest.mark.parametrize("other", [(Segment(1, 10), Segment(2, 8)), (Segment(1, 17),), (Segment(2, 7), Segment(1, 10))])
-def test_other_prompts_have_other_answers(other: tuple[Segment, ...]) -> None:
+def test_different_prompts_have_different_answers(other: tuple[Segment, ...]) -> None:
     assert answer_key(PROMPT) != answer_key(other)
     assert answer_key(PROMPT, 1) != answer_key(PROMPT)
 
@@ -49,7 +49,7 @@ def test_a_prompt_of_token_ids() -> None:
     assert Text(one, 0, 4).prompt_tokens == 7
 
 
-def test_a_row_of_digests_is_each_of_them() -> None:
+def test_a_row_of_digests_equals_the_single_digests() -> None:
     text = Text((Segment(1, 10), Segment(2, 3), Segment(3, 1), Segment(4, 30, first=2)), 7, 4)
     assert text.chains(0, 20) == [text.chain(block) for block in range(20)]
     assert text.chains(5, 9) == [text.digest(block, 99) for block in range(5, 9)]

@@ -1,4 +1,4 @@
-"""Flags that nothing would act on are refused in one line, which names them and what they go with."""
+"""Flags without effect are refused in one line, which names the flag and the flag that it needs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PLAN = ("plan", "{tmp}/baton.yaml", "--no-steps")
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
-def test_a_flag_that_nothing_acts_on(
+def test_a_flag_without_effect_is_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -83,7 +83,9 @@ def test_a_flag_that_nothing_acts_on(
     assert any(flag in err for flag in flags), err
 
 
-def test_the_same_flags_with_what_they_go_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_flags_are_accepted_with_the_flags_that_they_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = ["simulate", "--requests", "5", "--json"]
     assert main([*small, "--prefix-tokens", "64", "--prefix-groups", "2"]) == 0
     assert main([*small, "--chrome-trace", str(tmp_path / "t"), "--trace-window", "0-1"]) == 0

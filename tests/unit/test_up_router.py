@@ -1,4 +1,4 @@
-"""What `baton up` tells its router of a cluster file: where it is, and nothing that is secret."""
+"""The arguments that `baton up` gives its router: the path of the cluster file, and no secret."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_router_reads_the_file_itself(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not any("acme" in word for word in words("some.yaml"))
 
 
-def test_without_a_file_it_is_told_of_none_and_chooses_as_ever() -> None:
+def test_without_a_file_the_router_gets_no_config_and_no_policy() -> None:
     args = routers(words(text=None))
     assert (args.config, args.policy, args.port) == (None, None, 8000)
 

@@ -1,4 +1,4 @@
-"""Whose turn it is to send bytes of a body, and that it is always one connection's."""
+"""Backpressure for uploads: which connections may send bytes of a body, and that all uploads finish."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sender:
         self.held = False
 
 
-def test_at_the_bound_all_wait_but_the_oldest() -> None:
+def test_at_the_limit_all_uploads_wait_except_the_oldest() -> None:
     uploads = Uploads(1000)
     first, second, third = Sender(), Sender(), Sender()
     assert all(uploads.add(each, 300) for each in (first, second, third))
@@ -29,13 +29,13 @@ def test_at_the_bound_all_wait_but_the_oldest() -> None:
     assert (first.held, second.held, third.held) == (False, True, True)
     assert uploads.waits(second)
     uploads.add(first, 5000)
-    assert not first.held, "one of them must come to its end"
+    assert not first.held, "the oldest upload must be able to finish"
     uploads.end(first)
     assert (second.held, third.held) == (False, False)
     assert uploads.bytes == 800
 
 
-def test_the_oldest_of_those_that_are_left_goes_on_without_room() -> None:
+def test_the_oldest_remaining_upload_goes_on_without_room() -> None:
     uploads = Uploads(100)
     senders = [Sender() for _ in range(4)]
     for each in senders:
@@ -43,14 +43,14 @@ def test_the_oldest_of_those_that_are_left_goes_on_without_room() -> None:
     assert [each.held for each in senders] == [False, True, True, True]
     uploads.end(senders[0])
     assert [each.held for each in senders] == [False, False, True, True]
-    uploads.end(senders[2])  # given up while it waited
+    uploads.end(senders[2])  # this upload was given up while it waited
     assert senders[3].held
     uploads.end(senders[1])
     assert not senders[3].held
 
 
 def test_room_is_given_a_read_at_a_time() -> None:
-    """All at once would bring a read each: too much again."""
+    """If all uploads went on at once, each would bring one read, and the bytes would exceed the limit again."""
     uploads = Uploads(10 * READ_BYTES)
     first, others = Sender(), [Sender() for _ in range(50)]
     uploads.add(first, 10 * READ_BYTES)
@@ -61,7 +61,7 @@ def test_room_is_given_a_read_at_a_time() -> None:
     assert sum(not each.held for each in others) == 11
 
 
-def test_the_line_is_bounded_and_who_is_known_is_not_refused() -> None:
+def test_the_number_of_waiting_uploads_is_bounded_and_a_known_upload_is_not_refused() -> None:
     uploads = Uploads(10)
     senders = [Sender() for _ in range(LINE_MAX + 1)]
     assert all(uploads.add(each, 20) for each in senders)
@@ -92,13 +92,13 @@ def test_a_clients_share_leaves_room_for_others() -> None:
     one, two, other = Sender(), Sender(), Sender()
     uploads.add(one, 400, "a")
     uploads.add(two, 400, "a")
-    assert (one.held, two.held) == (False, True), "its oldest makes room"
+    assert (one.held, two.held) == (False, True), "the client's oldest upload goes on"
     uploads.add(other, 150, "b")
     assert not other.held
     uploads.add(other, 40, "b")
     assert not other.held
     kept = uploads.keep(300, "b")
-    assert (one.held, two.held, other.held) == (True, True, True), "there is none for anybody"
+    assert (one.held, two.held, other.held) == (True, True, True), "no upload has room"
     uploads.drop(kept)
     assert (one.held, two.held, other.held) == (False, True, False)
     uploads.end(one)
@@ -115,7 +115,7 @@ def test_a_clients_bodies_that_are_not_parsed_yet_count_in_its_share() -> None:
     assert not mine.held
 
 
-def test_the_line_is_not_one_clients_alone() -> None:
+def test_one_client_cannot_take_all_waiting_places() -> None:
     uploads = Uploads(10)
     senders = [Sender() for _ in range(share_of(LINE_MAX) + 1)]
     assert all(uploads.add(each, 20, "a") for each in senders)
@@ -130,20 +130,20 @@ def test_a_client_is_a_tenant_or_an_address() -> None:
     assert len({client_of("", ("::1", 1, 0, 0)), client_of("", ("10.0.0.1", 1)), client_of("", None)}) == 3
 
 
-def test_one_that_is_not_known_ends_nothing() -> None:
+def test_the_end_of_an_unknown_upload_changes_nothing() -> None:
     uploads = Uploads(10)
     uploads.end(Sender())
     assert (uploads.bytes, uploads.waiting) == (0, 0)
 
 
-def test_whatever_happens_all_come_to_their_end() -> None:
+def test_all_uploads_finish_in_random_orders() -> None:
     chance = random.Random(1)
     uploads, open_, ended = Uploads(5000), dict[Sender, int](), 0
     for step in range(20_000):
         if step < 15_000 and len(open_) < 40 and chance.random() < 0.3:
             open_[Sender()] = chance.randrange(1, 4000)
         going = [each for each in open_ if not each.held]
-        assert going or not open_, "none may send"
+        assert going or not open_, "no upload may send"
         if not going:
             continue
         each = chance.choice(going)
@@ -160,7 +160,7 @@ def test_whatever_happens_all_come_to_their_end() -> None:
     assert (uploads.bytes, uploads.waiting) == (0, 0)
 
 
-def test_whatever_clients_do_all_come_to_their_end() -> None:
+def test_all_uploads_of_several_clients_finish_in_random_orders() -> None:
     chance = random.Random(2)
     uploads, open_, kept, ended = Uploads(5000), dict[Sender, tuple[str, int]](), list[UnparsedBody](), 0
     for step in range(20_000):
@@ -169,7 +169,7 @@ def test_whatever_clients_do_all_come_to_their_end() -> None:
         if kept and (chance.random() < 0.2 or all(each.held for each in open_)):
             uploads.drop(kept.pop(0))
         going = [each for each in open_ if not each.held]
-        assert going or kept or not open_, "nobody may send, and nothing makes room"
+        assert going or kept or not open_, "no upload may send, and no parsed body makes room"
         if not going:
             continue
         each = chance.choice(going)

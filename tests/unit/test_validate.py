@@ -1,4 +1,4 @@
-"""`baton validate`: readers that say where a row is wrong, a case small enough to check by hand, and the command."""
+"""`baton validate`: readers that name the line of a wrong row, a case that is checked by hand, and the command."""
 
 from __future__ import annotations
 
@@ -61,13 +61,17 @@ def lines(*rows: dict) -> str:
 
 
 def test_two_clocks_become_one() -> None:
-    """The request that reached the engine fastest counts as having taken no time; rows come in order of arrival."""
+    """The shortest way of a request to the engine counts as 0 s, which aligns the two clocks. Rows are in the order of
+    arrival.
+    """
     late = {**REQUEST, "arrival_time": 1_700_000_001.0, "queued_ts": 51.5, "scheduled_ts": 52, "first_token_ts": 53}
     read = read_requests(lines({**late, "last_token_ts": 54}, REQUEST), "r")
     first, second = read.rows
     assert (first.arrived_s, first.queued_s, first.scheduled_s) == pytest.approx((0, 0, 0.25))
     assert (first.first_token_s, first.last_token_s) == pytest.approx((0.5, 1.5))
-    assert (second.arrived_s, second.queued_s) == pytest.approx((1.0, 1.5)), "half a second on the way to the engine"
+    assert (second.arrived_s, second.queued_s) == pytest.approx((1.0, 1.5)), (
+        "this request took half a second to reach the engine"
+    )
     assert read.began_unix_s == pytest.approx(1_700_000_000.0)
 
 
@@ -87,7 +91,7 @@ def test_two_clocks_become_one() -> None:
         (lines({**REQUEST, "queued_ts": 10**400}), "r:1: queued_ts is 1000"),
     ],
 )
-def test_a_wrong_request_is_told_by_line_and_the_others_are_read(rows: str, said: str) -> None:
+def test_a_wrong_request_is_named_by_its_line_and_the_others_are_read(rows: str, said: str) -> None:
     with pytest.raises(UsageError) as error:
         read_requests(rows, "r")
     assert str(error.value).startswith(said)
@@ -96,7 +100,7 @@ def test_a_wrong_request_is_told_by_line_and_the_others_are_read(rows: str, said
     assert [str(each).startswith(said) for each in read.left_out] == ([] if said == "r: no requests" else [True])
 
 
-def test_settings_are_those_recorded_and_else_the_defaults() -> None:
+def test_settings_are_the_recorded_ones_or_else_the_defaults() -> None:
     recorded = {"scheduler_config": {"async_scheduling": False, "scheduler_reserve_full_isl": False}}
     settings = read_settings(json.dumps({**META, "resolved_config": recorded}), "m")
     assert (settings.num_blocks, settings.memory_share, settings.max_num_seqs, settings.tp) == (101, 0.9, 4, 1)
@@ -121,13 +125,13 @@ def test_settings_are_those_recorded_and_else_the_defaults() -> None:
         (meta(kv_cache={"gpu_memory_utilization": "auto"}), "m: gpu_memory_utilization is 'auto'; write a number"),
     ],
 )
-def test_wrong_settings_say_which(text: str, said: str) -> None:
+def test_wrong_settings_are_named(text: str, said: str) -> None:
     with pytest.raises(UsageError) as error:
         read_settings(text, "m")
     assert str(error.value).startswith(said)
 
 
-def test_the_gpu_is_in_the_other_file_or_nowhere() -> None:
+def test_the_gpu_is_read_from_the_other_file() -> None:
     assert read_gpu('{"nodes": [{"instances": [{"hardware": "RTX4090"}]}]}', "c") == "RTX4090"
     with pytest.raises(UsageError, match="hardware is missing"):
         read_gpu('{"nodes": []}', "c")
@@ -143,14 +147,14 @@ def test_the_gpu_is_in_the_other_file_or_nowhere() -> None:
         (f"{HEADER}\n16.0,x", "t:2: 2 columns where the header has 15"),
     ],
 )
-def test_a_wrong_row_of_a_table_is_left_out_and_told_by_line(text: str, said: str) -> None:
+def test_a_wrong_row_of_a_table_is_left_out_and_named_by_its_line(text: str, said: str) -> None:
     rows, (left_out,) = read_steady(f"{text}\n{ROW}", "t")
     assert str(left_out).startswith(said)
     assert len(rows) == text.count(ROW) + 1
 
 
 @pytest.mark.parametrize(("text", "said"), [(HEADER.replace("tp,", ""), "t:1: no column 'tp'"), (HEADER, "t: no rows")])
-def test_a_table_that_is_none_is_an_error(text: str, said: str) -> None:
+def test_a_table_without_rows_or_without_a_column_is_an_error(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         read_steady(text, "t")
 
@@ -169,7 +173,7 @@ def test_a_table_and_a_series_are_read() -> None:
 # -- the load --
 
 
-def test_a_steady_load_is_what_its_description_says() -> None:
+def test_a_steady_load_follows_its_description() -> None:
     general = WORKLOADS["general"]
     planned = steady(general, np.random.default_rng(7), share=0.1)
     at = np.array([each.at_ns for each in planned]) / 1e9
@@ -184,13 +188,13 @@ def test_a_steady_load_is_what_its_description_says() -> None:
     assert {sum(part.tokens for part in each.prompt) for each in planned} == {547}
     assert {each.output_tokens for each in planned} == {248}
     texts = [each.prompt for each in planned]
-    assert len(set(texts)) == 100 and texts[:100] == texts[100:200], "the same hundred, over and over"
+    assert len(set(texts)) == 100 and texts[:100] == texts[100:200], "the same 100 prompts are repeated"
     assert len({prompt[0] for prompt in texts}) == 10, "system prompts"
     whole = steady(WORKLOADS["roleplay"], np.random.default_rng(7))
     assert len(whole) == 7200 and whole[-1].at_ns == 1200 * 10**9
 
 
-def test_the_same_seed_the_same_load_and_new_questions_on_request() -> None:
+def test_a_seed_fixes_the_load_and_repeated_false_makes_every_question_new() -> None:
     codegen = WORKLOADS["codegen"]
     one, same, other = (steady(codegen, np.random.default_rng(seed), share=0.02) for seed in (1, 1, 2))
     assert one == same != other
@@ -206,10 +210,11 @@ SMALL = TwinConfig(num_blocks=20, max_model_len=200, max_num_seqs=1, version=Ver
 
 
 def test_a_case_by_hand() -> None:
-    """Step 1000 ns, 10 a prompt token, 7 a decoding request, 3 a token of context.
+    """A step takes 1000 ns, and 10 ns a prompt token, 7 ns a decoding request, 3 ns a token of context.
 
-    The first: 40 prompt tokens in 1000 + 400 ns; then two steps of 1000 + 7 + 3·41 and 1000 + 7 + 3·42. The second
-    comes at 500, waits for its place until 3663, and needs 1000 + 160 and then 1000 + 7 + 3·17.
+    The first request computes 40 prompt tokens in 1000 + 400 ns, and then takes two steps of 1000 + 7 + 3·41 and
+    1000 + 7 + 3·42 ns. The second request arrives at 500 ns, waits for a place until 3663 ns, and takes 1000 + 160 ns
+    and then 1000 + 7 + 3·17 ns.
     """
     planned = [PlannedRequest(0, (Segment(1, 40),), 3), PlannedRequest(500, (Segment(2, 16),), 2)]
     driven = drive(SMALL, Linear(), planned, [600, 5000])
@@ -226,7 +231,9 @@ def test_a_case_by_hand() -> None:
 
 
 def test_a_first_token_from_a_step_like_any_other() -> None:
-    """A prompt found in the cache but for its last token joins a run of decode steps, and speaks before its end."""
+    """A prompt that is cached except for its last token takes part in a run of decode steps. Its first token comes at
+    the end of the first of these steps.
+    """
     twice = [PlannedRequest(0, (Segment(1, 33),), 2), PlannedRequest(10_000, (Segment(1, 33),), 5)]
     times = drive(SMALL, Linear(), twice).times
     assert times.ttft[1] == pytest.approx((1000 + 7 + 3 * 33) / 1e6)
@@ -250,7 +257,7 @@ def test_errors_add_up_over_runs() -> None:
     assert Figure("queue p50", "ms", 0.0, 1.0).error is None
 
 
-def test_spread_is_half_of_what_lies_between() -> None:
+def test_the_spread_is_half_of_the_range_over_seeds() -> None:
     assert over_seeds("x", "ms", 10, [9, 12, 11]) == Figure("x", "ms", 10, pytest.approx(32 / 3), 1.5)
 
 
@@ -267,7 +274,7 @@ def stamped(tmp_path: Path, *, rows: str = lines(REQUEST)) -> Path:
 
 
 def test_a_run_that_went_as_predicted_has_no_error() -> None:
-    """Stamps taken from the prediction itself: every figure is met to the rounding of a stamp."""
+    """The measured times are taken from the prediction itself, so every figure has no error except rounding."""
     settings = read_settings(json.dumps(META), "m")
     requests = read_requests(lines(REQUEST, {**REQUEST, "arrival_time": 1_700_000_000.01, "queued_ts": 50.01}), "r")
     once = replay_stamped(Stamped("x", settings, requests, (), "RTX-4090"), LLAMA, shipped.profiles())
@@ -289,10 +296,10 @@ def test_a_run_that_went_as_predicted_has_no_error() -> None:
         figure = twice.figure(name)
         assert figure is not None and figure.error == pytest.approx(0, abs=1e-6), name
     assert twice.requests == 2 and twice.one_by_one["E2E"] < 0.5
-    assert "1,600 tokens of KV" in twice.engine, "one block of 101 is never given out"
+    assert "1,600 tokens of KV" in twice.engine, "one block of 101 is never used"
 
 
-def test_a_steady_run_is_seen_by_its_client() -> None:
+def test_a_steady_run_is_measured_at_its_client() -> None:
     ((row,), _) = read_steady(f"{HEADER}\n{ROW}\n", "t")
     usual = replay_steady(row, shipped.model_named(row.model), shipped.profiles(), SteadyLoad(seeds=2, share=0.02))
     bare = replay_steady(
@@ -305,7 +312,7 @@ def test_a_steady_run_is_seen_by_its_client() -> None:
     tpot, same = usual.figure("TPOT mean"), bare.figure("TPOT mean")
     assert tpot is not None and tpot.measured == pytest.approx((2000 - 40) / 247)
     assert same is not None and tpot.predicted == pytest.approx(same.predicted, rel=1e-9)
-    assert usual.requests == 2 * (96 + 240), "without the warm-up"
+    assert usual.requests == 2 * (96 + 240), "the warm-up does not count"
 
 
 def test_an_unknown_workload_is_named() -> None:
@@ -380,7 +387,7 @@ def test_a_model_that_does_not_fit_is_left_out(tmp_path: Path, capsys: pytest.Ca
     assert "table.csv:2: 756.0 GiB of weights on each H100-SXM (tp1) leave no room" in capsys.readouterr().err
 
 
-def test_a_model_is_known_by_its_own_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_can_be_described_by_its_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = json.loads((Path(shipped.__file__).parent / "models" / "qwen3-14b.json").read_text())["config"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "table.csv").write_text(f"{HEADER}\n{ROW.replace('meta-llama/Llama-3.1-8B-Instruct', 'acme/ours')}\n")
@@ -404,7 +411,7 @@ def test_a_broken_path_never_stops_the_others(tmp_path: Path, capsys: pytest.Cap
     assert events == ["left_out", "left_out", "run", "totals"]
 
 
-def test_a_byte_that_is_no_text_costs_its_own_row_at_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_byte_costs_at_most_its_own_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = stamped(tmp_path)
     for name, broken in (("requests.jsonl", b"\xff\xfe\n"), ("timeseries.csv", b"\xff,1,2,3,0,4.5\n")):
         with (folder / name).open("ab") as file:
@@ -465,7 +472,7 @@ def test_a_series_may_be_written_again_among_the_runs(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "series.csv").read_text() == written
 
 
-def test_a_profile_of_ones_own_and_one_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_own_profile_must_fit_the_model_and_the_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = stamped(tmp_path)
     files = Path(shipped.__file__).parent / "profiles"
     assert main(["validate", str(folder), "--profile", str(files / "llmservingsim.json")]) == 0
@@ -475,7 +482,7 @@ def test_a_profile_of_ones_own_and_one_that_does_not_fit(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("words", [["--seeds", "0"], ["--share", "2"], ["--share", "x"], ["--first-token-ms", "-1"]])
-def test_flags_say_what_they_take(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flag_values_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["validate", "somewhere", *words])
     assert stopped.value.code == 2

@@ -1,4 +1,4 @@
-"""The whole shell around an engine, with a small fake server in vLLM's place."""
+"""`EngineProcess`, the shell around an engine, with a small fake server in vLLM's place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ pytestmark = pytest.mark.sockets
 KEY = "of-the-environment"
 RULES = SuperviseLimits(pause_first_s=0.05, start_max_s=20, dead_max_s=0.0)
 
-# Answers as vLLM does, asks for the key, prints vLLM's words, drains on SIGTERM. POST /die: 503 from then on.
+# This server answers like vLLM, requires the API key, prints vLLM's log lines, and exits on SIGTERM. After POST /die,
+# GET /health answers 503.
 SERVER = """
 import json, os, signal, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -104,7 +105,7 @@ class Engine:
 
     @property
     def states(self) -> list[str]:
-        """Without the stages of a start."""
+        """The states in order; the stages of one start count once."""
         seen = [str(change.state) for change in self.changes]
         return [state for at, state in enumerate(seen) if at == 0 or seen[at - 1] != state]
 
@@ -126,7 +127,7 @@ def keeper_of(engine: Engine) -> int:
     return keeper.pid
 
 
-async def test_it_comes_up_tells_how_far_it_is_and_stops(tmp_path: Path) -> None:
+async def test_an_engine_starts_reports_its_progress_and_stops(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     async with running(engine):
         await engine.wait_for(EngineState.READY)
@@ -139,7 +140,7 @@ async def test_it_comes_up_tells_how_far_it_is_and_stops(tmp_path: Path) -> None
     assert session_of(keeper) is None
 
 
-async def test_it_is_started_again_when_it_dies(tmp_path: Path) -> None:
+async def test_an_engine_that_dies_is_started_again(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     async with running(engine):
         await engine.wait_for(EngineState.READY)
@@ -152,8 +153,8 @@ async def test_it_is_started_again_when_it_dies(tmp_path: Path) -> None:
     assert log.count("--- ") == 2, "a header for each start"
 
 
-async def test_another_program_on_its_port_is_not_taken_for_it(tmp_path: Path) -> None:
-    """Another cluster's engine took the port while ours was importing vLLM, and answered as ours would have."""
+async def test_another_program_on_the_port_does_not_count_as_the_engine(tmp_path: Path) -> None:
+    """Another cluster's engine may take the port while ours imports vLLM, and answer the same as ours."""
     engine = Engine(tmp_path)
     source = SERVER.replace("Application startup complete.", "ready")
     stranger = await asyncio.create_subprocess_exec(
@@ -173,7 +174,7 @@ async def test_another_program_on_its_port_is_not_taken_for_it(tmp_path: Path) -
         await stranger.wait()
 
 
-async def test_one_that_says_it_is_dead_is_killed_and_its_last_error_told(tmp_path: Path) -> None:
+async def test_an_engine_that_reports_503_is_killed_and_its_last_error_is_reported(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     async with running(engine):
         await engine.wait_for(EngineState.READY)
@@ -199,13 +200,13 @@ async def test_a_start_that_fails_says_why(tmp_path: Path, source: str, why: str
     assert engine.states == ["starting", "failed"]
 
 
-async def test_one_that_never_answers_is_given_up(tmp_path: Path) -> None:
+async def test_an_engine_that_never_answers_is_given_up(tmp_path: Path) -> None:
     engine = Engine(tmp_path, "import time; time.sleep(600)", SuperviseLimits(start_max_s=0.3))
     with pytest.raises(EngineFailed, match="no first token after"):
         await engine.process.run()
 
 
-async def test_a_cancelled_run_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_cancelled_run_leaves_no_process(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(engine.process.run())
@@ -216,7 +217,7 @@ async def test_a_cancelled_run_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_stopped_before_it_started(tmp_path: Path, at_once: bool) -> None:
+async def test_an_engine_can_be_stopped_before_it_is_ready(tmp_path: Path, at_once: bool) -> None:
     engine = Engine(tmp_path)
     async with asyncio.TaskGroup() as group:
         group.create_task(engine.process.run())
@@ -232,7 +233,7 @@ async def test_stopped_before_it_started(tmp_path: Path, at_once: bool) -> None:
         (Probe.loads, "GET /metrics: nothing listens there", True),
     ],
 )
-async def test_nobody_listens(ask: Callable[[Probe], object], because: str, dead: bool) -> None:
+async def test_a_closed_port_counts_as_a_dead_engine(ask: Callable[[Probe], object], because: str, dead: bool) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"

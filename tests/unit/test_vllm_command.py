@@ -1,4 +1,4 @@
-"""What vLLM is started with: flags, environment, and who wins."""
+"""The start of a vLLM server: its flags, its environment, and which of several settings wins."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_gpu_engine_keeps_vllms_lease_and_moves_gpu_memory() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_our_connector_is_named_with_its_module_and_its_door(device: str) -> None:
+def test_our_connector_is_named_with_its_module_and_its_agent_socket(device: str) -> None:
     config = transfer_config(device=device, connector="baton", door="/run/p/door", kv_lease_s=7)
     assert (config["kv_connector"], config["kv_connector_module_path"]) == ("BatonConnector", CONNECTOR_MODULE)
     assert config["kv_connector_extra_config"] == {"kv_lease_duration": 7, "door": "/run/p/door"}
@@ -82,7 +82,7 @@ def test_our_connector_is_named_with_its_module_and_its_door(device: str) -> Non
     assert "digests" not in transfer_config(connector="nixl", digests=True).get("kv_connector_extra_config", {})
 
 
-def test_kv_events_come_to_a_socket_that_the_user_has_no_other_use_for() -> None:
+def test_kv_events_come_to_our_socket_unless_the_user_sets_them_otherwise() -> None:
     config = json.loads(flag(command(spec(kv_events="/run/e/events")), "--kv-events-config"))
     assert (config["enable_kv_cache_events"], config["publisher"]) == (True, "zmq")
     assert config["endpoint"] == "ipc:///run/e/events"
@@ -94,8 +94,8 @@ def test_kv_events_come_to_a_socket_that_the_user_has_no_other_use_for() -> None
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("connector", ["nixl", "baton"])
-def test_a_state_of_mamba_is_laid_out_as_a_hand_over_reads_it(device: str, connector: str) -> None:
-    """vLLM sees to it by itself on CPU only, and only where the connector goes by one of its own names."""
+def test_mamba_states_have_the_layout_that_a_hand_over_needs(device: str, connector: str) -> None:
+    """vLLM sets this layout by itself only on CPU, and only for connectors with vLLM's own names."""
     name = "VLLM_SSM_CONV_STATE_LAYOUT"
     assert env(device=device, connector=connector)[name] == "DS"
     assert env({name: "SD"}, device=device, connector=connector)[name] == "SD"
@@ -113,21 +113,21 @@ def test_eager_mode_only_on_cpu() -> None:
     assert "--enforce-eager" not in command(spec(device="gpu"))
 
 
-def test_what_is_left_to_vllm_is_not_given() -> None:
+def test_flags_left_to_vllm_are_not_given() -> None:
     argv = command(spec())
     for name in ("--max-model-len", "--dtype", "--served-model-name", "--gpu-memory-utilization"):
         assert name not in argv
 
 
-def test_what_is_set_is_given() -> None:
+def test_settings_become_flags() -> None:
     argv = command(spec(max_model_len=2048, dtype="float32", served_name="x", gpu_memory_share=0.45, device="gpu"))
     values = [flag(argv, name) for name in ("--max-model-len", "--dtype", "--served-model-name")]
     assert values == ["2048", "float32", "x"]
     assert flag(argv, "--gpu-memory-utilization") == "0.45"
 
 
-def test_engines_fetch_for_clients_from_hosts_that_the_user_has_named_alone() -> None:
-    """A picture by its address would have the engine ask whatever a client names, inside the cluster's own network."""
+def test_engines_fetch_media_only_from_hosts_that_the_user_names() -> None:
+    """With an image URL, a client could make the engine send requests to any host inside the cluster's network."""
     words = command(spec())
     assert words[words.index("--allowed-media-domains") + 1] == "none.invalid"
     assert environment(spec(), {}, "site")["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
@@ -198,7 +198,7 @@ def test_value_of_takes_the_last_one(args: tuple[str, ...], value: str | None) -
 @pytest.mark.parametrize(
     "mine", [("--port", "1"), ("--host=x",), ("--model", "m"), ("--ssl_keyfile", "f"), ("--uds=s",)]
 )
-def test_flags_that_would_hide_the_engine_are_refused(mine: tuple[str, ...]) -> None:
+def test_flags_that_would_make_the_engine_unreachable_are_refused(mine: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=mine[0].partition("=")[0].replace("_", "-")):
         spec(extra_args=mine)
 
@@ -292,11 +292,11 @@ def test_each_tensor_parallel_rank_gets_its_own_cores() -> None:
     ],
 )
 def test_each_data_parallel_rank_here_gets_its_own_cores(args: str, bound: str) -> None:
-    """vLLM takes a rank's part of the list, and does not start where there is none."""
+    """vLLM takes each rank's part of the list, and does not start if a part is missing."""
     assert env(cores=(0, 1, 2, 3), extra_args=tuple(args.split()))["VLLM_CPU_OMP_THREADS_BIND"] == bound
 
 
-def test_who_wants_compiled_code_on_cpu_gets_it() -> None:
+def test_the_user_can_have_compiled_code_on_cpu() -> None:
     assert "TORCHDYNAMO_DISABLE" not in env(extra_args=("--no-enforce-eager",))
     assert env({"TORCHDYNAMO_DISABLE": "0"})["TORCHDYNAMO_DISABLE"] == "0"
 
@@ -327,10 +327,10 @@ def test_probes_use_the_key_the_engine_asks_for() -> None:
         ("fd00::1", "http://[fd00::1]:8100"),
     ],
 )
-def test_url_is_where_it_can_be_reached(host: str, url: str) -> None:
+def test_the_url_is_an_address_that_clients_can_reach(host: str, url: str) -> None:
     assert spec(host=host).url == url
 
 
-def test_patience_at_a_stop_follows_the_users_own_timeout() -> None:
+def test_the_wait_at_a_stop_follows_the_users_own_timeout() -> None:
     assert spec(shutdown_timeout_s=30).stop_s == 30
     assert spec(extra_args=("--shutdown-timeout=90",)).stop_s == 90

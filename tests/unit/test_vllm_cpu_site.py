@@ -1,4 +1,4 @@
-"""The start-up patch of CPU engines, in an interpreter of its own."""
+"""The start-up patch of CPU engines (`sitecustomize`), tested in an interpreter of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def python(source: str, *path: Path) -> str:
     return done.stdout.strip()
 
 
-def test_yielding_gives_the_core_away() -> None:
+def test_sched_yield_sleeps_for_a_moment() -> None:
     source = "import os, time; t = time.monotonic(); os.sched_yield(); print(time.monotonic() - t >= 0.0002)"
     assert python(source, CPU_SITE) == "True"
 
@@ -52,7 +52,7 @@ def test_nixls_thread_gets_a_pause_and_a_delay_that_was_chosen_stays(tmp_path: P
 
 
 def test_the_connectors_own_agents_have_the_same_pause() -> None:
-    """The start-up patch imports nothing of Baton, so the number stands in two files."""
+    """The start-up patch imports no module of Baton, so the same number stands in two files."""
     spec = importlib.util.spec_from_file_location("cpu_site", CPU_SITE / "sitecustomize.py")
     assert spec is not None and spec.loader is not None
     patch = importlib.util.module_from_spec(spec)
@@ -60,7 +60,7 @@ def test_the_connectors_own_agents_have_the_same_pause() -> None:
     assert patch.PROGRESS_PAUSE_US == PROGRESS_US
 
 
-def test_another_nixl_is_left_as_it_is(tmp_path: Path) -> None:
+def test_an_unknown_nixl_module_is_left_unchanged(tmp_path: Path) -> None:
     nixl = tmp_path / "nixl_cu13"
     nixl.mkdir()
     (nixl / "__init__.py").write_text("")
@@ -73,7 +73,7 @@ def test_the_users_own_sitecustomize_still_runs(tmp_path: Path) -> None:
     assert python("print(mine)", CPU_SITE, tmp_path) == "sitecustomize"
 
 
-def test_it_imports_nothing_heavy() -> None:
+def test_the_patch_imports_no_heavy_module() -> None:
     source = "import sys; print(sorted({'asyncio', 'nixl', 'numpy', 'torch', 'typing_extensions'} & set(sys.modules)))"
     assert python(source, CPU_SITE) == "[]"
 
@@ -87,8 +87,10 @@ class NixlBaseConnectorWorker:
 """
 
 
-def test_a_thread_that_makes_a_connector_stays_where_it_was(tmp_path: Path) -> None:
-    """With one core there is nothing to see; with more, vLLM's own leaves one."""
+def test_a_thread_that_makes_a_connector_keeps_its_cores(tmp_path: Path) -> None:
+    """Without the patch, vLLM's constructor pins the calling thread to one core. On a machine with one core the test
+    cannot see the difference.
+    """
     package = tmp_path
     for name in "vllm.distributed.kv_transfer.kv_connector.v1.nixl".split("."):
         package /= name

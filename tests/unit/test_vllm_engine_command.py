@@ -1,4 +1,4 @@
-"""`baton engine`: from flags to an engine, and one clear line for what cannot be."""
+"""`baton engine`: from flags to the specification of an engine, and one clear line for each wrong value."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_without_a_model_the_bundled_one_is_served() -> None:
     assert (spec.instance, spec.role, spec.device) == ("both-0", Role.BOTH, "cpu")
 
 
-def test_any_other_model_is_left_as_it_is() -> None:
+def test_any_other_model_keeps_its_own_settings() -> None:
     spec = spec_of(
         "org/model", "--role", "decode", "--name", "d-7", "--served-model-name", "x", vllm_args=("--seed", "1")
     )
@@ -133,14 +133,16 @@ def test_a_gpu_is_used_when_there_is_one_or_when_it_is_named(monkeypatch: pytest
     assert (spec_of().device, spec_of().gpus) == ("gpu", ())
 
 
-def test_no_vllm_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_vllm_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_hardware", lambda _: EngineHardware(gpus=(), cores=(0,), vllm=None, nixl=None))
     with pytest.raises(UsageError, match="vLLM is not installed"):
         spec_of()
 
 
-def test_who_moves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Baton's connector only where somebody will introduce it; more in `test_transfer_flag.py`."""
+def test_the_connector_is_batons_only_with_an_identity_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` chooses Baton's connector only with a registry, ticket keys and an identity file, because otherwise no
+    agent introduces its peers. More cases: `test_transfer_flag.py`.
+    """
     monkeypatch.setattr(engine, "check_instance_keys", lambda *_: None)
     keys = tmp_path / "p"
     here = ("--registry", "redis://10.0.0.9:6379", "--ticket-keys-file", str(keys))
@@ -154,8 +156,8 @@ def test_who_moves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         spec_of("--digests")
 
 
-def test_kv_events_are_published_where_somebody_hears_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a registry nobody makes the socket's folder, and vLLM would not start."""
+def test_kv_events_are_published_only_with_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a registry no agent makes the socket's folder, and vLLM would not start."""
     monkeypatch.setenv("XDG_STATE_HOME", "/s")
     assert spec_of().kv_events == ""
     assert re.fullmatch(r"/s/baton/events/both-0-\d+/inproc", spec_of("--registry", "redis://10.0.0.9").kv_events)
@@ -176,16 +178,16 @@ def test_the_users_environment_is_kept_apart() -> None:
         (("--max-num-seqs=64", "-dp", "4"), "NVIDIA H100 80GB HBM3", 79.6, 64),
     ],
 )
-def test_credits_are_for_as_many_as_the_engine_runs_at_once(
+def test_an_engine_has_as_many_credits_as_it_runs_requests_at_once(
     words: tuple[str, ...], name: str, gib: float, seqs: int
 ) -> None:
-    """256 credits let an H100, which runs 1,024 requests at once, idle."""
+    """With 256 credits, an H100, which runs 1,024 requests at once, would be partly idle."""
     gpu = CudaGpu(id="0", name=name, memory_mib=round(gib * 1024))
     assert engine.seqs_max(words, (gpu,), ()) == seqs
 
 
 @pytest.mark.parametrize("role", Role)
-def test_simulated_agents_go_by_the_same_rules(role: Role) -> None:
+def test_simulated_agents_have_the_same_rules(role: Role) -> None:
     simulated = one("i", role, config={"max_num_seqs": 96})
     spec = EngineSpec(
         instance=InstanceId("i"),
@@ -200,7 +202,7 @@ def test_simulated_agents_go_by_the_same_rules(role: Role) -> None:
     assert engine.agent_rules(spec)[role] == rules_of(simulated)
 
 
-def test_the_smallest_of_its_own_gpus_counts() -> None:
+def test_the_smallest_of_an_engines_gpus_decides_its_credits() -> None:
     gpus = (
         CudaGpu(id="0", name="NVIDIA H100", memory_mib=81_000),
         CudaGpu(id="1", name="NVIDIA L4", memory_mib=23_000),

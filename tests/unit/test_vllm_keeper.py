@@ -1,4 +1,4 @@
-"""Nothing is left behind: the keeper's tree after the death of its command, its parent, or itself."""
+"""The keeper leaves no process, no shared memory and no folder: after the end of its command, its parent, or itself."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from engine.vllm import keeper as keeper_module
 from engine.vllm.child import session_of, sweep_session
 
 KEEPER = [sys.executable, "-I", "-S", str(Path(keeper_module.__file__))]
-LIMIT_S = 20.0  # a loaded machine; each takes well under 3 s
+LIMIT_S = 20.0  # enough on a loaded machine; each step takes well under 3 s
 
-# A child, an orphaned grandchild in a session of its own that ignores SIGTERM, and a plain grandchild; each writes its
-# pid once its signals are set. The child ends with code 7 on SIGTERM.
+# Three processes: the child, which exits with code 7 on SIGTERM; "plain", its own child; and "escaped", an orphan in a
+# session of its own that ignores SIGTERM. Each writes its pid to a file of its name once its signal handlers are set.
 TREE = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[1])
@@ -42,7 +42,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 stay("child")
 """
 
-# A child and its grandchild share a segment and a semaphore of Python's multiprocessing, and end only when killed.
+# A child and its own child share a segment and a semaphore of Python's multiprocessing. Both end only by SIGKILL.
 SHARING = """
 import multiprocessing, os, pathlib, signal, sys, time
 from multiprocessing import shared_memory
@@ -56,7 +56,7 @@ while True:
     time.sleep(60)
 """
 
-# Shows up as a tracker, and never ends by itself.
+# This command starts a process with the arguments of a resource tracker of multiprocessing. Neither ends by itself.
 STUCK = """
 import pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -84,7 +84,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def shared_in(folder: Path) -> tuple[int, list[Path]]:
-    """The child's pid, and what it shares."""
+    """The child's pid, and the files in /dev/shm of the memory and the semaphore that it shares."""
     wait_until((folder / "shared").exists)
     pid, *names = (folder / "shared").read_text().split()
     found = [Path("/dev/shm") / name for name in names]
@@ -104,7 +104,7 @@ def tree_in(folder: Path) -> dict[str, int]:
 
 @pytest.fixture
 def keep(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start a keeper over a command; whatever a failed test leaves is ended."""
+    """A function that starts a keeper with a command. Every keeper is ended after the test, also after a failure."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str, **env: str) -> subprocess.Popen[bytes]:
@@ -141,7 +141,9 @@ def python(source: str, *words: str) -> list[str]:
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 143),
     ],
 )
-def test_it_exits_with_its_commands_code(keep: Callable[..., subprocess.Popen[bytes]], source: str, code: int) -> None:
+def test_the_keeper_exits_with_its_commands_code(
+    keep: Callable[..., subprocess.Popen[bytes]], source: str, code: int
+) -> None:
     assert keep(*python(source)).wait(LIMIT_S) == code
 
 
@@ -158,7 +160,7 @@ def test_the_command_gets_an_empty_input_and_its_own_group(
     assert (tmp_path / "log").read_text() == "'' True True\n"
 
 
-def test_it_cannot_be_killed_by_the_words_that_hit_its_parent(
+def test_a_kill_by_command_line_does_not_match_the_keeper(
     keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     process = keep(*python(TREE, str(tmp_path)))
@@ -168,7 +170,9 @@ def test_it_cannot_be_killed_by_the_words_that_hit_its_parent(
     assert (proc / "comm").read_text() == "keeper\n"
 
 
-def test_what_a_dead_command_left_is_killed(keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_processes_that_a_dead_command_left_are_killed(
+    keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
     process = keep(*python(TREE, str(tmp_path)))
     tree = tree_in(tmp_path)
     os.kill(tree["child"], signal.SIGKILL)
@@ -185,7 +189,9 @@ def test_sigterm_is_passed_on_and_sigint_is_not(keep: Callable[..., subprocess.P
     assert not any(alive(pid) for pid in tree.values())
 
 
-def test_the_end_of_its_input_ends_the_tree(keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_the_end_of_the_keepers_input_ends_the_tree(
+    keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
     process = keep(*python(TREE, str(tmp_path)))
     tree = tree_in(tmp_path)
     assert process.stdin is not None
@@ -194,7 +200,7 @@ def test_the_end_of_its_input_ends_the_tree(keep: Callable[..., subprocess.Popen
     assert not any(alive(pid) for pid in tree.values())
 
 
-def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
+def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
     with subprocess.Popen(
         python(PARENT, *KEEPER, *python(TREE, str(tmp_path))), stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -205,15 +211,15 @@ def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
     wait_until(lambda: not any(alive(pid) for pid in everybody))
 
 
-def test_a_killed_keeper_takes_its_command_along_and_the_rest_is_swept_by_session(tmp_path: Path) -> None:
+def test_a_killed_keepers_command_dies_too_and_the_rest_is_swept_by_session(tmp_path: Path) -> None:
     process = subprocess.Popen([*KEEPER, *python(TREE, str(tmp_path))], stdin=subprocess.PIPE, start_new_session=True)
     tree = tree_in(tmp_path)
     process.kill()
     process.communicate()
-    wait_until(lambda: not alive(tree["child"]))  # the kernel does that
+    wait_until(lambda: not alive(tree["child"]))  # the kernel kills it at its parent's death
     asyncio.run(sweep_session(process.pid))
     assert not alive(tree["plain"])
-    os.kill(tree["escaped"], signal.SIGKILL)  # the one gap: it went to a session of its own, as vLLM's never do
+    os.kill(tree["escaped"], signal.SIGKILL)  # the one gap: a process in a session of its own; vLLM has none
     wait_until(lambda: not alive(tree["escaped"]))
 
 
@@ -227,7 +233,7 @@ def test_shared_memory_of_a_killed_command_is_removed(
     assert not any(each.exists() for each in shared)
 
 
-def test_shared_memory_is_removed_where_the_tree_must_end_now(
+def test_shared_memory_is_removed_when_the_tree_is_ended_at_once(
     keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     process = keep(*python(SHARING, str(tmp_path)))
@@ -259,7 +265,7 @@ def test_a_tracker_that_never_ends_is_killed(keep: Callable[..., subprocess.Pope
 
 
 @pytest.mark.parametrize("how", ["it ends", "it is killed"])
-def test_its_scratch_folder_goes_with_it(
+def test_the_scratch_folder_is_removed_after_the_command(
     keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, how: str
 ) -> None:
     folder = tmp_path / "scratch"
@@ -268,11 +274,11 @@ def test_its_scratch_folder_goes_with_it(
     source += "; open(os.environ['TMPDIR'] + '/deep/file', 'w')"
     source += "; os.kill(os.getpid(), 9)" if how == "it is killed" else ""
     keep(*python(source), BATON_SCRATCH=str(folder), TMPDIR=str(folder)).wait(LIMIT_S)
-    assert (tmp_path / "log").read_text() == "None\n", "it is the keeper's to know"
+    assert (tmp_path / "log").read_text() == "None\n", "the keeper removes the variable from its command's environment"
     assert not folder.exists()
 
 
-# A parent that runs a keeper below it, as `baton engine` does, and ends only when killed.
+# A parent that starts a keeper, as `baton engine` does, and ends only by SIGKILL.
 NESTED = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -285,10 +291,10 @@ while True:
 """
 
 
-def test_a_keeper_below_it_removes_its_own_scratch_folder(
+def test_a_nested_keeper_removes_its_own_scratch_folder(
     keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    """On Ray the actor's keeper has `baton engine` below it, and that one the engine's keeper."""
+    """On Ray, the actor's keeper runs `baton engine`, and `baton engine` runs the keeper of the engine."""
     below = tmp_path / "below"
     below.mkdir()
     words = [*python(NESTED), str(Path(keeper_module.__file__)), *python(SHARING, str(tmp_path))]

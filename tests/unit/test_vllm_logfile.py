@@ -1,4 +1,4 @@
-"""An engine's log on disk: place, headers, rotation, reading what is new."""
+"""An engine's log on disk: its path, headers, rotation, and reading new lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.vllm import logfile
 from engine.vllm.logfile import LogFile, default_path
 
 
-def test_it_stands_where_state_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_is_in_the_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert default_path("p-0", {"XDG_STATE_HOME": "/state"}) == Path("/state/baton/logs/p-0.log")
     assert default_path("p-0", {}) == Path("/home/me/.local/state/baton/logs/p-0.log")
@@ -26,13 +26,13 @@ def start(log: LogFile, header: str, text: str) -> None:
     os.close(output)
 
 
-def test_each_start_is_appended_and_read_alone(tmp_path: Path) -> None:
+def test_each_start_is_appended_and_can_be_read_alone(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "new" / "p.log")
     start(log, "first", "a\nb\n")
     start(log, "second", "c\n")
     assert log.path.read_text() == "--- first\na\nb\n--- second\nc\n"
     assert log.this_start() == ["c"]
-    assert log.path.stat().st_mode & 0o077 == 0, "prompts may stand in it"
+    assert log.path.stat().st_mode & 0o077 == 0, "a log may contain prompts"
 
 
 def test_new_lines_are_whole_lines(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_new_lines_are_whole_lines(tmp_path: Path) -> None:
     os.close(output)
 
 
-def test_a_long_log_is_put_aside_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_rotated_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logfile, "ROTATE_BYTES", 20)
     log = LogFile(tmp_path / "p.log")
     for name in ("first", "second", "third"):
@@ -65,12 +65,12 @@ def test_only_the_end_of_a_long_start_is_read(tmp_path: Path, monkeypatch: pytes
     assert "first" not in log.this_start()
 
 
-def test_a_log_that_is_not_there_reads_empty(tmp_path: Path) -> None:
+def test_a_missing_log_reads_as_empty(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "p.log")
     assert (log.this_start(), log.new_lines()) == ([], [])
 
 
-def test_a_full_disk_stops_no_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_does_not_stop_an_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = LogFile(tmp_path / "p.log")
     log.path.symlink_to("/dev/full")
     output = log.open("x")
@@ -81,7 +81,7 @@ def test_a_full_disk_stops_no_engine(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "No space left" in caplog.text
 
 
-def test_without_room_for_the_file_itself_its_lines_go_nowhere(
+def test_without_room_for_the_file_itself_its_lines_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = LogFile(tmp_path / "logs" / "p.log")
@@ -97,7 +97,7 @@ def test_without_room_for_the_file_itself_its_lines_go_nowhere(
     assert str(log.path) in caplog.text
 
 
-def test_a_place_where_no_log_may_be_is_an_error(tmp_path: Path) -> None:
+def test_an_impossible_log_path_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         LogFile(tmp_path / "file" / "p.log").open("x")
@@ -124,7 +124,7 @@ def test_a_long_run_is_cut_and_keeps_its_beginning_and_its_end(
     assert sum(sizes) < 100 + 2 * 2000 + 3 * 700
     text = log.path.read_text()
     assert "the settings" in text and "--- cut: " in text and text.endswith("line 1999\n")
-    assert all(each.stat().st_mode & 0o077 == 0 for each in tmp_path.iterdir()), "prompts may stand in it"
+    assert all(each.stat().st_mode & 0o077 == 0 for each in tmp_path.iterdir()), "a log may contain prompts"
     os.write(output, b"the very last\n")
     assert log.new_lines()[-1] == "the very last"
     assert log.this_start()[-1] == "the very last"
@@ -134,7 +134,7 @@ def test_a_long_run_is_cut_and_keeps_its_beginning_and_its_end(
     os.close(output)
 
 
-def test_a_full_disk_still_lets_a_long_run_be_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_cut_on_a_full_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""What vLLM's log says: stages of a start, and the one line that tells why it failed. Lines are vLLM 0.32's own."""
+"""Reading vLLM's log: the stages of a start, and the line with the reason of a failure. Lines are from vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_wrong_value_with_its_explanation() -> None:
     )
 
 
-def test_the_first_traceback_counts_not_those_who_notice_it() -> None:
+def test_the_first_traceback_counts_not_those_of_other_processes() -> None:
     lines = [
         f"{ERROR}Traceback (most recent call last):",
         f'{ERROR}  File "/site-packages/vllm/v1/engine/core.py", line 1500, in run',
@@ -66,7 +66,7 @@ def test_the_first_traceback_counts_not_those_who_notice_it() -> None:
     assert reason(lines) == "ValueError: Available memory is less than requested (9999.0 GiB)."
 
 
-def test_pointers_without_a_cause_are_said_in_words() -> None:
+def test_an_error_that_only_points_to_another_one_has_a_text_of_ours() -> None:
     lines = [
         f"{API}ERROR 11-20 16:32:28 [async_llm.py:906] Traceback (most recent call last):",
         f"{API}ERROR 11-20 16:32:28 [async_llm.py:906]     raise self._format_exception(outputs) from None",
@@ -95,7 +95,7 @@ def test_an_error_without_text() -> None:
 @pytest.mark.parametrize(
     "line", ["cannot start /nowhere/python: No such file or directory", "/env/bin/python: No module named vllm"]
 )
-def test_not_even_started(line: str) -> None:
+def test_a_command_that_cannot_be_started(line: str) -> None:
     assert reason(["something", line]) == line
 
 
@@ -103,7 +103,7 @@ def test_no_reason_in_a_healthy_log() -> None:
     assert reason([f"{API}INFO 1-1 1:1 [x.py:1] TypeError: is a word here", "TypeError: quoted, not raised"]) is None
 
 
-def test_what_is_shown_leaves_out_noise() -> None:
+def test_lines_worth_showing_leave_out_noise() -> None:
     lines = [
         "usage: x [-h]",
         "       [--a A] [--b {c,d}]",

@@ -1,4 +1,4 @@
-"""Load out of an engine's /metrics: exact on vLLM's own text, total on anything."""
+"""An engine's load, read from its /metrics: exact on vLLM's own text, and without an error on any other text."""
 
 from __future__ import annotations
 
@@ -43,12 +43,16 @@ def text(hits: float, pulled: float, computed: float, engine: int = 0) -> str:
     )
 
 
-def test_tokens_that_were_to_come_and_were_computed_are_told() -> None:
-    """vLLM counts a hit of its connector's when the pull begins, and where a prompt came from with its first token."""
+def test_tokens_that_were_computed_instead_of_pulled_are_counted() -> None:
+    """vLLM counts a hit of its connector when a pull begins. It counts the source of a prompt's tokens with the first
+    token of the answer.
+    """
     assert parse_load(text(3724.0, 3724.0, 480.0)).recomputed_tokens == 0
     assert parse_load(text(3724.0, 3443.0, 480.0)).recomputed_tokens == 281
-    assert parse_load(text(3724.0, 0.0, 480.0)).recomputed_tokens == 480, "the others are on their way, or were left"
-    assert parse_load(text(10.0, 20.0, 480.0)).recomputed_tokens == 0, "counts of two moments"
+    assert parse_load(text(3724.0, 0.0, 480.0)).recomputed_tokens == 480, (
+        "the other tokens are still being pulled, or their client left"
+    )
+    assert parse_load(text(10.0, 20.0, 480.0)).recomputed_tokens == 0, "the two counters are of different moments"
     both = parse_load(text(300.0, 300.0, 0.0) + text(281.0, 0.0, 281.0, engine=1))
     assert (both.recomputed_tokens, both.external_kv_tokens) == (281, 300)
 
@@ -66,7 +70,7 @@ def test_odd_model_names_do_not_confuse() -> None:
     assert parse_load(text).running == 2
 
 
-def test_what_is_missing_or_impossible_reads_zero() -> None:
+def test_missing_and_impossible_values_read_as_zero() -> None:
     text = "vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\nvllm:kv_cache_usage_perc +Inf\n"
     assert parse_load(text) == Load()
     assert parse_load("") == Load()

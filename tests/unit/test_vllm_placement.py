@@ -1,4 +1,4 @@
-"""Who gets which part of a machine."""
+"""Which cores and GPUs of a machine each engine gets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_cores_are_split_into_contiguous_parts() -> None:
 
 
 def test_engines_that_have_to_share_cores_are_bound_to_none() -> None:
-    """Two engines pinned to one core starve each other while they shake hands: 5 to 24 s for a first token."""
+    """Two engines pinned to one core starve each other during their handshake: a first token takes 5 to 24 s."""
     assert share(5, [], (4, 6)) == (MachineShare(threads=1),) * 5
 
 
@@ -61,7 +61,7 @@ def test_engines_of_several_gpus() -> None:
     assert [part.gpus for part in share(2, gpus(4), (), gpus_each=2)] == [("0", "1"), ("2", "3")]
 
 
-def test_no_cores_known_binds_nothing() -> None:
+def test_without_known_cores_no_engine_is_bound() -> None:
     assert share(2, [], ()) == (MachineShare(), MachineShare())
 
 
@@ -126,7 +126,7 @@ def test_visible_gpus_follow_cudas_rules(visible: str | None, ids: list[str]) ->
     assert [gpu.id for gpu in visible_gpus(SMI, visible)] == ids
 
 
-def test_what_nvidia_smi_says_of_a_gpu() -> None:
+def test_name_and_memory_of_a_gpu_are_read_from_nvidia_smi() -> None:
     first, _, odd = visible_gpus(SMI, None)
     assert first == CudaGpu(id="0", name="NVIDIA H100, 80GB", memory_mib=81559)
     assert odd.memory_mib == 0

@@ -1,4 +1,4 @@
-"""Each start of an engine has a folder of its own for sockets, and that is gone afterwards."""
+"""Each start of an engine has a folder of its own for sockets, which is removed afterwards."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tempfile import TemporaryDirectory
 from engine.vllm.scratch import BASE_BYTES_MAX, SOCKETS, scratch
 
 SOCKET_MAX = 107
-"""Bytes of a path, without its last zero: unix(7)."""
+"""The most bytes in the path of a socket, without its last zero byte: unix(7)."""
 
 NAME = "0987fc45-dec2-4d97-a37b-0e3fc3644fda"
-"""As vLLM names a socket."""
+"""A name as vLLM gives to a socket."""
 
 
-def test_its_own_folder_is_where_sockets_go_and_nothing_else() -> None:
+def test_only_the_sockets_variable_points_to_the_new_folder() -> None:
     with TemporaryDirectory(dir="/tmp") as base:  # pytest's own is too deep for sockets
         with scratch({"A": "b", "TMPDIR": base}) as env:
             folder = Path(env[SOCKETS])
@@ -25,12 +25,12 @@ def test_its_own_folder_is_where_sockets_go_and_nothing_else() -> None:
         assert not folder.exists()
 
 
-def test_it_is_below_the_folder_that_somebody_chose() -> None:
+def test_the_folder_is_below_the_users_own_sockets_folder() -> None:
     with TemporaryDirectory(dir="/tmp") as base, scratch({"TMPDIR": "/nowhere", SOCKETS: base}) as env:
         assert Path(env[SOCKETS]).parent == Path(base)
 
 
-def test_a_socket_in_it_has_no_path_that_is_too_long() -> None:
+def test_the_path_of_a_socket_in_it_is_short_enough() -> None:
     with TemporaryDirectory(dir="/tmp") as base:
         deep = Path(base, "d" * (BASE_BYTES_MAX - len(base) - 1))
         deep.mkdir()
@@ -39,7 +39,7 @@ def test_a_socket_in_it_has_no_path_that_is_too_long() -> None:
             assert len(env[SOCKETS]) + 1 + len(NAME) <= SOCKET_MAX
 
 
-def test_a_deep_base_and_one_that_is_not_there_are_left_as_they_are(tmp_path: Path) -> None:
+def test_below_a_deep_or_missing_base_no_folder_is_made(tmp_path: Path) -> None:
     deep = tmp_path / ("ü" * (BASE_BYTES_MAX // 2))
     deep.mkdir()
     for base in (str(deep), "/nowhere"):

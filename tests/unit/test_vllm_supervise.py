@@ -1,4 +1,4 @@
-"""The life of one engine, as playbooks: what happens when, and what is done about it."""
+"""The supervisor of one engine, as playbooks: events with their times, and the expected effects of each."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_playbook(name: str) -> None:
         ([(0, Begin()), (20, Healthy(1)), (30, StopSupervised()), (31, ChildExited(1, 0))], None),
     ],
 )
-def test_it_wakes_when_something_is_due(events: list[tuple[float, Event]], wakeup: float | None) -> None:
+def test_the_supervisor_wakes_at_its_next_deadline(events: list[tuple[float, Event]], wakeup: float | None) -> None:
     supervisor = Supervisor(RULES)
     for now, event in events:
         supervisor.handle(event, now)
@@ -257,7 +257,7 @@ def test_never_two_processes_and_nothing_after_the_end(steps: list[tuple[float, 
         now += wait
         if isinstance(event, ChildExited):
             if event.epoch == supervisor.epoch and not running:
-                continue  # a process ends once
+                continue  # a process exits only once
             running = running and event.epoch != supervisor.epoch
         effects = supervisor.handle(event, now)
         assert not (ended and effects)

@@ -1,4 +1,4 @@
-"""How weights and machines are named."""
+"""The names (digests) of weights and of machines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_other_files_have_another_name(tmp_path: Path, changed: dict[str, str]) 
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "chat_template.jinja"])
-def test_what_reads_prompts_or_draws_otherwise_has_another_name(tmp_path: Path, name: str) -> None:
+def test_another_tokenizer_template_or_generation_config_has_another_name(tmp_path: Path, name: str) -> None:
     first, second = folder(tmp_path / "a"), folder(tmp_path / "b")
     (first / name).write_text("{}")
     assert named(first) != named(second)
@@ -59,10 +59,10 @@ def test_both_ends_and_the_size_of_a_file_count(tmp_path: Path, at: int) -> None
     assert named(first) != named(second)
 
 
-def test_a_model_on_the_hub_is_its_commit(tmp_path: Path) -> None:
+def test_a_model_on_the_hub_is_named_by_its_commit(tmp_path: Path) -> None:
     cache = tmp_path / "hub" / "models--org--tiny"
     home = {"HF_HOME": str(tmp_path)}
-    assert named("org/tiny", **home) == "", "it is still to be downloaded"
+    assert named("org/tiny", **home) == "", "the model is not downloaded yet"
     (cache / "refs").mkdir(parents=True)
     (cache / "refs" / "main").write_text("4f2a\n")
     (cache / "refs" / "next").write_text("77b0")
@@ -86,14 +86,14 @@ def empty(at: Path) -> Path:
 
 
 @pytest.mark.parametrize("made", [broken, empty])
-def test_what_cannot_be_told_has_no_name(tmp_path: Path, made: Callable[[Path], Path]) -> None:
+def test_a_broken_or_empty_folder_has_no_name(tmp_path: Path, made: Callable[[Path], Path]) -> None:
     assert named(made(tmp_path / "model")) == ""
 
 
-def test_a_machine_is_named_by_its_kernel(tmp_path: Path) -> None:
+def test_a_machine_is_named_by_its_kernels_id(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_text("2b4c\n")
     other.write_text("9a77\n")
     assert this_node(one) == this_node(one) != this_node(other)
-    assert "2b4c" not in this_node(one), "a name, not the kernel's own secret"
+    assert "2b4c" not in this_node(one), "the name does not reveal the kernel's id"
     assert this_node(tmp_path / "none") == ""

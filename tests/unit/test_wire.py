@@ -1,4 +1,4 @@
-"""Building and reading transfer fields, and keeping a client's own out."""
+"""Transfer fields: they are built, they are read, and a client's own fields are removed."""
 
 import json
 import re
@@ -28,25 +28,27 @@ SMUGGLED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", SMUGGLED)
-def test_nothing_smuggled_survives(body: dict[str, Any]) -> None:
+def test_smuggled_transfer_fields_are_removed(body: dict[str, Any]) -> None:
     clean = json.dumps(wire.strip({"model": "m", **body}))
     assert "transfer_params" not in clean.replace("\\u005f", "_")
     assert "10.0.0.1" not in clean
 
 
-def test_words_about_transfer_fields_are_the_clients_own() -> None:
+def test_texts_that_mention_transfer_fields_are_left_unchanged() -> None:
     body = {"messages": [{"role": "user", "content": '{"kv_transfer_params": 1}'}], "tools": [{"priority": 3}]}
     assert wire.strip(body) == body
 
 
-def test_queue_jumping_is_removed_at_the_top_only() -> None:
+def test_priority_is_removed_at_the_top_level_only() -> None:
     assert wire.strip({"priority": -9, "tools": [{"function": {"parameters": {"priority": {}}}}]}) == {
         "tools": [{"function": {"parameters": {"priority": {}}}}]
     }
 
 
-def test_names_of_media_are_a_tenants_own() -> None:
-    """vLLM keeps what it has made of an image by its ``uuid``, and gives it to any request with that name alone."""
+def test_uuids_of_media_are_separate_for_each_tenant() -> None:
+    """vLLM caches a processed image by its ``uuid``, and gives it to any request that names this ``uuid`` without the
+    image.
+    """
 
     def parts(body: dict[str, Any]) -> list[Any]:
         return [part for message in body["messages"] for part in message["content"]]
@@ -63,14 +65,14 @@ def test_names_of_media_are_a_tenants_own() -> None:
     assert not set(told) & {part["uuid"] for part in other}
     assert one[0] == {**media, "uuid": told[0]}
     mine = {"tools": [{"uuid": "x"}], "messages": [{"content": "uuid", "uuid": "x"}, {"content": [{"uuid": None}]}]}
-    assert wire.strip(mine, namespace="a") == mine, "no names of media"
+    assert wire.strip(mine, namespace="a") == mine, "these uuids are not of media"
 
 
 def test_equal_salts_of_two_tenants_differ() -> None:
     one, other = (wire.strip({"cache_salt": "s"}, namespace=tenant)["cache_salt"] for tenant in ("a", "b"))
     assert one != other
     assert one == wire.strip({"cache_salt": "s"}, namespace="a")["cache_salt"]
-    assert wire.strip({"cache_salt": ""}) == {"cache_salt": ""}, "what vLLM refuses stays for vLLM to refuse"
+    assert wire.strip({"cache_salt": ""}) == {"cache_salt": ""}, "an empty salt stays, so that vLLM refuses it"
 
 
 def test_too_deep_a_body_is_refused() -> None:
@@ -124,7 +126,7 @@ def test_prefill_leg() -> None:
     assert leg["kv_transfer_params"]["do_remote_decode"] is True
 
 
-def test_decode_leg_is_the_clients_body_and_where_its_blocks_are() -> None:
+def test_the_decode_leg_is_the_clients_body_and_the_transfer_fields() -> None:
     body = {"model": "m", "prompt": "x", "stream": True}
     transfer = wire.read_transfer({"kv_transfer_params": {**EVIL, "remote_num_tokens": 5, "remote_engine_id": "e"}})
     assert transfer is not None

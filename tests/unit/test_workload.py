@@ -1,4 +1,4 @@
-"""The workload policy: what it prefers, and why it says so."""
+"""The workload policy: its choices, and the reasons (`because`) that it gives."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def view(
     nodes: str = "",
     pins: bool = True,
 ) -> FleetView:
-    """Instances p0, d1, …, in this order; `weights` and `nodes`: a letter of each, where they are told."""
+    """Instances p0, d1, …, in this order. `weights` and `nodes`: one letter for each instance that announces them."""
     kinds = dict(enumerate(gpus))
 
     def make(instance: Instance) -> Make:
@@ -63,7 +63,7 @@ def asks(now: float = 0.0, **more: object) -> Wanted:
 
 
 def place(at: FleetView, wanted: Wanted, decode: str, prefill: str | None = None) -> Placement:
-    """Put one there, whoever would have chosen what."""
+    """Place a request on these instances, without asking the policy."""
     expected = Placement()
     chosen = Chosen(None if prefill is None else InstanceId(prefill), InstanceId(decode), "")
     Placements(at.all()).placed(expected, wanted, chosen)
@@ -73,13 +73,13 @@ def place(at: FleetView, wanted: Wanted, decode: str, prefill: str | None = None
     return expected
 
 
-def test_an_idle_fleet_serves_it_whole() -> None:
+def test_an_idle_fleet_serves_a_request_aggregated() -> None:
     chosen = workload(view(B, B).all(), asks())
     assert chosen.prefill is None and chosen.decode == "b0"
     assert "whole on b0" in chosen.because and "; no pair costs less" in chosen.because
 
 
-def test_it_says_what_its_prices_rest_on() -> None:
+def test_the_reason_names_the_source_of_the_prices() -> None:
     assert workload(view(B).all(), asks()).because.endswith("; costs told, prefixes unknown")
     here = FleetView()
     here.all().prefixes = index = PrefixCacheIndex()
@@ -97,7 +97,7 @@ def test_it_says_what_its_prices_rest_on() -> None:
     )
 
 
-def test_where_many_decode_a_prompt_goes_elsewhere() -> None:
+def test_a_prompt_goes_to_the_instance_with_fewer_decoding_requests() -> None:
     here = view(B, B)
     for _ in range(40):
         place(here, asks(ttft_ms=1000.0, tpot_ms=20.0), "b0", "b1")
@@ -115,7 +115,7 @@ def test_a_short_suffix_is_computed_where_it_decodes_and_a_long_prompt_is_handed
     assert long.prefill == "p0" and long.decode == "d1"
 
 
-def test_turn_two_stays_where_its_answer_was_made() -> None:
+def test_the_second_turn_of_a_chat_stays_with_its_cached_prefix() -> None:
     here = view(P, D, D)
     here.all().prefixes = index = PrefixCacheIndex()
     for each in here.all():
@@ -131,8 +131,10 @@ def test_turn_two_stays_where_its_answer_was_made() -> None:
     assert workload(here.all(), asks(prefix=tuple(range(500, 516)), **turn)).prefill == "p0"
 
 
-def test_a_client_that_waits_for_d_waits_for_the_handoff() -> None:
-    """A pause of 25 ms after the first token is nothing to an answer of 200; before it, it is a third of the wait."""
+def test_without_a_seed_the_handoff_delays_the_first_token() -> None:
+    """For an answer of 200 tokens a pause of 25 ms after the first token does not matter. Before the first token, the
+    same pause is a third of the client's wait.
+    """
     seeded, unpinned = view(P, D), view(P, D, pins=False)
     for here in (seeded, unpinned):
         for _ in range(8):
@@ -148,9 +150,9 @@ def test_a_client_that_waits_for_d_waits_for_the_handoff() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_answers_in_one_piece_are_no_pulls_that_do_not_end(streamed: bool) -> None:
-    """Nobody sees when their pulls end. Before, all of them counted as pulls until their answers ended: 33 at a time,
-    and the network as 24 times slower than it was.
+def test_answers_in_one_piece_do_not_count_as_pulls_under_way(streamed: bool) -> None:
+    """The router does not see the end of their pulls. Before, each of them counted as a pull until its answer ended: 33
+    at a time, so the network seemed 24 times slower than it was.
     """
     here = view(P, D)
     row, other = here.get(InstanceId("d1")).row, here.get(InstanceId("p0")).row
@@ -165,7 +167,7 @@ def test_answers_in_one_piece_are_no_pulls_that_do_not_end(streamed: bool) -> No
     assert found > 1000.0 if streamed else found == pytest.approx(usual, rel=0.2)
 
 
-def test_what_a_decode_instance_serves_whole_is_in_the_way_of_what_it_pulls() -> None:
+def test_a_prompt_on_a_decode_instance_delays_its_pulls() -> None:
     here = view(P, D, D)
     d1, d2 = (here.get(InstanceId(name)).row for name in ("d1", "d2"))
     placements, expected = Placements(here.all()), Placement()
@@ -174,7 +176,7 @@ def test_what_a_decode_instance_serves_whole_is_in_the_way_of_what_it_pulls() ->
     prices = prices_of(here.all(), asks(prompt_tokens=100))
     p = here.get(InstanceId("p0")).row
     assert prices.pause_ms(p, d1) > prices.pause_ms(p, d2) + 300
-    assert not prices.learns(d1), "how long that takes says nothing of the network"
+    assert not prices.learns(d1), "a pull behind that prompt shows nothing about the network"
     placements.prompt_over(expected, wanted, 1.0, done=True)
     assert prices_of(here.all(), asks(1.0, prompt_tokens=100)).learns(d1)
 
@@ -185,7 +187,7 @@ def test_the_faster_gpu_computes_the_long_prompt() -> None:
         place(here, asks(), "d2", "p0")
     assert workload(here.all(), asks(prompt_tokens=8000)).prefill == "p1"
     for _ in range(6):
-        here.all().inflight.prompt_placed(  # it has its hands full
+        here.all().inflight.prompt_placed(  # it is busy
             place(here, asks(), "d2", "p0").booking,  # type: ignore[arg-type]
             here.get(InstanceId("p1")).row,
             400.0,
@@ -203,10 +205,10 @@ def test_a_target_is_not_missed_to_save_time_for_others() -> None:
         expected = place(here, asks(), "b0", "b1")
         here.all().inflight.prompt_placed(expected.booking, here.get(InstanceId("b1")).row, 60.0, 60.0, 0.0)  # type: ignore[arg-type]
     tight = workload(here.all(), asks(ttft_ms=150.0, tpot_ms=50.0))
-    assert (tight.prefill or tight.decode) == "b0", "elsewhere it would wait for half a second"
+    assert (tight.prefill or tight.decode) == "b0", "on b1 the prompt would wait for half a second"
 
 
-def test_memory_that_is_not_there_is_not_promised() -> None:
+def test_an_instance_with_full_memory_is_not_chosen() -> None:
     here = view(D, D, P)
     capacity = MAKES["H100"].capacity_tokens
     for _ in range(9):
@@ -235,7 +237,7 @@ def test_an_engine_gets_no_prompt_that_would_only_wait_there() -> None:
     assert chosen.wait and "worth waiting for" in chosen.because
     late_s = 0.6 - AHEAD_MS / 1000
     assert prices_of(here.all(), asks(now=late_s, ttft_ms=1000.0, scoring=scoring)).open_at(row), (
-        "just before it would run dry"
+        "the row opens shortly before its queue is empty"
     )
 
 
@@ -246,10 +248,10 @@ def test_an_engine_is_not_filled_beyond_its_strictest_target() -> None:
     while made.rows[row].step < 11.0:
         place(here, asks(ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring), "d1", "p0")
     loose = workload(here.all(), asks(ttft_ms=1000.0, tpot_ms=100.0, scoring=scoring))
-    assert loose.decode == "d2", "it could take more; those who are there could not"
+    assert loose.decode == "d2", "the new request could wait; the requests on d1 could not"
 
 
-def test_who_fails_a_request_is_not_asked_again() -> None:
+def test_an_excluded_instance_is_not_chosen() -> None:
     here = view(P, P, D)
     wanted = asks(prompt_tokens=6000, excluded=frozenset({InstanceId("p0")}))
     assert workload(here.all(), wanted).prefill in {"p1", None}
@@ -269,7 +271,7 @@ def test_a_single_token_is_a_prefill_instances_work() -> None:
     assert workload(here.all(), one).decode == "p0"
 
 
-def test_nothing_is_handed_over_where_nothing_is_pulled() -> None:
+def test_a_pair_whose_pulls_failed_is_not_chosen() -> None:
     here = view(P, D, D)
     for decode in ("d1", "d2"):
         for _ in range(30):
@@ -293,8 +295,8 @@ def crowded(here: FleetView, *decodes: str, by: str) -> None:
 LONG = {"prompt_tokens": 6000, "ttft_ms": 500.0, "tpot_ms": 12.0}
 
 
-def test_a_model_that_is_being_replaced_is_handed_over_within_the_old_and_within_the_new() -> None:
-    """Even where the best four to prefill and the best four to decode have nothing in common."""
+def test_during_a_rollout_requests_are_handed_over_between_equal_weights_only() -> None:
+    """This holds even if the best `K` prefill instances and the best `K` decode instances have different weights."""
     here = view(*[P] * 6, *[D] * 6, weights="ooooon" + "nnnnno")
     crowded(here, *(f"d{number}" for number in range(6, 12)), by="p0")
     crowded(here, *["d11"] * 8, by="p0")
@@ -305,12 +307,12 @@ def test_a_model_that_is_being_replaced_is_handed_over_within_the_old_and_within
     found = here.all().ready("m")
     best = [{row for _, row in prices.best_prefills(found.prefills, K)}]
     best += [{row for _, row in prices.best_decodes(found.decodes, K)}]
-    assert 5 not in best[0] and 11 not in best[1], "none of the best goes with any other of the best"
+    assert 5 not in best[0] and 11 not in best[1], "no pair of the best instances has the same weights"
     chosen = workload(here.all(), asks(**LONG))
     assert (chosen.prefill, chosen.decode) in {("p5", f"d{number}") for number in range(6, 11)}
 
 
-def test_who_does_not_say_what_it_serves_hands_over_to_anybody() -> None:
+def test_an_instance_without_announced_weights_may_hand_over_to_any_other() -> None:
     here = view(P, D, weights="o")
     crowded(here, "d1", by="p0")
     assert workload(here.all(), asks(**LONG)).prefill == "p0"
@@ -319,7 +321,7 @@ def test_who_does_not_say_what_it_serves_hands_over_to_anybody() -> None:
     assert workload(here.all(), asks(**LONG)).prefill is None
 
 
-def test_what_somebody_has_read_goes_on_only_under_the_same_weights() -> None:
+def test_an_answer_that_has_begun_continues_on_equal_weights_only() -> None:
     here = view(P, D, D, weights="oon")
     crowded(here, "d1", by="p0")
     assert workload(here.all(), asks(prompt_tokens=10)).decode == "d2"
@@ -328,14 +330,14 @@ def test_what_somebody_has_read_goes_on_only_under_the_same_weights() -> None:
     assert (chosen.prefill, chosen.decode, chosen.wait) == (None, None, False)
 
 
-def test_of_two_alike_the_near_one_decodes() -> None:
+def test_of_two_equal_decode_instances_the_one_on_the_same_node_is_chosen() -> None:
     for nodes, decode in (("xyx", "d2"), ("xxy", "d1"), ("xyz", "d1"), ("  ", "d1")):
         here = view(P, D, D, nodes=nodes)
         crowded(here, "d1", "d2", by="p0")
         assert workload(here.all(), asks(**LONG)).decode == decode, nodes
 
 
-def test_a_full_p_pays_for_what_it_holds() -> None:
+def test_a_full_prefill_instance_costs_more_for_its_holds() -> None:
     here = view(P, P, D)
     crowded(here, "d2", by="p1")
     assert workload(here.all(), asks(**LONG)).prefill == "p0"
