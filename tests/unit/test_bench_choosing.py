@@ -40,7 +40,7 @@ def test_the_fleet_counts_what_was_expected_and_what_was_there() -> None:
     seen = prefixes.Fleet(prefixes.Case("prefix", 100)).run([turn, again])
     assert (seen.prompt, seen.cached, seen.there, seen.expected, seen.both) == (9, 4, 4, 4, 4)
     apart = prefixes.Fleet(prefixes.Case("prefix", 100, every=2)).run([turn, again])
-    assert (apart.cached, apart.there, apart.expected) == (4, 0, 0), "only what the index heard of is judged"
+    assert (apart.cached, apart.there, apart.expected) == (4, 0, 0), "only blocks that the index was told of are judged"
 
 
 @pytest.mark.interpreted

@@ -1,4 +1,4 @@
-"""What Vidur is given to read says the same as our cost model and our arrivals. Runs without Vidur."""
+"""The tables and traces that Vidur reads agree with our cost model and our arrivals. These tests run without Vidur."""
 
 from __future__ import annotations
 
