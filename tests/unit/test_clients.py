@@ -1,4 +1,4 @@
-"""Who a request is from and which class it is of."""
+"""The tenant and the class of a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def clients(**tenants: Tenant) -> Clients:
     return Clients(CLASSES, tenants, {name: lambda name=name: (digest(name),) for name in tenants})  # type: ignore[misc]
 
 
-def test_without_tenants_everybody_is_the_one_without_a_name() -> None:
+def test_without_tenants_each_request_is_of_the_unnamed_tenant() -> None:
     here = clients()
     assert not here.closed
     assert here.tenant({"Authorization": "Bearer whatever"}, 0.0) == ""
