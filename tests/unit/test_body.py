@@ -112,7 +112,7 @@ def test_a_form_that_two_readers_read_differently_is_refused(raw: bytes, boundar
 
 
 def test_a_boundary_within_a_line_is_content() -> None:
-    """Every reader treats it so. A field behind it once passed here unchecked, and the engine read it."""
+    """Every reader treats it so. A field behind it formerly passed here unchecked, and the engine read it."""
     raw = form('form-data; name="model"', 'form-data; name="vllm_xargs"').replace(b"value", b"a--b--c", 1)
     with pytest.raises(ApiError, match="vllm_xargs"):
         body.clean_json(raw, "multipart/form-data; boundary=b")

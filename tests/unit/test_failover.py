@@ -1,4 +1,4 @@
-"""Whether others have a missing router's load: sure where it had much of it, and never by chance."""
+"""Whether other routers have taken over a silent router's load: told where it had much of it, and never by chance."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_a_router_without_load_is_missing_as_long_as_it_is_not_heard() -> None:
     assert judged(20.0, 0.0, 3, crashes=True) is None
 
 
-def test_what_came_in_a_time_without_complete_looks_did_not_come_in_its_last_minute() -> None:
-    """Another router was not heard for 110 s, so no look was complete: the next has the arrivals of all that time."""
+def test_arrivals_of_a_time_without_complete_looks_are_not_those_of_its_last_minute() -> None:
+    """Another router was not heard for 110 s, so no look was complete: the next one has all arrivals of that time."""
     recent = RecentArrivals()
     for now in range(3, 300, 3):
         recent.add(dict.fromkeys("abc", 15), now - 3.0, now)
