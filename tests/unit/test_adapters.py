@@ -87,7 +87,7 @@ def test_one_adapter_is_handed_over_and_the_base_model_whatever_the_adapters() -
     assert (chosen(other, "m").prefill, chosen(other, "m").decode) == (P, D)
 
 
-def test_a_name_that_is_a_model_here_and_an_adapter_there_is_served_whole() -> None:
+def test_a_name_of_a_model_at_p_and_of_an_adapter_at_d_is_not_handed_over() -> None:
     found = chosen(view_of({P: {}, D: {"poet": "a"}}, base=frozenset({P})))
     assert (found.prefill, found.decode) == (None, D) and "not one adapter everywhere" in found.because
 
@@ -105,7 +105,7 @@ def test_p_is_chosen_among_instances_with_the_adapter_of_d(policy: str) -> None:
     assert [[view.all().at(row).id for row in rows.tolist()] for rows in (*prefills, *decodes)] == [[P2], [D]]
 
 
-def test_what_an_agent_says_later_counts_at_once() -> None:
+def test_a_later_digest_counts_at_once() -> None:
     view = view_of({P: {"poet": "a"}, D: {"poet": "a"}})
     assert chosen(view).prefill == P
     view.get(D).adapters = {"poet": ""}
@@ -129,7 +129,7 @@ class Files:
         return (self.at[root],) if root in self.at else ()
 
 
-def test_an_agent_names_adapters_once_and_knows_when_it_cannot() -> None:
+def test_an_agent_reads_an_adapter_once_and_has_no_digest_once_its_files_change() -> None:
     files = Files()
     adapters = Adapters(files.digest, files.marks)
     loaded = [{"id": "m", "root": "m", "parent": None}, card("poet", "/a"), card("far", "org/far")]

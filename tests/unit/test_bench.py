@@ -22,7 +22,7 @@ def measured(cpu_s: float, done: int = 100, failed: int = 0) -> Measured:
     return Measured(done=done, failed=failed, rewritten=0, cpu_s=cpu_s, elapsed_s=1.0, memory_mb=10.0)
 
 
-def test_chunks_cost_what_is_beyond_their_requests() -> None:
+def test_the_cost_of_chunks_leaves_out_that_of_their_requests() -> None:
     results = {(REQUESTS, "baton"): [measured(0.1)], (CHUNKS, "baton"): [measured(0.1 + 100 * 199 * 30e-6)]}
     assert router.per_request(results, REQUESTS, "baton") == [pytest.approx(1000)]
     assert router.per_chunk(results, CHUNKS, "baton") == [pytest.approx(30)]
@@ -46,7 +46,7 @@ def test_targets_are_met_or_not() -> None:
     assert published.target(0.9, 1.0, at_most=False) == {"value": 0.9, "target": 1.0, "met": False}
 
 
-def test_open_streams_take_what_the_process_grew_by_at_most() -> None:
+def test_open_streams_cost_the_largest_growth_of_the_process() -> None:
     streams = Cell(kind="streams", connections=2000)
     rounds = [measured(0.1), measured(0.1), measured(0.1)]
     rounds[0].grown_mb, rounds[1].grown_mb = 100.0, 20.0

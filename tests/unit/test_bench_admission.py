@@ -1,4 +1,4 @@
-"""What a run of `bench.admission` on mocks counts, and when it is void."""
+"""What a run of `bench.admission` on mocks counts, and when the run is void."""
 
 from __future__ import annotations
 

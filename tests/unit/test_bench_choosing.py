@@ -33,7 +33,7 @@ def test_answers_are_learned_from_when_they_end() -> None:
 
 
 @pytest.mark.interpreted
-def test_the_fleet_counts_what_was_expected_and_what_was_there() -> None:
+def test_the_fleet_counts_expected_blocks_and_cached_ones() -> None:
     block = prefixes.BLOCK
     turn = Arrival(at_s=0.0, input_tokens=4 * block, output_tokens=10, prefix=(1, 2, 3, 4), block_tokens=block)
     again = Arrival(at_s=60.0, input_tokens=5 * block, output_tokens=10, prefix=(1, 2, 3, 4, 5), block_tokens=block)

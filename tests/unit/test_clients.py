@@ -58,7 +58,7 @@ def test_keys_are_read_again_but_not_for_every_request() -> None:
         (Tenant(classes=("slow", "fast"), default_class="fast"), "slow", "slow"),
     ],
 )
-def test_the_class_is_the_one_named_else_the_usual_one(tenant: Tenant, named: str | None, given: str) -> None:
+def test_the_class_is_the_named_one_else_the_default(tenant: Tenant, named: str | None, given: str) -> None:
     headers = {} if named is None else {"x-slo-class": named}
     assert clients(acme=tenant).client("acme", headers) == Client("acme", given, CLASSES.get(given))
 

@@ -145,7 +145,7 @@ def test_lengths_that_drift_flip_instances() -> None:
     assert at.fleet.of_role(D) >= 1
 
 
-def test_what_long_prompts_needed_is_forgotten_when_they_become_short() -> None:
+def test_instances_for_long_prompts_end_when_prompts_become_short() -> None:
     """The rate stays as it is: only the lengths say that the load has changed."""
     at = drive(6, 4)
     at.fleet.prompt = 14_000

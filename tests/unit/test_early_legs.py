@@ -245,7 +245,7 @@ class Agent:
             raise RuntimeError("no")
 
 
-def test_a_channel_reads_notices_of_engines_that_it_knows_alone() -> None:
+def test_a_channel_reads_notices_only_of_engines_that_it_knows() -> None:
     agent = Agent()
     channel = NoticeChannel(agent)
     agent.notes = {"agent-p": [b"x"]}

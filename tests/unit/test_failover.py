@@ -1,4 +1,4 @@
-"""Whether other routers have taken over a silent router's load: told where it had much of it, and never by chance."""
+"""Whether other routers have taken over a silent router's load: found where it had much load, never by chance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def judged(rate: float, share: float, seed: int, *, crashes: bool, lasts_s: floa
 
 
 @pytest.mark.parametrize(("rate", "share"), [(2.0, 0.5), (20.0, 0.33), (200.0, 0.1)])
-def test_a_crash_is_told_within_two_minutes(rate: float, share: float) -> None:
+def test_a_crash_is_found_within_two_minutes(rate: float, share: float) -> None:
     found = [judged(rate, share, seed, crashes=True) for seed in range(20)]
     assert all(each is not None and 70.0 <= each <= 120.0 for each in found), found
 
@@ -32,7 +32,7 @@ def test_a_router_that_lives_is_not_taken_to_be_dead(rate: float, share: float) 
     assert [judged(rate, share, seed, crashes=False) for seed in range(20)] == [None] * 20
 
 
-def test_the_only_busy_router_is_told_by_any_load_elsewhere() -> None:
+def test_the_loss_of_the_only_busy_router_is_found_by_any_load_elsewhere() -> None:
     found = judged(2.0, 1.0, 1, crashes=True)
     assert found is not None and found <= 75.0
 

@@ -233,7 +233,7 @@ def test_a_restart_does_not_make_used_tickets_new() -> None:
     assert why(raw, screen=Screen(NOW + SKEW_S - 1), at=NOW + SKEW_S - 1) is None, "clocks may be apart by so much"
 
 
-def test_what_is_remembered_is_bounded_and_refuses_when_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_used_tickets_is_bounded_and_refuses_when_full(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SPENT_MAX == 1 << 18
     monkeypatch.setattr("kvtransfer.screen.SPENT_MAX", 2)
     screen = Screen(0)

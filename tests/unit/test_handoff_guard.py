@@ -250,7 +250,7 @@ def test_an_overdue_request_counts_once() -> None:
 
 
 def test_answers_in_one_piece_count_at_their_end_and_are_never_overdue() -> None:
-    """Before, each one that took longer than two seconds counted as a pause of two seconds."""
+    """Formerly, each answer that took longer than 2 s counted as a pause of 2 s."""
     guard = HandoffGuard()
     for at in range(100):
         each = foretold(gains=0.0, arrived=10.0 + at, streamed=False)

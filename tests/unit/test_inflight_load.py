@@ -113,7 +113,7 @@ def test_a_request_that_is_placed_again_leaves_its_former_instance() -> None:
     assert [row.decoding for row in here.rows[:2]] == [0, 1]
 
 
-def test_answers_are_counted_with_what_they_will_need() -> None:
+def test_answers_are_counted_with_the_memory_that_they_will_need() -> None:
     here = inflight()
     many = [booking(prompt=1000, mean=300.0) for _ in range(4)]
     for each in many:
@@ -163,7 +163,7 @@ def test_an_answer_that_would_miss_its_target_is_counted_and_not_twice() -> None
     assert passed(here, 1e6, 1.0) == 0
 
 
-def test_steps_that_may_take_longer_may_spend_what_an_answer_has_left() -> None:
+def test_longer_steps_may_use_up_the_slack_of_an_answer() -> None:
     here, one = inflight(), booking(tpot=20.0)
     here.answer_placed(one, 0, 0.0)
     here.opened(one, 1.0)
@@ -177,7 +177,7 @@ def test_steps_that_may_take_longer_may_spend_what_an_answer_has_left() -> None:
     assert passed(here, 10.0, soon) == 0.0, "the target is not missed if no other prompt comes"
 
 
-def test_prompts_as_many_as_of_late_may_spend_what_an_answer_has_left() -> None:
+def test_prompts_at_the_recent_rate_may_use_up_the_slack_of_an_answer() -> None:
     here, one = inflight(), booking(tpot=20.0)
     here.answer_placed(one, 0, 0.0)
     here.opened(one, 1.0)
@@ -258,8 +258,8 @@ def test_prompts_of_one_step_are_one_observation() -> None:
 def test_first_tokens_of_one_step_that_come_one_after_the_other_make_no_engine_look_fast(
     make: Make, apart_ms: float
 ) -> None:
-    """Eight prompts of one step at a time. Before, with 1.5 ms from each first token to the next, prompts were taken
-    to last an eighth of their time, as if the engine had become faster.
+    """Eight prompts of one step at a time, whose first tokens come `apart_ms` after each other. Formerly, with 1.5 ms,
+    a prompt was taken to last an eighth of its time, as if the engine had become faster.
     """
     here = InflightLoad()
     here.know(0, make)
