@@ -1,4 +1,4 @@
-"""LoRA adapters: one name is not one adapter. What says which it is, and between which instances it is handed over."""
+"""LoRA adapters: two instances may have different adapters under one name; digests tell which pairs may hand over."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def card(name: str, root: str = "") -> dict[str, Any]:
 def view_of(
     told: Mapping[InstanceId, Mapping[str, str] | None], *, base: frozenset[InstanceId] = frozenset()
 ) -> FleetView:
-    """By instance the digest of each adapter; None: no agent says. `base`: those whose own model is `poet`."""
+    """`told`: each instance's adapter digests by name; None: no agent reports them. `base`: instances whose base model
+    is `poet`.
+    """
     view = FleetView()
     for name, digests in told.items():
         instance = Instance(id=name, role=ROLES[name], url=f"http://{name}", epoch=1)
@@ -73,25 +75,25 @@ def chosen(view: FleetView, model: str = "poet", policy: str = "least_load") -> 
         (None, None, "not known which adapter"),
     ],
 )
-def test_what_is_not_known_to_be_one_adapter_is_served_whole(policy: str, prefill: Any, decode: Any, said: str) -> None:
+def test_no_hand_over_unless_adapters_are_known_equal(policy: str, prefill: Any, decode: Any, said: str) -> None:
     found = chosen(view_of({P: prefill, D: decode}), policy=policy)
     assert (found.prefill, found.decode) == (None, D) and said in found.because
 
 
-def test_one_adapter_is_handed_over_and_so_is_the_model_whatever_adapters_there_are() -> None:
+def test_one_adapter_is_handed_over_and_the_base_model_whatever_the_adapters() -> None:
     one = view_of({P: {"poet": "a"}, D: {"poet": "a"}})
     assert (chosen(one).prefill, chosen(one).decode) == (P, D)
     other = view_of({P: {"poet": "a"}, D: {"poet": "b"}})
     assert (chosen(other, "m").prefill, chosen(other, "m").decode) == (P, D)
 
 
-def test_a_name_that_is_a_model_here_and_an_adapter_there_is_served_whole() -> None:
+def test_a_name_of_a_model_at_p_and_of_an_adapter_at_d_is_not_handed_over() -> None:
     found = chosen(view_of({P: {}, D: {"poet": "a"}}, base=frozenset({P})))
     assert (found.prefill, found.decode) == (None, D) and "not one adapter everywhere" in found.because
 
 
 @pytest.mark.parametrize("policy", ["least_load", "workload"])
-def test_of_several_the_one_that_has_the_same(policy: str) -> None:
+def test_p_is_chosen_among_instances_with_the_adapter_of_d(policy: str) -> None:
     view = view_of({P: {"poet": "b"}, P2: {"poet": "a"}, D: {"poet": "a"}})
     assert chosen(view, policy=policy).prefill in {P2, None}
     assert (
@@ -103,7 +105,7 @@ def test_of_several_the_one_that_has_the_same(policy: str) -> None:
     assert [[view.all().at(row).id for row in rows.tolist()] for rows in (*prefills, *decodes)] == [[P2], [D]]
 
 
-def test_what_an_agent_says_later_counts_at_once() -> None:
+def test_a_later_digest_counts_at_once() -> None:
     view = view_of({P: {"poet": "a"}, D: {"poet": "a"}})
     assert chosen(view).prefill == P
     view.get(D).adapters = {"poet": ""}
@@ -113,7 +115,7 @@ def test_what_an_agent_says_later_counts_at_once() -> None:
 
 
 class Files:
-    """What is at each path."""
+    """A file system in memory: the content at each path, and the number of reads."""
 
     def __init__(self) -> None:
         self.at: dict[str, str] = {"/a": "one", "/b": "two"}
@@ -127,7 +129,7 @@ class Files:
         return (self.at[root],) if root in self.at else ()
 
 
-def test_an_agent_names_adapters_once_and_knows_when_it_cannot() -> None:
+def test_an_agent_reads_an_adapter_once_and_has_no_digest_once_its_files_change() -> None:
     files = Files()
     adapters = Adapters(files.digest, files.marks)
     loaded = [{"id": "m", "root": "m", "parent": None}, card("poet", "/a"), card("far", "org/far")]
@@ -135,7 +137,7 @@ def test_an_agent_names_adapters_once_and_knows_when_it_cannot() -> None:
     adapters.look(loaded)
     assert adapters.digests == {"poet": "digest of one", "far": ""} and files.read == 1
     files.at["/a"] = "three"
-    assert adapters.check() and adapters.digests["poet"] == "", "it is unknown with which the engine computes"
+    assert adapters.check() and adapters.digests["poet"] == "", "the engine may compute with either version"
     adapters.look(loaded)
     assert not adapters.check() and adapters.digests["poet"] == ""
     adapters.look([card("poet", "/b")])
@@ -147,7 +149,7 @@ def test_an_agent_names_adapters_once_and_knows_when_it_cannot() -> None:
     assert adapters.digests == {}
 
 
-def test_files_that_are_touched_while_they_are_read_are_not_known() -> None:
+def test_an_adapter_whose_files_change_while_they_are_read_has_no_digest() -> None:
     files = Files()
 
     def digest(root: str) -> str:
@@ -185,11 +187,11 @@ def test_a_stream_goes_on_only_under_the_same_adapter() -> None:
     wanted = Wanted(model="poet", hand_over=False, excluded=frozenset({D}), meaning=meaning)
     assert POLICIES["least_load"](view.all(), wanted).decode == P
     view.get(P).adapters = {"poet": ""}
-    assert POLICIES["least_load"](view.all(), wanted).decode is None, "no agent tells"
+    assert POLICIES["least_load"](view.all(), wanted).decode is None, "P's agent does not know the digest"
     assert view.get(P).meaning("poet") != view_of({P2: {"poet": ""}}).get(P2).meaning("poet")
 
 
-def test_what_is_held_goes_to_no_d_with_another_adapter() -> None:
+def test_a_hold_goes_to_no_d_with_another_adapter() -> None:
     for digest, anew in (("a", False), ("b", True)):
         view = view_of({P: {"poet": "a"}, P2: {"poet": digest}, D: {"poet": digest}})
         scheduler = Scheduler(view, POLICIES["least_load"])
@@ -241,7 +243,7 @@ def test_an_engine_names_an_adapter_at_each_request_and_reads_its_files_once() -
     adapters = Adapters(files.digest, files.marks)
     assert [adapters.of("poet", "/a", 1) for _ in range(3)] == ["digest of one"] * 3 and files.read == 1
     files.at["/a"] = "three"
-    assert adapters.of("poet", "/a", 1) == "", "it is unknown with which the engine computes"
+    assert adapters.of("poet", "/a", 1) == "", "the engine may compute with either version"
     assert adapters.of("poet", "/a", 1) == "" and files.read == 1
     assert adapters.of("poet", "/a", 2) == "digest of three", "loaded anew"
     assert adapters.of("poet", "/b", 3) == "digest of two" and adapters.of("far", "org/far", 4) == ""

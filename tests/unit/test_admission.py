@@ -1,4 +1,4 @@
-"""Who waits in which order, who is given up, and where there is room."""
+"""The flow-control queue: its order, its fairness, requests it gives up. The saturation detector: where room is."""
 
 import math
 
@@ -20,7 +20,7 @@ def enter(line: FlowControlQueue, who: str, *, now: float = 0.0, work_ms: float 
 
 
 def order(line: FlowControlQueue) -> list[object]:
-    """Everybody, in the order in which places that become free one by one are given."""
+    """All waiting requests, in the order in which they get places that become free one by one."""
     found: list[object] = []
     while len(line):
         (who,) = line.call_first()
@@ -29,7 +29,7 @@ def order(line: FlowControlQueue) -> list[object]:
     return found
 
 
-def test_the_earliest_deadline_is_next_and_without_one_half_a_minute() -> None:
+def test_the_earliest_deadline_is_next_and_no_target_counts_as_30_s() -> None:
     line = FlowControlQueue()
     enter(line, "patient", ttft_ms=0.0)
     enter(line, "loose", ttft_ms=20_000.0)
@@ -52,7 +52,7 @@ def test_a_tenant_that_was_given_more_waits_for_the_others() -> None:
     for at in range(3):
         enter(line, f"rich {at}", tenant="rich", ttft_ms=100.0)
     enter(line, "poor", tenant="poor", ttft_ms=400.0)
-    assert line.call_first() == ("rich 0",), "who comes new has no claim on the time it was away"
+    assert line.call_first() == ("rich 0",), "a tenant that arrives anew has no claim on the time it was away"
     line.leave("rich 0", placed=True)
     line.gave("rich", FAIR_MS * 1.1)
     assert order(line) == ["poor", "rich 1", "rich 2"]
@@ -72,8 +72,10 @@ def test_shares_are_kept_over_time() -> None:
     assert given["three"] / given["one"] == pytest.approx(3.0, rel=0.1)
 
 
-def test_those_with_most_work_are_given_up_so_that_most_are_in_time() -> None:
-    """Moore and Hodgson: of six with the same target, one machine can do five if it leaves the large one."""
+def test_requests_with_most_work_are_given_up_so_that_most_are_in_time() -> None:
+    """The rule of Moore and Hodgson. Of six requests with the same target, one instance can serve five in time if it
+    leaves out the large one.
+    """
     line = FlowControlQueue()
     for at in range(5):
         enter(line, f"small {at}", work_ms=90.0)
@@ -82,21 +84,21 @@ def test_those_with_most_work_are_given_up_so_that_most_are_in_time() -> None:
     assert order(line)[-1] == "large", "late is served last"
 
 
-def test_nobody_is_given_up_while_all_can_be_in_time() -> None:
+def test_no_request_is_given_up_while_all_can_be_in_time() -> None:
     line = FlowControlQueue()
     for at in range(20):
         enter(line, f"{at}", work_ms=80.0)
     assert line.hopeless(0.0, 4) == []
-    assert len(line.hopeless(0.0, 1)) == 14, "six of them fit into what is left until the last must begin"
+    assert len(line.hopeless(0.0, 1)) == 14, "each must begin by 420 ms; the seventh would begin at 480 ms"
 
 
-def test_only_who_has_a_target_can_miss_it() -> None:
+def test_only_a_request_with_a_target_can_miss_it() -> None:
     line = FlowControlQueue()
     enter(line, "whenever", work_ms=1e6, ttft_ms=0.0)
     assert line.hopeless(100.0, 1) == []
 
 
-def test_who_has_been_late_for_long_goes_first() -> None:
+def test_a_request_that_has_been_late_for_long_goes_first() -> None:
     line = FlowControlQueue()
     enter(line, "old", work_ms=600.0)
     assert line.hopeless(0.0, 1) == ["old"]
@@ -110,20 +112,20 @@ def test_who_has_been_late_for_long_goes_first() -> None:
     assert line.hopeless(AGING_S_MIN + 100, 1) == []
 
 
-def test_a_place_that_one_cannot_use_is_offered_to_those_who_want_something_else() -> None:
+def test_a_place_that_one_request_cannot_use_is_offered_to_requests_of_another_kind() -> None:
     line = FlowControlQueue()
     enter(line, "long", prompt_tokens=100_000)
     enter(line, "long, too", prompt_tokens=100_000)
     enter(line, "short", prompt_tokens=100)
     enter(line, "other model", model="n")
     assert line.call_first() == ("long",)
-    assert line.found_none("long") == ("short",), "not to its like: they would find nothing, either"
+    assert line.found_none("long") == ("short",), "not to the request like it, which would find nothing, either"
     assert line.found_none("short") == ("other model",)
     assert line.found_none("other model") == ()
     assert line.call_first() == ("long",), "all of them still wait"
 
 
-def test_who_is_called_and_leaves_passes_the_place_on() -> None:
+def test_a_called_request_that_leaves_passes_the_place_on() -> None:
     line = FlowControlQueue()
     enter(line, "one")
     enter(line, "two")
@@ -131,7 +133,7 @@ def test_who_is_called_and_leaves_passes_the_place_on() -> None:
     assert line.leave("one", placed=False) == ("two",)
 
 
-def test_a_second_place_while_one_asks_is_not_forgotten() -> None:
+def test_a_place_that_opens_while_a_request_asks_is_not_forgotten() -> None:
     line = FlowControlQueue()
     for who in ("one", "two", "three"):
         enter(line, who)
@@ -151,7 +153,7 @@ def test_a_fleet_that_changes_is_offered_to_all_as_long_as_they_find_places() ->
 
 
 def test_several_places_are_offered_until_one_finds_none() -> None:
-    """What came together is asked for one by one, and nobody counts: it goes on as long as there are places."""
+    """Places that open together are not counted: one request after another asks, until one finds no place."""
     line = FlowControlQueue()
     for who in ("one", "two", "three", "four"):
         enter(line, who)
@@ -165,7 +167,7 @@ def test_several_places_are_offered_until_one_finds_none() -> None:
     assert line.leave("four", placed=True) == ()
 
 
-def test_standing_in_line_twice_keeps_the_place() -> None:
+def test_entering_the_queue_twice_keeps_the_place() -> None:
     line = FlowControlQueue()
     enter(line, "one")
     enter(line, "two")
@@ -173,18 +175,18 @@ def test_standing_in_line_twice_keeps_the_place() -> None:
     assert len(line) == 2 and order(line) == ["one", "two"]
 
 
-def test_how_long_the_line_takes() -> None:
+def test_how_long_the_queue_takes() -> None:
     line = FlowControlQueue()
     for at in range(10):
         enter(line, f"{at}", work_ms=200.0)
     assert line.drains_s(1) == pytest.approx(2.0)
     assert line.drains_s(4) == pytest.approx(0.5)
     for at in range(200):
-        line.took(50.0, at * 0.1)  # half of what one instance does
+        line.took(50.0, at * 0.1)  # half of one instance: 50 ms of work each 100 ms
     assert line.drains_s(1) == pytest.approx(4.0, rel=0.05)
 
 
-def test_servers_of_one_tenant_judge_nobody_elses_requests() -> None:
+def test_instances_of_one_tenant_judge_its_requests_alone() -> None:
     line = FlowControlQueue()
     for at in range(5):
         enter(line, f"ann {at}", tenant="ann", whose="ann", work_ms=200.0)
@@ -193,7 +195,7 @@ def test_servers_of_one_tenant_judge_nobody_elses_requests() -> None:
     assert {str(who)[:3] for who in line.hopeless(0.0, 1, "ann")} == {"ann"}
 
 
-def test_nobody_is_asked_because_somebody_elses_instance_opens() -> None:
+def test_no_request_is_asked_because_another_tenants_instance_opens() -> None:
     view = FleetView()
     for name, whose, opens_ms in (("shared", (), 9000.0), ("anns", ("ann",), 0.0)):
         view.add(Instance(id=InstanceId(name), role=Role.PREFILL, url=name, tenants=frozenset(whose)))
@@ -209,7 +211,7 @@ def test_nobody_is_asked_because_somebody_elses_instance_opens() -> None:
 
 
 def lanes(saturation: SaturationDetector, now: float, servers: int = 8) -> int:
-    """How many instances of this fleet late prompts are let into, one after the other."""
+    """How many instances of this fleet take late prompts, one after the other."""
     late = Wanted(model="m", hand_over=True, ttft_ms=500.0, late=True, now=now)
     for row in range(servers):
         if saturation.lanes(late, servers, servers) is not None:
@@ -218,15 +220,15 @@ def lanes(saturation: SaturationDetector, now: float, servers: int = 8) -> int:
     return servers
 
 
-def test_late_prompts_have_every_instance_that_nothing_in_time_needs() -> None:
+def test_late_prompts_have_every_instance_that_prompts_in_time_do_not_need() -> None:
     assert lanes(SaturationDetector(FlowControlQueue()), 0.0) == 8
     busy = SaturationDetector(FlowControlQueue())
-    for at in range(200):  # two instances' worth of prompts, for ten times the memory
+    for at in range(200):  # prompts that keep two instances busy, for ten times `IN_TIME_S`
         busy.took_in_time(2000.0 * IN_TIME_S / 20, 0.0, at * IN_TIME_S / 20)
     assert lanes(busy, 10 * IN_TIME_S) == 8 - math.ceil(2 * IN_TIME_SPARE)
 
 
-def test_a_fourth_is_left_to_late_prompts_and_more_as_those_in_time_stay_away() -> None:
+def test_a_quarter_is_left_to_late_prompts_and_more_as_prompts_in_time_stay_away() -> None:
     for after_s, free in ((0.0, 2), (30 * IN_TIME_S, 8)):
         saturation = SaturationDetector(FlowControlQueue())
         saturation.took_in_time(1e6, 0.0, 100.0)

@@ -1,4 +1,4 @@
-"""An agent's background work that fails begins anew, ever later."""
+"""An agent's background work that fails begins anew, after a longer pause each time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_pauses_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch, ca
     assert caplog.messages[0] == "i: heartbeats: a fault of the agent's; this work begins anew in 1 s"
 
 
-async def test_a_fault_after_a_long_time_is_a_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_after_a_long_run_counts_as_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pauses = 0.0, list[float]()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
 
@@ -60,7 +60,7 @@ async def test_work_whose_group_of_tasks_fails_begins_anew(monkeypatch: pytest.M
     begun = 0
 
     async def fails() -> None:
-        await asyncio.sleep(0)  # its group waits for it already
+        await asyncio.sleep(0)  # so that the group waits for this task already
         raise RuntimeError("a bug")
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""Answers as the router's legs and the load generator read them: what ends one, what is none, what may follow it."""
+"""HTTP answers as the router's legs and the load generator read them: their end, their faults, bytes behind them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPEN = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 def fed(reader: AnswerReader, *pieces: bytes) -> str:
-    """Why reading ended, if it did. What the body's pieces were is in `reader.bodies` of the last."""
+    """Feed the pieces. The fault that ended the reading, or "". `reader.bodies`: the body's bytes in the last piece."""
     for piece in pieces:
         reader.bodies.clear()
         fault = reader.feed(piece)
@@ -59,7 +59,7 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     assert not reader.ends_with_connection
 
 
-def test_answers_that_only_say_that_more_is_to_come() -> None:
+def test_an_interim_answer_is_skipped() -> None:
     reader = AnswerReader()
     early = b"HTTP/1.1 103 Early Hints\r\nContent-Type: a/b\r\nContent-Encoding: br\r\n\r\n"
     assert fed(reader, early) == ""

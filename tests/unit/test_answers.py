@@ -52,20 +52,20 @@ def test_no_completions(raw: bytes) -> None:
 
 
 def test_no_text_of_a_model_is_repeated() -> None:
-    """What is said of an answer goes to a log."""
+    """Messages about an answer go to a log."""
     for raw in (b'{"choices":[{"text":"secret"', b'{"text":"secret"}', b'["secret"]', b'{"choices":[{"a":"secret"}]}'):
         assert "secret" not in str(completion_in(raw))
         assert "secret" not in str(beginning(b"data: " + raw + b"\n\n"))
     assert "boom" in str(completion_in(b'{"error":{"message":"boom"}}'))
 
 
-def test_no_part_of_a_completion_is_one() -> None:
-    """So what parses is whole, however its end was told."""
+def test_no_beginning_of_a_completion_is_one() -> None:
+    """So an answer that parses is complete, however the engine marked its end."""
     raw = json.dumps({"choices": [{"text": "a"}], "usage": {"prompt_tokens": 1}}).encode()
     assert all(isinstance(completion_in(raw[:at]), str) for at in range(len(raw)))
 
 
-def test_what_it_says_beside_its_text_is_read() -> None:
+def test_usage_and_metrics_beside_the_text_are_read() -> None:
     told = completion_in(b'{"choices":[{"text":"a"}],"usage":{"prompt_tokens":3},"metrics":{"a":1}}')
     assert isinstance(told, EngineTold)
     assert (told.usage, told.metrics, told.choices) == ({"prompt_tokens": 3}, {"a": 1}, None)
@@ -120,7 +120,7 @@ def test_only_plain_words_stand_in_headers() -> None:
 
 
 @pytest.mark.parametrize("count", [10**30, 1 << 31, -1, True, 1.5, "7", None, [1], {}])
-def test_counts_that_are_none(count: object) -> None:
+def test_values_that_are_no_counts(count: object) -> None:
     assert answer_tokens({"completion_tokens": count}) is None
     assert cached_in({"prompt_tokens_details": {"cached_tokens": count}}) is None
     held = wire.TransferFields({"remote_num_tokens": count, "remote_prefill_cached_tokens": count})
@@ -133,21 +133,21 @@ def test_engines_words_are_kept_short() -> None:
 
 
 @pytest.mark.parametrize("token", [True, -1, 1 << 31, 10**30, 1.0, "7", None])
-def test_a_token_that_is_none_is_no_seed(token: object) -> None:
+def test_a_value_that_is_no_token_is_no_seed(token: object) -> None:
     answer = {"choices": [{"text": "a", "token_ids": [token]}]}
     assert isinstance(seed_of(answer, COMPLETIONS, ()), str)
     assert isinstance(seed_of({"choices": [{"text": "a", "token_ids": [7]}]}, COMPLETIONS, ()), Seed)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_a_seam_keeps_no_event_without_an_end(path: str) -> None:
+def test_a_splice_keeps_no_event_without_an_end(path: str) -> None:
     seam = Splice(path, SaidSoFar("a", role=False))
     assert seam.feed(b"data: " + b"x" * (EVENT_BYTES_MAX - 6)) == b""
     with pytest.raises(SpliceBroken, match="more than"):
         seam.feed(b"x")
 
 
-def test_a_seam_breaks_at_events_that_are_no_json() -> None:
+def test_a_splice_breaks_at_events_that_are_no_json() -> None:
     for event in (b"data: " + DEEP, b'data: {"choices":[{"text":"\xff"}]}', b"data: \xff"):
         with pytest.raises(SpliceBroken):
             Splice(COMPLETIONS, SaidSoFar("a", role=False)).feed(event + b"\n\n")
@@ -161,7 +161,7 @@ def test_an_engines_models_are_those_with_names() -> None:
     assert len(models_in({"data": [good] * (MODELS_MAX + 1)})) == MODELS_MAX
 
 
-def test_loads_that_no_engine_has_read_0() -> None:
+def test_impossible_loads_are_read_as_0() -> None:
     load = parse_load(
         "vllm:num_requests_running 1e300\nvllm:num_requests_waiting 4294967296\nvllm:prompt_tokens_total 1e16\n"
         'vllm:cache_config_info{block_size="999999999999",num_gpu_blocks="999999999999"} 1\n'

@@ -1,4 +1,4 @@
-"""docs/architecture.md beside the tree: what it names is there, and what is there it names."""
+"""docs/architecture.md against the repository: each path that it names exists, and each folder has its row."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def test_the_map_is_read() -> None:
 
 
 def test_every_path_that_the_page_names_is_there() -> None:
-    """Whole paths; bare names of files are of the folder that their row is about."""
+    """Paths with a folder. A bare file name belongs to the folder of its row: the next test checks it."""
     named = {each for each in in_backticks(TEXT) if re.fullmatch(r"[\w.-]+/[\w./-]*", each)}
-    named -= {each for row in ROWS for each in in_backticks(row[2])}  # these are of their row's folder: see below
+    named -= {each for row in ROWS for each in in_backticks(row[2])}  # relative to their row's folder: see below
     gone = [each for each in named if not (ROOT / each).exists()]
     assert len(named) > 60
     assert gone == []

@@ -64,7 +64,7 @@ def pair(prefill: str | None, decode: str) -> Chosen:
     return Chosen(None if prefill is None else InstanceId(prefill), InstanceId(decode), "test")
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- all baselines ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=sorted(BASELINES))
@@ -79,13 +79,13 @@ def test_a_pair_from_two_pools_and_one_instance_of_role_both(policy: Policy) -> 
     assert ask(policy, fleet({"b0": Role.BOTH})) == (None, "b0")
 
 
-def test_nobody_there(policy: Policy) -> None:
+def test_an_empty_fleet_and_an_unknown_model_give_no_choice(policy: Policy) -> None:
     assert ask(policy, fleet({})) == (None, None)
     assert not policy(fleet({}).all(), wanted()).wait
     assert ask(policy, fleet(P2D2), wanted(model="other")) == (None, None)
 
 
-def test_excluded_ones_are_never_chosen(policy: Policy) -> None:
+def test_excluded_instances_are_never_chosen(policy: Policy) -> None:
     view = fleet(P2D2)
     for _ in range(8):
         assert ask(policy, view, wanted(excluded=frozenset({InstanceId("p0"), InstanceId("d1")}))) == ("p1", "d0")
@@ -102,7 +102,7 @@ def test_full_instances_are_passed_over_and_a_full_fleet_is_waited_for(policy: P
     assert full.decode is None
 
 
-def test_whole_requests_go_to_role_both(policy: Policy) -> None:
+def test_an_aggregated_request_has_no_prefill_instance(policy: Policy) -> None:
     prefill, decode = ask(policy, fleet({**B3, "d0": Role.DECODE}), wanted(hand_over=False))
     assert prefill is None
     assert (decode or "")[0] in "bd"
@@ -120,7 +120,7 @@ def test_instances_of_role_both_beside_others_are_candidates_for_either_leg(poli
         assert "b0" not in ask(policy, view)
 
 
-def test_each_maker_makes_a_new_one() -> None:
+def test_each_factory_makes_a_new_policy() -> None:
     for name in ("round_robin", "cache_aware", "dynamo", "llm_d", "splitwise", "power_of_two"):
         assert BASELINES[name]() is not BASELINES[name]()
 
@@ -169,7 +169,7 @@ def test_sent_matches_from_the_beginning_and_forgets_the_oldest() -> None:
     assert sent.matched(at, wanted(300, (9, 2, 3))) == 0
     assert sent.matched(at, wanted(150, (1, 2))) == 150
     assert sent.matched(InstanceId("p1"), wanted(300, (1, 2, 3))) == 0
-    sent.add(at, wanted(400))  # text of its own takes room as well
+    sent.add(at, wanted(400))  # text that no other prompt shares takes room as well
     assert sent.tokens(at) <= 600
     assert sent.matched(at, wanted(300, (1, 2, 3))) == 0  # block 1 went first
 
@@ -261,7 +261,9 @@ def test_dynamo_decode_pool_ignores_overlap_and_prefill() -> None:
 
 
 def test_llmd_adds_weighted_scores() -> None:
-    """Prefix 2, queue 1: a match of 60 % (1.2) beats an empty queue (1.0), one of 40 % (0.8) does not."""
+    """The weights are 2 for the prefix and 1 for the queue. A match of 60 % (1.2) beats an empty queue (1.0), a match
+    of 40 % (0.8) does not.
+    """
     for matched, expected in ((6, "p0"), (4, "p1")):
         policy, view = Llmd(), fleet(P2D2, p0=Load(waiting=5))
         policy.sent.add(InstanceId("p0"), wanted(100 * matched, tuple(range(matched))))
@@ -301,13 +303,13 @@ def test_splitwise_joins_the_shortest_queues_of_its_pools() -> None:
 def test_splitwise_borrows_when_the_prompt_queue_is_long_and_gives_back() -> None:
     policy, view = Splitwise(*HOMES, capacity_tokens=100_000), fleet(B3)
     policy.placed(1, wanted(8000), pair("b0", "b1"))
-    assert ask(policy, view, wanted(1000)) == (None, "b2")  # the emptier token machine is both
+    assert ask(policy, view, wanted(1000)) == (None, "b2")  # the emptier token machine takes both phases
     assert policy.mixed == {"b2"}
     policy.placed(2, wanted(1000), pair(None, "b2"))
     policy.prefilled(2)
     assert policy.mixed == {"b2"}
     policy.ended(2)
-    assert not policy.mixed  # nothing left to do there: it is home again
+    assert not policy.mixed  # no work is left on b2: it is back in its own pool
 
 
 def test_splitwise_borrows_when_no_token_machine_has_room() -> None:
@@ -328,8 +330,8 @@ def test_splitwise_does_not_ask_an_engine_of_one_role_for_the_other() -> None:
     assert not policy.mixed
 
 
-def test_splitwise_splits_nothing_where_nobody_has_a_home() -> None:
-    """Its own baseline: prompt and answer on the machine with the least pending tokens."""
+def test_splitwise_splits_nothing_where_no_instance_has_a_home_pool() -> None:
+    """Splitwise's own baseline: prompt and answer run on the machine with the fewest pending tokens."""
     policy, view = Splitwise(capacity_tokens=100_000), fleet(B3)
     policy.placed(1, wanted(500), pair(None, "b0"))
     policy.placed(2, wanted(400), pair(None, "b1"))
@@ -340,7 +342,7 @@ def test_splitwise_splits_nothing_where_nobody_has_a_home() -> None:
     assert not policy.mixed
 
 
-def test_splitwise_books_an_answer_that_is_known() -> None:
+def test_splitwise_books_the_known_length_of_an_answer() -> None:
     usual, knowing = Splitwise(*HOMES), Splitwise(*HOMES, known=[7, 900])
     for policy in (usual, knowing):
         policy.placed(1, wanted(1000), pair("b0", "b1"))
@@ -353,7 +355,7 @@ def test_splitwise_books_an_answer_that_is_known() -> None:
 # --- told about the fleet ---------------------------------------------------------------------------------------------
 
 
-def test_fewest_requests_for_its_speed() -> None:
+def test_weighted_requests_follow_the_speeds() -> None:
     names = [InstanceId(each) for each in B3]
     policy, view = WeightedRequests(dict(zip(names, (1.0, 0.5, 0.25), strict=True))), fleet(B3)
     chosen = []
@@ -370,7 +372,7 @@ def test_dynamo_divides_its_costs_by_the_speed() -> None:
         chosen = policy(view.all(), wanted())
         assert chosen.decode == "b0"
         policy.placed(number, wanted(), chosen)
-    assert ask(policy, view) == (None, "b1")  # five requests' blocks there, four times one's here
+    assert ask(policy, view) == (None, "b1")  # b0: the blocks of five requests; b1: four times those of one
     assert policy.prefill_cost(InstanceId("b1"), wanted()) == 4 * 62.5
 
 
@@ -383,7 +385,7 @@ def test_dynamo_bypasses_prefill_for_a_short_rest_on_a_decode_instance() -> None
     policy.prefilled(1)
     policy.ended(1)
     assert ask(policy, view, wanted(3100, (*range(30), 99))) == (None, "d1")
-    assert ask(policy, view, wanted(6000, tuple(range(60))))[0] is not None, "3,000 are missing"
+    assert ask(policy, view, wanted(6000, tuple(range(60))))[0] is not None, "3,000 tokens are missing"
 
 
 def test_dynamo_queues_while_every_prompt_instance_has_enough() -> None:
@@ -401,11 +403,11 @@ def test_llmd_latency_packs_where_the_headroom_is_enough_and_else_misses_by_the_
     view = fleet({"b0": Role.BOTH, "b1": Role.BOTH})
     policy = LlmdLatency(ttft_ms=500, tpot_ms=50)
     policy.placed(0, wanted(5000), pair(None, "b0"))
-    assert ask(policy, view) == (None, "b0")  # 180 ms of 500: enough, and the least
+    assert ask(policy, view) == (None, "b0")  # b0 needs about 180 of 500 ms: enough headroom, and the least
     policy.placed(1, wanted(12_000), pair(None, "b0"))
-    assert ask(policy, view) == (None, "b1")  # none left there
+    assert ask(policy, view) == (None, "b1")  # no headroom is left on b0
     policy.placed(2, wanted(40_000), pair(None, "b1"))
-    assert ask(policy, view) == (None, "b0")  # neither has any
+    assert ask(policy, view) == (None, "b0")  # neither has headroom
     for number in range(3):
         policy.ended(number)
     assert not +policy.pending and not +policy.answers and not +policy.contexts
@@ -417,7 +419,7 @@ def test_llmd_latency_without_targets_takes_the_least_latency() -> None:
     assert ask(policy, view) == ("p1", "d0")
 
 
-def test_who_keeps_a_book_is_known_by_its_methods() -> None:
+def test_baselines_that_book_requests_are_known_by_their_methods() -> None:
     assert {name for name, make in BASELINES.items() if isinstance(make(), Following)} == {
         "dynamo",
         "dynamo_conditional",

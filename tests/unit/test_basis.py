@@ -20,7 +20,7 @@ KNOWN = Make(prefill=STEP, decode=STEP)
 
 
 def view(*told: InstanceId, kv_tokens: int = 0) -> FleetView:
-    """P and D; the costs of those named are told."""
+    """A fleet of P and D. The costs of the instances in `told` are known."""
     here = FleetView(lambda instance: KNOWN if instance.id in told else None)
     for name, role in ((P, Role.PREFILL), (D, Role.DECODE)):
         here.add(Instance(id=name, role=role, url=f"http://{name}"))
@@ -33,7 +33,7 @@ def origins(here: FleetView, name: InstanceId) -> dict[str, str]:
     return {kind: each.origin for kind, each in basis.of_instance(fleet, fleet.by_id[name]).items()}
 
 
-def test_by_url_all_is_assumed_and_only_of_what_the_instance_does() -> None:
+def test_without_costs_an_instance_has_assumptions_for_its_role_alone() -> None:
     here = view()
     assert origins(here, P) == {"prompts": ASSUMED, "memory": ASSUMED}
     assert origins(here, D) == {"steps": ASSUMED, "transfers": ASSUMED, "memory": ASSUMED}
@@ -62,7 +62,7 @@ def test_timed_legs_are_learned_once_there_are_enough() -> None:
     assert prompts.as_json()["from"] == "learned"
 
 
-def test_one_told_and_one_learned_is_learned() -> None:
+def test_a_pair_of_one_told_and_one_learned_is_learned() -> None:
     here = view(P)
     fleet = here.all()
     model, p, d = fleet.inflight.step_model, fleet.by_id[P].row, fleet.by_id[D].row

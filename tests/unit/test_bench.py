@@ -22,7 +22,7 @@ def measured(cpu_s: float, done: int = 100, failed: int = 0) -> Measured:
     return Measured(done=done, failed=failed, rewritten=0, cpu_s=cpu_s, elapsed_s=1.0, memory_mb=10.0)
 
 
-def test_chunks_cost_what_is_beyond_their_requests() -> None:
+def test_the_cost_of_chunks_leaves_out_that_of_their_requests() -> None:
     results = {(REQUESTS, "baton"): [measured(0.1)], (CHUNKS, "baton"): [measured(0.1 + 100 * 199 * 30e-6)]}
     assert router.per_request(results, REQUESTS, "baton") == [pytest.approx(1000)]
     assert router.per_chunk(results, CHUNKS, "baton") == [pytest.approx(30)]
@@ -46,7 +46,7 @@ def test_targets_are_met_or_not() -> None:
     assert published.target(0.9, 1.0, at_most=False) == {"value": 0.9, "target": 1.0, "met": False}
 
 
-def test_open_streams_take_what_the_process_grew_by_at_most() -> None:
+def test_open_streams_cost_the_largest_growth_of_the_process() -> None:
     streams = Cell(kind="streams", connections=2000)
     rounds = [measured(0.1), measured(0.1), measured(0.1)]
     rounds[0].grown_mb, rounds[1].grown_mb = 100.0, 20.0
@@ -56,7 +56,7 @@ def test_open_streams_take_what_the_process_grew_by_at_most() -> None:
     assert targets == {"KB per open stream, 2,000 open": {"value": 50.0, "target": 64, "met": True}}
 
 
-def test_the_largest_is_seen_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_a_processs_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router_field, "LOOK_S", 0.001)
     sizes, seen = iter([10.0, 11.0, 35.0, 12.0]), threading.Event()
 
@@ -111,18 +111,18 @@ def test_answers_are_judged_by_their_tokens() -> None:
 
 
 def test_a_soaks_slope_and_its_interval() -> None:
-    """Two megabytes an hour, with a saw's teeth on them; half a minute is one point."""
+    """Memory climbs by 2 MB an hour, with a sawtooth on top. A block of readings makes one point."""
     from bench.soak import slope_of
 
     climbing = [(float(at), 100 + at * 2 / 3600 + (at % 20) / 100) for at in range(0, 1800, 5)]
     found = slope_of(climbing)
     assert found is not None
     assert found.mb_per_hour == pytest.approx(2.0, abs=0.1)
-    assert found.mb_per_hour - found.half_width > 0, "it is told from flat"
+    assert found.mb_per_hour - found.half_width > 0, "the slope is surely above zero"
     flat = slope_of([(float(at), 100 + (at * 7919 % 11) / 10) for at in range(0, 1800, 5)])
     assert flat is not None
     assert abs(flat.mb_per_hour) < flat.half_width
-    assert slope_of(climbing[:15]) is None, "too short to say"
+    assert slope_of(climbing[:15]) is None, "too few blocks"
 
 
 def test_honest_clients_are_judged_by_phase() -> None:
@@ -137,7 +137,7 @@ def test_honest_clients_are_judged_by_phase() -> None:
     assert judged([])["p99_ttft_s_beside"] is None
 
 
-def test_a_plan_from_averages_fails_at_the_rates_between_what_is_served_and_what_it_thinks() -> None:
+def test_a_plan_from_averages_fails_at_rates_between_what_is_served_and_what_it_predicts() -> None:
     assert fails_at([2.0, 4.0], [2.0, 4.0]) == 0
     assert fails_at([2.0, 4.0], [3.0, 5.0]) == 0, "averages that understate lose money, not promises"
     assert fails_at([2.0, 4.0], [1.0, 4.0]) == 0.25

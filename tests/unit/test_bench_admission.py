@@ -1,4 +1,4 @@
-"""What a run of `bench.admission` on mocks counts, and when it is void."""
+"""What a run of `bench.admission` on mocks counts, and when the run is void."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def record(number: int, *, ttft_s: float, tpot_s: float, status: int = 200, late
     )  # fmt: skip
 
 
-def test_of_what_was_let_in_it_counts_what_missed_which_target() -> None:
+def test_missed_targets_are_counted_among_admitted_requests() -> None:
     found = seen_of(
         [
             record(0, ttft_s=1.0, tpot_s=0.030),

@@ -33,14 +33,14 @@ def test_answers_are_learned_from_when_they_end() -> None:
 
 
 @pytest.mark.interpreted
-def test_the_fleet_counts_what_was_expected_and_what_was_there() -> None:
+def test_the_fleet_counts_expected_blocks_and_cached_ones() -> None:
     block = prefixes.BLOCK
     turn = Arrival(at_s=0.0, input_tokens=4 * block, output_tokens=10, prefix=(1, 2, 3, 4), block_tokens=block)
     again = Arrival(at_s=60.0, input_tokens=5 * block, output_tokens=10, prefix=(1, 2, 3, 4, 5), block_tokens=block)
     seen = prefixes.Fleet(prefixes.Case("prefix", 100)).run([turn, again])
     assert (seen.prompt, seen.cached, seen.there, seen.expected, seen.both) == (9, 4, 4, 4, 4)
     apart = prefixes.Fleet(prefixes.Case("prefix", 100, every=2)).run([turn, again])
-    assert (apart.cached, apart.there, apart.expected) == (4, 0, 0), "only what the index heard of is judged"
+    assert (apart.cached, apart.there, apart.expected) == (4, 0, 0), "only blocks that the index was told of are judged"
 
 
 @pytest.mark.interpreted

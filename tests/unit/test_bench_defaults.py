@@ -1,4 +1,4 @@
-"""What voids a sample of `bench.defaults`, with whom ours is compared, and what the targets come to."""
+"""`bench.defaults`: what voids a sample, which rival ours is compared with, and what the targets come to."""
 
 from __future__ import annotations
 

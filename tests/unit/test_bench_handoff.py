@@ -26,7 +26,7 @@ def test_both_parts_run_unless_one_is_named_or_flags_belong_to_one() -> None:
 
 
 @pytest.mark.parametrize("words", [["--part", "client", "--gpu"], ["--only", "mine"], ["--models", "tiny,huge"]])
-def test_what_no_part_knows_is_refused(words: list[str]) -> None:
+def test_arguments_that_no_part_knows_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         handoff.arguments(words)
     assert ended.value.code == 2
@@ -72,7 +72,7 @@ def test_models_have_the_kv_that_they_are_for(model: Any, bytes_a_token: int, tm
     assert model.flags == ("--load-format", "dummy")
 
 
-def test_a_hand_over_is_less_one_decode_step_of_the_same_run() -> None:
+def test_the_time_of_a_hand_over_leaves_out_one_decode_step() -> None:
     told = summary([Seen(100, 50 + at, [4, 4, 40]) for at in range(11)])
     assert (told["step_ms"], told["hand_over_ms"], told["low_ms"], told["high_ms"]) == (4, 51, 47, 55)
     assert (told["prefill_ms"], told["count"]) == (100, 11)
@@ -99,5 +99,5 @@ def test_every_connector_has_its_row_and_ours_is_held_to_the_tuned_one() -> None
     assert told["fat_left_after_s"]["met"] is False
     assert told["fat_250_alone_choice_over_best"] == {"value": 1.0, "target": 1.05, "met": True}
     assert told["fat_250_early_over_pull_alone"]["value"] == 2.143
-    assert told["fat_250_eight_choice_over_best"]["value"] == 0.6, "eight holds are there first: no leg is early"
+    assert told["fat_250_eight_choice_over_best"]["value"] == 0.6, "eight holds exist first: no leg is early"
     assert connectors.targets({"fat": {"ours": figures(1)}}) == {}

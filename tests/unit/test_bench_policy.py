@@ -66,7 +66,7 @@ def test_targets_are_multiples_of_the_slower_gpu_s_latency() -> None:
 @pytest.mark.parametrize("trace", grid.TRACES, ids=lambda trace: trace.name)
 @pytest.mark.parametrize("gpu", ["H100", "A100-80G-SXM"])
 def test_an_unloaded_latency_is_that_of_some_prompt_and_context(trace: grid.Trace, gpu: str) -> None:
-    """Of which ones the grid says; that the traces' are these only a run with the traces can tell."""
+    """`bench.policy_grid` says which prompt and context count. Only a run with the traces can check these lengths."""
     costs = Shelf(shipped.models(), shipped.profiles()).costs(
         grid.MODEL, EqualInstances(role=Role.BOTH, count=1, tp=1, gpu=gpu)
     )
@@ -107,7 +107,7 @@ def test_windows_for_tuning_follow_one_another_at_one_rate() -> None:
     assert [each.input_tokens for each in load.arrivals] == [*range(100, 110), *range(100, 104)]
 
 
-def test_an_arrangement_says_who_does_what_on_which_gpu() -> None:
+def test_an_arrangement_names_its_roles_and_gpus() -> None:
     cell = next(each for each in grid.cells() if each.fleet.name == "B")
     pools, shelf = policy_cell.pools_of(cell), Shelf(shipped.models(), shipped.profiles())
     load = UnitLoad("x", [Arrival(at_s=0.0, input_tokens=1000, output_tokens=100)])
@@ -170,7 +170,7 @@ def test_an_interval_is_student_s() -> None:
     assert half == pytest.approx(2.776 * math.sqrt(2.5 / 5))
 
 
-def test_the_gap_to_the_bound_and_who_is_lost_to() -> None:
+def test_the_gap_to_the_bound_and_the_cells_that_are_lost() -> None:
     rows = [row("a", 16, 8, 12), row("b", 9, 10, 10), row("c", 0, 0, 0), row("d", 5, 0, 6)]
     told = {**policy_tables.figures(rows, "full"), "sources": "x", "missing": []}
     assert told["counted"] == 3
@@ -203,7 +203,7 @@ def test_costs_that_are_off_are_shown_beside_the_true_ones() -> None:
     assert table.rows == [["a", "0.900", *["0.800"] * 4]]
 
 
-def test_less_obliging_worlds_say_what_each_keeps() -> None:
+def test_harder_worlds_show_which_share_of_its_rate_each_system_keeps() -> None:
     one = row("a", 10, 8, 10)
     for window in one["windows"]:
         rates = {name: window[name]["rates"]["0.9"] for name in ("rival_admitted", "ours")}

@@ -70,7 +70,7 @@ def spread(p50: float | None) -> dict[str, float | None]:
 
 
 def cell(name: str, repeat: int, in_time: int, **more: Any) -> dict[str, Any]:
-    """A run of twenty requests, of which so many are in time by the targets of 5, and half of them by those of 2."""
+    """A run of 20 requests: `in_time` of them meet the targets of factor 5, half of those the targets of factor 2."""
     return {
         "contestant": name, "repeat": repeat, "rate": 2.0, "requests": 20, "seconds": 10.0, "failed": 1,
         "in_time": {"2": in_time // 2, "5": in_time}, "handed_over": 5 if name == OURS else 0, "completed_rate": 1.9,
@@ -94,7 +94,7 @@ def ten(ours: int, theirs: int) -> dict[str, Any]:
 
 def test_the_ratio_is_the_median_of_repeats_with_an_interval() -> None:
     result = ten(18, 12)
-    result["cells"][1]["in_time"] = {"2": 3, "5": 6}  # one repeat in which the other did badly moves no median
+    result["cells"][1]["in_time"] = {"2": 3, "5": 6}  # one bad repeat of the rival does not move the median
     (row,) = (row for row in figures(result)["rows"] if row["contestant"] == PLAIN)
     assert row["ours_over"]["5"] == {
         "median": 1.5, "low": 1.5, "high": 1.5, "confidence": pytest.approx(0.9785, abs=1e-4), "repeats": 10,
@@ -110,7 +110,7 @@ def test_the_ratio_is_the_median_of_repeats_with_an_interval() -> None:
     assert "10 repeats of 10 s" in note({"tiny": result})
 
 
-def test_void_runs_take_their_repeat_s_ratio_along_and_too_few_have_no_interval() -> None:
+def test_a_void_run_voids_the_ratio_of_its_repeat_and_few_repeats_have_no_interval() -> None:
     result = ten(18, 18)
     for each in result["cells"][:12]:
         each["void"] = "the sender was 30 ms late at p99"
@@ -200,18 +200,18 @@ def test_every_contestant_gets_the_same_load_in_turns_and_targets_are_fixed_befo
     for at in range(0, len(measured), 3):
         assert {url for url, _ in measured[at : at + 3]} == set(USUAL)
         assert len({lines for _, lines in measured[at : at + 3]}) == 1, "all contestants get the same requests"
-    assert [measured[at][0] for at in (0, 6, 12)] == list(USUAL), "each repeat begins with the next"
+    assert [measured[at][0] for at in (0, 6, 12)] == list(USUAL), "each repeat begins with the next contestant"
     assert [len(measured[at][1].splitlines()) for at in (0, 3)] == [6, 12], "6 s of 1 and 2 requests a second"
     assert measured[0][1] != measured[6][1], "another stretch of the trace in each repeat"
     asked = {url: words for url, words, _ in fakes.sent if "--out" in words}
     assert "x-slo-class:x5" in asked[OURS] and "x-slo-class:x5" not in asked[PLAIN]
     assert {each["handed_over"] for each in result["cells"] if each["contestant"] == OURS} == {3}
-    assert result["cells"][0]["in_time"] == {"2": 0, "5": 1, "10": 1}, "70 ms of 60 and of 150"
+    assert result["cells"][0]["in_time"] == {"2": 0, "5": 1, "10": 1}, "a TTFT of 70 ms misses 60 ms and meets 150 ms"
 
     fakes.started.clear()
     again = real.of_model(bench(tmp_path, 3), json.loads(kept[4]), lambda _: kept.append(""))
     assert [each["repeat"] for each in again["cells"]] == [each["repeat"] for each in result["cells"]]
-    assert (len(kept), len(fakes.started)) == (18 + 13, 3), "what was kept is gone on with, nothing is measured twice"
+    assert (len(kept), len(fakes.started)) == (18 + 13, 3), "kept cells are measured no second time"
     fakes.started.clear()
     assert real.of_model(bench(tmp_path, 3), json.loads(kept[17]), lambda _: None)["cells"] == result["cells"]
     assert fakes.started == [], "a whole result starts nothing"
@@ -219,7 +219,7 @@ def test_every_contestant_gets_the_same_load_in_turns_and_targets_are_fixed_befo
 
 def test_a_run_with_a_late_sender_is_tried_again_and_then_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fakes = Fakes(tmp_path, monkeypatch)
-    fakes.late_ms = 2.0  # 4 ms at p99; a twentieth of 60 ms are 3
+    fakes.late_ms = 2.0  # 4 ms at p99; the limit is 3 ms, a twentieth of 60 ms
     result = real.of_model(bench(tmp_path, 1), None, lambda _: None)
     assert {each["void"] for each in result["cells"]} == {"the sender was 4 ms late at p99"}
     assert len([words for _, words, _ in fakes.sent if "--out" in words]) == 2 * len(result["cells"])

@@ -1,4 +1,4 @@
-"""Kept rows of `bench.scaling`: a rival's row may outlive a change of the controller, and of nothing else."""
+"""Kept rows of `bench.scaling`: only a change of the controller's own sources keeps a rival's row valid."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_no_simulation_imports_an_actuator() -> None:
     assert not any(str(scaling.ROOT / name) in told.stdout for name in scaling.LIVE)
 
 
-def test_what_rows_depend_on_is_there() -> None:
+def test_the_files_that_rows_depend_on_exist() -> None:
     for name in (*scaling.CONTROLLER, *scaling.PLANNER):
         assert (scaling.ROOT / name).is_file(), name
     assert len({scaling.digest(system) for system in (scaling.OURS, scaling.DYNAMO, "HPA")}) == 3

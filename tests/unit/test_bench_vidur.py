@@ -1,4 +1,4 @@
-"""What Vidur is given to read says the same as our cost model and our arrivals. Runs without Vidur."""
+"""The tables and traces that Vidur reads agree with our cost model and our arrivals. These tests run without Vidur."""
 
 from __future__ import annotations
 
@@ -57,16 +57,14 @@ def step_ms(read: dict[str, Any], layers: int, contexts: list[int], prompts: lis
 
 
 @pytest.mark.parametrize(("batch", "context"), [(1, 64), (1, 4096), (7, 1280), (40, 640)])
-def test_a_step_that_decodes_costs_what_it_costs_here(
-    costs: Costs, read: dict[str, Any], batch: int, context: int
-) -> None:
+def test_a_decode_step_costs_the_same_in_vidur(costs: Costs, read: dict[str, Any], batch: int, context: int) -> None:
     theirs = step_ms(read, costs.model.layers, [context] * batch, [])
     assert theirs == pytest.approx(costs.step_ms(decoding(batch, batch * context)), rel=1e-9)
 
 
 @pytest.mark.parametrize("batch", [8, 32])
 @pytest.mark.parametrize(("end", "size"), [(256, 256), (448, 448), (3584, 448)])
-def test_a_mixed_step_costs_nearly_what_it_costs_here(
+def test_a_mixed_step_costs_nearly_the_same_in_vidur(
     costs: Costs, read: dict[str, Any], batch: int, end: int, size: int
 ) -> None:
     theirs = step_ms(read, costs.model.layers, [1280] * batch, [(end, size)])

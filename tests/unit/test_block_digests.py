@@ -1,4 +1,4 @@
-"""A block is vouched for with what it was computed for: only the right bytes, for the right prompt, in their place."""
+"""Block digests: a pulled block passes only with the right bytes, for the right prompt, in the right place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCKS, TOKENS, LENGTH, STRIDE = 8, 4, 24, 32
 
 
 class Blake2:
-    """BLAKE2, with the length of its digest asked for at its end, as BLAKE3 has it."""
+    """BLAKE2 with the interface of BLAKE3: `digest` takes the length, in bytes."""
 
     def __init__(self, name: bytes) -> None:
         self._state = hashlib.blake2b(name)
@@ -45,7 +45,7 @@ class Rank:
         self.second[2 * block * LENGTH : 2 * (block + 1) * LENGTH] = chance.randbytes(2 * LENGTH)
 
     def pull(self, p: Rank, remote: list[int], local: list[int]) -> None:
-        """Blocks, and what vouches for them."""
+        """Copy the blocks of `p` and their digests."""
         self.vouchers.forget(local)
         for there, here in zip(remote, local, strict=True):
             self.first[here * STRIDE : here * STRIDE + LENGTH] = p.first[there * STRIDE : there * STRIDE + LENGTH]
@@ -55,7 +55,7 @@ class Rank:
 
 
 PROMPT = names(range(10), TOKENS)
-"""Three blocks, the last not full."""
+"""The names of three blocks; the last block is not full."""
 REMOTE, LOCAL = [5, 2, 7], [0, 3, 1]
 
 
@@ -68,7 +68,7 @@ def pair() -> tuple[Rank, Rank]:
     return p, d
 
 
-def test_what_was_held_passes(pair: tuple[Rank, Rank]) -> None:
+def test_held_blocks_pass(pair: tuple[Rank, Rank]) -> None:
     p, d = pair
     d.pull(p, REMOTE, LOCAL)
     assert d.vouchers.wrong(LOCAL, PROMPT) == ()
@@ -86,7 +86,7 @@ def test_every_flipped_byte_shows_and_padding_does_not_count(pair: tuple[Rank, R
             assert d.vouchers.wrong(LOCAL, PROMPT) == (() if padding else (1,))
 
 
-def test_blocks_in_each_others_places_show_wherever_they_were_exchanged(pair: tuple[Rank, Rank]) -> None:
+def test_exchanged_blocks_are_found_in_the_list_and_in_memory(pair: tuple[Rank, Rank]) -> None:
     p, d = pair
     d.pull(p, [2, 5, 7], LOCAL)
     assert d.vouchers.wrong(LOCAL, PROMPT) == (0, 1), "in the list"
@@ -104,24 +104,24 @@ def test_a_block_of_another_prompt_shows_though_it_is_whole_and_in_its_place(pai
     assert d.vouchers.wrong(LOCAL, PROMPT) == (1,)
 
 
-def test_the_next_tenant_of_a_block_shows(pair: tuple[Rank, Rank]) -> None:
+def test_a_block_that_was_reused_for_another_prompt_is_found(pair: tuple[Rank, Rank]) -> None:
     p, d = pair
     p.fill(2, 99)
     d.pull(p, REMOTE, LOCAL)
-    assert d.vouchers.wrong(LOCAL, PROMPT) == (1,), "written and not vouched for"
+    assert d.vouchers.wrong(LOCAL, PROMPT) == (1,), "its bytes are new, its digest is old"
     p.vouchers.vouch([2], names(range(50, 54), TOKENS))
     d.pull(p, REMOTE, LOCAL)
-    assert d.vouchers.wrong(LOCAL, PROMPT) == (1,), "and vouched for"
+    assert d.vouchers.wrong(LOCAL, PROMPT) == (1,), "bytes and digest are new"
 
 
-def test_what_brings_nothing_finds_nothing(pair: tuple[Rank, Rank]) -> None:
+def test_blocks_without_digests_do_not_pass(pair: tuple[Rank, Rank]) -> None:
     p, d = pair
     d.pull(p, REMOTE, LOCAL)
     d.vouchers.forget(LOCAL)
     assert d.vouchers.wrong(LOCAL, PROMPT) == (0, 1, 2)
 
 
-def test_more_blocks_than_the_prompt_has_are_vouched_for_by_nobody(pair: tuple[Rank, Rank]) -> None:
+def test_blocks_beyond_the_prompt_have_no_digest(pair: tuple[Rank, Rank]) -> None:
     p, d = pair
     p.vouchers.vouch([*REMOTE, 6], PROMPT)
     d.pull(p, [*REMOTE, 6], [*LOCAL, 6])
@@ -135,8 +135,8 @@ def test_more_blocks_than_the_prompt_has_are_vouched_for_by_nobody(pair: tuple[R
 def test_a_name_says_all_that_its_block_was_computed_for() -> None:
     assert len(PROMPT) == 3 and names([], TOKENS) == ()
     assert names(range(12), TOKENS)[:2] == PROMPT[:2], "two prompts share a prefix"
-    assert names(range(9), TOKENS)[2] != PROMPT[2] != names(range(12), TOKENS)[2], "a last block that is fuller"
-    assert names([1, *range(1, 10)], TOKENS)[1] != PROMPT[1], "what stands before it"
+    assert names(range(9), TOKENS)[2] != PROMPT[2] != names(range(12), TOKENS)[2], "a last block of other length"
+    assert names([1, *range(1, 10)], TOKENS)[1] != PROMPT[1], "the tokens before the block"
     assert len({*PROMPT, *names(range(10), TOKENS, b"adapter")}) == 6
     assert names([7] * 12, TOKENS)[0] != names([7] * 12, TOKENS)[1]
 
@@ -160,7 +160,7 @@ def test_runs_are_the_same_blocks(pairs: list[tuple[int, int]]) -> None:
 
 
 class Nixl:
-    """NIXL as far as a read of digests goes: between two tables of this process."""
+    """A stand-in for NIXL that reads digests from one table of this process into another."""
 
     def __init__(self) -> None:
         self.reads: list[tuple[list[Any], list[Any], str]] = []
@@ -213,7 +213,7 @@ def test_a_worker_reads_what_another_vouches_for_and_compares() -> None:
 
 
 @pytest.mark.parametrize("told", [None, [], [1], [0, 5], [5, 0], [5, 1 << 40], ["1", 5], [1.0, 5], {"a": 1}, b"xx"])
-def test_a_table_that_cannot_be_is_none(told: object) -> None:
+def test_an_impossible_table_of_digests_is_refused(told: object) -> None:
     assert not digests(bytearray(BLOCKS * LENGTH)).meet("e", 0, told)
 
 
@@ -229,7 +229,7 @@ def test_a_prompt_is_done_once_its_last_token_is_computed_whatever_it_took() -> 
     assert c.step("r", 10) == ((5, 2, 7), PROMPT)
     c.given("r", [1, 3], anew=True)  # preempted, and begun again
     c.given("r", [4, 6], anew=False)
-    assert c.step("r", 10) == ((1, 3, 4), PROMPT), "a block for the token after it is none of the prompt's"
+    assert c.step("r", 10) == ((1, 3, 4), PROMPT), "the block for the token after the prompt is not one of the prompt's"
     c.end("r")
     c.given("r", [1], anew=True)
     assert c.step("r", 10) is None and c.step("never", 10) is None

@@ -112,7 +112,7 @@ def test_a_form_that_two_readers_read_differently_is_refused(raw: bytes, boundar
 
 
 def test_a_boundary_within_a_line_is_content() -> None:
-    """As every reader takes it: what follows it was once not looked at here, and read by the engine."""
+    """Every reader treats it so. A field behind it formerly passed here unchecked, and the engine read it."""
     raw = form('form-data; name="model"', 'form-data; name="vllm_xargs"').replace(b"value", b"a--b--c", 1)
     with pytest.raises(ApiError, match="vllm_xargs"):
         body.clean_json(raw, "multipart/form-data; boundary=b")
@@ -126,6 +126,6 @@ def test_model_names() -> None:
 
 
 def test_a_body_that_names_media_is_written_anew() -> None:
-    """Else the name would reach engines as it came."""
+    """`uuid` names media. In unchanged bytes the client's own name would reach engines."""
     for raw in (b'{"messages":[{"content":[{"uuid":"x"}]}]}', rb'{"messages":[{"content":[{"\u0075uid":"x"}]}]}'):
         assert not body.is_plain(raw, json.loads(raw))

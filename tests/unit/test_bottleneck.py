@@ -39,7 +39,7 @@ def seen(prefill: dict[str, float] | None = None, decode: dict[str, float] | Non
         (seen(decode={"waiting": 15.0}, rate=0.0), Where.DECODE, "15 requests wait for it on average, and none has"),
     ],
 )  # fmt: skip
-def test_where(given: PoolsSeen, where: Where, says: str) -> None:
+def test_where_the_bottleneck_is(given: PoolsSeen, where: Where, says: str) -> None:
     verdict = bottleneck(given)
     assert (verdict.where, says in verdict.sentence) == (where, True), verdict.sentence
 
@@ -51,8 +51,8 @@ def test_a_router_without_a_core_comes_first() -> None:
     assert bottleneck(seen(decode={"waiting": 15.0}, late_s=0.1)).where is Where.DECODE
 
 
-def test_places_of_decode_that_prompts_hold_are_prefills() -> None:
-    """All of D's places are taken, its engines idle: who is in line for D waits for P."""
+def test_places_of_decode_that_prompts_hold_point_to_prefill() -> None:
+    """All places of D are taken, and its engines are idle: the requests in the queue for D wait for P."""
     full = {"running": 1.0, "places": 32.0, "limit": 32, "in_line": 20.0}
     verdict = bottleneck(seen(prefill={"waiting": 28.0}, decode=full))
     assert verdict.where is Where.PREFILL
@@ -60,7 +60,7 @@ def test_places_of_decode_that_prompts_hold_are_prefills() -> None:
     assert bottleneck(seen(decode={**full, "running": 32.0})).where is Where.DECODE
 
 
-def test_a_prefill_pool_full_of_holds_is_decodes() -> None:
+def test_a_prefill_pool_full_of_holds_points_to_decode() -> None:
     queues = {"prefill": {"waiting": 30.0, "kv_usage": 0.97}, "decode": {"waiting": 10.0}}
     verdict = bottleneck(seen(**queues))
     assert verdict.where is Where.DECODE

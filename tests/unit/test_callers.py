@@ -24,7 +24,7 @@ def test_an_agent_listens_where_it_can_tell_who_asks(asked: str | None, engine: 
 
 
 @pytest.mark.parametrize("asked", ["10.0.0.1", "0.0.0.0", "::", "node-1", ""])
-def test_an_agent_that_cannot_tell_is_opened_to_nobody(asked: str) -> None:
+def test_an_agent_that_cannot_tell_who_asks_is_not_opened(asked: str) -> None:
     with pytest.raises(UsageError, match=r"--agent-host .*--ticket-keys-file.*--admin-key-file"):
         agent_host(asked, "127.0.0.1", guarded=False)
 

@@ -40,7 +40,7 @@ def test_a_model_fits_on_some_shapes() -> None:
     assert shapes(model_named("Llama-3.1-70B"), gpu_named("H100-SXM")) == [2, 4, 8]
     assert shapes(model_named("Llama-3.1-70B"), gpu_named("L4")) == [8]
     assert shapes(model_named("Llama-3.1-405B"), gpu_named("L4")) == []
-    assert 8 not in shapes(model_named("Qwen2.5-7B"), gpu_named("H100-SXM")), "28 heads"
+    assert 8 not in shapes(model_named("Qwen2.5-7B"), gpu_named("H100-SXM")), "8 does not divide its 28 heads"
 
 
 def test_arrangements_hold_nothing_that_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What engines say of their KV cache reaches what chooses by it."""
+"""The KV capacity that engines report reaches the step model and the prefix-cache index."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_engines_tell_the_size_of_their_cache(text: str, tokens: int) -> None:
     assert parse_load(text).kv_tokens == tokens
 
 
-def test_a_probe_tells_the_book_and_the_index() -> None:
+def test_a_probe_sets_the_capacity_in_the_step_model_and_the_index() -> None:
     view = FleetView()
     fleet = view.all()
     prefixes = fleet.prefixes = PrefixCacheIndex()
@@ -41,16 +41,16 @@ def test_a_probe_tells_the_book_and_the_index() -> None:
     row = view.get(ONE.id).row
     guessed = fleet.inflight.step_model.rows[row].capacity
     view.seen(ONE.id, None, Load())
-    assert fleet.inflight.step_model.rows[row].capacity == guessed, "who says nothing leaves the guess"
+    assert fleet.inflight.step_model.rows[row].capacity == guessed, "a probe without a capacity keeps the guess"
     prefixes.sent(row, (1, 2, 3), 0.0)
     view.seen(ONE.id, None, Load(kv_tokens=9000))
     assert fleet.inflight.step_model.rows[row].capacity == prefixes._held[row].capacity_tokens == 9000
     prefixes.sent(row, (1, 2, 3), 0.0)
     view.seen(ONE.id, None, Load(kv_tokens=9000))
-    assert len(prefixes) == 3, "the same word again forgets nothing"
+    assert len(prefixes) == 3, "the same report again forgets nothing"
 
 
-def test_so_does_a_heartbeat() -> None:
+def test_a_heartbeat_sets_the_capacity() -> None:
     view = FleetView()
     load = Load(kv_tokens=5000)
     view.fold((Reported(instance=ONE, state="ready", accepting=True, credits=3, load=load, models=()),))

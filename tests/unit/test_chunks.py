@@ -17,7 +17,7 @@ TEXT = bytes(range(256)) * 40
 
 
 def test_names_are_the_same_in_every_process_and_version() -> None:
-    """Routers of two versions share a fleet: a change here is a change of the key."""
+    """Routers of two versions may share a fleet. Other names here would act like another key: no prefix would match."""
     assert SCOPE == 0x925DA2F8856E7193
     assert HASHER.names(SCOPE, TEXT)[:2] == [0x5A729F9D95C7A59C, 0x49F5DBBD0CEB095A]
 
@@ -108,7 +108,7 @@ def test_parts_calls_and_images_are_read() -> None:
 
 
 def test_the_same_picture_is_the_same_prefix_and_another_never_is() -> None:
-    """Whatever its bytes in the body are: it counts as a thousand tokens, and has names of its own."""
+    """Whatever its size in the body: it counts as `MEDIA_BYTES` of text (about 1,000 tokens) with names of its own."""
     hasher, asked = Hasher(bytes(32)), "what is there? " * 100
 
     def names(*parts: object) -> list[int]:
@@ -148,7 +148,7 @@ def test_each_kind_of_media_counts_alike(part: dict[str, object]) -> None:
 
 
 def unread(body: dict[str, object]) -> dict[str, object]:
-    """The same where the messages were too large to parse."""
+    """The same body, with messages that were too large to parse."""
     raw = memoryview(json.dumps(body["messages"]).encode())
     return {"messages": Unread(raw, Sort.LIST, 100)}
 

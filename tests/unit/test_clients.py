@@ -1,4 +1,4 @@
-"""Who a request is from and which class it is of."""
+"""The tenant and the class of a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def clients(**tenants: Tenant) -> Clients:
     return Clients(CLASSES, tenants, {name: lambda name=name: (digest(name),) for name in tenants})  # type: ignore[misc]
 
 
-def test_without_tenants_everybody_is_the_one_without_a_name() -> None:
+def test_without_tenants_each_request_is_of_the_unnamed_tenant() -> None:
     here = clients()
     assert not here.closed
     assert here.tenant({"Authorization": "Bearer whatever"}, 0.0) == ""
@@ -58,7 +58,7 @@ def test_keys_are_read_again_but_not_for_every_request() -> None:
         (Tenant(classes=("slow", "fast"), default_class="fast"), "slow", "slow"),
     ],
 )
-def test_the_class_is_the_one_named_else_the_usual_one(tenant: Tenant, named: str | None, given: str) -> None:
+def test_the_class_is_the_named_one_else_the_default(tenant: Tenant, named: str | None, given: str) -> None:
     headers = {} if named is None else {"x-slo-class": named}
     assert clients(acme=tenant).client("acme", headers) == Client("acme", given, CLASSES.get(given))
 

@@ -1,4 +1,4 @@
-"""`make serve` compiles behind itself: at the lowest priority, never twice at once, and it ends with what it serves."""
+"""`make serve` compiles in the background: never twice at once, and only sources that do not change meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton import compiled
 from tools import compile as compiling
 
 
-def test_make_serve_starts_it_behind_the_cluster_and_nothing_else_does() -> None:
+def test_only_make_serve_compiles_in_the_background() -> None:
     recipes = (compiled.ROOT / "Makefile").read_text().splitlines()
     lines = [line for line in recipes if "--beside" in line]
     assert len(lines) == 1
@@ -36,7 +36,7 @@ def test_sources_that_were_edited_meanwhile_are_not_taken(tmp_path: Path, monkey
         compiling.build(tmp_path / "compiled", tmp_path, ["cc"])
 
 
-def test_what_a_killed_run_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "FOLDER", tmp_path / "compiled")
     (tmp_path / f"{compiling.DRAFT}old").mkdir()
     monkeypatch.setattr(compiling, "build", lambda folder, *_: folder.mkdir())

@@ -1,4 +1,4 @@
-"""What may be compiled, and when it is taken: only what was made from the very sources that are here."""
+"""Which modules may be compiled, and when they are used: only if they were made from the sources that are here."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def _tree(module: str) -> ast.Module:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_classes_say_nothing_beside_their_bases(module: str) -> None:
-    """mypyc forgets `frozen=True` and the like, and what inherits from msgspec's Struct is none of its own."""
+def test_classes_have_no_keywords_and_no_struct_as_base(module: str) -> None:
+    """mypyc ignores keywords such as `frozen=True`, and makes no native class of a subclass of msgspec's Struct."""
     for each in ast.walk(_tree(module)):
         if isinstance(each, ast.ClassDef):
-            assert not each.keywords, f"{module}.{each.name}: let it stand in a module that is not compiled"
+            assert not each.keywords, f"{module}.{each.name}: move it to a module that is not compiled"
             assert not any(ast.unparse(base).endswith("Struct") for base in each.bases), each.name
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_constant_tuples_of_floats_are_annotated(module: str) -> None:
-    """mypyc 2.4 takes a `Final` pair of floats for one that was never set: `Final[tuple[float, ...]]` is right."""
+    """mypyc 2.4 takes a `Final` pair of floats for unset. Annotate it as `Final[tuple[float, ...]]`."""
     for each in _tree(module).body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.annotation, ast.Name) and each.annotation.id == "Final":
             value = each.value
@@ -55,8 +55,8 @@ def _for_types_only(tree: ast.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_fields_of_dataclasses_are_of_types_that_are_there(module: str) -> None:
-    """mypyc looks their types up as it makes the class: `KeyError` where one is for type checkers alone."""
+def test_fields_of_dataclasses_have_types_that_exist_at_run_time(module: str) -> None:
+    """mypyc looks up these types when it makes the class: a type imported under `TYPE_CHECKING` is a `KeyError`."""
     tree = _tree(module)
     absent = _for_types_only(tree)
     for each in ast.walk(tree):
@@ -67,7 +67,7 @@ def test_fields_of_dataclasses_are_of_types_that_are_there(module: str) -> None:
 
 
 def _within(hint: Any) -> Iterator[type]:
-    """Classes that a type speaks of."""
+    """The classes in a type hint."""
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
         yield hint
     for part in typing.get_args(hint):
@@ -85,8 +85,8 @@ def _read_by_type(root: Any, seen: set[type]) -> set[type]:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("root", [log_entries.Entry, Heartbeat])
-def test_what_is_read_by_its_types_keeps_them(root: Any) -> None:
-    """Compiled classes know no more than `tuple` of `tuple[int, ...]`, and nothing of `int | None`."""
+def test_classes_that_msgspec_decodes_keep_the_types_of_their_fields(root: Any) -> None:
+    """msgspec decodes by them. Compiled classes keep only `tuple` of `tuple[int, ...]` and nothing of `int | None`."""
     found = _read_by_type(root, set())
     assert len(found) > 2
     for each in found:
@@ -95,12 +95,12 @@ def test_what_is_read_by_its_types_keeps_them(root: Any) -> None:
             assert all(str(said).isidentifier() for said in plain), f"{each} belongs to router/core/values.py"
 
 
-# -- when it is taken --
+# -- when compiled modules are used --
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A folder that says that one module was compiled."""
+    """A folder whose manifest names one compiled module."""
     root, folder = tmp_path / "root", tmp_path / "compiled"
     (root / "some").mkdir(parents=True)
     folder.mkdir()
@@ -122,7 +122,7 @@ def _use(made: Path, **environ: str) -> str:
     return compiled.use(made, made.parent / "root", environ)
 
 
-def test_it_is_taken_from_its_folder(made: Path) -> None:
+def test_a_compiled_module_is_taken_from_the_folder(made: Path) -> None:
     assert _use(made) == ""
     assert _use(made) == "", "once"
     (finder,) = (each for each in sys.meta_path if type(each).__module__ == "baton.compiled")
@@ -132,7 +132,7 @@ def test_it_is_taken_from_its_folder(made: Path) -> None:
     assert finder.find_spec("some.other") is None
 
 
-def test_one_edited_line_and_nothing_is_taken(made: Path) -> None:
+def test_one_edited_line_and_no_compiled_module_is_used(made: Path) -> None:
     (made.parent / "root/some/where.py").write_text("x = 2\n")
     assert _use(made) == "some.where was edited since"
     (made.parent / "root/some/where.py").unlink()
@@ -140,7 +140,7 @@ def test_one_edited_line_and_nothing_is_taken(made: Path) -> None:
     assert not any(type(each).__module__ == "baton.compiled" for each in sys.meta_path)
 
 
-def test_nor_what_is_imported_already_or_unwanted_or_of_another_python(
+def test_nothing_compiled_is_used_if_imported_already_or_unwanted_or_of_another_python(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _use(made, BATON_COMPILED="0") == "BATON_COMPILED is 0"
@@ -151,7 +151,7 @@ def test_nor_what_is_imported_already_or_unwanted_or_of_another_python(
     assert _use(made).startswith("compiled for another Python")
 
 
-def test_without_it_or_with_half_of_it(made: Path) -> None:
+def test_nothing_compiled_is_used_without_a_readable_manifest(made: Path) -> None:
     (made / compiled.MANIFEST).write_text('{"python": ')
     assert "cannot be read" in _use(made)
     (made / compiled.MANIFEST).unlink()

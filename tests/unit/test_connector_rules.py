@@ -1,4 +1,4 @@
-"""Pure rules of our connector: slots, notices, fields, names of holds, questions at the door, reads to their end."""
+"""Pure rules of Baton's connector: slots, notices, fields, names of holds, questions at the agent socket, reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JSON = st.recursive(
 # --- slots -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_mark_is_another_also_of_one_owner_in_one_slot() -> None:
+def test_every_mark_is_new_even_for_one_owner_in_one_slot() -> None:
     slots = Slots(1, KEY)
     marks = set()
     for _ in range(50):
@@ -54,7 +54,7 @@ def test_the_longest_unused_slot_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("count", "key"), [(0, KEY), (SLOTS_MAX + 1, KEY), (1, b"short"), (1, b"x" * 65)])
-def test_a_table_that_cannot_be_is_refused(count: int, key: bytes) -> None:
+def test_an_impossible_table_of_slots_is_refused(count: int, key: bytes) -> None:
     with pytest.raises(ValueError, match="a table has"):
         Slots(count, key)
 
@@ -150,8 +150,8 @@ def test_why_nothing_is_pulled(change: dict[str, Any], why: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["remote_host", "remote_port"])
-def test_a_pull_without_an_address_is_none(missing: str) -> None:
-    """vLLM's scheduler would give it blocks, and wait for ever for a read that none began."""
+def test_a_pull_without_an_address_is_refused(missing: str) -> None:
+    """vLLM's scheduler would give the request blocks, and wait for ever for a read that no rank began."""
     told = pull_in({name: each for name, each in PULL.items() if name != missing})
     assert isinstance(told, str) and "no address" in told
 
@@ -160,7 +160,7 @@ def test_a_pull_without_an_address_is_none(missing: str) -> None:
     "wrong",
     [{"remote_engine_id": []}, {"remote_request_id": {}}, {"remote_host": 1}, {"tp_size": "2"}, {"pp_size": []}],
 )
-def test_fields_that_vllm_would_stumble_over(wrong: dict[str, Any]) -> None:
+def test_fields_that_vllm_cannot_read_are_dropped(wrong: dict[str, Any]) -> None:
     assert sane({**PULL, **wrong}) is None and sane(PULL) == PULL and sane("x") is None
 
 
@@ -169,7 +169,7 @@ def test_names() -> None:
     assert [name_in(each) for each in (None, {}, {TRANSFER: ""}, {TRANSFER: "x" * 257}, {TRANSFER: 1})] == [None] * 5
 
 
-# --- the door's questions --------------------------------------------------------------------------------------------
+# --- questions at the agent socket -----------------------------------------------------------------------------------
 
 
 def line(**told: Any) -> bytes:
@@ -203,7 +203,7 @@ def test_questions() -> None:
         line(ask="introduce", engine_id="e", instance="p", payloads=[{"rank": 0, "data": "eHl6"}] * 600),
     ],
 )  # fmt: skip
-def test_what_cannot_be_asked_is_told(raw: bytes) -> None:
+def test_a_bad_question_is_answered_with_the_reason(raw: bytes) -> None:
     assert isinstance(parse_ask(raw), str)
 
 
@@ -232,7 +232,7 @@ class Wire:
         self.posted: list[str] = []
         self.looks = 0
         self.keeps: set[str] = set()
-        """Handles that cannot be given back."""
+        """Handles whose release fails."""
 
     def check_xfer_state(self, handle: str) -> str:
         assert handle not in self.released
@@ -293,7 +293,7 @@ def test_another_mark_means_another_hold(slot: bytes) -> None:
     assert p.step() == 0
     told = p.take("r")
     assert told is not None and not told.good and not told.broken and wire.notes == [], (
-        "nothing is held to be given back"
+        "the hold is gone: no notice is due"
     )
 
 
@@ -308,7 +308,7 @@ def test_a_slot_that_was_not_written_to_is_no_mark() -> None:
 
 
 @pytest.mark.parametrize("ends", [["ERR"], ["raise"], ["PROC", "ERR"]])
-def test_a_failed_read_is_given_back_once_nothing_reads_any_more(ends: list[str]) -> None:
+def test_after_a_failed_read_the_notice_is_sent_once_no_read_is_under_way(ends: list[str]) -> None:
     p, wire = pulls(h1=ends, h2=["PROC", "PROC", "PROC", "DONE"])
     p.add("r", ["h1", "h2"], [RankSource("a", 64, b"note")], MARK)
     for _ in range(3):
@@ -318,7 +318,7 @@ def test_a_failed_read_is_given_back_once_nothing_reads_any_more(ends: list[str]
     assert told is not None and told.because == "a read failed" and told.broken
 
 
-def test_a_read_that_cannot_be_given_back_may_still_write() -> None:
+def test_a_read_whose_handle_cannot_be_released_may_still_write() -> None:
     p, wire = pulls(h=["ERR", "ERR", "ERR"])
     wire.keeps.add("h")
     p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK)
@@ -327,8 +327,8 @@ def test_a_read_that_cannot_be_given_back_may_still_write() -> None:
     assert p.step() == 0 and p.take("r") is not None
 
 
-def test_a_read_of_whose_end_nothing_is_said_may_still_write() -> None:
-    """Its peer was forgotten: NIXL gives the handle back readily, and the bytes come all the same."""
+def test_a_read_whose_state_nixl_does_not_tell_may_still_write() -> None:
+    """Its peer was forgotten. NIXL would release the handle at once, and the bytes would still arrive."""
     p, wire = pulls(h=["not told", "not told", "ERR"])
     p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK)
     assert p.step() == 1 and p.step() == 1 and wire.released == [] and p.take("r") is None
@@ -346,7 +346,7 @@ def test_a_read_of_whose_end_nothing_is_said_may_still_write() -> None:
         (["raise"], "", "a read failed", True),
     ],
 )
-def test_what_is_read_beside_is_waited_for_and_what_came_is_compared_last(
+def test_a_read_beside_is_waited_for_and_the_blocks_are_compared_last(
     beside: list[str], said: str, because: str, broken: bool
 ) -> None:
     p, wire = pulls(h=["DONE"], beside=beside)
@@ -354,21 +354,21 @@ def test_what_is_read_beside_is_waited_for_and_what_came_is_compared_last(
 
     def wrong() -> str:
         asked.append(len(wire.posted))
-        assert wire.notes == [], "and P frees only after"
+        assert wire.notes == [], "P frees the blocks only after the comparison"
         return said
 
     p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK, beside=["beside"], wrong=wrong)
     for _ in beside:
         p.step()
     told = p.take("r")
-    assert told == PullOutcome(because, ("t-h",)) and told.broken is broken, "of what is no block nothing is told"
+    assert told == PullOutcome(because, ("t-h",)) and told.broken is broken, "telemetry is of reads of blocks alone"
     assert asked == ([] if broken else [1]) and wire.notes == [("a", b"note")]
     assert wire.released[:2] == ["h", "beside"]
 
 
-def test_nothing_is_compared_where_the_hold_is_gone_and_what_raises_is_not_used() -> None:
+def test_blocks_of_a_lost_hold_are_not_compared_and_blocks_whose_check_raises_not_used() -> None:
     p, _ = pulls(slot=CLEAR, h=["DONE"])
-    p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK, wrong=lambda: pytest.fail("it was asked"))
+    p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK, wrong=lambda: pytest.fail("the blocks were compared"))
     p.step()
     told = p.take("r")
     assert told is not None and "outlive" in told.because
@@ -379,8 +379,8 @@ def test_nothing_is_compared_where_the_hold_is_gone_and_what_raises_is_not_used(
     assert told is not None and told.because == "the blocks could not be checked (KeyError)" and not told.broken
 
 
-def test_a_mark_of_an_earlier_life_is_none_of_this_one() -> None:
-    """What notices and looks go by: a producer that starts anew has other marks for the same holds in its slots."""
+def test_marks_of_an_earlier_life_of_a_producer_do_not_come_again() -> None:
+    """Notices and checks go by the mark. A producer that starts anew has other marks for the same holds and slots."""
     earlier, later = (Slots(4, bytes([life]) * 16) for life in (1, 2))
     for number in range(8):
         one, other = earlier.take(f"r{number % 2}"), later.take(f"r{number % 2}")
@@ -393,20 +393,20 @@ def test_a_mark_of_an_earlier_life_is_none_of_this_one() -> None:
     ("states", "reads"),
     [(["DONE"], True), (["PROC", "PROC", "DONE"], True), (["ERR"], False), (["raise"], False), (["PROC"] * 9, False)],
 )
-def test_whom_we_meet_is_read_from_once(states: list[str], reads: bool) -> None:
+def test_a_producer_that_is_met_is_read_from_once(states: list[str], reads: bool) -> None:
     _, wire = pulls(**{"a/64/1000/1": states})
     waits: list[None] = []
     assert try_to_read(wire, lambda: wire.look("a", 64, 1000), lambda: waits.append(None), 5) == reads
     assert len(waits) == min(5, states.count("PROC")) and wire.notes == []
-    assert wire.released == (["a/64/1000/1"] if states[-1] in {"DONE", "ERR"} else []), "one under way may still write"
+    assert wire.released == (["a/64/1000/1"] if states[-1] in {"DONE", "ERR"} else []), "this read may still write"
 
 
-def test_whom_we_cannot_look_at_cannot_be_read() -> None:
+def test_a_producer_that_nixl_does_not_find_cannot_be_read() -> None:
     _, wire = pulls()
     assert not try_to_read(wire, lambda: wire.look("blind", 64, 1000), lambda: None, 5) and wire.posted == []
 
 
-def test_all_ranks_must_vouch() -> None:
+def test_the_marks_of_all_ranks_must_match() -> None:
     p, wire = pulls(h=["DONE"])
     wire.slots[80] = CLEAR
     p.add("r", ["h"], [RankSource("a", 64, b"note"), RankSource("b", 80, b"note")], MARK)
@@ -424,7 +424,7 @@ def test_a_peer_that_is_gone(agent: str) -> None:
     assert told is not None and (told.good, told.notes_lost) == ((False, 0) if agent == "blind" else (True, 1))
 
 
-def test_too_many_at_once_wait_for_a_place() -> None:
+def test_pulls_beyond_the_places_wait() -> None:
     p, wire = pulls(places=1)
     wire.states["a/64/1000/1"] = iter(["PROC", "DONE"])
     for name in ("r1", "r2"):
@@ -434,11 +434,11 @@ def test_too_many_at_once_wait_for_a_place() -> None:
     assert all(told is not None and told.good for told in (p.take("r1"), p.take("r2")))
 
 
-# --- how often an engine that only holds looks ---
+# --- how often an engine that only has holds polls ---
 
 
 def test_a_hold_that_ends_is_news() -> None:
-    """Sixty holds that are read one after the other for seconds: each is seen at once, the last one as well."""
+    """Sixty holds are read one after the other, in six seconds: each end is seen at once, also the last one."""
     rest, now = Rest(), 100.0
     rest.news(now)
     for _ in range(60):
@@ -448,7 +448,7 @@ def test_a_hold_that_ends_is_news() -> None:
 
 
 @pytest.mark.parametrize("held_s", [0.5, 1.5, 4.0, 9.0, 60.0])
-def test_blocks_are_free_late_by_half_of_the_time_they_were_held_at_most(held_s: float) -> None:
+def test_blocks_are_freed_late_by_half_of_the_time_they_were_held_at_most(held_s: float) -> None:
     rest = Rest()
     rest.news(100.0)
     read_at, now, looks = 100.0 + held_s, 100.0, 0
@@ -462,5 +462,5 @@ def test_blocks_are_free_late_by_half_of_the_time_they_were_held_at_most(held_s:
 @pytest.mark.parametrize(
     ("told", "tokens"), [(281, 281), (300, 281), (7, 7), (0, 281), (None, 281), (True, 281), ("9", 281)]
 )
-def test_what_a_leg_that_is_not_pulled_says_was_held(told: Any, tokens: int) -> None:
+def test_how_many_tokens_were_held_for_a_leg_that_is_not_pulled(told: Any, tokens: int) -> None:
     assert held_in({"remote_num_tokens": told}, 281) == tokens

@@ -43,7 +43,7 @@ def test_an_ordinary_engine_is_served() -> None:
     ("why", "asked"),
     [
         ("data parallelism", {"data_parallel_size": 2, "extra": ONE_DOOR}),
-        # A rank of a dense model is told that it is alone.
+        # vLLM tells a rank of a dense model that `data_parallel_size` is 1.
         ("data parallelism", {"engine_id": "7c0e_dp0", "extra": ONE_DOOR}),
         ("data parallelism", {"engine_id": "7c0e_dp11", "data_parallel_index": 11, "extra": ONE_DOOR}),
         ("data parallelism", {"data_parallel_index": 1, "extra": ONE_DOOR}),
@@ -91,7 +91,7 @@ def test_kinds_of_cache_and_of_memory_that_are_left_to_vllm() -> None:
         ({"experts": True}, None, "cuda", "enable_return_routed_experts.*Leave it out"),
     ],
 )
-def test_what_would_hand_over_something_wrong_does_not_start(
+def test_an_engine_that_would_hand_over_wrong_blocks_does_not_start(
     asked: dict[str, Any], why_left: str | None, device: str, wrong: str | None
 ) -> None:
     said = refused(config(**asked), left=why_left, device=device)

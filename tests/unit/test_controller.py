@@ -48,7 +48,7 @@ def test_a_step_is_absorbed_and_given_back() -> None:
 
 
 def settled(seed: int, rate: float, hours: float) -> list[str]:
-    """Directions after the first quarter of an hour, in which nobody knows the load to better than a few percent."""
+    """Directions of changes after the first 15 minutes, in which estimates of the load are off by a few percent."""
     at = drive(3, 4)
     chance = rng(seed)
     at.run(lambda _: rate, 900, chance)
@@ -145,7 +145,7 @@ def test_lengths_that_drift_flip_instances() -> None:
     assert at.fleet.of_role(D) >= 1
 
 
-def test_what_long_prompts_needed_is_forgotten_when_they_become_short() -> None:
+def test_instances_for_long_prompts_end_when_prompts_become_short() -> None:
     """The rate stays as it is: only the lengths say that the load has changed."""
     at = drive(6, 4)
     at.fleet.prompt = 14_000
@@ -191,7 +191,7 @@ def test_a_check_is_asked_before_an_instance_leaves_and_may_say_no() -> None:
     assert not list(replay(at.lines, Controller(pools(), {"": PROMISE}, ControlRules(checks=True))))
 
 
-def test_one_simulation_at_a_time_and_a_late_word_of_it_moves_nothing() -> None:
+def test_one_simulation_at_a_time_and_a_late_result_changes_nothing() -> None:
     at = drive(6, 6, rules=ControlRules(checks=True))
     asked: list[Check] = []
     at.check = asked.append
@@ -307,7 +307,7 @@ def test_a_failed_instance_is_stopped() -> None:
     assert name not in at.fleet.instances
 
 
-def test_what_is_missing_from_the_fewest_is_started_without_any_traffic() -> None:
+def test_a_pool_below_its_min_is_filled_without_any_traffic() -> None:
     at = drive(1, 2, kinds=pools(min=2))
     for _ in range(30):
         at.now += 5.0
@@ -328,8 +328,10 @@ def test_an_order_is_carried_out_without_any_traffic() -> None:
     assert "ada wants" in at.fleet.actions[0][1].because
 
 
-def test_what_a_season_brings_half_a_start_after_the_next_one_is_kept() -> None:
-    """Two periods without chance. One start ahead the third rise is at 68 % of what it is one and a half ahead."""
+def test_instances_are_kept_for_the_season_one_and_a_half_start_up_times_ahead() -> None:
+    """Two periods of a load without noise. In the third rise, the rate one start-up time ahead is 68 % of the rate one
+    and a half start-up times ahead.
+    """
     needs, period_s, start_s = Needs(Kinds.of(pools()), {"": PROMISE}, ControlRules()), 2400.0, 240.0
     rate = lambda at_s: 20.0 - 16.0 * math.cos(2 * math.pi * at_s / period_s)  # noqa: E731
     kept, now = [], 0.0
@@ -345,7 +347,7 @@ def test_what_a_season_brings_half_a_start_after_the_next_one_is_kept() -> None:
     assert min(kept) > 0.8
 
 
-def test_what_an_operator_drains_below_the_fewest_stays_away() -> None:
+def test_a_manual_size_below_the_min_is_kept() -> None:
     at = drive(2, 3, kinds=pools(min=3))
     at.feed(Resize(P, 2, "ada"))
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""The facade: which source answers, that it says so, and that its many faces agree."""
+"""`Costs`: which source it answers from, the reason that it gives, and that its methods agree with each other."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def qwen(tp: int = 2, **options: object) -> Costs:
 # -- which source --
 
 
-def test_a_profile_of_just_this_is_trusted_most() -> None:
+def test_a_profile_of_this_very_engine_comes_first() -> None:
     costs = qwen()
     assert costs.source is CostSource.PROFILE
     assert costs.because == "profile aiconfigurator/Qwen/Qwen3-32B/H200/tp2 (fit error 1.4% mean, 4.9% max)"
@@ -48,7 +48,7 @@ def test_another_shape_is_carried_over() -> None:
 
 
 @pytest.mark.parametrize("profile", GRID, ids=[profile.name for profile in GRID])
-def test_carrying_over_meets_the_fit_it_was_kept_from(profile: Profile) -> None:
+def test_costs_that_are_carried_over_meet_the_profile_that_was_left_out(profile: Profile) -> None:
     """Mean error 7 % over all (docs/costs.md); below 2,000 tokens of prefill it can be 40 %."""
     model, gpu = shipped.model_named(profile.model), gpu_named(profile.gpu)
     others = [each for each in PROFILES if each is not profile]
@@ -86,7 +86,7 @@ def test_kernel_times_become_those_of_an_engine() -> None:
 
 
 def test_a_lone_first_token_on_an_h100_comes_as_was_measured() -> None:
-    """Short prompts, one at a time: sources at `FIRST_TOKEN_MS`. 80 layers wait no longer than 32."""
+    """One short prompt at a time; `FIRST_TOKEN_MS` names the sources. 80 layers add no more to it than 32."""
     llama = costs_of(shipped.model_named("meta-llama/Llama-3.1-8B"), gpu_named("H100"), profiles=PROFILES)
     assert llama.prefill_ms(32) + llama.first_token_ms == pytest.approx(13.98, rel=0.1)
     large = shipped.model_named("meta-llama/Llama-3.1-70B")
@@ -94,7 +94,7 @@ def test_a_lone_first_token_on_an_h100_comes_as_was_measured() -> None:
     assert costs.first_token_ms == llama.first_token_ms
 
 
-def test_a_mixed_step_is_of_its_kind() -> None:
+def test_a_mixed_step_of_one_kind_costs_what_that_kind_costs() -> None:
     costs = qwen()
     assert costs.mixed_step_ms(0, 0, 8, 8000) == costs.decode_step_ms(8, 8000)
     assert costs.mixed_step_ms(4000, 100, 0, 0) == costs.prefill_ms(4000, 100)
@@ -114,7 +114,7 @@ def test_attention_beside_prompts_is_slower_where_that_was_measured() -> None:
     other = costs_of(shipped.model_named("Qwen/Qwen3-8B"), rtx, profiles=shipped.profiles())
     assert other.source is CostSource.ROOFLINE
     mixed, decode = other.by_kind.mixed, other.by_kind.decode
-    assert mixed.context_ms == pytest.approx(2.3 * decode.context_ms, rel=0.02), "of the GPU"
+    assert mixed.context_ms == pytest.approx(2.3 * decode.context_ms, rel=0.02), "the factor belongs to the GPU"
     h100 = qwen().by_kind
     assert h100.mixed.context_ms == h100.decode.context_ms, "not measured there"
 
@@ -170,7 +170,7 @@ def test_a_power_cap_slows_prompts_and_not_generation() -> None:
 
 
 @pytest.mark.parametrize("cap", [0.49, 1.01, 0.0, -1.0])
-def test_a_power_cap_that_nothing_is_known_of_is_refused(cap: float) -> None:
+def test_a_power_cap_outside_the_measured_range_is_refused(cap: float) -> None:
     with pytest.raises(ValueError, match=r"must be from 0\.5 to 1"):
         qwen().capped(cap)
 

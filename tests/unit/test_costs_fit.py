@@ -1,4 +1,4 @@
-"""Fitting: what was put in comes out, nothing negative, and the error told is the error made."""
+"""Fitting: known coefficients come back, none is negative, and the reported error is the actual one."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def _values(cost: StepCost) -> dict[str, float]:
 
 
 def test_no_slope_is_negative() -> None:
-    """Times that fall with the batch say nothing that a model may repeat."""
+    """Times that fall as the batch grows make no coefficient negative."""
     rows = [DecodeRow(batch, batch * 1000, 20 - batch / 100) for batch in (1, 8, 64, 128, 256, 512)]
     fit = fit_decode(rows)
     assert min(fit.decode_ms, fit.context_ms, fit.request_ms, fit.crowd_ms) >= 0
@@ -100,7 +100,7 @@ def test_terms_of_any_size() -> None:
     assert fit_columns(columns, columns @ np.array([2.0, 3e-9])) == pytest.approx([2.0, 3e-9], rel=1e-6)
 
 
-def test_the_error_told_is_the_error_made() -> None:
+def test_the_reported_error_is_the_actual_one() -> None:
     error = error_of(np.array([11.0, 19.0]), np.array([10.0, 20.0]))
     assert (error.rows, error.mean, error.max) == (2, pytest.approx(0.075), pytest.approx(0.1))
     assert str(error) == "7.5% mean, 10.0% max of 2 rows"

@@ -58,7 +58,7 @@ def test_numbers_are_in_their_units(name: str) -> None:
     assert gpu.fp8_tflops == 0 or gpu.fp8_tflops / gpu.bf16_tflops == pytest.approx(2, rel=0.02)
 
 
-def test_arithmetic_without_units_of_its_own_runs_in_the_next_wider() -> None:
+def test_a_format_without_hardware_of_its_own_runs_in_the_next_wider_format() -> None:
     a100, h100, b200 = GPUS["A100-80G-SXM"], GPUS["H100-SXM"], GPUS["B200"]
     assert a100.tflops(Dtype.FP8) == a100.tflops(Dtype.BF16) == 312
     assert h100.tflops(Dtype.FP4) == h100.tflops(Dtype.FP8) == 1978

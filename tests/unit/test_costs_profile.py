@@ -32,7 +32,7 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
 PROFILES = shipped.profiles()
 TODAY = [profile for profile in PROFILES if profile.origin.today]
 WIDE = [each for each in TODAY if shipped.model_named(each.model).experts or (each.gpu == "L40S" and each.tp > 2)]
-"""Mixtures, and GPUs that share a host's PCIe: kernels.json."""
+"""Mixtures, and GPUs that share a host's PCIe: the profiles of costs/profiles/kernels.json."""
 
 
 def by_name(profile: Profile) -> str:
@@ -69,7 +69,7 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("profile", WIDE, ids=by_name)
 def test_mixtures_fit_less_well(profile: Profile) -> None:
-    """The experts that a step visits are more than one term: the table in docs/costs.md."""
+    """One term cannot describe the experts that a step visits: see the table in docs/costs.md."""
     assert profile.prefill_error.mean <= 0.05 and profile.prefill_error.max <= 0.10
     assert profile.decode_error.mean <= 0.08 and profile.decode_error.max <= 0.32
     assert profile.small_error.mean <= 0.18

@@ -60,8 +60,8 @@ def test_on_average_the_roofline_is_a_few_percent_off() -> None:
     assert mean_error(PRESENT) < 0.05
 
 
-def test_of_mixtures_it_is_off_by_a_tenth() -> None:
-    """Before their own terms their prefills came out at 0.4 to 0.8 of the profiles' times."""
+def test_on_average_the_roofline_of_mixtures_is_about_a_tenth_off() -> None:
+    """Without terms of their own, their predicted prefills took 0.4 to 0.8 of the profiles' times."""
     assert mean_error(WIDE) < 0.13
 
 
@@ -168,7 +168,7 @@ def test_a_short_prompt_still_waits_for_the_weights() -> None:
 
 @pytest.mark.parametrize("shape", [Spans(tp=8), Spans(tp=8, dp=4), Spans(tp=8, dp=4, ep=32)])
 def test_a_bound_holds_whatever_experts_tokens_choose(shape: Spans) -> None:
-    """One token visits 8 of 256 experts. Those of other data-parallel ranks may choose the same ones, or be none."""
+    """One token visits 8 of 256 experts. Other data-parallel ranks may have no tokens or use the same experts."""
     experts = DEEPSEEK.expert_params * DEEPSEEK.expert_bytes / (shape.tp * shape.dp)
     rest = DEEPSEEK.linear_params_per_rank(8) * DEEPSEEK.linear_bytes + DEEPSEEK.head_params / 8 * DEEPSEEK.rest_bytes
     read = rest + DEEPSEEK.small_params * DEEPSEEK.rest_bytes + experts * 8 / 256

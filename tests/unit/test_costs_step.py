@@ -53,7 +53,7 @@ def test_decode_bends_where_arithmetic_takes_over() -> None:
 
 
 def test_a_chunk_shares_the_reading_of_the_weights_with_the_batch() -> None:
-    """Far below the sum of the two, never below either."""
+    """The step takes less than both steps together, and more than either."""
     chunk, batch = prompt(512), decoding(64, 64_000)
     mixed = COST.step_ms(chunk + batch)
     assert max(COST.step_ms(chunk), COST.step_ms(batch)) < mixed < COST.step_ms(chunk) + COST.step_ms(batch)
@@ -64,7 +64,7 @@ def test_a_mixture_reads_the_experts_that_its_tokens_visit() -> None:
     assert MIXTURE.requests_ms(1) == pytest.approx(4 + 0.002 + 20 * 0.25)
     assert MIXTURE.requests_ms(2) == pytest.approx(4 + 0.004 + 20 * (1 - 0.75**2))
     assert MIXTURE.requests_ms(100) == pytest.approx(4 + 0.2 + 20, rel=1e-6)
-    assert MIXTURE.matrices_ms(2048) == pytest.approx(24), "prefill, too, waits for all of them"
+    assert MIXTURE.matrices_ms(2048) == pytest.approx(24), "prefill, too, reads all experts"
 
 
 def test_nothing_to_do_takes_no_time() -> None:

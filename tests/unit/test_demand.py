@@ -1,4 +1,4 @@
-"""What a router announces: by pool and tenant, bounded, and of one moment."""
+"""The demand that a router announces: by pool and tenant, of bounded size, all of one moment."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_legs_at_a_large_fleet_are_told_in_turns_and_fit_an_announcement() -> No
     assert decode(encode(beat)) == (beat, "")
 
 
-def test_an_instance_hears_what_concerns_it() -> None:
+def test_an_agent_reads_the_demand_that_concerns_its_instance() -> None:
     pools = (
         TenantDemand(role=Role.PREFILL, model="m", places=10, tenants={"acme": (5, 3.0)}),
         TenantDemand(role=Role.DECODE, model="m", places=20, tenants={"acme": (5, 3.0), "bolt": (40, 1.0)}),
@@ -116,8 +116,8 @@ def test_demand_of_another_kind_than_announced_is_refused() -> None:
         assert decode(told.replace(b'{"a":[1,1.0]}', bad))[0] is None
 
 
-def test_an_instance_kept_for_some_hears_what_these_want() -> None:
-    """Others' demand is no reason to let its places lie idle at the routers that have theirs."""
+def test_a_reserved_instance_counts_the_demand_of_its_tenants_alone() -> None:
+    """Demand of other tenants must not draw its credits to routers that cannot use them."""
     tenants = {"acme": (5, 3.0), "bolt": (40, 1.0), OTHERS: (9, 1.0)}
     pools = (TenantDemand(role=Role.DECODE, model="m", places=20, tenants=tenants),)
     beat = Heartbeat(id=InstanceId("r"), agent="a", kind=MemberKind.ROUTER, url="http://r", legs={}, demand=pools)

@@ -1,4 +1,4 @@
-"""The door: who may come in, and what cannot end it."""
+"""The agent socket (`door`): which processes may connect, and what cannot end it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.sockets
 
 
 class Engine:
-    """Answers as a scheduler half does, and remembers what it was asked."""
+    """Answers as the connector's scheduler half does, and records the questions."""
 
     def __init__(self, path: Path, engine_id: str) -> None:
         self.engine_id, self.asked = engine_id, list[Ask]()
@@ -42,12 +42,12 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     made.door.close()
 
 
-def test_only_this_user_may_come_in(engine: Engine) -> None:
+def test_only_this_user_may_connect(engine: Engine) -> None:
     assert engine.door.path.stat().st_mode & 0o777 == 0o600
     assert engine.door.path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_kernels_word_on_the_user_is_taken(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_that_the_kernel_reports_decides(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert d.ask(engine.door.path, {"ask": "state"}) == {"ok": True}
     monkeypatch.setattr(d, "_user_of", lambda _client: os.getuid() + 1)
     with pytest.raises((OSError, ValueError)):
@@ -79,19 +79,19 @@ def test_a_socket_left_from_before_is_replaced(tmp_path: Path) -> None:
     assert not again.door.path.exists()
 
 
-def test_the_door_of_an_engine_that_lives_is_not_taken_over(engine: Engine) -> None:
-    """Two engines behind one door: one of them would hand over nothing, and nothing would tell of it."""
+def test_the_socket_of_an_engine_that_runs_is_not_taken_over(engine: Engine) -> None:
+    """With two engines at one path, one of them would hand over nothing, and no log would say so."""
     with pytest.raises(d.DoorTaken, match=r"another engine answers at .*/door: give each engine a door of its own"):
         Engine(engine.door.path, "e-2")
     assert d.ask(engine.door.path, {"ask": "metadata"})["engine_id"] == "e-p"
 
 
-def test_an_engine_that_is_left_to_vllm_says_so_at_its_door(tmp_path: Path) -> None:
+def test_an_engine_that_is_left_to_vllm_says_so_at_its_socket(tmp_path: Path) -> None:
     path = tmp_path / "p" / "door"
     one = d.left_to_vllm(path, "data parallelism")
     assert one is not None
     try:
-        assert d.left_to_vllm(path, "data parallelism") is None, "its other ranks would say the same"
+        assert d.left_to_vllm(path, "data parallelism") is None, "the engine's other ranks would give the same answer"
         for asked in ({"ask": "metadata"}, {"ask": "state"}):
             assert d.ask(path, asked) == {"left_to_vllm": "data parallelism"}
         refusal = d.ask(path, {"ask": "release", "transfer_id": "r-1/1/1"})
@@ -109,7 +109,7 @@ def test_several_questions_on_one_connection(engine: Engine) -> None:
             assert key in json.loads(lines.readline())
 
 
-def test_a_bug_behind_the_door_is_told_and_ends_nothing(engine: Engine) -> None:
+def test_a_bug_in_an_answer_is_told_and_ends_nothing(engine: Engine) -> None:
     assert "a bug" in d.ask(engine.door.path, {"ask": "forget", "engine_id": "e"})["error"]
     assert d.ask(engine.door.path, {"ask": "state"}) == {"ok": True}
 

@@ -1,4 +1,4 @@
-"""Which connections end when there are too many."""
+"""Which connections of clients are closed or refused when there are too many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Guest:
         return self.idle
 
 
-def test_the_one_that_is_idle_for_longest_makes_room() -> None:
+def test_the_connection_that_is_idle_for_longest_makes_room() -> None:
     doors = Doors(3)
     guests = [Guest() for _ in range(3)]
     for at, each in enumerate(guests):
@@ -33,7 +33,7 @@ def test_the_one_that_is_idle_for_longest_makes_room() -> None:
     assert (doors.closed, doors.refused, len(doors.guests)) == (2, 0, 3)
 
 
-def test_one_that_has_just_come_is_not_taken_for_idle() -> None:
+def test_a_new_connection_is_not_taken_for_idle() -> None:
     doors = Doors(1)
     first, late = Guest(), Guest()
     doors.enter(first, 0.0)
@@ -44,7 +44,7 @@ def test_one_that_has_just_come_is_not_taken_for_idle() -> None:
     assert first.left
 
 
-def test_one_with_a_request_under_way_stays() -> None:
+def test_a_connection_with_a_request_under_way_stays() -> None:
     doors = Doors(1)
     at_work = Guest(idle=False)
     doors.enter(at_work, 0.0)
@@ -60,7 +60,7 @@ def test_refusals_are_bounded_too() -> None:
     assert doors.refused == len(places)
 
 
-def test_one_that_has_left_is_forgotten() -> None:
+def test_a_connection_that_has_left_is_forgotten() -> None:
     doors = Doors(1)
     gone = Guest()
     doors.enter(gone, 0.0)
@@ -75,5 +75,5 @@ def test_one_that_has_left_is_forgotten() -> None:
     ("descriptors", "used", "most"),
     [(64, 16, (64 - 16 - SPARE) // 2), (1024, 24, 488), (1 << 20, 20, CLIENTS_MAX), (10, 9, 1)],
 )
-def test_half_of_what_is_left_is_for_clients(descriptors: int, used: int, most: int) -> None:
+def test_half_of_the_free_descriptors_are_for_clients(descriptors: int, used: int, most: int) -> None:
     assert guests_of(descriptors, used) == most

@@ -1,4 +1,4 @@
-"""Early legs in the connector's scheduler half, with a channel that the test holds in its hand."""
+"""Early legs in the connector's scheduler half, with a notice channel that the test controls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MINE, THEIRS = (str(TransferId(RequestId(name), 1, 1)) for name in ("mine", "the
 
 
 class _Channel:
-    """A channel without NIXL: what was told, and what is to be heard."""
+    """A notice channel without NIXL: it records the notices that are sent, and delivers those in `comes`."""
 
     payload = b"channel"
 
@@ -75,10 +75,10 @@ def _hold(engine: str) -> dict[str, Any]:
     return {"remote_engine_id": engine, "do_remote_prefill": True, "remote_num_tokens": 2}
 
 
-def test_a_hold_that_is_told_of_while_another_one_is_made_is_not_missed(
+def test_a_notice_that_comes_while_another_hold_is_made_is_not_missed(
     handoffs: EarlyHandoffs, channel: _Channel
 ) -> None:
-    """An engine that is D of one request and P of another looks at the channel when it has made a hold."""
+    """An engine that is D of one request and P of another reads the channel when it has made a hold."""
     waiting = _request("leg", {EARLY: "other", TRANSFER: MINE})
     assert handoffs.opened(waiting) and handoffs.waits("leg")
     channel.comes = [(OTHER, encode(Ready(MINE, _hold(OTHER), 5)))]
@@ -86,8 +86,8 @@ def test_a_hold_that_is_told_of_while_another_one_is_made_is_not_missed(
     assert not handoffs.waits("leg") and waiting.kv_transfer_params["do_remote_prefill"] is True
 
 
-def test_another_requests_test_pull_takes_no_leg_its_wait(handoffs: EarlyHandoffs, peers: ProducerPeers) -> None:
-    """A leg that is computed here draws a token of its own, while its client may have P's by then."""
+def test_a_test_pull_of_another_request_ends_no_legs_wait(handoffs: EarlyHandoffs, peers: ProducerPeers) -> None:
+    """A leg that is computed here samples a first token of its own, and its client may already have P's."""
     began = time.monotonic() - ASIDE_S
     for _ in range(FAILURES):
         peers.ended(OTHER, NOT_ITS_OWN, began)
@@ -98,7 +98,7 @@ def test_another_requests_test_pull_takes_no_leg_its_wait(handoffs: EarlyHandoff
     assert handoffs.waits("leg") and handoffs.waits("next")
     peers.ended(OTHER, NOT_ITS_OWN, time.monotonic())
     handoffs.ask()
-    assert not handoffs.waits("leg") and not handoffs.waits("next"), "the test has failed"
+    assert not handoffs.waits("leg") and not handoffs.waits("next"), "the test pull has failed"
 
 
 @pytest.mark.parametrize("readable", [True, False])
@@ -122,7 +122,7 @@ def test_a_hold_for_a_leg_that_is_computed_here_is_declined(
     assert handoffs.take_declined() == []
 
 
-def test_a_hold_is_told_to_those_who_asked_also_in_the_last_moment(handoffs: EarlyHandoffs, channel: _Channel) -> None:
+def test_a_hold_is_told_to_an_engine_that_asked_in_the_last_moment(handoffs: EarlyHandoffs, channel: _Channel) -> None:
     channel.comes = [(OTHER, encode(Want(THEIRS)))]
     handoffs.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS})
     ((caller, note),) = channel.told

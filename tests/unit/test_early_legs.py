@@ -64,7 +64,7 @@ def test_an_early_legs_fields_are_no_hold_for_vllms_connector() -> None:
 # --- as D ------------------------------------------------------------------------------------------------------------
 
 
-def test_it_waits_until_its_own_producer_says_so() -> None:
+def test_a_leg_waits_until_its_own_producer_says_that_the_hold_is_there() -> None:
     legs = EarlyLegs()
     legs.opened("r", "n", P, 0.0)
     assert legs.waits("r", 1.0) and legs.waiting == 1
@@ -79,7 +79,7 @@ def test_it_waits_until_its_own_producer_says_so() -> None:
     assert legs.counts == {"early legs": 1, "early legs told": 1, "early notices ignored": 5}
 
 
-def test_it_asks_at_once_and_again() -> None:
+def test_a_leg_asks_at_once_and_again() -> None:
     legs = EarlyLegs()
     legs.opened("r", "n", P, 3.0)
     assert legs.due(3.0) == [(P, "n")] and legs.due(3.0 + ASK_AGAIN_S - 0.01) == []
@@ -88,7 +88,7 @@ def test_it_asks_at_once_and_again() -> None:
     assert legs.due(100.0) == []
 
 
-def test_it_is_computed_here_if_its_producer_is_unknown_or_lost_or_time_is_up() -> None:
+def test_a_leg_is_computed_here_if_its_producer_is_unknown_or_lost_or_time_is_up() -> None:
     legs = EarlyLegs()
     legs.opened("unknown", "a", "", 0.0)
     assert not legs.waits("unknown", 0.0)
@@ -97,7 +97,7 @@ def test_it_is_computed_here_if_its_producer_is_unknown_or_lost_or_time_is_up() 
     legs.lost(lambda engine: engine == P)
     assert not legs.waits("lost", 0.0) and legs.waits("other", 0.0)
     assert legs.waits("other", WAIT_S_MAX - 1) and not legs.waits("other", WAIT_S_MAX)
-    assert legs.told(OTHER, ready("c", OTHER)) == [], "too late: it is computed here"
+    assert legs.told(OTHER, ready("c", OTHER)) == [], "too late: the leg is computed here"
     assert legs.counts["early legs computed here"] == 3 and legs.waiting == 0
 
 
@@ -115,7 +115,7 @@ def test_a_hold_that_comes_while_its_prompt_is_computed_here_is_declined_once() 
     assert legs.counts["early holds declined"] == 1 and legs.counts["early notices ignored"] == 2
 
 
-def test_an_aborted_leg_is_forgotten_and_a_late_word_changes_nothing() -> None:
+def test_an_aborted_leg_is_forgotten_and_a_late_notice_changes_nothing() -> None:
     legs = EarlyLegs()
     legs.opened("r", "n", P, 0.0)
     legs.finished("r")
@@ -123,7 +123,7 @@ def test_an_aborted_leg_is_forgotten_and_a_late_word_changes_nothing() -> None:
     assert legs.told(P, ready()) == [] and legs.due(9.0) == [] and not legs.waits("r", 9.0)
 
 
-def test_more_legs_than_there_may_be_are_computed_here() -> None:
+def test_legs_beyond_the_limit_are_computed_here() -> None:
     legs = EarlyLegs()
     for number in range(LEGS_MAX + 1):
         legs.opened(f"r{number}", f"n{number}", P, 0.0)
@@ -133,7 +133,7 @@ def test_more_legs_than_there_may_be_are_computed_here() -> None:
 # --- as P ------------------------------------------------------------------------------------------------------------
 
 
-def test_who_asks_before_is_told_when_it_stands_and_who_asks_after_at_once() -> None:
+def test_early_callers_are_told_when_the_hold_is_made_and_later_ones_at_once() -> None:
     callers = Callers()
     assert callers.wanted("d", "n", 0.0) is None and callers.asked == 1
     assert callers.filled("r", ready()) == ("d",) and callers.asked == 0
@@ -160,7 +160,7 @@ WORDS = ["want", "lose want", "fill", "deliver", "lose", "abort D", "end hold", 
 
 @given(st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 2)), max_size=60))
 def test_in_any_order_no_leg_stays_behind_a_hold_that_stands(events: list[tuple[str, int]]) -> None:
-    """Notices may be lost, in any order: what asks again is told, of its own hold, while the hold stands."""
+    """Notices may be lost, and come in any order. A leg that asks again is told of its hold while that stands."""
     callers, legs = Callers(), EarlyLegs()
     standing: set[int] = set()
     filled: set[int] = set()
@@ -204,14 +204,14 @@ def test_in_any_order_no_leg_stays_behind_a_hold_that_stands(events: list[tuple[
     ask(arrives=True)
     for note in flying:
         waiting -= {int(each[1:]) for each in legs.told(P, note)}
-    assert waiting.isdisjoint(standing), "what stands has been told"
+    assert waiting.isdisjoint(standing), "their legs have been told of the holds that stand"
 
 
 # --- the notice channel ----------------------------------------------------------------------------------------------
 
 
 class Agent:
-    """A NIXL agent that does as it is told."""
+    """A stand-in for a NIXL agent. If it `breaks`, its calls raise."""
 
     def __init__(self, *, breaks: bool = False) -> None:
         self.sent: list[tuple[str, bytes]] = []
@@ -245,7 +245,7 @@ class Agent:
             raise RuntimeError("no")
 
 
-def test_a_channel_hears_those_it_knows_and_no_stranger() -> None:
+def test_a_channel_reads_notices_only_of_engines_that_it_knows() -> None:
     agent = Agent()
     channel = NoticeChannel(agent)
     agent.notes = {"agent-p": [b"x"]}
@@ -283,5 +283,5 @@ def test_a_channel_that_breaks_raises_nothing() -> None:
         (True, -3.0, False, 0.0),
     ],
 )
-def test_when_it_is_sent(able: bool, expected_s: float | None, queued: bool, sent: float | None) -> None:
+def test_when_an_early_leg_is_sent(able: bool, expected_s: float | None, queued: bool, sent: float | None) -> None:
     assert early_in_s(able=able, expected_s=expected_s, queued=queued) == pytest.approx(sent)

@@ -1,4 +1,4 @@
-"""What vLLM's KV events say was thrown out: counted as vLLM 0.32 writes them, and forgotten by routers once."""
+"""Evictions in vLLM's KV events: counted as vLLM 0.32 writes them; routers forget evicted chunks once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_other_groups_and_tiers_do_not_count(more: dict[str, Any]) -> None:
 
 
 def test_a_lower_tiers_blocks_have_no_size() -> None:
-    """vLLM 0.32 writes 0 there: blocks of the KV cache keep their own."""
+    """vLLM 0.32 writes a block size of 0 for lower tiers. Blocks of the KV cache keep their own size."""
     below = {**stored(1, 0), "medium": "CPU"}
     assert heard(batch(stored(3, 128), below), batch(removed(2))).tokens == 256
 
@@ -82,10 +82,10 @@ def test_a_block_counts_when_its_last_tier_drops_it() -> None:
     found.hear(batch(moved("BlockStored", "GPU", 1), moved("BlockRemoved", "STORAGE", 1, 2)))
     assert (found.tokens, found.kept) == (32, {"host": 0, "disk": 0})
     found.hear(batch({"type": "AllBlocksCleared"}, moved("BlockRemoved", "GPU", 1, 2)))
-    assert (found.tokens, found.clears) == (48, 0), "once each"
+    assert (found.tokens, found.clears) == (48, 0), "each block counts once"
 
 
-def test_so_many_blocks_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.vllm.evictions.BLOCKS_MAX", 2)
     found = Evictions(tiered=True)
     found.hear(batch(moved("BlockStored", "GPU", 1, 2, 3)))
@@ -96,7 +96,7 @@ def test_so_many_blocks_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", msgspec.msgpack.encode({"a": 1}), batch({"type": "Other"})])
-def test_what_is_no_batch_is_refused_and_changes_nothing(payload: bytes) -> None:
+def test_a_payload_that_is_no_batch_is_refused_and_changes_nothing(payload: bytes) -> None:
     found = heard(batch(stored(1), removed(1)))
     with pytest.raises(msgspec.DecodeError):
         found.hear(payload)
@@ -109,7 +109,7 @@ def test_a_new_start_counts_from_nothing() -> None:
     assert (found.tokens, found.clears) == (0, 0)
 
 
-# --- and routers forget it --------------------------------------------------------------------------------------------
+# --- and routers forget evicted chunks --------------------------------------------------------------------------------
 
 NAMES = list(range(10))
 EACH = 256
@@ -117,7 +117,7 @@ EACH = 256
 
 
 class Seen:
-    """One instance as its agent tells of it, and ten chunks that went there."""
+    """One instance as its agent reports it, and ten chunks that were sent there."""
 
     def __init__(self, *, first: tuple[int, int] = (0, 0)) -> None:
         self.view = FleetView()
@@ -129,7 +129,7 @@ class Seen:
         self.prefixes.answered(sent, 1.0, prompt_tokens=size, text_bytes=1024 * len(NAMES), cached_tokens=0)
 
     def hears(self, evicted: tuple[int, int], epoch: int = 1) -> int:
-        """How many of them it is believed to have then."""
+        """Take a report of the agent. The number of chunks that the index then expects there."""
         one = Instance(id=InstanceId("p"), role=Role.PREFILL, url="u", epoch=epoch)
         load = Load(kv_tokens=100_000)
         self.view.fold(
@@ -138,7 +138,7 @@ class Seen:
         return self.prefixes.match(NAMES).chunks_of(0)
 
 
-def test_as_much_is_forgotten_as_was_thrown_out_since() -> None:
+def test_as_much_is_forgotten_as_was_evicted_since_the_last_report() -> None:
     seen = Seen()
     assert seen.hears((0, 0)) == 10
     assert seen.hears((3 * EACH, 0)) == 7
@@ -147,7 +147,7 @@ def test_as_much_is_forgotten_as_was_thrown_out_since() -> None:
     assert seen.hears((5 * EACH, 1)) == 0
 
 
-def test_what_was_before_a_router_came_is_not_its_loss() -> None:
+def test_evictions_before_a_router_started_do_not_count() -> None:
     seen = Seen(first=(50 * EACH, 3))
     assert seen.hears((50 * EACH, 3)) == 10
     assert seen.hears((51 * EACH, 3)) == 9
@@ -159,9 +159,9 @@ def test_a_new_engine_has_nothing_and_counts_anew() -> None:
     assert seen.view.get(InstanceId("p")).evicted == (0, 0)
 
 
-def test_routers_that_keep_no_prefixes_do_not_mind() -> None:
+def test_a_router_without_a_prefix_cache_index_takes_the_report() -> None:
     seen = Seen()
     seen.view.all().prefixes = None
     seen.hears((EACH, 1))
     assert seen.view.get(InstanceId("p")).evicted == (EACH, 1)
-    assert seen.prefixes.match(NAMES).chunks_of(0) == 10, "it is not theirs"
+    assert seen.prefixes.match(NAMES).chunks_of(0) == 10, "the view does not use this index any more"

@@ -52,7 +52,7 @@ def test_handed_over(path: str, body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("path", "body", "words"), WHOLE)
-def test_whole(path: str, body: dict[str, Any], words: str) -> None:
+def test_served_aggregated(path: str, body: dict[str, Any], words: str) -> None:
     said = verdict(path, body)
     assert said.way is Way.AGGREGATED
     assert words in said.because

@@ -47,7 +47,7 @@ def test_one_text_is_itself() -> None:
     assert samples(merged([text])) == samples(text)
 
 
-def test_failed_pairs_are_told_and_others_are_not() -> None:
+def test_failed_pairs_have_a_series_and_others_have_none() -> None:
     meters = RouterMetrics()
     meters.pulled(InstanceId("p"), InstanceId("d"), None)
     meters.pulled(InstanceId("p"), InstanceId("d2"), "no route")
@@ -58,7 +58,7 @@ def test_failed_pairs_are_told_and_others_are_not() -> None:
 
 
 def test_every_gauge_says_how_it_is_merged() -> None:
-    """All but the silent routers' own, which is added to the sum."""
+    """All but `baton_routers_silent`: the answering router adds it to the merged text."""
     registry = RouterMetrics().registry
     gauges = {family.name for family in registry.collect() if family.type == "gauge"}
     assert {name for name in gauges if not name.endswith("_created")} == set(GAUGES)

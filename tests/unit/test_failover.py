@@ -1,4 +1,4 @@
-"""Whether others have a missing router's load: sure where it had much of it, and never by chance."""
+"""Whether other routers have taken over a silent router's load: found where it had much load, never by chance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def judged(rate: float, share: float, seed: int, *, crashes: bool, lasts_s: floa
 
 
 @pytest.mark.parametrize(("rate", "share"), [(2.0, 0.5), (20.0, 0.33), (200.0, 0.1)])
-def test_a_crash_is_told_within_two_minutes(rate: float, share: float) -> None:
+def test_a_crash_is_found_within_two_minutes(rate: float, share: float) -> None:
     found = [judged(rate, share, seed, crashes=True) for seed in range(20)]
     assert all(each is not None and 70.0 <= each <= 120.0 for each in found), found
 
@@ -32,7 +32,7 @@ def test_a_router_that_lives_is_not_taken_to_be_dead(rate: float, share: float) 
     assert [judged(rate, share, seed, crashes=False) for seed in range(20)] == [None] * 20
 
 
-def test_the_only_busy_router_is_told_by_any_load_elsewhere() -> None:
+def test_the_loss_of_the_only_busy_router_is_found_by_any_load_elsewhere() -> None:
     found = judged(2.0, 1.0, 1, crashes=True)
     assert found is not None and found <= 75.0
 
@@ -41,8 +41,8 @@ def test_a_router_without_load_is_missing_as_long_as_it_is_not_heard() -> None:
     assert judged(20.0, 0.0, 3, crashes=True) is None
 
 
-def test_what_came_in_a_time_without_complete_looks_did_not_come_in_its_last_minute() -> None:
-    """Another router was not heard for 110 s, so no look was complete: the next has the arrivals of all that time."""
+def test_arrivals_of_a_time_without_complete_looks_are_not_those_of_its_last_minute() -> None:
+    """Another router was not heard for 110 s, so no look was complete: the next one has all arrivals of that time."""
     recent = RecentArrivals()
     for now in range(3, 300, 3):
         recent.add(dict.fromkeys("abc", 15), now - 3.0, now)

@@ -1,4 +1,4 @@
-"""Requests counted many at once are counted as one by one."""
+"""Requests that are counted in batches give the same statistics as requests that are counted one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOUNDS = (0.005, 0.05, 0.5)
 
 
 def through(chance: Random, *, stream: bool = True) -> RequestTimeline:
-    """Some request's way, to its end."""
+    """The timeline of a random request, to its end."""
     now = 100 * chance.random()
     line = RequestTimeline(now, stream=stream)
 
@@ -62,7 +62,7 @@ def samples(registry: CollectorRegistry) -> Iterator[tuple[Any, float]]:
 
 
 @pytest.mark.parametrize("count", [1, TOGETHER + 7])
-def test_as_one_by_one(count: int) -> None:
+def test_a_batch_counts_as_its_requests_one_by_one(count: int) -> None:
     chance = Random(count)
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     times, single, lately, lone = Times(ours, BOUNDS), Times(theirs, BOUNDS), RollingStatistics(), RollingStatistics()
@@ -83,7 +83,7 @@ def test_as_one_by_one(count: int) -> None:
     assert times.parts_of_ttft() == pytest.approx(single.parts_of_ttft())
 
 
-def test_each_is_counted_in_its_own_time() -> None:
+def test_each_request_is_counted_in_its_own_slot() -> None:
     lately = RollingStatistics()
     finished = FinishedRequests(Times(CollectorRegistry(), BOUNDS), lately)
     for at in range(4):

@@ -1,4 +1,4 @@
-"""Pools that nothing sizes: what is missing is started, what failed is stopped, and nothing else."""
+"""Pools of a fixed size: missing instances are started, failed ones are stopped, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def acts(machine: FixedPools, event: Observed | Pause, now: float) -> list[Actio
     return [effect.action for effect in machine.handle(event, now) if isinstance(effect, Act)]
 
 
-def test_what_is_missing_is_started_once() -> None:
+def test_missing_instances_are_started_once() -> None:
     machine = FixedPools({"decode": 3})
     found = acts(machine, seen(Phase.READY), 100.0)
     assert len(found) == 2
@@ -32,7 +32,7 @@ def test_what_is_missing_is_started_once() -> None:
     assert len(acts(machine, seen(Phase.READY), 100.0 + AGAIN_S)) == 2
 
 
-def test_one_that_failed_is_stopped_and_replaced() -> None:
+def test_a_failed_instance_is_stopped_and_replaced() -> None:
     machine = FixedPools({"decode": 2})
     first, second = acts(machine, seen(Phase.READY, Phase.FAILED), 100.0)
     assert isinstance(first, Stop)
@@ -40,11 +40,11 @@ def test_one_that_failed_is_stopped_and_replaced() -> None:
     assert isinstance(second, Start)
 
 
-def test_more_than_the_file_says_is_left_alone() -> None:
+def test_instances_beyond_the_file_are_left_alone() -> None:
     assert acts(FixedPools({"decode": 1}), seen(Phase.READY, Phase.READY), 100.0) == []
 
 
-def test_the_unknown_the_follower_and_the_paused_do_nothing() -> None:
+def test_nothing_happens_while_instances_are_unknown_or_it_does_not_lead_or_is_paused() -> None:
     machine = FixedPools({"decode": 3})
     assert acts(machine, seen(known=False), 100.0) == []
     assert acts(machine, seen(leads=False), 100.0) == []

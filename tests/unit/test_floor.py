@@ -38,5 +38,5 @@ def test_possible_targets_pass(ttft: float, tpot: float) -> None:
 
 
 @pytest.mark.parametrize(("model", "gpu"), [("nobody/knows-it", "H100-SXM"), ("baton-tiny", "H100-SXM")])
-def test_nothing_is_said_of_what_is_not_known(model: str, gpu: str) -> None:
+def test_a_model_whose_config_does_not_ship_has_no_floor(model: str, gpu: str) -> None:
     assert problems(model, gpu, 1, 1) == []

@@ -1,4 +1,4 @@
-"""What a router counts for whoever sizes the fleet."""
+"""What a router counts for the goodput controller."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_arrivals_and_ends_are_counted_apart() -> None:
     assert told.answers == {bucket_of(200): 1}
 
 
-def test_a_client_that_left_is_over_and_neither_met_nor_missed() -> None:
+def test_a_request_whose_client_left_has_ended_and_neither_met_nor_missed() -> None:
     flow = RouterFlow()
     flow.arrived("m", "chat", 10)
     flow.ended("m", "chat", 3, LEFT, late_first=False)
@@ -60,7 +60,7 @@ def test_the_backlog_says_how_many_wait_and_since_when() -> None:
     assert found == {"a": (2, 8.0), "b": (1, 1.0)}
 
 
-def test_an_announcement_of_all_of_it_can_be_read_and_has_room() -> None:
+def test_an_announcement_of_all_counters_can_be_read_and_leaves_room() -> None:
     flow = RouterFlow()
     for number in range(2 * SERIES_MAX):
         for power in range(21):

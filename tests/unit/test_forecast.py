@@ -29,7 +29,7 @@ def test_a_level_uses_all_of_a_steady_load_and_little_after_a_step() -> None:
 
 
 def test_a_burst_of_ten_seconds_is_no_change_and_a_slow_slope_is_one() -> None:
-    """Five and a half standard deviations as the normal distribution has them are four of so few arrivals."""
+    """Of so few arrivals, the burst is 5.5 standard deviations by the normal distribution, and only 4 in truth."""
     counts = np.full(720, 2.0)
     counts[-2:] = 7.0
     assert steady_rate(counts, 5.0, 1.0) == Stretch(3600.0, pytest.approx(0.4028, abs=1e-4), whole=True)
@@ -70,7 +70,7 @@ def test_a_period_is_found_and_none_in_noise() -> None:
 
 
 def run(rate: Callable[[float], float], seconds: float, horizon_s: float) -> tuple[list[str], list[float]]:
-    """Who was used, and the forecast over what came."""
+    """The forecaster used at each look, and its upper forecast over the rate that came."""
     rng, traffic, forecasting = np.random.default_rng(1), Traffic(), Forecasting()
     used, ratios, now = [], [], 0.0
     while now < seconds:
@@ -97,7 +97,7 @@ def test_after_one_cycle_the_season_is_known() -> None:
 
 
 def rising(forecasters: dict[str, Forecaster]) -> Forecast:
-    """What is said of a load that has risen for half an hour."""
+    """The forecast for a load that has risen for half an hour."""
     traffic, forecasting = Traffic(), Forecasting(forecasters=forecasters)
     found = None
     for look in range(1, 361):
@@ -109,7 +109,7 @@ def rising(forecasters: dict[str, Forecaster]) -> Forecast:
 
 
 def off_by(factor: float) -> Forecaster:
-    """Knows the rise, and errs by a factor."""
+    """A forecaster that knows the rise, and errs by a factor."""
     return lambda history, horizon_s: factor * (history.counts[-1] / history.bin_s + horizon_s / 25)
 
 
@@ -124,7 +124,7 @@ def test_of_several_that_beat_the_last_value_the_median_is_used_and_a_season_alo
 
 
 def widened(at_s: float) -> float:
-    """The quantile over the forecast, so long after a load has tripled at once; a start takes two minutes."""
+    """The upper forecast over the mean one, `at_s` seconds after a load has tripled at once. A start takes 2 min."""
     traffic, forecasting, found = Traffic(), Forecasting(), None
     for look in range(1, round((1800 + at_s) / 5) + 1):
         counts = ClassCounts(arrivals=10 if look <= 360 else 30)
@@ -134,7 +134,7 @@ def widened(at_s: float) -> float:
     return found.upper / found.mean
 
 
-def test_a_step_widens_what_is_said_after_it_only_until_that_is_scored() -> None:
+def test_a_step_widens_the_forecasts_after_it_only_until_they_are_scored() -> None:
     assert widened(0.0) < 1.02
     assert widened(150.0) == pytest.approx(1 + WIDEST)
     assert widened(300.0) < 1.02

@@ -1,4 +1,4 @@
-"""What others send as JSON and is none: an error that its reader knows, wherever it is read."""
+"""Bytes from outside that should be JSON and are not: every reader reports them as the error that it promises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ODD = [DEEP, b'{"a":' * 100_000, b"\xff", b'"\xff"', b"{", b""]
 
 
 @pytest.mark.parametrize("raw", ODD, ids=lambda raw: repr(raw[:6]))
-def test_what_is_no_json_is_one_error(raw: bytes) -> None:
+def test_bytes_that_are_no_json_are_the_promised_error(raw: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         json_in(raw)
     assert isinstance(an_object(raw), str)
@@ -36,7 +36,7 @@ def test_what_is_no_json_is_one_error(raw: bytes) -> None:
     assert isinstance(parse(raw), str)
 
 
-def test_it_is_read() -> None:
+def test_json_is_read() -> None:
     assert json_in(b'{"a": [1]}') == {"a": [1]}
 
 
@@ -46,7 +46,7 @@ def test_events_that_nest_too_deep_are_left_out() -> None:
 
 
 def test_a_text_that_nests_too_deep_is_refused() -> None:
-    """It once went on unread: an engine with more room on its stack would have parsed it."""
+    """Such a text formerly passed unread. An engine with a larger stack would have parsed it."""
     hidden = "[" * 30_000 + '{"kv_transfer_params": {}}' + "]" * 30_000
     with pytest.raises(ApiError, match="64 levels"):
         body.strip({"vllm_xargs": hidden})
@@ -65,7 +65,7 @@ def test_json_as_text_has_a_limit_in_all() -> None:
 
 
 def test_long_stop_strings_cost_no_more_than_the_text() -> None:
-    """Each of their beginnings was once compared: of a megabyte that takes minutes."""
+    """Formerly, each beginning of a stop string was compared: for a megabyte that takes minutes."""
     said = {"choices": [{"index": 0, "text": " a", "token_ids": [1], "finish_reason": "length"}]}
     found = seed_of(said, "/v1/completions", ["x" * 1_000_000, "ax" * 500_000])
     assert found == "the first token may begin a stop string"

@@ -1,4 +1,4 @@
-"""What hostile clients' connections may take from a router: bytes, places, time. On transports that are none."""
+"""What connections of hostile clients may take from a router: bytes, places, time. The transports are stand-ins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Line:
-    """A client's end: what it was told, and whether it is still heard. Each has an address of its own."""
+    """A client's transport: the bytes written to it, and whether it is still read. Each has an address of its own."""
 
     numbers = count(1)
 
@@ -73,7 +73,7 @@ class Line:
 
 
 class Answers:
-    """Answers at once, or when told to."""
+    """What answers behind the front: each request at once, or with `fault`."""
 
     def __init__(self) -> None:
         self.open: Counter[str] = Counter()
@@ -123,7 +123,7 @@ def connected(front: Front, *sent: bytes) -> tuple[ClientConnection, Line]:
 
 
 def alive() -> Counter[str]:
-    """Objects of a connection's that are there."""
+    """The live objects of connections, by class."""
     kinds = [type(each) for each in gc.get_objects()]
     ours = ("cluster.http", "router.http", "httptools")
     return Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith(ours))
@@ -175,7 +175,7 @@ async def test_a_request_that_has_ended_is_gone_without_the_collector(
 
 
 @pytest.mark.parametrize("began", [HEAD + b"Content-Length: 9\r\n\r\n{", CHUNKED + b"9\r\n{"])
-async def test_a_body_that_does_not_come_is_gone_with_its_answer(began: bytes) -> None:
+async def test_a_body_that_does_not_come_leaves_nothing_after_its_answer(began: bytes) -> None:
     answers = Answers()
     front = front_of(answers, body_timeout_s=0.01)
     gc.collect()
@@ -237,7 +237,7 @@ async def test_extensions_of_chunks_are_passed_over() -> None:
 
 @pytest.mark.parametrize("behind", [b"POST ", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
 async def test_an_answer_is_read_before_its_connection_ends(behind: bytes) -> None:
-    """What comes behind a body in chunks is not read. Closed with that unread, a socket is reset, and its client may
+    """Bytes behind a body in chunks are not read. A socket that is closed with unread bytes is reset: its client may
     never see the answer.
     """
     front = front_of(Answers())
@@ -251,7 +251,7 @@ async def test_an_answer_is_read_before_its_connection_ends(behind: bytes) -> No
 
 
 async def test_no_body_is_read_behind_a_connect() -> None:
-    """aiohttp would take it for a request."""
+    """aiohttp would take the body for a request."""
     hidden = b"POST /v1/hidden HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
     head = b"CONNECT /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(hidden)
     _, line = connected(front_of(Answers()), head + hidden)
@@ -269,7 +269,7 @@ async def test_a_client_that_has_reset_its_connection_is_no_fault_of_ours(monkey
     assert line.closed
 
 
-async def test_crumbs_are_refused() -> None:
+async def test_a_body_in_tiny_chunks_is_refused() -> None:
     """A megabyte of single bytes would be a million chunks, a microsecond each."""
     _, line = connected(front_of(Answers()), CHUNKED, *[b"1\r\nx\r\n" * 10_000] * 20)
     assert line.statuses == [400]
@@ -301,7 +301,7 @@ async def test_a_request_is_counted_from_its_head_on() -> None:
     assert connected(front, SMALL)[1].statuses == [200]
 
 
-async def test_a_refusal_of_a_request_that_is_here_whole_keeps_the_connection() -> None:
+async def test_a_refusal_of_a_complete_request_keeps_the_connection() -> None:
     answers = Answers()
     answers.open_max = 0
     connection, line = connected(front_of(answers), SMALL)
@@ -335,7 +335,7 @@ async def test_no_request_begins_before_the_last_answer_is_written_out() -> None
     assert line.statuses == [200] * 3
 
 
-async def test_what_comes_meanwhile_is_bounded() -> None:
+async def test_requests_that_come_before_the_last_answer_is_written_are_bounded() -> None:
     connection, line = connected(front_of(Answers()))
     line.unread = 100_000
     connection.pause_writing()
@@ -382,30 +382,30 @@ async def test_what_one_address_uploads_leaves_room_for_others() -> None:
     connection, other = connected(front, LARGE + b"x" * 50_000)
     assert other.heard
     connection.data_received(b"x" * 30_000)
-    assert other.heard, "the bytes of one address are its own affair"
+    assert other.heard, "uploads of one address do not hold up another's"
 
 
-async def test_one_that_has_waited_in_vain_is_told_that_it_was_not_its_fault() -> None:
+async def test_an_upload_that_has_waited_in_vain_gets_a_503_and_no_408() -> None:
     front = front_of(Answers(), uploads=Uploads(100), body_timeout_s=0.05)
     (_, first), (_, second) = [connected(front, LARGE + b"x" * 300) for _ in range(2)]
     async with asyncio.timeout(5):
         while not second.ended:
             await asyncio.sleep(0.005)
     assert (first.statuses, second.statuses) == ([408], [503])
-    assert second.heard, "its end is to be heard"
+    assert second.heard, "the end of its connection must be read"
     assert (front.uploads.bytes, front.uploads.waiting) == (0, 0)
 
 
 # -- connections, all together --
 
 
-async def test_the_idlest_connection_makes_room_and_nobody_at_work_does(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_idlest_connection_makes_room_and_no_busy_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers()
     front = front_of(answers, doors=Doors(3))
     now = front.loop.time()
     monkeypatch.setattr(front.loop, "time", lambda: now)
     silent, served, uploads = connected(front), connected(front, SMALL), connected(front, LARGE)
-    assert connected(front)[1].statuses == [], "none is idle for long enough, and it has not asked yet"
+    assert connected(front)[1].statuses == [], "none is idle for long enough, and the new one has not asked"
     now += 5
     newcomers = [connected(front, SMALL) for _ in range(3)]
     assert [each[1].closed for each in (silent, served, uploads)] == [True, True, False]
@@ -413,7 +413,7 @@ async def test_the_idlest_connection_makes_room_and_nobody_at_work_does(monkeypa
     assert b"--connections-max" in newcomers[2][1].told
 
 
-async def test_beyond_the_refusals_connections_are_closed_without_a_word() -> None:
+async def test_beyond_the_refusals_connections_are_closed_without_an_answer() -> None:
     front = front_of(Answers(), doors=Doors(1))
     connected(front, LARGE)
     late = [connected(front, SMALL) for _ in range(REFUSALS_MAX + 2)]

@@ -50,7 +50,7 @@ def wanted(tokens: int, within: float) -> Wanted:
 
 @pytest.mark.parametrize(("within", "first_to_go"), [(1.0, "long"), (0.2, "short")])
 def test_the_longest_go_first_until_they_have_had_enough(within: float, first_to_go: str) -> None:
-    """One server, one second, 1.2 s of work: one of the two has to go."""
+    """One instance, a target of 1 s, 1.2 s of work: one of the two requests must be given up."""
     queue = FlowControlQueue()
     known(long_gone=10, short_gone=0, given_up=queue.given_up)
     queue.enter("long", wanted(8000, within), 700.0)
@@ -58,7 +58,7 @@ def test_the_longest_go_first_until_they_have_had_enough(within: float, first_to
     assert queue.hopeless(0.0, 1) == [first_to_go]
 
 
-def test_one_that_cannot_be_in_time_takes_no_other_with_it() -> None:
+def test_a_request_that_cannot_be_in_time_takes_no_other_with_it() -> None:
     queue = FlowControlQueue()
     queue.enter("too late", wanted(500, 1.0), 1100.0)
     queue.enter("in time", wanted(8000, 1.0), 300.0)

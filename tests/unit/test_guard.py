@@ -1,4 +1,4 @@
-"""The guard by hand, as an ASGI server would call it: what passes, passes as it came; nothing unsigned does."""
+"""The guard, called as an ASGI server calls it: requests pass unchanged, and no transfer fields pass unsigned."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_ticket_of_the_former_key_passes_while_both_are_known() -> None:
     ],
 )
 def test_a_body_without_transfer_fields_passes(raw: bytes) -> None:
-    """Words about such fields are the client's own; what is no JSON is the engine's to refuse."""
+    """A text that names such fields is the client's own. The engine refuses a body that is no JSON."""
     assert judge(raw) is None
 
 
@@ -102,7 +102,7 @@ def test_smuggled_fields_are_refused(name: str, fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in smuggled(PULL, BODY) if name not in {"plain", "utf-8-sig"} and
                                   not name.startswith(("utf", "escaped"))])  # fmt: skip
-def test_a_good_ticket_is_good_in_one_place_only(name: str) -> None:
+def test_a_good_ticket_is_good_in_one_place_of_the_body_only(name: str) -> None:
     assert judge(smuggled(signed(PULL, D, at=NOW), BODY)[name]) is not None
 
 
@@ -114,7 +114,7 @@ def test_a_good_ticket_carries_nothing_else_along() -> None:
 
 @pytest.mark.parametrize("name", smuggled(PULL, BODY))
 def test_a_large_body_is_judged_as_a_small_one_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it is not built. Other encodings than UTF-8 it may not have."""
+    """A large body is not built as objects. It must be UTF-8."""
     for fields in (HOLD, signed(PULL, D, at=NOW)):
         raw = smuggled(fields, BODY)[name]
         with monkeypatch.context() as patch:
@@ -147,7 +147,7 @@ def test_a_large_leg_passes_with_its_ticket_and_not_without() -> None:
     ids=["depth", "values", "names", "text", "syntax"],
 )
 def test_a_large_body_has_limits(raw: bytes, words: str) -> None:
-    """To build them would hold up all of the API server for seconds."""
+    """Building such bodies as objects would block the whole API server for seconds."""
     refusal = judge(raw)
     assert refusal is not None
     assert (refusal.status, refusal.why) == (400, Why.UNREADABLE)
@@ -162,7 +162,7 @@ def test_free_form_fields_of_a_form_have_a_limit() -> None:
 
 
 def under_the_fleet_key() -> dict[str, Any]:
-    """A ticket for whoever would check with the fleet's secret itself."""
+    """A ticket signed with the fleet's secret itself, not with the instance's key."""
     ticket = ticket_for(PULL, D, at=NOW)
     return {**PULL, wire.TICKET: sign(ticket, FLEET)}
 
@@ -223,7 +223,7 @@ def test_a_ticket_is_good_once() -> None:
     assert why(raw, screen=screen) is None
     for later in (0.0, 1.0, LIFE_S + SKEW_S - 0.01):
         assert why(raw, screen=screen, at=NOW + later) is Why.REPLAYED
-    assert why(raw, screen=screen, at=NOW + LIFE_S + SKEW_S) is Why.TICKET, "from here its date refuses it"
+    assert why(raw, screen=screen, at=NOW + LIFE_S + SKEW_S) is Why.TICKET, "from here it has expired"
     assert why(body_with(signed(PULL, D, at=NOW, nonce=2)), screen=screen) is None, "another one for the same fields"
 
 
@@ -233,7 +233,7 @@ def test_a_restart_does_not_make_used_tickets_new() -> None:
     assert why(raw, screen=Screen(NOW + SKEW_S - 1), at=NOW + SKEW_S - 1) is None, "clocks may be apart by so much"
 
 
-def test_what_is_remembered_is_bounded_and_refuses_when_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_used_tickets_is_bounded_and_refuses_when_full(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SPENT_MAX == 1 << 18
     monkeypatch.setattr("kvtransfer.screen.SPENT_MAX", 2)
     screen = Screen(0)
@@ -298,7 +298,7 @@ def test_a_body_that_is_nested_too_deep_is_refused() -> None:
 
 
 patiently = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""Times are the machine's, which may be busy."""
+"""No deadlines: the machine may be busy."""
 
 NAMES = st.sampled_from(["kv_transfer_params", "ec_transfer_params", "vllm_xargs", "extra_args", "a", wire.TICKET])
 TEXTS = st.text(max_size=5) | st.just(json.dumps({"kv_transfer_params": 1}))
@@ -310,7 +310,7 @@ VALUES = st.recursive(
 
 
 def holds_fields(value: Any, name: str = "") -> bool:
-    """The same question as the guard's, asked of a parsed body in another way."""
+    """Whether a parsed body has transfer fields: the guard's own question, answered in another way."""
     if isinstance(value, dict):
         return any(
             (key in wire.TRANSFER_KEYS and inner not in (None, {})) or holds_fields(inner, key)
@@ -391,7 +391,7 @@ def guard(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> g.
 async def call(
     guard: g.Guard, raw: bytes, path: str = "/v1/completions", method: str = "POST", *, pieces: int = 1, **scope: Any
 ) -> list[Any]:
-    """One request in so many pieces, then a client that leaves; what was sent to him."""
+    """One request in `pieces` pieces, then the client leaves. The messages that were sent to the client."""
     size = max(1, -(-len(raw) // pieces))
     parts = [raw[at : at + size] for at in range(0, len(raw), size)] or [b""]
     news = [{"type": "http.request", "body": part, "more_body": part is not parts[-1]} for part in parts]
@@ -420,7 +420,7 @@ def refused(sent: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-async def test_a_request_passes_byte_for_byte_and_its_stream_and_its_leaving_too(
+async def test_a_request_passes_byte_for_byte_and_its_stream_and_its_disconnect_too(
     guard: g.Guard, engine: Engine, pieces: int
 ) -> None:
     for raw in (json.dumps(BODY).encode(), b"", body_with(signed(PULL, D, at=NOW, nonce=pieces))):
@@ -440,7 +440,7 @@ async def test_no_path_is_open(guard: g.Guard, engine: Engine, path: str) -> Non
 
 
 @pytest.mark.parametrize("scope", [{"type": "websocket"}, {"type": "lifespan"}, {"method": "GET"}, {"method": "HEAD"}])
-async def test_what_has_no_body_is_not_touched(guard: g.Guard, engine: Engine, scope: dict[str, str]) -> None:
+async def test_a_scope_without_a_body_is_not_touched(guard: g.Guard, engine: Engine, scope: dict[str, str]) -> None:
     """The engine gets the server's own `receive`."""
     seen = []
 
@@ -456,7 +456,7 @@ async def test_what_has_no_body_is_not_touched(guard: g.Guard, engine: Engine, s
     assert seen == [receive]
 
 
-async def test_a_client_that_leaves_early_asks_for_nothing(guard: g.Guard, engine: Engine) -> None:
+async def test_a_client_that_leaves_early_reaches_no_engine(guard: g.Guard, engine: Engine) -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
@@ -528,7 +528,7 @@ async def test_refusals_do_not_fill_the_log(guard: g.Guard, caplog: pytest.LogCa
     assert "\n" not in caplog.records[0].getMessage()
 
 
-def test_it_is_a_plain_class() -> None:
-    """vLLM would wrap a coroutine in something that buffers streams."""
+def test_the_guard_is_a_plain_class() -> None:
+    """vLLM would wrap a coroutine function in a middleware that buffers streams."""
     assert isinstance(g.Guard, type)
     assert not asyncio.iscoroutinefunction(g.Guard)

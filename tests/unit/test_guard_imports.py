@@ -1,4 +1,4 @@
-"""What runs inside vLLM's process imports the standard library and modules of ours that do the same, nothing else."""
+"""Inside vLLM's process the guard imports the standard library, `kvtransfer`, and a few modules of `cluster` alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_guard_works_with_everything_else_blocked() -> None:
 
 
 @pytest.mark.parametrize("module", ["kvtransfer.guard", "kvtransfer.keyfile", "kvtransfer.screen", "kvtransfer.keys"])
-def test_each_of_its_modules_imports_alone(module: str) -> None:
+def test_each_module_of_the_guard_imports_alone(module: str) -> None:
     assert run(f"import {module}; print('there')") == "there"
 
 

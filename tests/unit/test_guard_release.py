@@ -1,4 +1,4 @@
-"""A hold is given up by its name at the engine's own port, with a ticket, and the door is asked."""
+"""A hold is released by its name at the engine's own port: with a ticket, the guard asks the agent socket."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def post(
     tiers: bool = False,
     rank: str | None = None,
 ) -> tuple[int, Any]:
-    """Status and answer of one POST, and that the engine never saw it."""
+    """Status and answer of one POST, which must not reach the engine."""
     keys = tmp_path / "keys"
     keys.write_text(instance_text((FLEET,), InstanceId(P)))
     monkeypatch.setenv(FILE_VARIABLE, str(keys))
@@ -85,7 +85,7 @@ def ticketed() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("tiers", [False, True], ids=["alone", "beside tiers"])
-async def test_a_ticketed_release_is_asked_at_the_door(
+async def test_a_release_with_a_ticket_is_asked_at_the_agent_socket(
     tiers: bool, door: Path, asked: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await post(ticketed(), door, tmp_path, monkeypatch, tiers=tiers) == (200, {"ok": True})
@@ -122,6 +122,6 @@ async def test_an_engine_without_our_connector_says_so(tmp_path: Path, monkeypat
     assert status == 404 and "connector" in answer["error"]["message"]
 
 
-async def test_a_door_that_is_gone_is_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_socket_that_is_gone_is_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, answer = await post(ticketed(), tmp_path / "nothing", tmp_path, monkeypatch)
     assert status == 503 and "agent socket" in answer["error"]["message"]

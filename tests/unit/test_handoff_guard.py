@@ -1,4 +1,4 @@
-"""The guard: handing over is turned off where it surely loses, for the class that it loses for, and not for ever."""
+"""The handoff guard: hand-overs are turned off where they surely lose, for that class alone, and not for ever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from router.scheduler.scoring.handoff_guard import (
 )
 
 pytestmark = pytest.mark.interpreted
-"""It is asked with what looks like prices; compiled, it takes nothing but those."""
+"""These tests pass stand-ins for prices, which a compiled guard does not take."""
 
 TTFT_MS, TPOT_MS, PAUSE_MS = 100.0, 10.0, 30.0
 UNIT_TTFT, UNIT_TPOT, MIDDLE = 400.0, 40.0, 101.0
@@ -39,7 +39,7 @@ def prices(
     waits: bool = False,
     streamed: bool = True,
 ) -> Any:
-    """What a choice has told."""
+    """The prices of one choice, as far as the guard reads them."""
     return SimpleNamespace(
         wanted=SimpleNamespace(arrived=arrived, slo_class=slo_class, streamed=streamed),
         ttft_at=lambda _row: TTFT_MS,
@@ -62,7 +62,7 @@ def foretold(*, pair: bool = True, gains: float | None = None, **given: Any) -> 
 
 
 class Life:
-    """Requests one after the other, by chance."""
+    """Random requests, one after the other."""
 
     def __init__(self) -> None:
         self.guard = HandoffGuard()
@@ -71,7 +71,7 @@ class Life:
         self.told: dict[str, Any] = {}
 
     def request(self, *, pair: bool, pause_ms: float, gains: float, late_ms: float = 0.0, slo_class: str = "") -> bool:
-        """One more, and whether it was handed over: only where the guard allows it."""
+        """One more request: whether it was handed over, as `pair` wants and the guard allows."""
         self.now += 0.01
         allowed = self.guard.allows(slo_class, self.now)
         handed = pair and allowed
@@ -85,7 +85,7 @@ class Life:
         return handed
 
     def many(self, count: int, **given: Any) -> float:
-        """Every third is one that the policy serves whole; how many of the others were handed over."""
+        """The policy serves every third request aggregated. The share of the others that were handed over."""
         handed = [self.request(pair=at % 3 > 0, **given) for at in range(count)]
         return sum(handed) / (count * 2 / 3)
 
@@ -93,7 +93,7 @@ class Life:
 # --- what one request says --------------------------------------------------------------------------------------------
 
 
-def test_as_told_is_neither_dearer_nor_cheaper() -> None:
+def test_a_hand_over_as_predicted_is_neither_dearer_nor_cheaper() -> None:
     each = foretold()
     each.computed_s = 10.0 + TTFT_MS / 1000
     assert each.dearer(10.0 + TOLD_S) == pytest.approx(0.0, abs=1e-9)
@@ -127,7 +127,7 @@ def test_a_target_that_is_missed_counts_as_in_prices() -> None:
     assert MISS < late.dearer(11.0) <= WORST
 
 
-def test_one_in_one_piece_began_its_answer_before() -> None:
+def test_an_answer_in_one_piece_began_before_it_came() -> None:
     each = foretold()
     each.computed_s = 10.2
     assert each.began_s(15.0, 101, 12.0) == pytest.approx(15.0 - 100 * 12.0 / 1000)
@@ -137,38 +137,38 @@ def test_one_in_one_piece_began_its_answer_before() -> None:
 # --- turning it off ---------------------------------------------------------------------------------------------------
 
 
-def test_as_told_it_stays_on_even_where_a_pair_gains_nothing() -> None:
+def test_hand_overs_as_predicted_stay_on_even_where_a_pair_gains_nothing() -> None:
     life = Life()
     assert life.many(6000, pause_ms=PAUSE_MS, gains=-1.0) == 1.0
 
 
-def test_later_than_told_and_still_worth_it_stays_on() -> None:
+def test_hand_overs_that_are_late_and_still_worth_it_stay_on() -> None:
     life = Life()
     assert life.many(3000, pause_ms=10 * PAUSE_MS, gains=0.5) == 1.0
-    assert life.guard.wonders(""), "it looks what it gains"
+    assert life.guard.wonders(""), "the guard asks what hand-overs gain"
 
 
-def test_later_than_told_by_more_than_it_gains_is_turned_off() -> None:
+def test_hand_overs_that_are_late_by_more_than_they_gain_are_turned_off() -> None:
     life = Life()
     life.many(300, pause_ms=10 * PAUSE_MS, gains=0.001)
     assert life.guard.off() == {"": True}
     assert life.many(600, pause_ms=10 * PAUSE_MS, gains=0.001) == pytest.approx(1 / TRIES, abs=0.02)
 
 
-def test_somewhat_later_than_told_is_left_to_the_prices() -> None:
+def test_hand_overs_that_are_a_little_late_are_left_to_the_prices() -> None:
     life = Life()
     assert life.many(3000, pause_ms=2 * PAUSE_MS, gains=-1.0) == 1.0
     assert not life.guard.wonders("")
 
 
 def test_a_slow_fleet_is_not_the_handoffs_fault() -> None:
-    """Those served whole begin late by as much as the pauses of the others are longer."""
+    """Aggregated requests are late by more than the pauses of hand-overs are longer than predicted."""
     life = Life()
     assert life.many(3000, pause_ms=5 * PAUSE_MS, gains=-20.0, late_ms=250.0) == 1.0
 
 
-def test_whole_ones_that_are_as_late_are_no_better() -> None:
-    """A pair that was to gain a little came dearer by more than that, and so did those served whole."""
+def test_aggregated_requests_that_are_as_late_are_no_better() -> None:
+    """Pairs that were to gain a little came out dearer by more than that, and so did aggregated requests."""
     life, pause_ms = Life(), 30 * PAUSE_MS
     each = foretold()
     each.computed_s = 10.0
@@ -181,7 +181,7 @@ def test_whole_ones_that_are_as_late_are_no_better() -> None:
 
 
 def test_what_is_about_to_be_learned_is_left_to_learning() -> None:
-    """One bad network among good ones: the policy did not know when it handed those over, and will."""
+    """One bad network among good ones: the policy did not know of it at these hand-overs, and will learn it."""
     life = Life()
     life.told = {"expected": 1.0}
     assert life.many(600, pause_ms=20 * PAUSE_MS, gains=-1.0) == 1.0
@@ -197,13 +197,13 @@ def test_how_long_p_takes_is_not_the_guards_business() -> None:
     assert life.guard.off() == {"": False}
 
 
-def test_one_that_p_never_computed_says_nothing_of_handing_over() -> None:
+def test_a_request_that_p_never_computed_does_not_count() -> None:
     guard, each = HandoffGuard(), foretold(gains=0.0)
     guard.came(each, 30.0)
     assert guard.off() == {}
 
 
-def test_where_nothing_is_served_whole_lateness_counts_as_it_is() -> None:
+def test_where_nothing_is_served_aggregated_lateness_counts_in_full() -> None:
     life = Life()
     for _ in range(200):
         life.request(pair=True, pause_ms=20 * PAUSE_MS, gains=0.0)
@@ -220,7 +220,7 @@ def test_classes_do_not_answer_for_each_other() -> None:
     assert life.guard.allows("never seen", life.now)
 
 
-def test_what_never_begins_is_found_out_as_well() -> None:
+def test_answers_that_never_begin_count_as_well() -> None:
     guard, handed = HandoffGuard(), 0
     for at in range(2000):
         now = 10.0 + at * 0.01
@@ -231,7 +231,7 @@ def test_what_never_begins_is_found_out_as_well() -> None:
     assert handed < 2 * (OVERDUE_S + TOLD_S) / 0.01 + 2 * FEW + 2000 / TRIES
 
 
-def test_who_left_says_nothing() -> None:
+def test_a_request_whose_client_left_does_not_count() -> None:
     guard = HandoffGuard()
     for at in range(200):
         each = foretold(arrived=10.0 + at)
@@ -241,7 +241,7 @@ def test_who_left_says_nothing() -> None:
     assert guard.off() == {}
 
 
-def test_one_that_was_overdue_counts_once() -> None:
+def test_an_overdue_request_counts_once() -> None:
     guard, each = HandoffGuard(), foretold(gains=0.0)
     guard.computed(each, 10.2)
     guard.allows("", each.due_s + 1)
@@ -249,8 +249,8 @@ def test_one_that_was_overdue_counts_once() -> None:
     assert guard._classes[""].handed.count == 1
 
 
-def test_answers_in_one_piece_say_it_at_their_end_and_are_never_overdue() -> None:
-    """Before, each one that took longer than two seconds counted as a pause of two seconds."""
+def test_answers_in_one_piece_count_at_their_end_and_are_never_overdue() -> None:
+    """Formerly, each answer that took longer than 2 s counted as a pause of 2 s."""
     guard = HandoffGuard()
     for at in range(100):
         each = foretold(gains=0.0, arrived=10.0 + at, streamed=False)
@@ -275,21 +275,21 @@ def off(life: Life) -> None:
         life.request(pair=True, pause_ms=20 * PAUSE_MS, gains=0.0)
 
 
-def test_it_is_turned_on_again_when_the_network_is_well() -> None:
+def test_hand_overs_are_turned_on_again_when_the_network_is_well() -> None:
     life = Life()
     off(life)
     life.many(FEW * TRIES * 2, pause_ms=PAUSE_MS, gains=-1.0)
     assert life.guard.off() == {"": False}
 
 
-def test_or_when_it_gains_more_than_it_costs() -> None:
+def test_hand_overs_are_turned_on_again_when_they_gain_more_than_they_cost() -> None:
     life = Life()
     off(life)
     life.many(FEW * TRIES * 2, pause_ms=20 * PAUSE_MS, gains=2.0)
     assert life.guard.off() == {"": False}
 
 
-def test_it_stays_off_while_tries_still_lose() -> None:
+def test_hand_overs_stay_off_while_tries_still_lose() -> None:
     life = Life()
     off(life)
     life.many(FEW * TRIES * 10, pause_ms=20 * PAUSE_MS, gains=0.0)
@@ -297,14 +297,14 @@ def test_it_stays_off_while_tries_still_lose() -> None:
 
 
 def tried(life: Life) -> int:
-    """How many were handed over until it was on again."""
+    """The number of hand-overs until they were turned on again."""
     handed = 0
     while life.guard.off()[""]:
         handed += life.request(pair=True, pause_ms=PAUSE_MS, gains=0.0)
     return handed
 
 
-def test_each_failure_is_followed_by_twice_the_tries_until_there_is_peace() -> None:
+def test_each_failure_doubles_the_tries_until_hand_overs_are_well_for_long() -> None:
     life, needed = Life(), []
     for _ in range(7):
         off(life)

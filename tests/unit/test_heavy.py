@@ -1,4 +1,4 @@
-"""Large bodies, read in slices: engines get what they would get of a body that is read at once, or the client a 400."""
+"""Large bodies, read in slices: the engine gets the same body as if it were read at once, or the client gets a 400."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def keys_of(raw: bytes) -> set[str]:
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=5), st.booleans(), st.sampled_from([1, 16, 60, 1 << 16]))
 def test_what_is_read_in_slices_is_what_is_read_at_once(body: dict[str, Any], ascii_only: bool, small: int) -> None:
-    """And no transfer field is left in the bytes, however small or large fields count as large."""
+    """And no transfer field is left in the bytes, whatever the size from which a field counts as large."""
     if small <= LIGHT_BYTES // 2:
-        body.pop("cache_salt", None)  # the longest that is hashed is small
+        body.pop("cache_salt", None)  # a salt is hashed only while it counts as small
     raw = json.dumps(body, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heavy, "SMALL_BYTES", small)
@@ -117,7 +117,7 @@ def test_any_bytes_are_taken_as_they_are_at_once_or_refused(raw: bytes) -> None:
 
 
 def large(**fields: Any) -> bytes:
-    """A body over the line, by an unread text."""
+    """A body of more than `HEAVY_BYTES`, by a text that is not read."""
     return json.dumps({"model": "m", **fields, "junk": "x" * HEAVY_BYTES}).encode()
 
 
@@ -173,7 +173,7 @@ def test_fields_are_taken_out_and_the_rest_stays_as_it_came() -> None:
     words = [{"extra_args": {"b": "text"}, "priority": 1}, {"vllm_xargs": "a word"}, {"vllm_xargs": None}]
     plain = large(a=[*words, "x" * LIGHT_BYTES])
     assert json.loads(run(read(plain)).raw) == json.loads(plain)
-    assert run(read(large(a={"priority": 1}))).raw == large(a={"priority": 1}), "deeper, it is the client's own word"
+    assert run(read(large(a={"priority": 1}))).raw == large(a={"priority": 1}), "deeper, it is the client's own field"
 
 
 def test_a_large_field_that_no_client_may_set_is_left_out() -> None:
@@ -183,7 +183,7 @@ def test_a_large_field_that_no_client_may_set_is_left_out() -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=30), st.integers(1, 40), st.booleans())
-def test_a_texts_beginning_is_its_beginning(text: str, limit: int, ascii_only: bool) -> None:
+def test_the_beginning_of_an_unread_text_is_exact(text: str, limit: int, ascii_only: bool) -> None:
     try:
         raw = json.dumps(text, ensure_ascii=ascii_only).encode()
     except UnicodeEncodeError:
@@ -191,7 +191,7 @@ def test_a_texts_beginning_is_its_beginning(text: str, limit: int, ascii_only: b
     try:
         whole = msgspec.json.decode(raw).encode(errors="surrogatepass")
     except msgspec.DecodeError:
-        return  # half a pair
+        return  # half of a surrogate pair
     found = beginning(memoryview(raw), limit)
     assert whole.startswith(found)
     if ascii_only or limit >= len(raw):
@@ -218,7 +218,7 @@ CHATS = [
 @pytest.mark.parametrize("messages", CHATS, ids=range(len(CHATS)))
 @pytest.mark.parametrize("tools", [None, [{"type": "function"}]])
 def test_a_chat_has_the_same_names_read_either_way(messages: list[Any], tools: Any) -> None:
-    """A conversation that grows over the line finds its own prefixes."""
+    """A conversation that grows beyond `HEAVY_BYTES` still finds its own prefixes."""
     raw = json.dumps({"messages": messages, "tools": tools, "junk": "x" * HEAVY_BYTES}).encode()
     found, whole = run(read(raw)), json.loads(raw)
     assert isinstance(found.body["messages"], Unread)
@@ -321,7 +321,7 @@ def _asks(name: str, *, spelled: str = "uuid") -> bytes:
 @pytest.mark.parametrize("spelled", ["uuid", "\\u0075uid", "uui\\u0064"])
 @pytest.mark.parametrize("name", ["cat", 'a "quoted" \u00e9 \\ name', ""])
 def test_names_of_media_are_a_tenants_own_in_large_bodies_too(name: str, spelled: str) -> None:
-    """As `wire.strip` makes them in small ones: vLLM would give one tenant another's image by its name."""
+    """As in small bodies (`wire.strip`). By a shared name, vLLM would give one tenant another's image."""
     raw = _asks(name, spelled=spelled)
     assert is_heavy(raw)
     found = [json.loads(run(read(raw, namespace=tenant)).raw) for tenant in ("acme", "other")]
@@ -340,14 +340,14 @@ def test_a_name_of_media_that_is_no_text_is_refused_in_large_bodies() -> None:
 
 
 def test_no_small_field_is_left_unread() -> None:
-    """Unread, `stream` would say to us something else than to the engine."""
+    """If `stream` stayed unread, the router would take another value for it than the engine."""
     fields = {f"x{at}": "x" * (1 << 16) for at in range(17)}
     with pytest.raises(ApiError, match="beside its large fields"):
         run(read(json.dumps({**{name: text[:-100] for name, text in fields.items()}, "stream": True}).encode()))
 
 
-def test_what_is_called_the_same_elsewhere_stays() -> None:
-    """A tool's schema may have a property of that name."""
+def test_a_key_of_the_same_name_elsewhere_stays() -> None:
+    """A tool's schema may have a property with the name `uuid`."""
     tools = [
         {"type": "function", "function": {"name": "f", "parameters": {"properties": {"uuid": {"type": "string"}}}}}
     ]

@@ -114,7 +114,7 @@ def test_a_leg_without_a_name_is_held_and_one_without_a_slot_too() -> None:
     assert h.counts["no slot"] == 1 and h.held == 1
 
 
-def test_what_is_not_there_changes_nothing() -> None:
+def test_an_unknown_request_changes_nothing() -> None:
     h = holds()
     h.reported("never")
     h.dropped("never")
@@ -122,7 +122,7 @@ def test_what_is_not_there_changes_nothing() -> None:
     first = h.begin("a", "n", 0.0)
     assert h.begin("a", "n", 0.0) == first and h.slots.free == 3
     h.reported("a")
-    assert h.open_legs == 1 and h.counts["out of turn"] == 1, "a leg that runs is ended by no report"
+    assert h.open_legs == 1 and h.counts["out of turn"] == 1, "no report ends a leg that is still computed"
 
 
 def test_names_that_cannot_be_remembered_are_counted() -> None:
@@ -182,7 +182,7 @@ def kept() -> tuple[Holds, Rank, Slot]:
 
 
 def test_a_slot_that_another_leg_takes_in_the_same_step_keeps_its_mark() -> None:
-    """With few slots: a leg is aborted, its slot goes to the next, and the rank hears of both at once."""
+    """With few slots: a leg is aborted, its slot goes to the next leg, and the rank gets both orders at once."""
     h, rank = holds(1), Rank()
     h.begin("a", None, 0.0)
     rank.leases.step(h.take_orders(), 0.0)
@@ -202,7 +202,7 @@ def test_a_hold_ends_when_all_its_readers_have_read(kept: tuple[Holds, Rank, Slo
 
 
 @pytest.mark.parametrize("mark", [None, CLEAR, bytes(range(16))])
-def test_who_was_not_told_of_a_hold_cannot_end_it(kept: tuple[Holds, Rank, Slot], mark: bytes | None) -> None:
+def test_a_notice_without_the_mark_of_a_hold_cannot_end_it(kept: tuple[Holds, Rank, Slot], mark: bytes | None) -> None:
     _, rank, slot = kept
     for note in (ReadNote("r", 1, mark), ReadNote("other", 1, slot.mark), None):
         rank.leases.heard("d", note, 1.0)
@@ -249,7 +249,7 @@ def test_a_lease_is_extended_by_heartbeats_but_not_for_ever(kept: tuple[Holds, R
     assert rank.leases.expire(TERMS.longest) == ["r"] and not rank.marked(slot)
 
 
-def test_what_is_given_up_after_its_end_is_too_late(kept: tuple[Holds, Rank, Slot]) -> None:
+def test_a_release_after_the_end_of_a_hold_is_too_late(kept: tuple[Holds, Rank, Slot]) -> None:
     h, rank, slot = kept
     rank.leases.heard("d", ReadNote("r", 1, slot.mark), 1.0)
     h.release("name", 1.0)

@@ -1,4 +1,4 @@
-"""What an engine's own times of an answer in one piece count for."""
+"""Which of an engine's own times count for an answer in one piece, that is, not streamed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def answer(presumed: list[int]) -> AnswerInOnePiece:
 
 
 @pytest.mark.interpreted
-async def test_the_prompt_is_the_engines_that_answers_where_no_other_has_computed_it() -> None:
+async def test_the_answering_engines_prompt_time_counts_where_no_other_has_computed_it() -> None:
     presumed: list[int] = []
     made = answer(presumed)
     made.presume(0.0)
-    made.presume_no_more()  # the answer is there
+    made.presume_no_more()  # the answer has come
     assert made.engine_said(11) == EngineMs(250.0, 100.0, 375.0)
     handed_over = answer(presumed)
     assert handed_over.engine_said(11) == EngineMs(0.0, 100.0, 375.0)
@@ -37,8 +37,8 @@ async def test_the_prompt_is_the_engines_that_answers_where_no_other_has_compute
 
 
 @pytest.mark.interpreted
-async def test_after_a_leg_that_failed_the_next_one_may_have_its_prompt_from_another() -> None:
-    """First it was to be served whole, then it was handed over. Before, P was credited with D's time."""
+async def test_after_a_failed_leg_the_next_one_may_have_its_prompt_from_another_engine() -> None:
+    """The request was first served aggregated, then handed over. Formerly, P was credited with D's time."""
     presumed: list[int] = []
     made = answer(presumed)
     made.presume(0.0)

@@ -1,4 +1,4 @@
-"""The load in flight, what this router's requests do to instances: what is entered is what is taken out again."""
+"""The load in flight, of this router's requests: all that a request adds is taken out again at its end."""
 
 import math
 
@@ -42,7 +42,7 @@ def place(here: InflightLoad, one: InflightRequest, row: int, ms: float, now: fl
 
 
 def passed(here: InflightLoad, ms: float, now: float) -> float:
-    """How many answers at row 0 have their limit within `ms` more of prompts."""
+    """How many answers at row 0 reach their limit within `ms` more of prompts."""
     here.harmed(0, 1.0, 50.0, 50.0, now)
     at = here.rows[0]
     short, middle = (sum(0 < limit - at.stalled <= ms for limit in limits) for limits in at.limits.by_length)
@@ -77,8 +77,8 @@ def test_a_prompt_is_over_once() -> None:
 
 
 def test_prompts_that_count_as_computed_leave_no_wait_behind() -> None:
-    """Answers in one piece, one beside the next ever since a burst of two: no engine says when a prompt ends. Before,
-    the wait that was predicted grew to 80 s within 82 s.
+    """Answers in one piece overlap, since a burst of two: no engine reports when a prompt ends. Formerly, the predicted
+    wait grew to 80 s within 82 s.
     """
     here, gap_s, ms = inflight(), 0.055, 43.0
     here.prompt_placed(booking(), 0, ms, ms, -gap_s)
@@ -95,7 +95,7 @@ def test_prompts_that_count_as_computed_leave_no_wait_behind() -> None:
         assert wait_ms <= 3 * ms
 
 
-def test_a_prompt_that_is_given_up_before_it_began_is_no_time_that_has_passed() -> None:
+def test_a_prompt_that_is_given_up_before_it_began_takes_no_time() -> None:
     here, one, two = inflight(), booking(), booking()
     here.prompt_placed(one, 0, 30.0, 30.0, 10.0)
     here.prompt_placed(two, 0, 50.0, 50.0, 10.0)
@@ -103,7 +103,7 @@ def test_a_prompt_that_is_given_up_before_it_began_is_no_time_that_has_passed() 
     assert here.waits_ms(10.0)[0] == pytest.approx(30.0 + MAKE.first_ms)
 
 
-def test_one_that_is_placed_again_is_not_where_it_was() -> None:
+def test_a_request_that_is_placed_again_leaves_its_former_instance() -> None:
     here, one = inflight(), booking()
     here.prompt_placed(one, 0, 30.0, 30.0, 0.0)
     here.prompt_placed(one, 1, 40.0, 40.0, 0.1)
@@ -113,7 +113,7 @@ def test_one_that_is_placed_again_is_not_where_it_was() -> None:
     assert [row.decoding for row in here.rows[:2]] == [0, 1]
 
 
-def test_answers_are_counted_with_what_they_will_need() -> None:
+def test_answers_are_counted_with_the_memory_that_they_will_need() -> None:
     here = inflight()
     many = [booking(prompt=1000, mean=300.0) for _ in range(4)]
     for each in many:
@@ -128,7 +128,7 @@ def test_answers_are_counted_with_what_they_will_need() -> None:
         here.answer_over(each, 0.0)
     assert here.answers == here.rows[0].decoding == here.rows[0].kv_mean == here.rows[0].beside == 0
     assert here.rows[0].step == pytest.approx(here.step_model.rows[0].decode_ms(0, 0))
-    assert here.rows[0].kv_free == math.inf, "one always fits"
+    assert here.rows[0].kv_free == math.inf, "one answer always fits"
 
 
 def test_the_strictest_target_is_the_least_of_those_there() -> None:
@@ -143,7 +143,7 @@ def test_the_strictest_target_is_the_least_of_those_there() -> None:
     assert here.rows[0].strictest == math.inf
 
 
-def test_who_would_miss_a_target_is_counted_and_not_twice() -> None:
+def test_an_answer_that_would_miss_its_target_is_counted_and_not_twice() -> None:
     here = inflight()
     strict, loose = booking(tpot=10.0), booking(tpot=100.0)
     for each in (strict, loose):
@@ -163,7 +163,7 @@ def test_who_would_miss_a_target_is_counted_and_not_twice() -> None:
     assert passed(here, 1e6, 1.0) == 0
 
 
-def test_steps_that_may_take_longer_may_spend_what_an_answer_has_left() -> None:
+def test_longer_steps_may_use_up_the_slack_of_an_answer() -> None:
     here, one = inflight(), booking(tpot=20.0)
     here.answer_placed(one, 0, 0.0)
     here.opened(one, 1.0)
@@ -174,10 +174,10 @@ def test_steps_that_may_take_longer_may_spend_what_an_answer_has_left() -> None:
     here.prompt_placed(booking(), 0, left_ms - besides_ms, left_ms - besides_ms, 1.0)
     soon = 1.0 + left_ms / 1000
     assert here.harmed(0, 10.0, 50.0, 50.0, soon) > 0.0
-    assert passed(here, 10.0, soon) == 0.0, "it is not missed if nothing else comes"
+    assert passed(here, 10.0, soon) == 0.0, "the target is not missed if no other prompt comes"
 
 
-def test_prompts_as_many_as_of_late_may_spend_what_an_answer_has_left() -> None:
+def test_prompts_at_the_recent_rate_may_use_up_the_slack_of_an_answer() -> None:
     here, one = inflight(), booking(tpot=20.0)
     here.answer_placed(one, 0, 0.0)
     here.opened(one, 1.0)
@@ -185,11 +185,11 @@ def test_prompts_as_many_as_of_late_may_spend_what_an_answer_has_left() -> None:
     here.rows[0].recent = 0.8 / here.faded(1.0)
     assert 0.0 < here.harmed(0, 10.0, 50.0, 50.0, 1.0) < 1.0
     here.rows[0].recent = 0.4 / here.faded(1.0)
-    assert here.harmed(0, 10.0, 50.0, 50.0, 1.0) == 0.0, "those leave enough"
+    assert here.harmed(0, 10.0, 50.0, 50.0, 1.0) == 0.0, "so few prompts leave enough time"
 
 
 def test_an_answer_that_has_outlived_a_length_is_not_held_to_it() -> None:
-    """What a long answer was kept waiting is spread over all its tokens: it passes a short one's limit unharmed."""
+    """The waits of a long answer are spread over all its tokens: it passes the limit of a short one unharmed."""
     here, one = inflight(), booking(tpot=10.0)
     here.answer_placed(one, 0, 0.0)
     here.opened(one, 1.0)
@@ -215,7 +215,7 @@ def test_answers_do_not_outlive_a_length_while_prompts_run() -> None:
     here.prompt_placed(booking(), 0, 60.0, 60.0, 1.0)
     later = 1.0 + 51 * step_ms / 1000
     left_ms = (NEARLY * 10.0 - step_ms) * 49 - 60.0
-    assert passed(here, left_ms * 1.01, later) == 1, "60 ms of these it made nothing"
+    assert passed(here, left_ms * 1.01, later) == 1, "for 60 ms of this time it made no token"
     assert passed(here, left_ms * 1.01, later + 0.06) == 0
 
 
@@ -229,7 +229,7 @@ def test_prompts_leave_less_time_to_answers_for_a_while() -> None:
     assert here.idle(DUTY_S)[0] == IDLE_MIN
 
 
-def test_a_row_that_another_instance_has_keeps_nothing() -> None:
+def test_a_row_that_goes_to_another_instance_keeps_nothing() -> None:
     here, one = inflight(), booking(tpot=10.0)
     place(here, one, 0, 30.0, 0.0)
     here.opened(one, 0.1)
@@ -237,7 +237,7 @@ def test_a_row_that_another_instance_has_keeps_nothing() -> None:
     assert here.answers == 0 and passed(here, 1e9, 1.0) == 0
     here.prompt_over(one, 0.2, done=True)
     here.answer_over(one, 0.2, 10)
-    assert here.rows[0].prompts == here.rows[0].decoding == here.answers == 0, "its end is nobody's here"
+    assert here.rows[0].prompts == here.rows[0].decoding == here.answers == 0, "its end changes nothing here"
 
 
 def test_prompts_of_one_step_are_one_observation() -> None:
@@ -258,8 +258,8 @@ def test_prompts_of_one_step_are_one_observation() -> None:
 def test_first_tokens_of_one_step_that_come_one_after_the_other_make_no_engine_look_fast(
     make: Make, apart_ms: float
 ) -> None:
-    """Eight prompts of one step at a time. Before, with 1.5 ms from each first token to the next, prompts were taken
-    to last an eighth of their time, as if the engine had become faster.
+    """Eight prompts of one step at a time, whose first tokens come `apart_ms` after each other. Formerly, with 1.5 ms,
+    a prompt was taken to last an eighth of its time, as if the engine had become faster.
     """
     here = InflightLoad()
     here.know(0, make)
@@ -284,7 +284,7 @@ def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
         here.opened(quiet, now)
         plain_ms = float(here.rows[0].step / here.step_model.rows[0].decode_factor)
         here.answer_over(quiet, now + 1.3 * plain_ms * 99 / 1000, 100)
-        here.prompt_placed(booking(), 1, 2500.0, 2500.0, now)  # half of its time for a while
+        here.prompt_placed(booking(), 1, 2500.0, 2500.0, now)  # takes half of row 1's time for a while
         here.answer_placed(disturbed, 1, now)
         here.opened(disturbed, now)
         expected_ms = plain_ms / here.idle(now)[1]
@@ -294,7 +294,7 @@ def test_steps_are_learned_and_what_prompts_take_of_them_is_expected() -> None:
 
 
 def answered(here: InflightLoad, row: int, times: float, now: float) -> None:
-    """An answer of 100 tokens, each so many times as long as assumed without costs."""
+    """An answer of 100 tokens; each takes `times` times as long as is assumed without costs."""
     one = booking()
     here.answer_placed(one, row, now)
     here.opened(one, now)
@@ -303,7 +303,7 @@ def answered(here: InflightLoad, row: int, times: float, now: float) -> None:
 
 @pytest.mark.parametrize("own", [0, 5], ids=["never timed", "timed before"])
 def test_what_an_instance_learns_of_others_is_in_the_steps_that_prices_read(own: int) -> None:
-    """Before, row 1 kept the step it had after its own last answer, 28 ms, until it got another one."""
+    """Formerly, row 1 kept the step of its own last answer, 28 ms, until its next answer."""
     here, now = InflightLoad(), 0.0
     here.reach(2)
     here.step_model.look(np.arange(2))
@@ -317,7 +317,7 @@ def test_what_an_instance_learns_of_others_is_in_the_steps_that_prices_read(own:
     assert row.step == here.column("step")[1] == here.step_model.rows[1].decode_ms(row.decoding, row.answer_context)
     assert row.step == pytest.approx(0.9 * here.step_model.make(1).decode.decode_ms, rel=0.05)
     assert row.beside == here.step_model.rows[1].beside_ms(row.decoding, row.answer_context)
-    assert row.strictest == 9.0, "an answer alone would keep it by now"
+    assert row.strictest == 9.0, "an answer alone would meet it at this step"
 
 
 def test_a_prompt_whose_tokens_were_underestimated_makes_its_engine_no_slower() -> None:
