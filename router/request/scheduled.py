@@ -67,7 +67,7 @@ class ScheduledRequest:
             self._parts.dispatch.call(effects[1:])
         if effect.second and chosen.prefill is None:  # nothing changes
             return chosen
-        if chosen.prefill is None and effect.hand_over and not self._parts.dispatch.said_aggregated:
+        if chosen.prefill is None and effect.hand_over:
             self._parts.dispatch.served_aggregated(chosen)
         if effect.excluded and chosen.decode is not None:
             kind = "second" if effect.second else "resumed" if relayed else "again"

@@ -116,7 +116,7 @@ class Dispatch:
 
     def served_aggregated(self, chosen: Chosen) -> None:
         """A request is not handed over. If a pair could have served it at a higher price, the log says so, once."""
-        if pair_costs_more(chosen):
+        if not self.said_aggregated and pair_costs_more(chosen):
             self.said_aggregated = True
             logger.info("handing over costs more here than it gives, so far: %s (said once)", chosen.because)
 

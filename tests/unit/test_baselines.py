@@ -105,7 +105,7 @@ def test_full_instances_are_passed_over_and_a_full_fleet_is_waited_for(policy: P
 def test_an_aggregated_request_has_no_prefill_instance(policy: Policy) -> None:
     prefill, decode = ask(policy, fleet({**B3, "d0": Role.DECODE}), wanted(hand_over=False))
     assert prefill is None
-    assert (decode or "")[0] in "bd"
+    assert decode is not None
     prefill, decode = ask(policy, fleet(B3), wanted())
     assert prefill is None or policy.__class__ is Splitwise
 

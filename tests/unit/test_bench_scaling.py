@@ -36,6 +36,8 @@ def test_no_simulation_imports_an_actuator() -> None:
 def test_the_files_that_rows_depend_on_exist() -> None:
     for name in (*scaling.CONTROLLER, *scaling.PLANNER):
         assert (scaling.ROOT / name).is_file(), name
+    for name in scaling.LIVE:
+        assert (scaling.ROOT / name).exists(), name
     assert len({scaling.digest(system) for system in (scaling.OURS, scaling.DYNAMO, "HPA")}) == 3
     assert scaling.digest("HPA") == scaling.digest("static")
 

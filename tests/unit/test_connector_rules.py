@@ -233,6 +233,8 @@ class Wire:
         self.looks = 0
         self.keeps: set[str] = set()
         """Handles whose release fails."""
+        self.writes = True
+        """Whether a read of a slot writes into its landing."""
 
     def check_xfer_state(self, handle: str) -> str:
         assert handle not in self.released
@@ -260,7 +262,8 @@ class Wire:
         self.posted.append(handle)
         _, address, landing, _ = handle.split("/")
         place = int(landing) - 1000
-        self.memory[place : place + SLOT_BYTES] = self.slots[int(address)]
+        if self.writes:
+            self.memory[place : place + SLOT_BYTES] = self.slots[int(address)]
         return "PROC"
 
     def look(self, agent: str, address: int, landing: int) -> str:
@@ -299,7 +302,7 @@ def test_another_mark_means_another_hold(slot: bytes) -> None:
 
 def test_a_slot_that_was_not_written_to_is_no_mark() -> None:
     p, wire = pulls(h=["DONE"])
-    wire.slots = {64: CLEAR}
+    wire.writes = False
     wire.memory[:] = MARK * 4  # of earlier reads
     p.add("r", ["h"], [RankSource("a", 64, b"note")], MARK)
     p.step()
