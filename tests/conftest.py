@@ -27,25 +27,25 @@ NO_NETWORK = ("unit", "property", "playbook", "sim")
 """Folders whose tests decide on values alone. Sockets belong to contract, live and chaos."""
 
 ORDER = ("unit", "property", "playbook", "sim", "contract", "fuzz", "live", "chaos")
-"""The cheap ones first: what is broken shows early, and engines start only when all else holds."""
+"""Cheap tests run first, so that a failure shows early. Tests that start engines run last."""
 
 
 FUZZ_S = pytest.StashKey[float]()
-"""For how many seconds each test of this run that fuzzes goes on."""
+"""How many seconds each fuzz test of this run takes."""
 
 UNTIMED = [HealthCheck.too_slow]
-"""It is by the wall clock: on a fresh clone the first text takes seconds, as tables of all characters are made."""
+"""This health check reads the wall clock. On a fresh clone Hypothesis takes seconds for its tables of characters."""
 settings.register_profile("repeatable", derandomize=True, database=None, suppress_health_check=UNTIMED)
 settings.register_profile("searching", derandomize=False, suppress_health_check=UNTIMED)
 settings.load_profile("repeatable")
-"""The same examples in every run, so that a change is what breaks a test. `make test-long` searches for new ones."""
+"""Every run uses the same examples, so that only a change can break a test. `make test-long` searches for new ones."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test` runs live tests with the connector that users get; `make test-long` with the other one, too."""
     told = "what moves KV cache between the live tests' engines (default auto)"
     parser.addoption("--connector", choices=["auto", "nixl", "baton"], default="auto", help=told)
-    told = "fuzz tests go on with fresh seeds for so many seconds, all of them together (default: the fixed cases only)"
+    told = "seconds that all fuzz tests together spend on fresh seeds (default: the fixed cases only)"
     parser.addoption("--fuzz-s", type=float, default=0.0, help=told)
     told = "the operator's tests run against this API server, which has no kubelet (default: the double)"
     parser.addoption("--kubeconfig", default="", help=told)
@@ -72,12 +72,12 @@ def _signals() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Order by kind, and let the folder be the mark."""
+    """Sort tests by kind, mark those in live/ and chaos/ as live, skip tests of internals that are compiled."""
     for item in items:
         if kind(item) in {"live", "chaos"}:
             item.add_marker(pytest.mark.live)
         if os.environ.get(compiled.OFF) == "1" and item.get_closest_marker("interpreted"):
-            item.add_marker(pytest.mark.skip(reason="looks into what is compiled, which has no inside"))
+            item.add_marker(pytest.mark.skip(reason="reads or replaces internals of a module that is compiled"))
     fuzzing = [item for item in items if "fuzz" in getattr(item, "fixturenames", ())]
     seconds = session.stash[FUZZ_S] = session.config.getoption("--fuzz-s") / max(1, len(fuzzing))
     for item in fuzzing if seconds else ():
@@ -95,7 +95,7 @@ def fuzz(request: pytest.FixtureRequest) -> Fuzzing:
 
 @pytest.fixture(autouse=True)
 def no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pure test that opens a connection is not pure; `@pytest.mark.sockets` says that a socket is its subject."""
+    """Fail a pure test that opens a connection, unless `@pytest.mark.sockets` says that a socket is its subject."""
     if kind(request.node) not in NO_NETWORK or request.node.get_closest_marker("sockets"):
         return
 
@@ -109,7 +109,7 @@ def no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was not tested on this machine, and what to install so that it is: the reason of a skip names it."""
+    """List what was not tested on this machine. The reason of a skip names what to install."""
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", []):
         if isinstance(report.longrepr, tuple):

@@ -14,8 +14,8 @@ def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_long_pauses() -> Iterator[None]:
-    """Limits here are about a second, and in a whole test run the collector walks what all tests before have imported:
-    pauses of 0.6 s were seen, in which nothing answers. What is alive before the suite is not looked at during it.
+    """Keep the garbage collector off all objects that were alive before this suite. The limits here are about a second.
+    In a whole test run the collector visits what all earlier tests imported: pauses of 0.6 s were measured.
     """
     gc.collect()
     gc.freeze()

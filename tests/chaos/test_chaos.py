@@ -1,7 +1,7 @@
-"""Everything that goes wrong, at each stage of the hand-over, under load: no wrong token, nobody waits, nothing held.
+"""Faults at each stage of a hand-over, under load: no wrong token, no client that waits for ever, no hold that stays.
 
-The rows are `support.chaos_scenarios`; a seed chooses the load, the victim, the moment and how the router knows its
-fleet. Every client is judged.
+The rows are `support.chaos_scenarios`. A seed chooses the load, the victim, the moment and how the router knows its
+fleet. The answer of every client is checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ ON_MOCKS = [each for each in (*SCENARIOS, *RANKED) if each.drive in {"", "partit
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A router notices a partition within the deadline, and gives up what no engine knows of within the test."""
+    """Shorten the router's timers: it notices a partition within a request's deadline, and gives up lost legs and holds
+    within the test.
+    """
     monkeypatch.setattr(journey, "CANCEL_WAIT_S", 0.5)
     monkeypatch.setattr(journey, "PATIENCE_S", 0.5)
     monkeypatch.setattr(journey, "HOLD_USE_S", 0.6 * LIMITS.lease_s)
@@ -47,21 +49,22 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def holds_true(outcome: Outcome) -> None:
-    """The suite's promise, for one run."""
+    """Check what the suite promises, for one run."""
     scenario, kinds = outcome.scenario, outcome.kinds
     never = [Kind.WRONG, Kind.HUNG] + ([Kind.ERROR] if scenario.hurts is Hurts.NOBODY else [])
     assert not any(kinds[kind] for kind in never), f"seed {outcome.seed}\n{wordy(outcome.verdicts, never)}"
     assert scenario.leave or not kinds[Kind.LEFT]
     if scenario.drive != "router":
-        assert kinds[Kind.RIGHT] >= len(outcome.verdicts) // 4, f"hardly anybody was served: {kinds}"
-    assert outcome.free, f"seed {outcome.seed}: held for nobody, or still running: {outcome.leaked}"
+        assert kinds[Kind.RIGHT] >= len(outcome.verdicts) // 4, f"hardly any client was served: {kinds}"
+    assert outcome.free, f"seed {outcome.seed}: held without a reader, or still running: {outcome.leaked}"
     if not scenario.lease:
         assert not outcome.leaked
 
 
 async def fairly(once: Callable[[], Awaitable[list[Outcome]]]) -> list[Outcome]:
-    """Runs that got their time from the machine. Others say nothing about limits, and are made again: whatever came of
-    them."""
+    """The outcomes of runs that got enough processor time. Runs that did not say nothing about time limits: they are
+    repeated, whatever their outcome.
+    """
     for _ in range(TRIES):
         outcomes = await once()
         if max(each.starved_s for each in outcomes) < STARVED_S:
@@ -88,8 +91,10 @@ async def test_nothing_is_wrong_late_or_left_behind(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("scenario", UNSEEN, ids=[each.name for each in UNSEEN])
-async def test_wrong_blocks_that_nobody_compares_are_wrong_words(scenario: Scenario) -> None:
-    """That the rows with digests are right because of them, and that the judge would see it."""
+async def test_wrong_blocks_without_digests_are_wrong_words(scenario: Scenario) -> None:
+    """The rows with digests pass because of the digests: without them the same faults give wrong words, and the check
+    of the clients' answers sees that.
+    """
     for outcome in await fairly(lambda: runs(scenario, SEEDS)):
         assert outcome.kinds[Kind.WRONG] > 0
         assert not outcome.kinds[Kind.HUNG] and not outcome.kinds[Kind.ERROR] and outcome.free
@@ -97,8 +102,8 @@ async def test_wrong_blocks_that_nobody_compares_are_wrong_words(scenario: Scena
 
 @pytest.mark.long
 @SCENARIO
-async def test_nor_with_many_seeds(scenario: Scenario) -> None:
-    """What must hold is `holds_true`'s to say; that every fault strikes is the shorter run's."""
+async def test_the_same_holds_with_many_seeds(scenario: Scenario) -> None:
+    """Each run keeps the suite's promise. Only the shorter test above checks that every fault strikes."""
     for first in range(100, 124, 4):
         seeds = range(first, first + 4)
         for outcome in await fairly(lambda seeds=seeds: runs(scenario, seeds)):
@@ -106,7 +111,7 @@ async def test_nor_with_many_seeds(scenario: Scenario) -> None:
 
 
 async def test_a_stream_goes_on_elsewhere_word_for_word() -> None:
-    """That streams were resumed, and not only lucky: the right text is then the same as without the fault."""
+    """Streams that broke were resumed: the router counted them, and every client got the text of a faultless run."""
     resumed: list[str] = []
 
     @asynccontextmanager
@@ -127,7 +132,7 @@ async def test_a_stream_goes_on_elsewhere_word_for_word() -> None:
 
 @pytest.mark.parametrize("engine_dies", [False, True], ids=["", "and a P starts anew meanwhile"])
 async def test_redis_gone_and_back(tmp_path: Path, engine_dies: bool) -> None:
-    """The stand-in is killed under load, and comes back empty. The router serves on with what it knows."""
+    """The stand-in for Redis is killed under load, and comes back empty. The router serves on with what it knows."""
     (outcome,) = await fairly(lambda: _without_redis(tmp_path, engine_dies=engine_dies))
     assert outcome.strikes == 1
     holds_true(outcome)
@@ -160,8 +165,8 @@ async def _without_redis(directory: Path, *, engine_dies: bool) -> list[Outcome]
 
 
 @pytest.mark.interpreted
-async def test_a_bug_of_ours_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exchange that fails inside the router is answered with 500, and gives back what it has taken."""
+async def test_a_bug_in_the_router_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose handling fails inside the router is answered with an error, and keeps no place and no hold."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
@@ -175,7 +180,9 @@ async def test_a_bug_of_ours_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_router_killed() -> None:
-    """SIGKILL, mid-stream. Whoever has no whole answer knows it; engines drop what nobody reads, and holds end."""
+    """SIGKILL, mid-stream. Every client without a whole answer sees an error. Engines drop requests that no client
+    reads, and holds end.
+    """
     processes: list[subprocess.Popen[bytes]] = []
     run = Run(
         scenario=BY_NAME["router killed"],
@@ -184,5 +191,5 @@ async def test_router_killed() -> None:
     )
     outcome = await run.outcome()
     assert outcome.strikes == 1
-    assert outcome.kinds[Kind.ERROR] > 0, "nobody noticed"
+    assert outcome.kinds[Kind.ERROR] > 0, "no client noticed"
     holds_true(outcome)

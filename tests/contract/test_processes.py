@@ -1,4 +1,4 @@
-"""Four processes on one port and a second router: each of them tells everything, and what one is told holds for all."""
+"""Router peers: four processes on one port, and a second router. Each answers for all; orders to one hold for all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHIPPED = ("prometheus/alerts.yml", "grafana/baton.json")
 PROCESSES = 4
 ROLES = {Role.PREFILL: 2, Role.DECODE: 3}
 START_S, HEARD_S, END_S = 30.0, 15.0, 20.0
-"""Generous: two processes import everything, news go with heartbeats, what lost its parent ends within 7 s."""
+"""Generous: five processes start, news come with heartbeats, and a process that lost its parent ends within 7 s."""
 
 
 class Replicas(SharedFleet):
@@ -35,13 +35,13 @@ class Replicas(SharedFleet):
 
     @property
     def admins(self) -> dict[str, str]:
-        """Admin sides by router, of those that announce themselves."""
+        """The admin URL of each router that announces itself, by its name."""
         agent = next(iter(self.agents.values()))
         assert agent.announcer is not None
         return {str(each.id): str(each.beat.agent_url) for each in agent.announcer.routers.snapshot()}
 
     def pids(self) -> dict[str, int]:
-        """Process ids by router."""
+        """The process id of each router, by its name."""
         agent = next(iter(self.agents.values()))
         assert agent.announcer is not None
         return {str(each.id): int(each.beat.where.rpartition(":")[2]) for each in agent.announcer.routers.snapshot()}
@@ -64,7 +64,7 @@ class Replicas(SharedFleet):
             return await (answer.json() if answer.content_type == "application/json" else answer.text())
 
     async def told(self, admin: str, path: str, right: Any) -> None:
-        """Until one of them says so."""
+        """Wait until this router's answer for `path` is right."""
         said: Any = None
         try:
             async with asyncio.timeout(HEARD_S):
@@ -78,7 +78,7 @@ class Replicas(SharedFleet):
             return answer.status
 
     async def send(self, ids: Sequence[str], router: int) -> Counter[str]:
-        """Requests, each over a connection of its own; by instance, how many of them it had at once at most."""
+        """Send requests, each over a connection of its own. Return, by instance, the most that it had at once."""
         self.most.clear()
         room = asyncio.Semaphore(8)
 
@@ -112,23 +112,23 @@ def _served(metrics: str) -> int:
 
 
 @pytest.mark.timeout(120)
-async def test_each_of_them_speaks_for_all(replicas: Replicas) -> None:
+async def test_each_router_peer_answers_for_all(replicas: Replicas) -> None:
     await _counts_add_up_and_everything_is_explained(replicas)
-    await _rules_and_dashboard_ask_for_what_is_told(replicas)
-    await _who_is_set_aside_is_so_everywhere(replicas)
-    await _who_drains_is_left_alone_by_all(replicas)
-    await _one_that_dies_is_replaced_and_all_end_with_their_parent(replicas)
+    await _rules_and_dashboard_use_metrics_that_exist(replicas)
+    await _an_instance_is_quarantined_at_all_routers(replicas)
+    await _a_draining_instance_gets_no_request_from_any_router(replicas)
+    await _a_dead_process_is_replaced_and_all_end_with_their_parent(replicas)
 
 
 async def _counts_add_up_and_everything_is_explained(replicas: Replicas) -> None:
     ids = [f"r{number}" for number in range(80)]
     await asyncio.gather(replicas.send(ids[:60], 0), replicas.send(ids[60:], 1))
     admins = replicas.admins
-    for admin in admins.values():  # an answer is counted once it is written, and its client may be quicker
+    for admin in admins.values():  # a router counts an answer after it is written: the client may be quicker
         await replicas.told(admin, "/metrics?all=1", lambda text: _served(text) >= len(ids))
     own = {name: _served(await replicas.get(admin, "/metrics")) for name, admin in admins.items()}
     assert sum(own.values()) == len(ids)
-    assert all(own.values()), f"the kernel gave each of them some: {own}"
+    assert all(own.values()), f"the kernel gave each process some connections: {own}"
     listed = (await replicas.get(next(iter(admins.values())), "/explain?n=200"))["requests"]
     assert {each["client_id"] for each in listed} == set(ids)
     one_of = {each["router"]: each["id"] for each in listed}
@@ -141,11 +141,11 @@ async def _counts_add_up_and_everything_is_explained(replicas: Replicas) -> None
             assert (story["id"], story["router"], story["state"]) == (name, router, "served")
             assert story["turns"][0]["because"]
     async with replicas.client.get(f"{replicas.fronts[0].endpoint}/metrics") as answer:
-        assert answer.status == 403, "it would be one process's"
+        assert answer.status == 403, "these would be the metrics of one process only"
 
 
-async def _rules_and_dashboard_ask_for_what_is_told(replicas: Replicas) -> None:
-    """As Prometheus scrapes it: every router and every agent."""
+async def _rules_and_dashboard_use_metrics_that_exist(replicas: Replicas) -> None:
+    """Every metric of the alert rules and the dashboard is exposed by a router or an agent."""
     asked = {name for file in SHIPPED for name in re.findall(r"\bbaton_[a-z0-9_]+", (DEPLOY / file).read_text())}
     assert len(asked) > 25
     told: set[str] = set()
@@ -155,7 +155,7 @@ async def _rules_and_dashboard_ask_for_what_is_told(replicas: Replicas) -> None:
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} <= told
 
 
-async def _who_is_set_aside_is_so_everywhere(replicas: Replicas) -> None:
+async def _an_instance_is_quarantined_at_all_routers(replicas: Replicas) -> None:
     *others, last = replicas.admins.values()
     assert await replicas.change("POST", f"{others[0]}/quarantine/decode-0", because="answers wrong") == 200
     for admin in (*others, last):
@@ -169,7 +169,7 @@ async def _who_is_set_aside_is_so_everywhere(replicas: Replicas) -> None:
         assert await replicas.get(admin, "/quarantine") == {"quarantined": {}}
 
 
-async def _who_drains_is_left_alone_by_all(replicas: Replicas) -> None:
+async def _a_draining_instance_gets_no_request_from_any_router(replicas: Replicas) -> None:
     admins = list(replicas.admins.values())
 
     async def all_see(state: str) -> None:
@@ -181,12 +181,12 @@ async def _who_drains_is_left_alone_by_all(replicas: Replicas) -> None:
     reached = await replicas.send([f"d{number}" for number in range(40)], 0)
     reached += await replicas.send([f"e{number}" for number in range(10)], 1)
     assert reached["decode-1"] == 0
-    assert reached["decode-0"] > 0, "let in again above"
+    assert reached["decode-0"] > 0, "its quarantine ended above"
     assert await replicas.change("POST", f"{admins[2]}/resume/decode-1") == 202
     await all_see("up")
 
 
-async def _one_that_dies_is_replaced_and_all_end_with_their_parent(replicas: Replicas) -> None:
+async def _a_dead_process_is_replaced_and_all_end_with_their_parent(replicas: Replicas) -> None:
     shared, single = replicas.fronts
     below = descendants(shared.process.pid)
     assert len(below) == PROCESSES
@@ -207,7 +207,7 @@ async def _one_that_dies_is_replaced_and_all_end_with_their_parent(replicas: Rep
 
 
 @pytest.mark.timeout(60)
-def test_a_stop_ends_all_of_them_in_order_and_a_taken_port_is_told(tmp_path: Path) -> None:
+def test_a_stop_ends_all_processes_in_order_and_a_taken_port_is_reported(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, standin=shutil.which("redis-server") is None)
     server.start()
     words = ("--registry", server.url, "--registry-password-file", str(server.command.password_file))

@@ -1,4 +1,4 @@
-"""`baton profile` on a mock whose costs are known: they come out again, from times measured over HTTP."""
+"""`baton profile` on a mock whose costs are known: times measured over HTTP give those costs again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timed
 TESTS = Path(__file__).resolve().parents[1]
 
 LATE_MS = 2.0
-"""Timers of a busy machine: the mock's step ends that much later at most, and the client hears of it."""
+"""The most by which timers of a busy machine make a step of the mock longer, as the client measures it."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_known_costs_come_out(engine: str, tmp_path: Path, capsys: pytest.Captur
     assert found.origin.first_token_ms == pytest.approx(said["server_ms"], abs=0.001)
 
 
-async def test_people_see_a_table_and_that_others_were_there(
+async def test_the_table_is_printed_and_other_requests_are_warned_of(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = {"model": "tiny", "prompt": "x " * 40, "max_tokens": 3000, "ignore_eos": True, "stream": True}
@@ -74,7 +74,7 @@ async def test_people_see_a_table_and_that_others_were_there(
     assert "busy with other requests" in said.err
 
 
-def test_no_time_is_no_profile(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_time_no_profile_is_written(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "p.json"
     assert profile(engine, "--budget-s", "0.02", "--out", str(out)) == 1
     assert "no profile:" in capsys.readouterr().err
@@ -101,6 +101,6 @@ def test_wrong_usage_is_one_line(engine: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("url", "said"), [("http://127.0.0.1:9", "nothing listens"), ("nonsense", "not a URL"), ("ftp://x", "not a URL")]
 )
-def test_nobody_there(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_url_without_an_engine_is_refused(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", url, "--gpu", "H200"]) == 2
     assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Routers with the fleet's ticket keys hear those alone that prove themselves, and send no key to the others."""
+"""Routers with the fleet's ticket keys accept only members that prove themselves, and send no key to others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 2}
 
 
 def agent_of(name: str, *keys: SigningKey) -> InstanceProofs:
-    """What the agent of an instance has."""
+    """The proofs that the agent of an instance can make."""
     mine = tuple(instance_key(key, InstanceId(name)) for key in keys or (FLEET,))
     return InstanceProofs(lambda: InstanceKeys(InstanceId(name), mine), time.time)
 
@@ -75,13 +75,13 @@ class Stage:
             return await (answer.json() if answer.content_type == "application/json" else answer.text())
 
     async def sees(self, *names: str) -> None:
-        """Until the router has heard of these, and of no others."""
+        """Wait until these instances, and no others, are up for the router."""
         async with asyncio.timeout(10):
             while {each["id"] for each in (await self.get("/ready"))["instances"] if each["state"] == "up"} != {*names}:
                 await asyncio.sleep(0.01)
 
     async def hears(self, *names: str) -> None:
-        """Until these alone are ignored."""
+        """Wait until the router ignores these members, and no others, as unproven."""
         async with asyncio.timeout(10):
             while {*(await self.get("/ready")).get("unproven", ())} != {*names}:
                 await asyncio.sleep(0.01)
@@ -100,7 +100,7 @@ async def stage() -> AsyncIterator[Stage]:
 
 
 def open_registry(stage: Stage, proofs: FleetProofs | None) -> None:
-    """In the place of the fixture's."""
+    """Replace the fixture's registry by one with these proofs."""
     stage.registry = MemoryRegistry(time.monotonic, proofs=proofs)
 
 
@@ -129,10 +129,10 @@ async def test_a_false_instance_gets_nothing(stage: Stage, caplog: pytest.LogCap
     assert "not valid here" in because["other-key"]
     assert "baton_registry_unproven 4.0" in await stage.get("/metrics")
     lines = [line for line in caplog.messages if "does not prove itself" in line]
-    assert len(lines) == 4 and len(set(lines)) == 4, "each is said once"
+    assert len(lines) == 4 and len(set(lines)) == 4, "each is logged once"
 
 
-async def test_a_copy_of_an_old_heartbeat_brings_nobody_back(stage: Stage) -> None:
+async def test_a_copy_of_an_old_heartbeat_brings_no_instance_back(stage: Stage) -> None:
     good, gone = await stage.engine("good"), await stage.engine("gone")
     await stage.serve(ticket_keys=lambda: (FLEET,))
     stage.says(stage.beat("good", good), agent_of("good"))
@@ -144,8 +144,8 @@ async def test_a_copy_of_an_old_heartbeat_brings_nobody_back(stage: Stage) -> No
     assert "35 s old" in because["old"] and "from 3" in because["future"]
 
 
-async def test_what_was_heard_once_is_not_heard_again_as_new(stage: Stage) -> None:
-    """A copy that is young enough keeps a dead instance for the rest of its ttl, however often it is put in again."""
+async def test_a_repeated_heartbeat_is_not_new(stage: Stage) -> None:
+    """A young copy keeps a dead instance only for the rest of its ttl, however often the copy is put in again."""
     stage.registry.ttl_s = 0.4
     good, dead = await stage.engine("good"), await stage.engine("dead")
     await stage.serve(ticket_keys=lambda: (FLEET,))
@@ -156,10 +156,10 @@ async def test_what_was_heard_once_is_not_heard_again_as_new(stage: Stage) -> No
             stage.registry.plant(copy)
             stage.says(stage.beat("good", good), agent_of("good"))
             await asyncio.sleep(0.02)
-    assert not (await stage.get("/ready")).get("unproven"), "it is genuine: only nothing new"
+    assert not (await stage.get("/ready")).get("unproven"), "the copy is genuine, but not new"
 
 
-async def test_a_false_goodbye_takes_nobody_out(stage: Stage) -> None:
+async def test_a_false_goodbye_takes_no_instance_out(stage: Stage) -> None:
     good = await stage.engine("good")
     await stage.serve(ticket_keys=lambda: (FLEET,))
     beat = stage.beat("good", good)
@@ -187,8 +187,8 @@ async def test_keys_are_replaced_in_any_order(stage: Stage, step: str) -> None:
     assert not (await stage.get("/ready")).get("unproven")
 
 
-async def test_while_a_fleet_is_upgraded_those_without_a_proof_may_be_heard(stage: Stage) -> None:
-    """And never those with a wrong one."""
+async def test_while_a_fleet_is_upgraded_members_without_a_proof_may_be_accepted(stage: Stage) -> None:
+    """Members with a wrong proof are never accepted."""
     open_registry(stage, FleetProofs(lambda: (FLEET,), time.time, accepts_unproven=True))
     old, false = await stage.engine("old"), await stage.engine("false")
     await stage.serve(ticket_keys=lambda: (FLEET,))
@@ -197,7 +197,7 @@ async def test_while_a_fleet_is_upgraded_those_without_a_proof_may_be_heard(stag
     await stage.sees("old")
     await stage.hears("old", "false")
     assert await stage.complete(**CLIENT) == 200 and not false.generated
-    assert not any("Authorization" in each for each in old.headers), "it may be a stranger's"
+    assert not any("Authorization" in each for each in old.headers), "the engine may be a stranger's"
 
 
 async def test_without_ticket_keys_no_key_goes_to_engines(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
@@ -212,7 +212,7 @@ async def test_without_ticket_keys_no_key_goes_to_engines(stage: Stage, caplog: 
     async with stage.client.get(f"{stage.endpoint}/v1/responses/resp_others", headers=CLIENT) as answer:
         await answer.read()
     asked = [path for path, _ in anybodys.bodies if path.startswith("/v1/responses/")]
-    assert len(asked) == 2, "whether it has that response, and for it"
+    assert len(asked) == 2, "a first request asks whether the engine has that response, a second fetches it"
     assert anybodys.headers and not any("Authorization" in each for each in anybodys.headers)
     assert any("holders of the registry's password" in line for line in caplog.messages)
 
@@ -221,7 +221,9 @@ async def test_without_ticket_keys_no_key_goes_to_engines(stage: Stage, caplog: 
 
 
 async def false_router(stage: Stage, name: str, body: bytes) -> tuple[str, list[dict[str, str]]]:
-    """Answers everything with `body` in the name of a router; its URL, and the headers that came to it."""
+    """Start a server that answers everything with `body` in the name of a router. Return its URL, and the headers that
+    it got.
+    """
     heard: list[dict[str, str]] = []
 
     async def answer(http: web.Request) -> web.Response:
@@ -248,7 +250,7 @@ ASKS = ("/ui/data", "/metrics?all=1", "/explain", "/explain/nobodys")
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-async def test_a_false_router_is_told_no_key_of_anybodys(stage: Stage, keyed: bool) -> None:
+async def test_a_false_router_gets_no_key(stage: Stage, keyed: bool) -> None:
     if not keyed:
         open_registry(stage, None)
     tenants = {"tenants": {"acme": Tenant()}, "tenant_keys": {"acme": lambda: (digest("sk-acme"),)}}
@@ -271,8 +273,8 @@ async def test_a_false_router_is_told_no_key_of_anybodys(stage: Stage, keyed: bo
     assert {headers.get(READER) for headers in heard} <= {None, "acme"}
 
 
-async def test_who_does_not_know_of_tenants_questions_is_not_believed(stage: Stage) -> None:
-    """A router of before would answer a tenant's question as an operator's."""
+async def test_a_router_that_does_not_know_tenants_questions_is_not_believed(stage: Stage) -> None:
+    """A router of an older release would answer a tenant's question as an operator's."""
     open_registry(stage, None)
     await stage.serve(tenants={"acme": Tenant()}, tenant_keys={"acme": lambda: (digest("sk-acme"),)})
 
@@ -282,7 +284,7 @@ async def test_who_does_not_know_of_tenants_questions_is_not_believed(stage: Sta
     url = await stage.stack.enter_async_context(answering(answer))
     stage.registry.plant(encode(announced("router-old", url)))
     async with asyncio.timeout(10):
-        while "text" not in await stage.get("/explain/x"):  # an operator is told by whatever router
+        while "text" not in await stage.get("/explain/x"):  # an operator gets the answer of every router
             await asyncio.sleep(0.01)
     told = await stage.get("/explain/x", headers={"Authorization": "Bearer sk-acme"})
     assert "does not say on whose behalf" in told["error"]["message"]
@@ -295,7 +297,7 @@ ODD = (
 
 
 @pytest.mark.parametrize("body", ODD, ids=range(len(ODD)))
-async def test_what_a_router_should_not_answer_is_named_and_the_page_is_there(stage: Stage, body: bytes) -> None:
+async def test_a_wrong_answer_of_a_router_is_named_and_the_page_is_there(stage: Stage, body: bytes) -> None:
     open_registry(stage, None)
     await stage.serve()
     url, _ = await false_router(stage, "router-odd", body)

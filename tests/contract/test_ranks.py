@@ -1,4 +1,4 @@
-"""Data parallel ranks through registry, agents and routers: mocks of two ranks, one of which dies."""
+"""Data parallel ranks through registry, agents and routers: mocks of two ranks each; one mock dies."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def loads(cluster: Cluster, name: str) -> tuple[Load, ...]:
     return parse_loads(cluster.metrics(name), 2)
 
 
-def test_every_rank_is_chosen_pulled_from_and_outlived(ranked: Cluster) -> None:
+def test_every_rank_is_chosen_and_pulled_from_and_a_killed_mock_costs_no_request(ranked: Cluster) -> None:
     assert list(ranked.status()) == [
         f"{name}@{rank}" for name in ("decode-0", "decode-1", "prefill-0") for rank in "01"
     ]
     within(30, lambda: ranked.router_metric('baton_pair_proofs_total{result="passed"}', 0.0) >= 8)
     before = {name: loads(ranked, name) for name in ranked.urls}
     with ThreadPoolExecutor(8) as pool:
-        # What a client says about ranks is not passed on: all of these would go to one.
+        # The router does not pass on a client's rank header: otherwise all of these would go to one rank.
         each = [pool.submit(post, ranked.endpoint + COMPLETIONS, body(ranked, number), X_data_parallel_rank="1")
                 for number in range(48)]  # fmt: skip
         answers = [one.result() for one in each]
@@ -114,7 +114,7 @@ def test_an_engine_is_drained_whole_and_quarantined_by_rank(ranked: Cluster) -> 
 
 
 def _mock(cluster: Cluster, name: str) -> int:
-    """The process in the place of an engine."""
+    """The id of the mock's process that stands for an engine."""
     for process in psutil.Process(cluster.process.pid).children(recursive=True):
         words = process.cmdline()
         if "mock" in words and name in words and "--instances" in words:

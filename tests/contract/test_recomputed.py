@@ -1,4 +1,4 @@
-"""A decode engine that computes in silence what was handed over to it: counted, and shown at `/metrics` and `/ui`."""
+"""A decode engine that computes again what was handed over to it: the tokens are counted at `/metrics` and `/ui`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PULLED = 'baton_handoff_pulled_tokens_total{instance="decode-0"}'
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines are asked, and looked at, every few milliseconds."""
+    """Probe engines, and refresh the page's figures, every 10 ms."""
     monkeypatch.setattr(operators, "LOOK_S", 0.01)
     monkeypatch.setattr(probes, "INTERVAL_S", 0.01)
 
 
 async def shown(router: MockedRouter) -> tuple[int | None, int]:
-    """On the page: in all, and lately."""
+    """Recomputed tokens on the page: in all, and lately."""
     async with router.client.get(f"{router.admin}/ui/data") as answer:
         told = {each["id"]: each for each in (await answer.json())["instances"]}["decode-0"]
     return told["recomputed_tokens"], told["recomputed_lately"]
@@ -45,10 +45,10 @@ async def test_tokens_that_were_handed_over_and_computed_again_are_shown() -> No
         assert (await router.metrics())[NAME] == 0 and await shown(router) == (0, 0)
         router.mocks.instances["decode-0"].set_faults(b'{"fault": "fail_pull"}')
         body["prompt"] = [5000 + at for at in range(281)]
-        assert (await router.ask(body))[0] == 200, "the client sees nothing of it"
+        assert (await router.ask(body))[0] == 200, "the client does not notice"
         await becomes(router, NAME, 281)
         assert (await router.metrics())[PULLED] == 281
         assert (await shown(router))[0] == 281
         metrics = (await router.metrics()).items()
         handed = {name: value for name, value in metrics if name.startswith("baton_handoffs_total")}
-        assert handed == {'baton_handoffs_total{result="ok"}': 2.0}, "no other count tells of it"
+        assert handed == {'baton_handoffs_total{result="ok"}': 2.0}, "no other count shows the failed pull"

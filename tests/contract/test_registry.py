@@ -1,4 +1,4 @@
-"""Every registry does the same: in memory, Redis' protocol spoken by the stand-in, and a real redis-server."""
+"""Every registry does the same: the one in memory, the stand-in that speaks Redis' protocol, a real redis-server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from kvtransfer.ticket import SigningKey
 
 SHORT_TTL_S = 0.3
 SOON_S = 20.0
-"""Longest wait for what must happen; on an idle machine all of it happens within a second."""
+"""The longest wait for an event, in seconds; on an idle machine each comes within a second."""
 
 
 def beat(agent: str, *, seq: int = 0, name: str = "prefill-0", **more: Any) -> Heartbeat:
@@ -59,7 +59,7 @@ class World:
         raise NotImplementedError
 
     async def pass_time(self) -> None:
-        """A moment: long enough for somebody else's turn."""
+        """Let a moment pass, so that other tasks run."""
         await asyncio.sleep(0.01)
 
     def down(self) -> None:
@@ -101,7 +101,7 @@ class RedisWorld(World):
 
     def open(self, url: str | None = None, **more: Any) -> RedisRegistry:
         settings = {"cluster": self.cluster, "password_file": self.server.command.password_file, "ttl_s": self.ttl_s}
-        settings["timeout_s"] = SOON_S / 2  # a busy machine is not what is tested
+        settings["timeout_s"] = SOON_S / 2  # long, because a busy machine is not the subject
         registry = RedisRegistry.open(url or self.server.url, **{**settings, **more})
         self._stack.push_async_callback(registry.close)
         return registry
@@ -153,7 +153,7 @@ async def expect_soon(attempt: Callable[[], Awaitable[bool]], world: World) -> N
 
 
 async def listening(reader: Registry) -> None:
-    """It listens from now on, and has taken note of what was before."""
+    """Make the reader listen for changes, and take all changes that were before."""
     while await reader.wait_changed(0.05):
         pass
 
@@ -190,7 +190,7 @@ async def test_two_agents_with_one_name(world) -> None:
     assert await reader.read() == (beat("alfa", epoch=3, seq=1),)
 
 
-async def test_what_one_posts_for_others_is_read_by_name(world) -> None:
+async def test_values_posted_for_others_are_read_by_name(world) -> None:
     one, reader = world.open(), world.open()
     first, second = Author("prefill-0", "alfa", 3), Author("prefill-0", "alfa", 4)
     await one.post(first, {"decode-0": b"\x00sealed\r\n\xff", "decode-1": b"other"})
@@ -209,7 +209,7 @@ async def test_what_one_posts_for_others_is_read_by_name(world) -> None:
         await one.post(first, {str(number): b"" for number in range(5000)})
 
 
-async def test_what_was_posted_goes_with_who_posted_it(world) -> None:
+async def test_posted_values_expire_with_their_author(world) -> None:
     world.ttl_s = SHORT_TTL_S
     one, reader = world.open(), world.open()
     author = Author("prefill-0", "alfa", 3)
@@ -235,7 +235,7 @@ async def test_a_note_comes_to_every_router_that_takes_notes(world) -> None:
 
     await expect_soon(arrived, world)
     assert [each.result() for each in taking] == [note, note]
-    while await others[0].next_note(0.2) is not None:  # the one task that takes them from now on
+    while await others[0].next_note(0.2) is not None:  # take the notes that are left over
         pass
     await one.send_note(b"next")
     assert await others[0].next_note(SOON_S) == b"next"
@@ -268,7 +268,7 @@ async def test_notes_go_on_after_an_outage(world) -> None:
     await expect_soon(heard, world)
 
 
-async def test_many_newcomers_at_once_get_one_name(world) -> None:
+async def test_of_many_newcomers_at_once_one_gets_the_name(world) -> None:
     agents = {f"agent{number}": world.open() for number in range(12)}
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(registry.claim(beat(agent))) for agent, registry in agents.items()]
@@ -297,7 +297,7 @@ async def test_a_silent_owner_loses_the_name_and_is_told(world) -> None:
 
 
 async def test_a_refused_agent_keeps_no_dead_owner_alive(world) -> None:
-    """Its beats must not lengthen the lock of an owner that is gone: the name comes free although it goes on trying."""
+    """A refused agent's heartbeats do not extend the lock of a dead owner, so that the name becomes free."""
     world.ttl_s = SHORT_TTL_S
     owner, other = world.open(), world.open()
 
@@ -313,7 +313,7 @@ async def test_a_refused_agent_keeps_no_dead_owner_alive(world) -> None:
     await expect_soon(freed, world)
 
 
-async def test_goodbye_is_heard_and_frees_the_name(world) -> None:
+async def test_a_goodbye_is_read_and_frees_the_name(world) -> None:
     agent, reader, membership = world.open(), world.open(), Membership()
     await agent.claim(beat("alfa", seq=4))
     membership.fold(await reader.read(), 0.0)
@@ -360,8 +360,8 @@ async def test_changes_wake_readers_and_load_does_not(world) -> None:
         assert await reader.wait_changed(2 * SOON_S)
 
 
-async def test_killed_and_back(world) -> None:
-    """A reader keeps what it knows, agents fill the new one, and the reader catches up."""
+async def test_a_registry_that_is_killed_and_comes_back(world) -> None:
+    """A reader keeps what it knows, agents fill the new, empty registry, and the reader catches up."""
     agent, lost, reader, membership = world.open(), world.open(), world.open(), Membership()
     epoch = await agent.next_epoch("prefill-0")
     await agent.claim(beat("alfa", epoch=epoch))
@@ -388,11 +388,11 @@ async def test_killed_and_back(world) -> None:
     assert await reader.wait_changed(SOON_S)
 
 
-# --- what is Redis' own ----------------------------------------------------------------------------------------------
+# --- Redis only ------------------------------------------------------------------------------------------------------
 
 
 class Wire:
-    """What clients sent, one entry a round trip."""
+    """What clients sent: one entry for each round trip."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[bytes] = []
@@ -418,14 +418,14 @@ async def test_500_members_cost_one_pipeline_a_heartbeat_and_two_a_reading(redis
     for each in beats:
         assert await agents.beat(replace(each, seq=1)) == Beaten()
     assert len(wire.sent) == 500
-    await reader.next_epoch("x")  # it connects
+    await reader.next_epoch("x")  # the first call connects
     wire.sent.clear()
     assert [seen.id for seen in await reader.read()] == [each.id for each in beats]
     assert len(wire.sent) == 2
     assert not any(word in sent.upper() for sent in wire.sent for word in (b"KEYS\r", b"SCAN\r"))
 
 
-async def test_the_silent_leave_nothing_behind(redis_world) -> None:
+async def test_silent_members_leave_nothing_behind(redis_world) -> None:
     redis_world.ttl_s = SHORT_TTL_S
     agent, reader = redis_world.open(), redis_world.open()
     await agent.claim(beat("alfa"))
@@ -475,8 +475,10 @@ async def test_a_heartbeat_under_anothers_name_is_left_out(redis_world) -> None:
     assert [seen.id for seen in await reader.read()] == ["decode-0"]
 
 
-async def test_an_owner_that_lost_its_name_unnoticed(redis_world) -> None:
-    """Its one pipeline extends the new owner's lock once, is taken back, and is never repeated."""
+async def test_an_owner_that_lost_its_name_without_noticing(redis_world) -> None:
+    """The former owner's next heartbeat extends the new owner's lock once. It takes its own keys back, and extends the
+    lock no second time.
+    """
     paused, reader = redis_world.open(), redis_world.open()
     await paused.claim(beat("alfa"))
     prefix = f"baton:{redis_world.cluster}:instance:"
@@ -501,13 +503,13 @@ MINE = InstanceKeys(InstanceId("prefill-0"), (instance_key(FLEET, InstanceId("pr
 
 
 def agents(world: RedisWorld, keys: InstanceKeys | None = MINE) -> RedisRegistry:
-    """An agent's client; with its ticket keys, or without."""
+    """An agent's client, with its ticket keys or without."""
     return world.open(proofs=None if keys is None else InstanceProofs(lambda: keys, lambda: 1000.0))
 
 
 @pytest.mark.parametrize("keys", [MINE, None], ids=["keys", "no keys"])
-async def test_a_lock_that_nobody_alive_holds_stops_no_agent(redis_world, keys, caplog) -> None:
-    """Any holder of the password can write one; it costs a line in the log."""
+async def test_a_lock_without_a_living_owner_stops_no_agent(redis_world, keys, caplog) -> None:
+    """Any holder of the password can write such a lock; the agent takes it back, and logs a line."""
     agent = agents(redis_world, keys)
     lock = f"baton:{redis_world.cluster}:instance:lock:prefill-0"
     await agent.claim(beat("alfa", sent_at=1000.0))
@@ -515,16 +517,16 @@ async def test_a_lock_that_nobody_alive_holds_stops_no_agent(redis_world, keys, 
         await agent._redis.set(lock, owner)
         assert await agent.beat(beat("alfa", seq=seq, sent_at=1000.0)) == Beaten()
         assert await agent._redis.get(lock) == b"alfa"
-        assert await agent._redis.pttl(lock) > 0, "it expires"
+        assert await agent._redis.pttl(lock) > 0, "the lock expires"
     assert not any("\x1b" in line for line in caplog.messages)
     assert sum("shows no heartbeat that counts" in line for line in caplog.messages) >= 3
 
 
-async def test_a_newcomer_waits_a_ttl_for_a_lock_that_nobody_alive_holds(redis_world) -> None:
+async def test_a_newcomer_waits_a_ttl_for_a_lock_without_a_living_owner(redis_world) -> None:
     redis_world.ttl_s = SHORT_TTL_S
     agent = agents(redis_world)
     await agent._redis.set(f"baton:{redis_world.cluster}:instance:lock:prefill-0", "nobody")  # and it never expires
-    assert isinstance(await agent.claim(beat("alfa", sent_at=1000.0)), NameRefused), "it may be about to write"
+    assert isinstance(await agent.claim(beat("alfa", sent_at=1000.0)), NameRefused), "its owner may be about to write"
 
     async def claimed() -> bool:
         return await agent.claim(beat("alfa", sent_at=1000.0)) == Claimed()
@@ -532,8 +534,8 @@ async def test_a_newcomer_waits_a_ttl_for_a_lock_that_nobody_alive_holds(redis_w
     await expect_soon(claimed, redis_world)
 
 
-async def test_with_keys_an_agent_yields_to_who_proves_to_have_come_later(redis_world) -> None:
-    """Not to a heartbeat that proves nothing, is too old, or is a copy of an earlier life's."""
+async def test_with_keys_an_agent_yields_to_a_proven_later_epoch_only(redis_world) -> None:
+    """An agent does not yield to a heartbeat that proves nothing, is too old, or is not of a later epoch."""
     agent, other = agents(redis_world), agents(redis_world)
     prefix = f"baton:{redis_world.cluster}:instance:"
     await agent.claim(beat("alfa", epoch=5, sent_at=1000.0))
@@ -573,13 +575,13 @@ async def test_readers_with_the_fleets_keys_go_by_proofs_and_not_by_locks(redis_
     await agent._redis.sadd(f"{prefix}members", "prefill-0 nobody")
     assert await reader.read() == (mine,)
     assert "carries no proof" in reader.unproven(MemberKind.INSTANCE)["prefill-0"]
-    assert [each.agent for each in await careless.read()] == ["nobody"], "this is what the keys are for"
+    assert [each.agent for each in await careless.read()] == ["nobody"], "without keys it is believed"
     await agent._redis.delete(f"{prefix}beat:prefill-0:nobody")
     assert await reader.read() == (mine,) and not reader.unproven(MemberKind.INSTANCE)
 
 
-async def test_a_goodbye_is_proven_and_says_nothing_that_stood_in_the_registry(redis_world) -> None:
-    """A holder of the password must not get a goodbye of its own making signed."""
+async def test_a_goodbye_is_proven_and_copies_nothing_from_the_registry(redis_world) -> None:
+    """A holder of the password must not get its own words signed as an agent's goodbye."""
     agent, reader = agents(redis_world), redis_world.open(proofs=FleetProofs(lambda: (FLEET,), lambda: 1000.0))
     mine = beat("alfa", sent_at=1000.0)
     await agent.claim(mine)
@@ -590,7 +592,7 @@ async def test_a_goodbye_is_proven_and_says_nothing_that_stood_in_the_registry(r
     assert (last.state, last.seq, last.detail) == (MemberState.GONE, 1, "")
 
 
-async def test_an_epoch_that_leaves_none_above_it_counts_as_none(redis_world) -> None:
+async def test_an_epoch_too_high_to_be_followed_is_ignored(redis_world) -> None:
     agent = redis_world.open()
     key = f"baton:{redis_world.cluster}:epoch:prefill-0"
     for planted in (str(2**53), str(2**63), "9" * 5000):
@@ -691,7 +693,7 @@ async def test_the_password_may_stand_in_the_url(redis_world) -> None:
     assert redis_world.server.password not in repr(registry)
 
 
-async def test_what_does_not_speak_redis_is_told(tmp_path) -> None:
+async def test_a_server_that_does_not_speak_redis_is_reported(tmp_path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -710,7 +712,7 @@ async def test_what_does_not_speak_redis_is_told(tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory) -> tuple[Path, Path]:
-    """A key and a certificate for 127.0.0.1 that signs itself."""
+    """A key, and a self-signed certificate for 127.0.0.1."""
     if shutil.which("openssl") is None:
         pytest.skip("the registry over TLS (apt install openssl)")
     folder = tmp_path_factory.mktemp("tls")
@@ -723,7 +725,7 @@ def certificate(tmp_path_factory) -> tuple[Path, Path]:
 
 @asynccontextmanager
 async def in_front_of(url: str, tls: ssl.SSLContext | None = None, delay_s: float = 0.0) -> AsyncIterator[str]:
-    """The port of a proxy before a server, as a load balancer or stunnel is; each answer comes later by `delay_s`."""
+    """The address of a proxy in front of a server, like a load balancer or stunnel; it delays answers by `delay_s`."""
     behind = parse_place(url)
     open_now: set[asyncio.Task[Any]] = set()
 
@@ -757,7 +759,7 @@ async def test_the_time_limit_holds_for_all_round_trips_of_a_call_together(redis
     async with in_front_of(redis_world.server.url, delay_s=0.25) as address:
         registry = redis_world.open(f"redis://{address}", timeout_s=0.6)
         with pytest.raises(RegistryDown, match=r"did not answer within 0\.6 s"):
-            await registry.claim(beat("alfa"))  # connects with the password, asks for the name, writes: three at least
+            await registry.claim(beat("alfa"))  # log in, ask for the name, write: at least three round trips
         await registry.close()
 
 
@@ -884,7 +886,7 @@ def test_the_stand_in_ends_when_told(end) -> None:
     assert process.returncode == 0
 
 
-def test_the_stand_in_tells_of_a_busy_port() -> None:
+def test_the_stand_in_reports_a_busy_port() -> None:
     first = start(standin_words("--lifeline"), stdin=subprocess.PIPE)
     port = str(json.loads(wait_for_line(first, "ready") or "{}")["port"])
     second = start(standin_words("--port", port))

@@ -1,4 +1,4 @@
-"""Redis' access control lists for a fleet: what is in deploy/ is what the code needs, and no more than that."""
+"""Redis' access control lists for a fleet: the file in deploy/ allows what the code needs, and no more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REMAKE = (
 )
 
 
-def test_the_file_is_what_the_code_needs() -> None:
+def test_the_file_allows_what_the_code_needs() -> None:
     assert FILE.read_text() == users("default"), f"make it again: {REMAKE}"
 
 
@@ -65,7 +65,7 @@ Open = Callable[[str], RedisRegistry]
 
 @pytest.fixture
 async def as_user(server: Server) -> AsyncIterator[Open]:
-    """`as_user(NAME)`: a client that is closed with the test."""
+    """`as_user(NAME)` opens a client, which is closed after the test."""
     async with AsyncExitStack() as closing:
 
         def opened(user: str) -> RedisRegistry:
@@ -110,7 +110,7 @@ async def test_a_router_can_do_what_routers_do(as_user: Open) -> None:
         assert "prefill-0" in [each.id for each in await router.read()]
     assert [each.id for each in await agent.read(MemberKind.ROUTER)] == ["router-1"]
     await agent._redis.sadd(Keys("default").members(MemberKind.INSTANCE), "silent s")
-    for _ in range(3):  # the silent are seen, then removed
+    for _ in range(3):  # silent members are seen, then removed
         await router.read()
     reader = as_user("baton-reader")
     assert [each.id for each in await reader.read(MemberKind.ROUTER)] == ["router-1"]
@@ -121,7 +121,7 @@ async def test_a_router_can_do_what_routers_do(as_user: Open) -> None:
     assert await router.leave("router-1", "a", MemberKind.ROUTER)
 
 
-async def test_a_lock_of_nobody_is_taken_back_by_who_may(as_user: Open) -> None:
+async def test_a_lock_without_an_owner_is_taken_back_by_the_names_agent(as_user: Open) -> None:
     agent = as_user("agent-of-decode-0")
     assert await agent.claim(beat("decode-0", agent="z")) == Claimed()
     await agent._redis.set(Keys("default").lock(MemberKind.INSTANCE, "decode-0"), "nobody")
@@ -129,7 +129,7 @@ async def test_a_lock_of_nobody_is_taken_back_by_who_may(as_user: Open) -> None:
     assert await agent.leave("decode-0", "z")
 
 
-async def test_nobody_can_do_more(as_user: Open) -> None:
+async def test_no_user_can_do_more(as_user: Open) -> None:
     keys = Keys("default")
     other, router = keys.beat(MemberKind.INSTANCE, "prefill-9", "x"), keys.beat(MemberKind.ROUTER, "router-9", "x")
     refused: dict[str, list[tuple[str, ...]]] = {

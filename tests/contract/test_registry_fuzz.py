@@ -35,7 +35,7 @@ PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 2}
 
 
 class Watched(MemoryRegistry):
-    """Tells when the router has read it, and when it has announced itself."""
+    """A registry that counts how often the router has read it, and has announced itself."""
 
     def __init__(self) -> None:
         super().__init__(time.monotonic)
@@ -64,7 +64,7 @@ async def router(registry: MemoryRegistry) -> AsyncIterator[tuple[str, str]]:
 
 
 async def until(count: Any, more: int, registry: Watched) -> None:
-    """Until the router has turned so often. A loop that has ended turns no more."""
+    """Wait until the router has done this `more` times more. A loop that has ended would not."""
     wanted = count() + more
     async with asyncio.timeout(10):
         while count() < wanted:
@@ -73,7 +73,7 @@ async def until(count: Any, more: int, registry: Watched) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_router_outlives_whatever_stands_in_its_registry(
+async def test_a_router_outlives_any_value_in_its_registry(
     seed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.fleet.discovery.BEAT_EVERY_S", 0.02)
@@ -104,7 +104,7 @@ async def test_a_router_outlives_whatever_stands_in_its_registry(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_agent_outlives_whatever_routers_announce(seed: int) -> None:
+def test_an_agent_outlives_any_announcement_of_routers(seed: int) -> None:
     machine, routers = AgentMachine(name=InstanceId("d"), rules=DecodeRules(), role=Role.DECODE), Membership()
     for turn in range(5):
         now = float(turn)
@@ -134,7 +134,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_no_key_of_redis_raises_more_than_that_it_is_down(seed: int, server: RedisServer) -> None:
+async def test_no_value_in_redis_raises_anything_but_registry_down(seed: int, server: RedisServer) -> None:
     chance, cluster = random.Random(seed), f"fuzz{seed}"
     settings: dict[str, Any] = {"cluster": cluster, "password_file": server.command.password_file, "timeout_s": 10.0}
     async with contextlib.AsyncExitStack() as closing:
@@ -170,8 +170,8 @@ async def _use(holder: RedisRegistry, other: RedisRegistry, cluster: str, chance
 
 
 def test_what_decodes_encodes_again() -> None:
-    """What a reader believes it can write down again; and most of what is made up here is believed, or nothing is
-    tested.
+    """A heartbeat that a reader accepts can be encoded again. At least a fifth of the made-up ones are accepted;
+    otherwise the test would test nothing.
     """
     found = [decode(payload)[0] for seed in range(20) for payload in cases(seed)]
     believed = [beat for beat in found if beat is not None]

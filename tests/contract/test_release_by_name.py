@@ -1,4 +1,4 @@
-"""A hold at an engine with Baton's connector is given up at that engine, by its name; elsewhere through D, as ever."""
+"""The router releases a hold at an engine with Baton's connector by its name; at other engines it asks D to do so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOT = {"baton_slot": [3, "0f" * 16]}
 
 
 def with_names(engine: FakeEngine) -> None:
-    """It answers a prefill leg as Baton's connector does."""
+    """Make the engine answer a prefill leg as Baton's connector does."""
     plain = engine._prefill
 
     async def named(request: web.Request, body: dict[str, Any]) -> web.StreamResponse | None:
@@ -34,7 +34,7 @@ def with_names(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 404, 503])
-async def test_where_p_cannot_be_told_d_is(start: Starter, status: int) -> None:
+async def test_a_hold_is_released_at_p_or_through_d_where_p_refuses(start: Starter, status: int) -> None:
     fleet = await start()
     prefill, decode = fleet.engines["prefill-0"], fleet.engines["decode-0"]
     prefill.finish_reason = "stop"
@@ -57,7 +57,7 @@ async def test_where_p_cannot_be_told_d_is(start: Starter, status: int) -> None:
     assert bool(through_d) == (status != 200)
 
 
-async def test_vllms_own_connector_is_never_asked(start: Starter) -> None:
+async def test_an_engine_with_vllms_own_connector_is_not_asked_to_release(start: Starter) -> None:
     fleet = await start()
     prefill = fleet.engines["prefill-0"]
     prefill.finish_reason = "stop"

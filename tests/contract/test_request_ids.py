@@ -1,4 +1,4 @@
-"""A request's name is the router's own: what a client calls it is told back, and found by that client alone."""
+"""A request's id is the router's own. The client's id comes back to the client, and finds only its own requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def explained(fleet: Fleet, name: str, headers: Mapping[str, str] | None =
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions", "/v1/embeddings"])
-async def test_the_clients_name_comes_back_and_never_reaches_an_engine(
+async def test_the_clients_id_comes_back_and_never_reaches_an_engine(
     start: Starter, path: str, *, stream: bool
 ) -> None:
     fleet = await start()
@@ -56,14 +56,14 @@ async def test_the_clients_name_comes_back_and_never_reaches_an_engine(
     assert not any("mine" in each for each in bodies)
 
 
-async def test_who_names_nothing_is_told_ours_under_both_names(start: Starter) -> None:
+async def test_a_client_without_an_id_gets_the_routers_in_both_headers(start: Starter) -> None:
     fleet = await start()
     for path in (COMPLETIONS, "/v1/embeddings"):
         told = await asked(fleet, {}, path)
         assert told["X-Request-Id"] == told["X-Baton-Request-Id"]
 
 
-async def test_two_requests_of_one_name_at_once_are_two_requests(start: Starter) -> None:
+async def test_two_requests_of_one_client_id_at_once_are_two_requests(start: Starter) -> None:
     fleet = await start()
     prefill = fleet.engines["prefill-0"]
     prefill.hold_leg = asyncio.Event()
@@ -83,7 +83,7 @@ async def test_two_requests_of_one_name_at_once_are_two_requests(start: Starter)
         assert (await explained(fleet, name))[1]["id"] == name
 
 
-async def test_a_client_that_leaves_takes_no_other_request_of_that_name_with_it(start: Starter) -> None:
+async def test_a_client_that_leaves_ends_no_other_request_of_its_id(start: Starter) -> None:
     fleet = await start()
     prefill = fleet.engines["prefill-0"]
     prefill.hold_leg = asyncio.Event()
@@ -99,7 +99,7 @@ async def test_a_client_that_leaves_takes_no_other_request_of_that_name_with_it(
     assert (await stays)["X-Baton-Request-Id"] == first
 
 
-async def test_a_name_means_something_to_its_own_tenant_alone(start: Starter) -> None:
+async def test_a_client_id_is_found_by_its_own_tenant_only(start: Starter) -> None:
     fleet = await start(**TENANTS)
     mine = (await asked(fleet, key("acme", X_Request_Id="same")))["X-Baton-Request-Id"]
     theirs = (await asked(fleet, key("other", X_Request_Id="same")))["X-Baton-Request-Id"]
@@ -112,7 +112,7 @@ async def test_a_name_means_something_to_its_own_tenant_alone(start: Starter) ->
     assert (status, story["id"], story["named_alike"]) == (200, theirs, 2), "an operator sees the newest of all"
 
 
-async def test_a_client_that_takes_our_name_for_another_hides_nothing(start: Starter) -> None:
+async def test_a_client_id_equal_to_a_routers_id_hides_no_request(start: Starter) -> None:
     fleet = await start(**TENANTS)
     mine = (await asked(fleet, key("acme")))["X-Baton-Request-Id"]
     thief = (await asked(fleet, key("other", X_Request_Id=mine)))["X-Baton-Request-Id"]
@@ -122,7 +122,7 @@ async def test_a_client_that_takes_our_name_for_another_hides_nothing(start: Sta
     assert (await explained(fleet, mine, key("other")))[1]["id"] == thief
 
 
-async def test_the_names_stand_in_the_list_and_in_the_times(start: Starter) -> None:
+async def test_both_ids_are_in_the_list_and_in_the_timing(start: Starter) -> None:
     fleet = await start()
     told = await asked(fleet, {"X-Request-Id": "mine", "x-baton-timing": "1"})
     await asked(fleet, {})

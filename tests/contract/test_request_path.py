@@ -1,6 +1,6 @@
-"""How far a request goes before its first byte is on its way to an engine: modules, calls, frames, counted.
+"""The modules, calls and frames that a request passes before its first byte leaves for an engine, counted.
 
-Not a limit on time, which `make bench-router` measures: a limit on how much a reader has to follow. Printed with `-s`.
+This limits how much a reader of the code has to follow; `make bench-router` measures time. `-s` prints the figures.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.interpreted
 ROOT = Path(__file__).resolve().parents[2]
 
 LIMITS = {"least_load": (43, 230), "workload": (55, 430)}
-"""By policy: modules of ours, and calls of Python functions."""
+"""The most modules of Baton, and calls of Python functions, by policy."""
 
 
 class Counted:
-    """From a connection's bytes to a leg's, in one stack of calls."""
+    """A profiler's counts, from a connection's bytes to a leg's, in one stack of calls."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
@@ -78,10 +78,10 @@ async def test_a_request_reaches_its_first_engine_by_few_modules_and_calls(
     mocks = [mock_settings("p", Role.PREFILL), mock_settings("d", Role.DECODE)]
     body = {"model": "fake", "prompt": "hello " * 40, "max_tokens": 4, "stream": True}
     async with mocked_router(mocks, policy=policy) as router:
-        for _ in range(3):  # what is done once for a model, a connection or an instance is done
+        for _ in range(3):  # what the router does once for a model, a connection or an instance is done here
             assert (await router.ask(body))[0] == 200
         real, send, tries = front.ClientConnection.data_received, legs.Legs.send, []
-        for _ in range(8):  # which pairs are priced depends on how quick they were: the shortest way counts
+        for _ in range(8):  # the pairs that are priced depend on their speed: the shortest path counts
             tries.append(found := Counted())
             monkeypatch.setattr(front.ClientConnection, "data_received", counting(found, real))
             monkeypatch.setattr(legs.Legs, "send", ending(found, send))

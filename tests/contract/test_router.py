@@ -60,7 +60,7 @@ async def test_ended_at_the_first_token(start: Starter, stream: bool) -> None:
         assert "prefill-0" in answer
     else:
         assert answer["choices"][0]["finish_reason"] == "stop"
-        assert answer["kv_transfer_params"] is None, "the hold's address is nothing for clients"
+        assert answer["kv_transfer_params"] is None, "clients do not get the hold's address"
     assert not fleet.engines["decode-0"].generated
     await eventually(lambda: fleet.held == 0, "the hold is released")
 
@@ -89,7 +89,7 @@ async def test_dead_prefill_instance_is_replaced(start: Starter) -> None:
     assert len(fleet.engines["prefill-1"].generated) == 4
 
 
-async def test_no_prefill_instance_left_means_whole_on_decode(start: Starter) -> None:
+async def test_without_a_prefill_instance_decode_serves_aggregated(start: Starter) -> None:
     fleet = await start()
     await fleet.engines["prefill-0"].stop()
     status, answer = await fleet.post("/v1/completions", json=PROMPT)
@@ -158,7 +158,7 @@ async def test_client_that_leaves_in_prefill_leaves_no_hold(start: Starter) -> N
     await eventually(
         lambda: any(body.get("model") == "baton-release" for _, body in fleet.engines["decode-0"].bodies), ""
     )
-    await eventually(lambda: fleet.held == 0, "released although nobody waited for it")
+    await eventually(lambda: fleet.held == 0, "the hold is released after the client has left")
     assert prefill.aborted == [], "a short leg is not aborted: an abort may strand its blocks"
 
 
@@ -171,7 +171,7 @@ async def test_client_that_leaves_in_a_long_prefill_has_it_aborted(start: Starte
             "/v1/completions", json=PROMPT, headers={"X-Request-Id": "r"}, timeout=aiohttp.ClientTimeout(total=0.1)
         )
     await eventually(lambda: prefill.aborted == [f"cmpl-{prefill.named[0]}-0"], "aborted by vLLM's own id")
-    assert prefill.cut_off == 0, "its connection stays open until it has spoken"
+    assert prefill.cut_off == 0, "P's connection stays open until P has answered"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -199,7 +199,7 @@ async def test_deadline_before_the_first_token(start: Starter) -> None:
 
 
 async def test_a_deadline_that_was_far_away(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is due much later has no timer before it is near; here that is anything beyond a tenth of a second."""
+    """The router sets no timer for a deadline before it is near. In this test everything beyond 0.1 s is far."""
     monkeypatch.setattr("router.request.waiting.FAR_S", 0.1)
     monkeypatch.setattr("router.http.legs.SWEEP_S", 0.05)
     fleet = await start(first_token_s=0.6)
@@ -210,7 +210,7 @@ async def test_a_deadline_that_was_far_away(start: Starter, monkeypatch: pytest.
     assert asyncio.get_running_loop().time() - began >= 0.6
 
 
-async def test_any_other_path_goes_whole_to_one_instance(start: Starter) -> None:
+async def test_any_other_path_is_passed_through_to_one_instance(start: Starter) -> None:
     fleet = await start()
     status, answer = await fleet.post(
         "/v1/embeddings?x=1", json={"input": "x", "kv_transfer_params": {"remote_host": "h"}}
@@ -289,7 +289,7 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
 async def test_bad_input(start: Starter, path: str, kwargs: dict[str, Any], status: int, words: str) -> None:
     fleet = await start()
     if isinstance(kwargs.get("data"), io.BytesIO):
-        kwargs = {**kwargs, "data": io.BytesIO(kwargs["data"].getvalue())}  # a client closes what it sent
+        kwargs = {**kwargs, "data": io.BytesIO(kwargs["data"].getvalue())}  # aiohttp closes what it sent
     got, answer = await fleet.post(path, **kwargs)
     assert got == status
     assert words in answer["error"]["message"]
@@ -306,7 +306,7 @@ async def test_unknown_paths_and_methods(start: Starter) -> None:
 
 
 async def _silent(fleet: Fleet, sent: bytes) -> bytes:
-    """What a client gets that sends this much and then nothing."""
+    """What a client receives that sends these bytes and then nothing."""
     address = urlsplit(fleet.endpoint)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.write(sent)
@@ -383,7 +383,7 @@ async def test_sixty_four_streams_at_once(start: Starter) -> None:
     assert fleet.held == 0
 
 
-async def test_an_answer_of_p_that_nobody_can_read_is_ps_failure(start: Starter) -> None:
+async def test_an_unreadable_answer_of_p_is_ps_failure(start: Starter) -> None:
     fleet = await start(prefill=2)
 
     async def babble(request: web.Request, body: dict[str, Any]) -> web.Response:
@@ -392,7 +392,7 @@ async def test_an_answer_of_p_that_nobody_can_read_is_ps_failure(start: Starter)
     fleet.engines["prefill-0"].behave = fleet.engines["prefill-1"].behave = babble
     for _ in range(2):
         status, answer = await fleet.post("/v1/completions", json=PROMPT)
-        assert (status, answer["from"]) == (200, "decode-0"), "served whole"
+        assert (status, answer["from"]) == (200, "decode-0"), "served aggregated"
     async with fleet.client.get(fleet.admin + "/explain?n=1") as response:
         (line,) = (await response.json())["requests"]
     assert (await fleet.client.get(f"{fleet.admin}/explain/{line['id']}")).status == 200

@@ -1,4 +1,4 @@
-"""`baton router --config`: classes and tenants from the cluster file, as a process of its own."""
+"""`baton router --config`, as a process of its own: classes, tenants and settings come from the cluster file."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ async def test_classes_tenants_and_settings_come_from_the_file(tmp_path: Path) -
         assert (await client.post(url, json={**ASK, "model": "gpt-4o"}, headers=mine)).status == 200
         story = await (await client.get(told["admin"] + "/explain/a")).json()
         assert (story["tenant"], story["slo_class"]) == ("acme", "slow")
-        assert story["slo"]["foretold"]["ttft_ms"] > 0, "chosen by what is foretold"
+        assert story["slo"]["foretold"]["ttft_ms"] > 0, "the policy uses an estimate"
         assert "least load" not in story["turns"][0]["because"]
         process.terminate()
         assert await process.wait() == 0
 
 
-async def test_a_tenant_without_a_key_file_is_told_how_one_is_made(tmp_path: Path) -> None:
+async def test_a_tenant_without_a_key_file_is_an_error_that_tells_how_to_make_one(tmp_path: Path) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text(FILE)
     process = await baton_router("--config", str(file), "--both-url", "http://127.0.0.1:1")

@@ -1,6 +1,6 @@
-"""The router in front of mock engines: whole hand-overs whose tokens can be checked, and every fault that a mock has.
+"""The router in front of mock engines: complete hand-overs whose tokens can be checked, and every fault of a mock.
 
-`test_router.py` scripts single answers of engines; here engines have time, memory, leases and lives of their own.
+`test_router.py` scripts single answers of engines. Here engines have time, memory, leases and epochs of their own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Mocked:
     asked: int = 0
 
     def body(self, **more: Any) -> dict[str, Any]:
-        """A request that nobody made before."""
+        """A request with a prompt that no request had before."""
         self.asked += 1
         return {"model": "fake", "prompt": f"[{self.asked}] {STORY}", "max_tokens": 12, **more}
 
@@ -59,7 +59,7 @@ class Mocked:
     async def stream_all(
         self, body: dict[str, Any], path: str = COMPLETIONS, at: str = ""
     ) -> tuple[int, str, list[dict[str, Any]]]:
-        """The same, `at` any engine."""
+        """The same, from the router or from the engine `at`."""
         async with self.client.post((at or self.endpoint) + path, json={**body, "stream": True}) as response:
             raw = await response.text()
         assert raw.endswith("data: [DONE]\n\n"), raw
@@ -68,7 +68,7 @@ class Mocked:
         return response.status, "".join(each.get("text") or each["delta"]["content"] for each in choices), events
 
     async def right(self, body: dict[str, Any], path: str = COMPLETIONS) -> Any:
-        """What one engine alone answers: an engine that nothing is wrong with."""
+        """The answer of one engine alone, without faults."""
         async with MockFleet([mock_settings("alone", Role.BOTH)]) as alone:
             status, answer = await self.ask(body, path, at=alone.instances["alone"].url)
             assert status == 200, answer
@@ -82,7 +82,7 @@ class Mocked:
 
     @property
     def held(self) -> float:
-        """Blocks that somebody owns, as a share, summed."""
+        """The share of KV-cache blocks in use, summed over all engines."""
         return sum(each.load().kv_usage for each in self.mocks.instances.values() if each.ready.is_set())
 
     @property
@@ -176,7 +176,7 @@ async def test_a_handed_over_answer_is_one_engines(start: Start, path: str, stre
     await fleet.settled()
 
 
-async def test_one_token_is_prefills(start: Start) -> None:
+async def test_an_answer_limited_to_one_token_is_made_by_prefill(start: Start) -> None:
     fleet = await start()
     body = fleet.body(max_tokens=1)
     status, answer = await fleet.ask(body)
@@ -186,7 +186,7 @@ async def test_one_token_is_prefills(start: Start) -> None:
 
 
 async def test_an_answer_of_one_token_leaves_no_hold(start: Start) -> None:
-    """End of text at the first token: P has answered all there is, and holds blocks that nobody will pull."""
+    """End of text at the first token: P's answer is the whole answer, and P holds blocks that no D will pull."""
     fleet = await start(mock={"answers": Ends(1, 1)})
     status, answer = await fleet.ask(fleet.body())
     assert (status, _text(answer)) == (200, "")
@@ -214,12 +214,14 @@ async def test_the_second_turn_finds_the_first_ones_blocks(start: Start) -> None
     _, again = await fleet.ask({"model": "fake", "messages": told, "max_tokens": 4}, CHAT, at=decode)
     first = answer["usage"]["prompt_tokens"]
     cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached > first, "the answer's own blocks are found where it was made, not only the prompt's"
+    assert cached > first, "D has cached the answer's blocks, too"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("leaves_in", ["prefill", "decode"])
-async def test_a_client_that_leaves_takes_everything_along(start: Start, leaves_in: str, streamed: bool) -> None:
+async def test_after_a_client_has_left_nothing_runs_and_nothing_is_held(
+    start: Start, leaves_in: str, streamed: bool
+) -> None:
     fleet = await start(mock={"step_ms": 20.0})
     body = fleet.body(max_tokens=500, stream=streamed)
     timeout = aiohttp.ClientTimeout(total=0.01 if leaves_in == "prefill" else 0.3)
@@ -229,7 +231,7 @@ async def test_a_client_that_leaves_takes_everything_along(start: Start, leaves_
     await fleet.settled()
 
 
-# -- what goes wrong before the first byte goes elsewhere --
+# -- a fault before the first byte: the request goes to another instance --
 
 ELSEWHERE: list[tuple[str, str, dict[str, Any]]] = [
     ("prefill-0", "refuse", {"status": 500}),
@@ -248,10 +250,10 @@ ELSEWHERE: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("where", "fault", "more"), ELSEWHERE, ids=[f"{row[1]} {row[0]}" for row in ELSEWHERE])
-async def test_the_client_sees_nothing_of_it(
+async def test_a_fault_before_the_first_byte_is_not_seen_by_the_client(
     start: Start, where: str, fault: str, more: dict[str, Any], streamed: bool
 ) -> None:
-    fleet = await start(prefill=2, decode=2, mock={"lease_s": 1.0})  # a failed pull leaves its hold to the lease
+    fleet = await start(prefill=2, decode=2, mock={"lease_s": 1.0})  # after a failed pull the lease ends the hold
     await fleet.set_fault(where, fault, **more)
     for _ in range(3):
         body = fleet.body()
@@ -279,7 +281,7 @@ async def test_an_unwell_engine_is_left_alone(start: Start) -> None:
 
 
 async def test_a_prefill_engine_that_dies_under_a_leg_is_replaced(start: Start) -> None:
-    """The leg is lost with the engine, and runs on the other one; the dead one comes back as somebody else."""
+    """The leg is lost with the engine, and runs on the other one; the dead one comes back under another engine id."""
     fleet = await start(prefill=2, mock={"step_ms": 100.0})
     first = fleet.mocks.instances["prefill-0"]
     former = first.handoffs.engine_id
@@ -297,23 +299,23 @@ async def test_a_prefill_engine_that_dies_under_a_leg_is_replaced(start: Start) 
     await fleet.settled()
 
 
-# -- what goes wrong after it ends in an error event --
+# -- a fault after the first byte: the stream ends with an error event --
 
 
 @pytest.mark.parametrize("fault", ["break", "hang", "error"])
-async def test_a_stream_that_breaks_says_so(start: Start, fault: str) -> None:
+async def test_a_stream_that_breaks_ends_with_an_error_event(start: Start, fault: str) -> None:
     fleet = await start(stall_s=0.3)
     await fleet.set_fault("decode-0", fault, after_tokens=5)
     body = fleet.body()
     expected = await fleet.right(body)
     status, text, events = await fleet.stream(body)
     assert status == 200
-    assert text == expected[: 5 * 4], "what was said is whole and right"
+    assert text == expected[: 5 * 4], "the text so far is right"
     assert events[-1]["error"]["code"] >= 500
     await fleet.settled()
 
 
-async def test_a_stream_on_an_engine_that_dies_says_so(start: Start) -> None:
+async def test_a_stream_on_an_engine_that_dies_ends_with_an_error_event(start: Start) -> None:
     fleet = await start(mock={"step_ms": 5.0})
     decode = fleet.mocks.instances["decode-0"]
     body = fleet.body(max_tokens=1000, stream=True)
@@ -335,12 +337,12 @@ async def test_a_leg_that_hangs_ends_at_the_deadline(start: Start) -> None:
     await fleet.settled()
 
 
-# -- what must be seen --
+# -- wrong blocks and lost holds: tests must see them --
 
 
 @pytest.mark.parametrize("fault", ["corrupt", "stale"])
 async def test_wrong_blocks_are_wrong_words(start: Start, fault: str) -> None:
-    """What no router can see, a test on mocks does: D read something else than P wrote, and says something else."""
+    """No router can see that D read other bytes than P wrote; a test on mocks sees it, because the answer differs."""
     fleet = await start()
     await fleet.ask(fleet.body())  # something to be stale with
     await fleet.set_fault("decode-0", fault, times=1)
@@ -349,14 +351,14 @@ async def test_wrong_blocks_are_wrong_words(start: Start, fault: str) -> None:
     assert (status, len(_text(answer))) == (200, 48)
     assert _text(answer) != await fleet.right(body)
     body = fleet.body()
-    assert _text((await fleet.ask(body))[1]) == await fleet.right(body), "once only"
+    assert _text((await fleet.ask(body))[1]) == await fleet.right(body), "the fault strikes only once"
 
 
 SHORT_LEASE: dict[str, Any] = {"lease_s": 0.05, "num_blocks": 64, "max_model_len": 1024, "prefix_caching": False}
 
 
 async def _pulled_too_late(fleet: Mocked) -> tuple[dict[str, Any], str]:
-    """A request and its answer: D pulls after the lease, when other prompts have been written over P's blocks."""
+    """A request, and the text of its late decode leg: D pulls after the lease, when other prompts have P's blocks."""
     from cluster import wire
 
     prefill, decode = (fleet.mocks.instances[name] for name in ("prefill-0", "decode-0"))
@@ -372,20 +374,20 @@ async def _pulled_too_late(fleet: Mocked) -> tuple[dict[str, Any], str]:
 
 
 async def test_a_reused_block_is_not_used(start: Start) -> None:
-    """A hold whose lease has ended, whose blocks another prompt has by now, and a late pull: its slot is clear."""
+    """A hold's lease has ended, and another prompt has its blocks. A late pull finds the hold's slot clear."""
     fleet = await start(mock=SHORT_LEASE)
     body, late = await _pulled_too_late(fleet)
     assert late == await fleet.right(body)
     prefill, decode = (fleet.mocks.instances[name] for name in ("prefill-0", "decode-0"))
     assert _pulled(decode) == 0, "D has read them, and computed the prompt itself"
-    assert prefill.metrics.counts["nixl_num_notifications_after_expiry"] == 0, "nobody is told of a hold that is gone"
+    assert prefill.metrics.counts["nixl_num_notifications_after_expiry"] == 0, "no notice for a hold that is gone"
     assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 1
 
 
-async def test_without_the_look_at_the_slot_a_reused_block_is_wrong_words(
+async def test_without_the_check_of_the_slot_a_reused_block_is_wrong_words(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the look is for, and that the test before this one would see it missing."""
+    """Why D checks the slot's mark, and that the test before this one would fail without that check."""
     monkeypatch.setattr("decode.reads.PullAtRank.saw", lambda _self, _said: None)
     fleet = await start(mock=SHORT_LEASE)
     body, late = await _pulled_too_late(fleet)
@@ -393,14 +395,14 @@ async def test_without_the_look_at_the_slot_a_reused_block_is_wrong_words(
 
 
 def _pulled(decode: Mock) -> int:
-    """Prompt tokens that came from other engines and were used: neither computed nor found in its own cache."""
+    """Prompt tokens that D pulled and used: it neither computed them nor found them in its own cache."""
     metrics = decode.metrics
     return int(metrics.counts["prompt_tokens"] - metrics.local_compute - metrics.local_cache_hit)
 
 
 @pytest.mark.parametrize("fault", ["corrupt", "stale"])
 async def test_with_digests_wrong_blocks_are_not_used(start: Start, fault: str) -> None:
-    """As Baton's connector with digests: the prompt is computed on D, and P's hold ends as if it had been read."""
+    """As with Baton's connector and digests: D computes the prompt, and P's hold ends as after a good pull."""
     fleet = await start(mock={"digests": True})
     await fleet.ask(fleet.body())  # something to be stale with
     decode, prefill = (fleet.mocks.instances[name] for name in ("decode-0", "prefill-0"))
@@ -415,11 +417,11 @@ async def test_with_digests_wrong_blocks_are_not_used(start: Start, fault: str) 
     assert prefill.metrics.counts["nixl_num_kv_expired_reqs"] == 0
     body = fleet.body()
     assert _text((await fleet.ask(body))[1]) == await fleet.right(body)
-    assert _pulled(decode) > pulled, "what is right is used"
+    assert _pulled(decode) > pulled, "right blocks are used"
 
 
 async def test_a_name_that_is_given_up_before_is_never_held(start: Start) -> None:
-    """By the name that the router gives its leg, whichever of the two comes first."""
+    """A release by the name of a prefill leg works before and after the leg."""
     from cluster import wire
     from cluster.ids import RequestId, TransferId
 
@@ -433,7 +435,7 @@ async def test_a_name_that_is_given_up_before_is_never_held(start: Start) -> Non
         assert (wire.read_transfer(leg) is not None, prefill.handoffs.holds()) == (bool(holds), holds)
     status, _ = await fleet.ask(wire.release_by_name(late), at=prefill.url, path=wire.RELEASE_PATH)
     assert (status, prefill.handoffs.holds()) == (200, 0)
-    await eventually(lambda: prefill.load().kv_usage == 0, "its blocks are free at the next edge")
+    await eventually(lambda: prefill.load().kv_usage == 0, "the blocks are free after the next step")
 
 
 async def test_a_dropped_notice_holds_blocks_for_the_lease(start: Start) -> None:
@@ -467,8 +469,8 @@ async def test_a_hold_of_a_former_life_is_not_pulled(start: Start) -> None:
     await fleet.settled()
 
 
-async def test_a_lease_lives_as_long_as_somebody_waits_for_it(start: Start) -> None:
-    """D has the request and no room for it: its heartbeats keep P's blocks, past the lease."""
+async def test_a_lease_lives_as_long_as_a_d_waits_for_the_hold(start: Start) -> None:
+    """D has the request but no room for it: D's heartbeats make P keep the blocks beyond the first lease."""
     fleet = await start(mock={"lease_s": 0.4, "max_num_seqs": 1, "step_ms": 10.0})
     from cluster import wire
 
@@ -494,7 +496,7 @@ async def test_a_lease_lives_as_long_as_somebody_waits_for_it(start: Start) -> N
 
 
 async def _cached(fleet: Mocked, body: dict[str, Any], at: str = "", *, streamed: bool) -> int:
-    """Prompt tokens that were cached, as the answer's end tells."""
+    """The number of cached prompt tokens that the answer's usage tells."""
     if not streamed:
         status, answer = await fleet.ask(body, at=at)
         assert status == 200, answer
@@ -510,7 +512,7 @@ async def _cached(fleet: Mocked, body: dict[str, Any], at: str = "", *, streamed
 @pytest.mark.parametrize("pins", [False, True], ids=["D speaks first", "seeded"])
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_usage_tells_what_p_had_cached(start: Start, streamed: bool, pins: bool) -> None:
-    """D has all of the prompt from P, and is not asked about that."""
+    """Usage tells P's cached tokens. D's own number would be wrong, because D has all of the prompt from P."""
     fleet = await start(pins=pins)
     body = fleet.body(temperature=0)
     async with MockFleet([mock_settings("alone", Role.BOTH)]) as alone:
@@ -523,14 +525,16 @@ async def test_usage_tells_what_p_had_cached(start: Start, streamed: bool, pins:
 
 
 async def test_usage_of_a_resumed_stream_tells_what_the_first_p_had_cached(start: Start) -> None:
-    """Its prompt is computed again where it has just been computed: to the client that was no cache."""
+    """The second prefill leg goes to the same P, which has cached the prompt by then. For the client that is no cached
+    token.
+    """
     fleet = await start(decode=2)
     await fleet.set_fault("decode-0", "break", after_tokens=5, times=1)
     assert await _cached(fleet, fleet.body(temperature=0), streamed=True) == 0
     (fault,) = fleet.mocks.instances["decode-0"].faults.as_json()["faults"]
-    assert fault["struck"] == 1, "it was resumed"
+    assert fault["struck"] == 1, "the stream was resumed"
     prefilled = fleet.mocks.instances["prefill-0"].metrics.ended
-    assert prefilled["length"] == 2, "by way of the same P, which had it all by then"
+    assert prefilled["length"] == 2, "both prefill legs ran on the same P"
     await fleet.settled()
 
 
@@ -539,7 +543,7 @@ async def test_usage_of_a_resumed_stream_tells_what_the_first_p_had_cached(start
 
 @pytest.mark.parametrize("policy", ["least_load", "workload"])
 async def test_nothing_is_handed_over_between_other_weights(start: Start, policy: str) -> None:
-    """A model is being replaced: the new one's P is there, its D is not."""
+    """A model is being replaced: a P with the new weights is there, but no D with them."""
     weights = {"prefill-0": "new", "prefill-1": "old", "decode-0": "old"}
     fleet = await start(prefill=2, weights=weights, policy=policy)
     for number in range(6):
@@ -562,17 +566,17 @@ async def test_a_stream_goes_on_only_under_its_own_weights(start: Start, other: 
     assert fault["struck"] == 1
     assert text == expected
     answered = {name for name, each in fleet.mocks.instances.items() if each.metrics.ended["length"]}
-    assert ("decode-1" in answered) == (other == "old"), "prefill-0 can do it, too"
+    assert ("decode-1" in answered) == (other == "old"), "otherwise prefill-0 goes on with the stream"
     await fleet.settled()
 
 
 # -- memory --
 
 
-async def test_what_is_over_makes_no_cycles(start: Start) -> None:
-    """A cycle keeps a request's body and tokens until the collector has gone through everything, which is seldom.
+async def test_requests_that_have_ended_leave_no_reference_cycles(start: Start) -> None:
+    """A reference cycle keeps a request's body and tokens until a full garbage collection, which is seldom.
 
-    (Every request was one, and resident memory grew for half an hour; `make soak` found it.)
+    (Every request was such a cycle once, and resident memory grew for half an hour; `make soak` found it.)
     """
     fleet = await start()
     await fleet.ask(fleet.body())
@@ -590,7 +594,7 @@ async def test_what_is_over_makes_no_cycles(start: Start) -> None:
             ) as response:
                 await response.read()
         async with fleet.client.post(fleet.endpoint + COMPLETIONS, json={**fleet.body(max_tokens=500), "stream": True}):
-            pass  # he leaves
+            pass  # the client leaves
         await fleet.settled()
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
@@ -602,8 +606,8 @@ async def test_what_is_over_makes_no_cycles(start: Start) -> None:
     assert not kept
 
 
-async def test_nor_does_an_engine_that_is_away() -> None:
-    """It is probed twice a second for as long as it is away, and aiohttp's errors and their frames know each other."""
+async def test_probes_of_an_engine_that_is_away_leave_no_reference_cycles() -> None:
+    """An engine that is away is probed twice a second, and aiohttp's errors refer to frames that refer to them."""
     upstream = Upstream()
     await upstream.start()
     with socket.create_server(("127.0.0.1", 0)) as closed:

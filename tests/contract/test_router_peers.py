@@ -1,4 +1,4 @@
-"""Several routers of one registry: whoever asks any of them hears the whole truth, also while the registry is away."""
+"""Several routers of one registry: each of them answers for all, also while the registry is away."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FLEET_KEY = SigningKey("k1", b"s" * 32)
 
 
 class Own(MemoryRegistry):
-    """One process' connection to a registry that all share: what `close` closes is its own."""
+    """One process' connection to a registry that all share: `close` does not close the registry."""
 
     def __init__(self, shared: MemoryRegistry) -> None:
         super().__init__(time.monotonic)
@@ -45,7 +45,7 @@ class Own(MemoryRegistry):
 
 @dataclass
 class Replicas:
-    """Routers, a prefill and a decode engine, and an agent that hears what it is told."""
+    """Routers, a prefill and a decode engine, and an agent that records the orders it gets."""
 
     stack: AsyncExitStack
     client: aiohttp.ClientSession
@@ -82,7 +82,7 @@ class Replicas:
         return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def router(self, **settings: Any) -> str:
-        """Its admin side, once it knows both engines."""
+        """Start a router, and return its admin URL."""
         config = RouterConfig(port=0, admin_port=0, drain_s=1.0, has_registry=True, **hands_over(settings))
         endpoint, admin = await self.stack.enter_async_context(served(config, Own(self.registry)))
         self.endpoints.append(endpoint)
@@ -149,10 +149,10 @@ async def test_any_router_explains_any_request(replicas: Replicas) -> None:
     assert (status, "No request `nobodys`" in said["error"]["message"]) == (404, True)
 
 
-async def test_what_clients_call_the_same_at_several_routers_is_found_newest_first(replicas: Replicas) -> None:
+async def test_requests_with_one_client_id_at_several_routers_are_found_newest_first(replicas: Replicas) -> None:
     first, second = await two(replicas)
     for number in (0, 1, 1, 0):
-        await asyncio.sleep(0.05)  # routers tell ages, each on its own clock
+        await asyncio.sleep(0.05)  # routers report ages, each on its own clock: make the ages differ
         assert await replicas.complete(replicas.endpoints[number], "same") == 200
     told = [(await replicas.get(admin, "/explain/same"))[1] for admin in (first, second)]
     assert [each["named_alike"] for each in told] == [4, 4]
@@ -182,7 +182,7 @@ async def test_the_page_and_all_metrics_add_up(replicas: Replicas) -> None:
         assert 'way="handoff"} 5.0' not in own
 
 
-async def test_the_quarantine_of_a_rank_is_told_to_others(replicas: Replicas) -> None:
+async def test_the_quarantine_of_a_rank_is_told_to_other_routers(replicas: Replicas) -> None:
     first, second = await two(replicas)
     await replicas.engine("e@1", Role.DECODE)
     status, said = await replicas.change("POST", first, "/quarantine/e@1", json={"because": "a test"})
@@ -190,7 +190,7 @@ async def test_the_quarantine_of_a_rank_is_told_to_others(replicas: Replicas) ->
     assert (await replicas.get(second, "/quarantine"))[1] == {"quarantined": {"e@1": "a test"}}
 
 
-async def test_quarantine_holds_at_every_router_and_at_those_to_come(replicas: Replicas) -> None:
+async def test_quarantine_holds_at_every_router_and_at_later_ones(replicas: Replicas) -> None:
     first, second = await two(replicas)
     await replicas.engine("d2", Role.DECODE)
     status, said = await replicas.change("POST", first, "/quarantine/d", json={"because": "answers wrong"})
@@ -201,7 +201,7 @@ async def test_quarantine_holds_at_every_router_and_at_those_to_come(replicas: R
     third = await replicas.router()
     await replicas.see_each_other()
     for admin in (first, second, third):
-        async with asyncio.timeout(5):  # a new one hears it with the others' next announcement
+        async with asyncio.timeout(5):  # a new router learns it from the others' next announcement
             while (await replicas.states(admin))["d"] != "quarantined":
                 await asyncio.sleep(0.02)
     for number, endpoint in enumerate(replicas.endpoints):
@@ -226,14 +226,14 @@ async def test_drain_goes_to_the_agent(replicas: Replicas) -> None:
     assert (await replicas.change("POST", admin, "/drain/nobody"))[0] == 404
 
 
-async def test_without_its_registry_it_goes_on_says_so_and_catches_up(replicas: Replicas) -> None:
+async def test_without_its_registry_a_router_goes_on_and_tells_so_and_catches_up(replicas: Replicas) -> None:
     first, second = await two(replicas)
     replicas.registry.down = True
     async with asyncio.timeout(5):
         while (await _stale_s(replicas, first)) < 0.05:
             await asyncio.sleep(0.02)
     assert await replicas.complete(replicas.endpoints[1], "meanwhile") == 200
-    assert (await replicas.get(first, "/explain/meanwhile"))[0] == 200, "peers are remembered"
+    assert (await replicas.get(first, "/explain/meanwhile"))[0] == 200, "the router remembers its peers"
     status, said = await replicas.change("POST", first, "/quarantine/p")
     assert (status, set(said["routers"].values())) == (200, {"told"})
     assert "p" in (await replicas.get(second, "/quarantine"))[1]["quarantined"]
@@ -269,7 +269,7 @@ async def test_a_router_that_does_not_answer_is_named(replicas: Replicas) -> Non
             await asyncio.sleep(0.02)
     because = {each["router"]: each.get("detail", "") for each in said}
     assert "cannot be reached" in because["router-gone"]
-    assert "another one answers" in because["router-else"], "its address is this router's own"
+    assert "another one answers" in because["router-else"], "the false router's address is this router's own"
     assert "baton_routers_silent 2.0" in (await replicas.get(admin, "/metrics?all=1"))[1]
     message = (await replicas.get(admin, "/explain/nobodys"))[1]["error"]["message"]
     assert "Not asked: router-" in message
@@ -282,7 +282,7 @@ async def test_pages_of_other_sites_change_nothing(replicas: Replicas) -> None:
         assert (status, said["error"]["type"]) == (403, "PermissionDeniedError")
     rebound = {"Host": "evil.example:8001", "Origin": "http://evil.example:8001"}
     assert (await replicas.change("POST", admin, "/quarantine/p", headers=rebound))[0] == 403
-    assert (await replicas.get(admin, "/ui/data", headers=rebound))[0] == 403, "its name leads here: DNS rebinding"
+    assert (await replicas.get(admin, "/ui/data", headers=rebound))[0] == 403, "DNS rebinding"
     assert (await replicas.get(admin, "/ui/data", headers={"Host": "localhost:8001"}))[0] == 200
     assert (await replicas.change("POST", admin, "/quarantine/p", headers={"Origin": admin}))[0] == 200
 
@@ -305,8 +305,8 @@ async def test_a_tenant_sees_its_own_at_any_router_and_changes_nothing(replicas:
         assert (await replicas.get(admin, "/ui/data", headers={"Authorization": "Bearer no"}))[0] == 401
 
 
-async def test_from_elsewhere_it_takes_an_operators_key(replicas: Replicas) -> None:
-    """Another address of this machine's is another machine to the router."""
+async def test_from_another_machine_an_operators_key_is_needed(replicas: Replicas) -> None:
+    """For the router, a client with another address of this machine (127.0.0.2) is another machine."""
     tenants, keys = {"acme": Tenant(key_file="a")}, {"acme": lambda: (digest("key-a"),)}
     settings = {"tenants": tenants, "tenant_keys": keys, "admin_keys": lambda: (digest("key-o"),)}
     first, second = await two(replicas, ticket_keys=lambda: (FLEET_KEY,), **settings)
@@ -323,15 +323,15 @@ async def test_from_elsewhere_it_takes_an_operators_key(replicas: Replicas) -> N
         name = (await away.get(first, "/ui/data", headers=operator))[1]["router"]
         ask = Ask(method="GET", path="/metrics", by="x", to=name, reader="acme")
         vouched = signed_headers(ask, FLEET_KEY, now=time.time(), nonce=bytes(16))
-        assert (await away.get(first, "/metrics", headers=vouched))[0] == 403, "a tenant's, without the header, too"
+        assert (await away.get(first, "/metrics", headers=vouched))[0] == 403, "it is signed for a tenant"
         assert (await away.change("POST", first, "/quarantine/p"))[0] == 401
         status, said = await away.change("POST", first, "/quarantine/p", headers=operator)
         assert (status, set(said["routers"].values())) == (200, {"told"})
     assert "p" in (await replicas.get(second, "/quarantine"))[1]["quarantined"]
 
 
-async def test_an_answer_of_many_pieces_is_heard_to_its_end() -> None:
-    """And one that does not end, no further than to the bound."""
+async def test_a_peers_answer_of_many_pieces_is_read_to_its_end() -> None:
+    """An answer longer than the limit is not read beyond it."""
 
     async def pieces(http: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={FROM: "other"})
@@ -359,8 +359,8 @@ async def test_an_answer_of_many_pieces_is_heard_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("name", ["a:b:c", "a%3Ab", "a/b?c=d", "a b", "ä", "%2F..%2F", "a+b", "a;b,c=@!$&'()*~"])
-async def test_what_is_sent_is_what_is_signed(name: str) -> None:
-    """However a client library spells a path: the receiver checks the bytes that came."""
+async def test_the_path_that_is_sent_is_the_path_that_is_signed(name: str) -> None:
+    """The receiver checks the bytes of the path that came, however the client library writes the path."""
     vouched: list[bool] = []
     receiver = RouterPeers("asked", tuple, lambda: (FLEET_KEY,))
 
@@ -388,7 +388,7 @@ async def test_what_is_sent_is_what_is_signed(name: str) -> None:
         await runner.cleanup()
 
 
-def test_a_router_vouches_for_what_it_asks_once_and_for_nothing_else() -> None:
+def test_a_signature_holds_for_one_question_once() -> None:
     now = [1000.0]
 
     def asked(name: str = "asked", keys: tuple[SigningKey, ...] | None = (FLEET_KEY,)) -> RouterPeers:

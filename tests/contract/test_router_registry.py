@@ -1,4 +1,4 @@
-"""The router on a registry: instances come, drain, start anew and leave while it serves."""
+"""The router on a registry: instances come, drain, start again and leave while the router serves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 
 
 async def told(fleet: Fleet, line: str) -> None:
-    """Wait until the router's metrics say this."""
+    """Wait until the router's metrics have this line."""
     async with asyncio.timeout(10):
         while line not in (await fleet.get("/metrics"))[1]:
             await asyncio.sleep(0.01)
@@ -43,7 +43,7 @@ async def cast() -> AsyncIterator[Cast]:
         yield Cast(Breakable(clock=time.monotonic), stack)
 
 
-async def test_instances_come_while_it_serves(cast: Cast) -> None:
+async def test_instances_come_while_the_router_serves(cast: Cast) -> None:
     fleet = await cast.serve()
     status, answer = await fleet.post("/v1/completions", json=PROMPT)
     assert status == 503
@@ -55,8 +55,10 @@ async def test_instances_come_while_it_serves(cast: Cast) -> None:
     assert len(cast.engines["p"].generated) == 1
 
 
-async def test_instances_kept_for_a_tenant_serve_nobody_else(cast: Cast) -> None:
-    """Nor does anybody else hear of their models; the tenant's requests may go to everybody's as well."""
+async def test_instances_kept_for_a_tenant_serve_no_other_tenant(cast: Cast) -> None:
+    """Other tenants do not see the models of these instances either. The tenant's own requests may go to shared
+    instances, too.
+    """
     await cast.join("d", Role.DECODE)
     keys = {"ann": "sk-baton-ann", "eve": "sk-baton-eve"}
     fleet = await cast.serve(
@@ -93,7 +95,7 @@ async def test_instances_kept_for_a_tenant_serve_nobody_else(cast: Cast) -> None
             path
         )
         assert (await asks("ann", path, **body))[0] != 404, path
-    # Who is told whose instances there are: operators, and each tenant of those that serve it.
+    # Operators see all instances, and each tenant sees those that serve it; a client without a key sees none.
     assert (await fleet.get("/ready"))[1] == {"ready": False, "registry": "heard", "instances": []}
     for tenant, sees in (("ann", {"d", "own"}), ("eve", {"d"})):
         headers = {"Authorization": f"Bearer {keys[tenant]}"}
@@ -104,8 +106,10 @@ async def test_instances_kept_for_a_tenant_serve_nobody_else(cast: Cast) -> None
                 assert not any(each.get("tenants") for each in listed)
 
 
-async def test_a_model_that_is_kept_for_others_is_answered_as_one_that_there_is_not(cast: Cast) -> None:
-    """Its adapters, too: by no path, in no list, and in the same words. Nobody loads an adapter through a router."""
+async def test_a_model_that_is_kept_for_others_is_answered_like_an_unknown_one(cast: Cast) -> None:
+    """So are the model's adapters: on every path and in every list, in the same words. No client can load an adapter
+    through a router.
+    """
     keys = {"ann": "sk-baton-ann", "eve": "sk-baton-eve"}
     await cast.join("all", Role.BOTH, models=({"id": "fake"},))
     kept = ({"id": "secret"}, {"id": "tuned", "parent": "secret"})
@@ -148,7 +152,7 @@ async def test_a_model_that_is_kept_for_others_is_answered_as_one_that_there_is_
 
 
 async def eventually_up(fleet: Fleet, *names: str) -> None:
-    """Operators on this machine are told of all instances."""
+    """Wait until exactly these instances are up, as an operator on this machine sees them."""
     async with asyncio.timeout(5):
         while True:
             async with fleet.client.get(fleet.admin + "/ready") as answer:
@@ -158,8 +162,8 @@ async def eventually_up(fleet: Fleet, *names: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_where_all_are_kept_others_are_told_that_there_is_no_such_model(cast: Cast) -> None:
-    """And not to ask again in a second."""
+async def test_where_all_instances_are_kept_other_tenants_are_told_that_the_model_is_unknown(cast: Cast) -> None:
+    """The answer is 404, not one that asks the client to try again."""
     keys = {"ann": "sk-baton-ann", "eve": "sk-baton-eve"}
     fleet = await cast.serve(
         tenants={name: Tenant() for name in keys},
@@ -184,7 +188,7 @@ async def test_where_all_are_kept_others_are_told_that_there_is_no_such_model(ca
 async def test_an_instance_that_leaves_while_it_is_asked_for_a_response_is_not_sent_one(
     cast: Cast, comes_back: bool
 ) -> None:
-    """`comes_back`: under the same name, at another address."""
+    """`comes_back`: the instance comes back under the same name, at another address."""
     asked, go_on = asyncio.Event(), asyncio.Event()
     reached: list[str] = []
 
@@ -228,7 +232,7 @@ async def test_nothing_is_sent_to_a_draining_instance(cast: Cast) -> None:
     await cast.join("p", Role.PREFILL, state=MemberState.DRAINING)
     await cast.router_sees(p="draining", d="draining", d2="up")
     assert (await fleet.post("/v1/completions", json=PROMPT))[0] == 200
-    assert len(cast.engines["p"].generated) == 4, "the fifth ran whole on d2"
+    assert len(cast.engines["p"].generated) == 4, "the fifth request was served aggregated on d2"
 
 
 async def test_decode_that_drains_during_prefill_is_replaced(cast: Cast) -> None:
@@ -266,7 +270,7 @@ async def test_prefill_that_starts_anew_during_its_leg_is_replaced(cast: Cast) -
     assert len(cast.engines["p2"].generated) == 1
 
 
-async def test_nothing_is_handed_over_between_two_of_which_one_shuns_the_other(cast: Cast) -> None:
+async def test_nothing_is_handed_over_to_a_d_that_shuns_the_p(cast: Cast) -> None:
     """A bad pair is quarantined without losing either instance."""
     fleet = await cast.serve()
     await cast.join("p0", Role.PREFILL)
@@ -283,15 +287,15 @@ async def test_nothing_is_handed_over_between_two_of_which_one_shuns_the_other(c
     await cast.join("d", Role.DECODE)
 
     async with asyncio.timeout(5):
-        while not cast.engines["p0"].generated:  # its pause is over
+        while not cast.engines["p0"].generated:  # until the pair's pause is over
             await fleet.post("/v1/completions", json=PROMPT)
     assert "baton_pair_apart{" not in (await fleet.get("/metrics"))[1]
 
 
-async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_over(
+async def test_pairs_are_proven_and_a_pair_that_answers_otherwise_hands_nothing_over(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other weights under the same name: everything works, and the text is wrong."""
+    """A P with other weights under the same name: every hand-over works, and the text is wrong."""
     monkeypatch.setattr(prover, "EVERY_S", 0.01)
     await cast.join("p0", Role.PREFILL)
     await cast.join("p1", Role.PREFILL)
@@ -305,7 +309,7 @@ async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_ove
         if body.get("logprobs"):
             choice["logprobs"] = {"tokens": [text], "top_logprobs": [{text: -0.1}]}
         fields = body.get("kv_transfer_params") or {}
-        told = fields.get("remote_prefill_cached_tokens", 96 if pulled else 0)  # as vLLM 0.32: P's word goes first
+        told = fields.get("remote_prefill_cached_tokens", 96 if pulled else 0)  # as vLLM 0.32: P's number goes first
         usage = {"prompt_tokens_details": {"cached_tokens": told}}
         return web.json_response({"choices": [choice], "usage": usage})
 
@@ -326,10 +330,10 @@ async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_ove
         assert (await fleet.post("/v1/completions", json=PROMPT))[0] == 200
     assert (len(cast.engines["p0"].generated), len(cast.engines["p1"].generated)) == (4, 0)
     prompts = [body for body in cast.engines["d"].generated if "cache_salt" in body]
-    assert len({body["cache_salt"] for body in prompts}) == len(prompts), "no cache knows a proof"
+    assert len({body["cache_salt"] for body in prompts}) == len(prompts), "no cache has a proof's prompt"
     assert not cast.engines["p0"].holds and not cast.engines["p1"].holds
     wrong = False
-    await cast.join("p1", Role.PREFILL, epoch=2)  # it comes back with the weights it should have
+    await cast.join("p1", Role.PREFILL, epoch=2)  # p1 comes back with the right weights
     await told(fleet, 'baton_pair_proofs_total{result="passed"} 2.0')
     assert "baton_pair_apart{" not in (await fleet.get("/metrics"))[1]
 
@@ -337,7 +341,7 @@ async def test_pairs_are_proven_and_one_that_answers_otherwise_hands_nothing_ove
 async def test_an_instance_that_joins_does_not_wait_for_a_proof_of_others(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full fleet a proof takes seconds, and an instance that has just flipped is there to help at once."""
+    """On a full fleet a proof takes seconds, but an instance that has just flipped is needed at once."""
     monkeypatch.setattr(prover, "EVERY_S", 0.01)
     joined, due = set[str](), asyncio.Event()
 
@@ -357,20 +361,18 @@ async def test_an_instance_that_joins_does_not_wait_for_a_proof_of_others(
     async with asyncio.timeout(10):
         await due.wait()
     await cast.join("p3", Role.PREFILL)
-    await eventually(lambda: "p3" in joined, "it is proven beside the other proof")
+    await eventually(lambda: "p3" in joined, "p3 is proven while the other proof runs")
     assert "p3" in joined
 
 
-async def test_a_proof_that_nobody_has_pulled_for_leaves_nothing_behind(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_proof_without_a_pull_fails_and_leaves_no_hold(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prover, "EVERY_S", 0.01)
     await cast.join("p", Role.PREFILL)
     await cast.join("d", Role.DECODE)
 
     async def computes_all(_: web.Request, body: dict[str, Any]) -> web.Response | None:
         if body["model"] != "fake":
-            return None  # a leg to be rejected
+            return None  # a leg that releases a hold
         usage = {"prompt_tokens_details": {"cached_tokens": 0}}
         return web.json_response({"choices": [{"index": 0, "text": "the same"}], "usage": usage})
 
@@ -383,7 +385,7 @@ async def test_a_proof_that_nobody_has_pulled_for_leaves_nothing_behind(
 async def test_a_proof_ends_where_an_operator_sets_an_instance_aside(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No new legs means none: not even those of a proof that is under way."""
+    """A quarantined instance gets no new legs, not even those of a proof that is under way."""
     monkeypatch.setattr(prover, "EVERY_S", 0.01)
     await cast.join("p", Role.PREFILL)
     await cast.join("d", Role.DECODE)
@@ -400,7 +402,7 @@ async def test_a_proof_ends_where_an_operator_sets_an_instance_aside(
     computed.set()
     await told(fleet, 'baton_pair_proofs_total{result="none"} 1.0')
     assert not cast.engines["d"].generated
-    await eventually(lambda: not cast.engines["p"].holds, "what it has computed is given up")
+    await eventually(lambda: not cast.engines["p"].holds, "P's hold is released")
 
 
 async def test_leaving_instances_are_forgotten(cast: Cast) -> None:
@@ -414,7 +416,7 @@ async def test_leaving_instances_are_forgotten(cast: Cast) -> None:
     assert (await fleet.post("/v1/completions", json=PROMPT))[1]["from"] == "d"
 
 
-async def test_full_fleet_makes_requests_wait_in_line(cast: Cast) -> None:
+async def test_on_a_full_fleet_requests_wait_in_the_queue(cast: Cast) -> None:
     await cast.join("p", Role.PREFILL)
     await cast.join("d", Role.DECODE, places=2)
     fleet = await cast.serve(first_token_s=5.0)
@@ -432,13 +434,13 @@ async def test_full_fleet_makes_requests_wait_in_line(cast: Cast) -> None:
 
     cast.engines["d"].behave = slow
     asking = [asyncio.ensure_future(fleet.post("/v1/completions", json=PROMPT)) for _ in range(6)]
-    await eventually(lambda: running == 2, "two are let in")
+    await eventually(lambda: running == 2, "two requests run")
     gate.set()
     assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 6
     assert most == 2, "never more at once than the instance allowed"
 
 
-async def test_waiting_in_line_ends_with_the_deadline(cast: Cast) -> None:
+async def test_waiting_in_the_queue_ends_with_the_deadline(cast: Cast) -> None:
     await cast.join("p", Role.PREFILL)
     await cast.join("d", Role.DECODE, places=1)
     fleet = await cast.serve(first_token_s=0.4)
@@ -458,7 +460,9 @@ async def test_waiting_in_line_ends_with_the_deadline(cast: Cast) -> None:
 
 
 class Stubborn(MemoryRegistry):
-    """Swallows cancellations: a reader that went on after two was seen live, in a router that outlived its parent."""
+    """A registry that swallows cancellations. Once a reader went on after two of them, in a router that outlived its
+    parent.
+    """
 
     async def wait_changed(self, timeout_s: float) -> bool:
         try:
@@ -477,11 +481,11 @@ async def test_a_router_ends_although_its_registry_swallows_cancellations() -> N
     await serving
     readers = {task for task in asyncio.all_tasks() if "registry" in task.get_name()}
     _, reading = await asyncio.wait(readers, timeout=3) if readers else ((), ())
-    assert not reading, "nobody reads on"
+    assert not reading, "no task reads the registry any more"
 
 
 async def test_registry_away_and_back(cast: Cast) -> None:
-    """It serves on with what it knows, says so, and catches up."""
+    """Without its registry the router serves on with what it knows, reports that, and catches up later."""
     await cast.join("p", Role.PREFILL)
     await cast.join("d", Role.DECODE)
     fleet = await cast.serve()
@@ -516,7 +520,7 @@ async def test_a_router_that_begins_without_its_registry_says_so_once(
 
 
 async def test_a_proof_takes_a_place_and_a_request_that_finds_none_waits_for_it(cast: Cast) -> None:
-    """An instance with one place, whose first proof runs: the request is refused by nobody."""
+    """Instances have one place each, and their first proof takes it: requests wait, and none is refused."""
     await cast.join("p", Role.PREFILL, places=1)
     await cast.join("d", Role.DECODE, places=1)
     go_on = asyncio.Event()
@@ -530,6 +534,6 @@ async def test_a_proof_takes_a_place_and_a_request_that_finds_none_waits_for_it(
     fleet = await cast.serve(proves=True)
     await eventually(lambda: bool(cast.engines["p"].bodies), "its prefill leg runs")
     asking = [asyncio.create_task(fleet.post("/v1/completions", json=PROMPT)) for _ in range(3)]
-    await eventually(lambda: len(cast.engines["d"].generated) > 0, "the first of them is served meanwhile")
+    await eventually(lambda: len(cast.engines["d"].generated) > 0, "the first request is served meanwhile")
     go_on.set()
     assert [(await each)[0] for each in asking] == [200] * 3

@@ -1,4 +1,4 @@
-"""Eight mocks that may flip, the product's own controller: a burst of long prompts; a load that goes on and off."""
+"""Eight mocks that may flip, and the product's own controller: a burst of long prompts; a load that goes on and off."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ hardware:
 slo:
   chat: {ttft_ms: 4000, tpot_ms: 150, attainment: 0.9}
 """
-"""No instance can be started and none may leave: only roles can change."""
+"""The fleet is full and may not shrink: the controller can only change roles."""
 BURST = 240
-"""Prompts, the first half at once and the others in twelve seconds."""
+"""The number of prompts: the first half come at once, the others within twelve seconds."""
 CYCLES = 4
-"""Of 45 s each: much shorter than an hour, in which eight instances may flip six times together."""
+"""Cycles of 45 s each: all together much less than an hour, in which eight instances together may flip six times."""
 FLIPS_HOUR = 6
 
 

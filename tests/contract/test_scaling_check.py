@@ -1,4 +1,4 @@
-"""The simulation before an instance leaves, live: in a process of its own, within its time, in nobody's way."""
+"""The simulation before an instance leaves: in its own process, within its time, while the controller goes on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_controllers_of_a_cluster_file_ask_for_a_simulation(plan: ScalingPlan) -
     assert fleet.check is not None
 
 
-async def test_its_process_says_whether_a_fleet_would_do_within_its_cpu_time(plan: ScalingPlan) -> None:
+async def test_the_process_tells_whether_a_fleet_suffices_within_its_cpu_time(plan: ScalingPlan) -> None:
     check = Checker(plan.members[MODEL], plan.promises)
     before = os.times()
     large, small = await check(asked(3, 3)), await check(asked(1, 3, rate=8.0))
@@ -60,7 +60,7 @@ async def test_its_process_says_whether_a_fleet_would_do_within_its_cpu_time(pla
     assert spent < 2 * (CPU_S + 2)
 
 
-async def test_one_that_takes_too_long_is_ended_and_says_nothing(
+async def test_a_check_that_takes_too_long_is_ended_without_a_result(
     plan: ScalingPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = Checker(plan.members[MODEL], plan.promises)
@@ -69,10 +69,10 @@ async def test_one_that_takes_too_long_is_ended_and_says_nothing(
     assert told.holds is None
     assert "not done within" in told.because
     ended = Path("/proc") / "self" / "task" / str(os.getpid()) / "children"
-    assert ended.read_text().split() == [], "its process is gone, and waited for"
+    assert ended.read_text().split() == [], "the process has ended and was waited for"
 
 
-async def test_a_process_that_fails_or_cannot_begin_says_nothing(
+async def test_a_check_that_fails_or_cannot_start_has_no_result(
     plan: ScalingPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = await Checker({}, plan.promises)(asked(3, 3))
@@ -92,7 +92,7 @@ async def running(scaler: Scaler) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def test_looks_go_on_while_it_simulates() -> None:
+async def test_the_controller_goes_on_while_a_check_runs() -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def slow(effect: Check) -> Checked:

@@ -1,4 +1,4 @@
-"""What operators say to a controller, and what they read of it."""
+"""Operators' commands to a controller, and what they read of its state and its log."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def run(*words: str) -> int:
     return await asyncio.to_thread(main, list(words))
 
 
-async def test_what_it_does_is_shown(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_scale_shows_what_the_controller_does(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run("scale", "--url", rig.url) == 0
     told = capsys.readouterr().out
     assert told.startswith("acts\n")
@@ -126,11 +126,13 @@ async def test_the_log_is_read_as_words_and_as_json(rig: Rig, capsys: pytest.Cap
     (line,) = [json.loads(each) for each in capsys.readouterr().out.splitlines()]
     assert line["because"] == "the script"
     assert await run("explain", "--scaling", "nosuch") == 2
-    assert "never" not in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "nosuch" in told.err
 
 
 def file_of(*sized: str, kept: int = 2) -> str:
-    """A cluster file with these models on L4s, and one of which no sizes are known."""
+    """A cluster file with these models on L4s, and one model whose sizes are unknown."""
     small = "pools: {both: {min: 1, max: 3, gpu: L4}}"
     models = [f"  - {{name: {MODEL}, served_name: {name}, {small}}}" for name in sized]
     models.append(f"  - {{name: of/unknown-size, served_name: kept, pools: {{both: {{min: {kept}, max: 4}}}}}}")
@@ -138,7 +140,7 @@ def file_of(*sized: str, kept: int = 2) -> str:
 
 
 def logged(text: str, folder: Path, *, resizes: bool = True) -> Path:
-    """The log of the controllers of a cluster file that looked twice, and saw nothing run."""
+    """The log of a cluster file's controllers that observed the fleet twice, and saw no instance."""
     plan = plan_of(parse(text, "f").usable(), "mock", None, [], resizes=resizes)
     journal = Journal(folder / "log.jsonl", msgspec.to_builtins(plan.made))
     fleets = fleets_of(plan)
@@ -176,7 +178,7 @@ def test_a_log_of_a_model_that_the_file_does_not_have_is_refused(
     assert f"{log}: is of the model 'gone', and {file} has kept, a, b: give the file" in line
 
 
-def test_nothing_runs_is_said(
+def test_scale_without_a_cluster_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -185,7 +187,7 @@ def test_nothing_runs_is_said(
 
 
 @pytest.mark.parametrize("url", ["localhost", "localhost:8000", "", "ftp://h", "http://", "http://[", "http://h:port"])
-def test_a_url_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_a_wrong_url_is_one_line(capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert main(["scale", "--url", url]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert url in line
@@ -204,6 +206,6 @@ def lines_of(told: dict[str, Any]) -> str:
     return "\n".join(scale.lines(told))
 
 
-def test_one_that_looks_on_says_who_leads() -> None:
+def test_a_controller_that_does_not_lead_tells_which_one_leads() -> None:
     told = {"leads": False, "leader": "agent 3f", "paused": False, "sizes": [], "now": {}, "decisions": []}
     assert lines_of(told).startswith("looks on: agent 3f")

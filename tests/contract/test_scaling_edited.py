@@ -1,4 +1,4 @@
-"""Targets of an edited cluster file hold in a controller that runs; a bad file leaves the old ones, and it says why."""
+"""A running controller takes the targets of an edited cluster file; a bad file leaves the old ones, with a message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_targets_change_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_targets_change_while_the_controller_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("baton.scaling.RENEW_EVERY_S", 0.01)
     path, said = tmp_path / "baton.yaml", list[str]()
@@ -64,14 +64,14 @@ async def test_targets_change_while_it_runs(tmp_path: Path, monkeypatch: pytest.
     log = tmp_path / "state" / "baton" / "scaling" / "edited.jsonl"
     path.write_text(FILE.replace("6000", "2500"))
     found = decide_again(str(path), log)
-    assert (found.controllers, found.different) == (1, ()), "one life: its controller goes on with other targets"
+    assert (found.controllers, found.different) == (1, ()), "one controller, which goes on with other targets"
     assert [each.event for each in lines(log)].count("Renewed") == 1
 
 
-async def test_targets_that_change_while_a_controller_begins_are_told_to_it(
+async def test_targets_that_change_while_a_controller_starts_reach_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A class that is gone is gone for it, too; the same targets once more are no event."""
+    """The controller also forgets a class that is gone. The same targets once more are no event."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     plan = plan_of(parse(FILE.replace("slo:", "slo:\n  gone: {ttft_ms: 9}"), "f").usable(), "mock", None, [])
     shell = ScalingShell("early", plan, lambda: MemoryRegistry(asyncio.get_running_loop().time), say=lambda _: None)
@@ -96,7 +96,7 @@ async def test_targets_that_change_while_a_controller_begins_are_told_to_it(
 
 
 class Chats(PretendFleet):
-    """Its requests are of the class of the file."""
+    """A pretended fleet whose requests are of the file's class."""
 
     def counts(self, now: float) -> RouterCounts:
         found = super().counts(now)
@@ -117,7 +117,7 @@ class Logged:
 
 @pytest.mark.parametrize("edit", ["renewed", "none"])
 def test_the_log_of_a_life_with_edited_targets_is_decided_again_as_it_was(tmp_path: Path, edit: str) -> None:
-    """By the file as it is after the edit: what came before was decided by other targets, which the log has."""
+    """The file of after the edit is given. Decisions of before came from other targets, which the log has."""
     path, log = tmp_path / "baton.yaml", tmp_path / "log.jsonl"
     path.write_text(FILE)
     plan = plan_of(read(str(path)).usable(), "mock", None, [])
@@ -138,7 +138,7 @@ def test_the_log_of_a_life_with_edited_targets_is_decided_again_as_it_was(tmp_pa
     found = decide_again(str(path), log)
     assert found.controllers == 1
     if edit == "renewed":
-        assert fleet.of_role(Role.PREFILL) > few, "the edit tells"
+        assert fleet.of_role(Role.PREFILL) > few, "the edit changes decisions"
         assert found.different == ()
     else:
         assert found.different, "without an edit in the log the file decides"

@@ -28,7 +28,7 @@ def _sizes(cluster: Cluster) -> dict[str, str]:
 
 
 def _idle(urls: list[str]) -> bool:
-    """Whether nothing runs or is held in these mocks."""
+    """Whether these mocks run nothing and hold nothing."""
     for url in urls:
         with urllib.request.urlopen(f"{url}/mock/state", timeout=10) as answer:
             state = json.loads(answer.read())
@@ -98,7 +98,7 @@ def _load(cluster: Cluster, rate: float, seconds: int, tokens: str) -> dict[str,
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_the_controller_itself_goes_from_two_to_six_and_back_under_load(tmp_path: Path) -> None:
-    """No script: a load that needs six instances of such GPUs, then one that needs two."""
+    """The controller decides without a script: a load needs six instances of such GPUs, then another needs two."""
     path = tmp_path / "baton.yaml"
     path.write_text(SLOW)
     cluster = Cluster.start(tmp_path, str(path), "--engine", "mock")

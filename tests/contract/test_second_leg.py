@@ -1,4 +1,4 @@
-"""A prefill leg that keeps silent: another is sent beside it, the first answer is used, and no hold stays behind."""
+"""A prefill leg that does not answer: a second is sent beside it, the first answer is used, and no hold stays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timed
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 MINE = {"X-Request-Id": "mine"}
 LIMIT_S = 1.0
-"""Deadline for the first token: a leg's turn is half of it."""
+"""Deadline for the first token, in seconds; a second leg is sent after half of it."""
 
 
 async def places(fleet: Fleet) -> int:
@@ -34,7 +34,7 @@ def asked(fleet: Fleet) -> list[int]:
 
 
 def released(fleet: Fleet) -> set[str]:
-    """Whose holds were released by a leg that was to be rejected."""
+    """The producers whose holds were released through a decode leg that the engine rejects."""
     bodies = [body for engine in fleet.engines.values() for _, body in engine.bodies if isinstance(body, dict)]
     return {body["kv_transfer_params"]["remote_engine_id"] for body in bodies if body["model"] == wire.RELEASE_MODEL}
 
@@ -50,22 +50,22 @@ async def test_another_prefill_instance_serves_and_the_silent_leg_is_aborted(
     status, answer = await fleet.post("/v1/completions", json={**PROMPT, "stream": stream}, headers=MINE)
     assert status == 200 and "decode-0" in str(answer)
     assert asked(fleet) == [1, 1]
-    assert await places(fleet) == 1, "its place is counted as long as it may be at work"
-    await eventually(lambda: silent.aborted == [f"cmpl-{silent.named[0]}-0"], "it is told to stop")
+    assert await places(fleet) == 1, "the silent leg's place is taken as long as it may run"
+    await eventually(lambda: silent.aborted == [f"cmpl-{silent.named[0]}-0"], "the silent leg is aborted")
     await none_taken(fleet)
     assert silent.cut_off == 0
     told = await fleet.client.get(fleet.admin + "/metrics")
     assert 'baton_retries_total{kind="second"} 1.0' in await told.text()
 
 
-async def test_what_the_silent_leg_holds_in_the_end_is_released(start: Starter) -> None:
+async def test_a_hold_that_the_silent_leg_makes_late_is_released(start: Starter) -> None:
     fleet = await start(prefill=2, decode=2, first_token_s=LIMIT_S)
     silent = fleet.engines["prefill-0"]
     silent.hold_leg = asyncio.Event()
     status, _ = await fleet.post("/v1/completions", json=PROMPT, headers=MINE)
     assert status == 200
     silent.hold_leg.set()
-    await eventually(lambda: "prefill-0" in released(fleet), "it answers all the same, and its hold is given back")
+    await eventually(lambda: "prefill-0" in released(fleet), "the silent leg answers late, and its hold is released")
     await none_taken(fleet)
     assert silent.aborted == []
 
@@ -87,7 +87,7 @@ async def test_the_first_leg_is_used_where_it_answers_first(start: Starter, monk
 
 
 async def test_a_slow_instance_that_is_alone_is_waited_for(start: Starter) -> None:
-    """Nothing is gained by giving it up; and it is not left for a decode instance, whose answers would suffer."""
+    """Giving it up gains nothing. Nor does the prompt go to a decode instance, whose other answers would suffer."""
     fleet = await start(first_token_s=LIMIT_S)
     slow = fleet.engines["prefill-0"]
     slow.hold_leg = asyncio.Event()

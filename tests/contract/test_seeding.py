@@ -1,4 +1,4 @@
-"""A first token before the handoff, and streams that go on elsewhere, against engines that misbehave on demand."""
+"""Seeds (a first token before the handoff), and streams that go on elsewhere, against engines with scripted faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 
 async def listen(fleet: Fleet, body: dict[str, Any], path: str = COMPLETIONS) -> list[dict[str, Any]]:
-    """All events of a stream but its end, which must be there."""
+    """All events of a stream except its end, which must be there."""
     async with fleet.client.post(fleet.endpoint + path, json=body) as response:
         assert response.status == 200
         events = (await response.text()).strip().split("\n\n")
@@ -58,7 +58,7 @@ async def write(request: web.Request, *texts: str, chat: bool = False) -> web.St
 
 
 def says(*texts: str, done: bool = True) -> Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]:
-    """An engine that streams these texts; without `done` its connection then breaks."""
+    """Behaviour of an engine that streams these texts; without `done` its connection breaks after them."""
 
     async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = await write(request, *texts)
@@ -75,8 +75,8 @@ def says(*texts: str, done: bool = True) -> Callable[[web.Request, dict[str, Any
 
 @pytest.mark.parametrize("reason", ["abort", "stop"])
 async def test_a_token_of_p_that_no_client_got_is_no_seed(start: Starter, reason: str) -> None:
-    """P's answer names its token and a hold, but P is about to end, or its token is the last: the client gets no seed,
-    and the first byte that it does get is counted.
+    """P's answer names its token and a hold, but P is about to stop, or its token is the last one. The client gets no
+    seed, and the first byte that it does get is counted.
     """
     fleet = await start(prefill=2, pins=True)
     ended: list[str] = []
@@ -100,7 +100,7 @@ async def test_a_token_of_p_that_no_client_got_is_no_seed(start: Starter, reason
     assert await metric(fleet, "baton_first_byte_seconds_count") == 1
 
 
-async def test_the_first_token_comes_while_d_has_said_nothing(start: Starter) -> None:
+async def test_the_first_token_comes_while_d_has_sent_nothing(start: Starter) -> None:
     fleet = await start(pins=True)
     may_speak = asyncio.Event()
 
@@ -153,7 +153,7 @@ async def test_stop_strings_that_may_begin_in_the_seed(start: Starter, stop: Any
 
 
 @pytest.mark.parametrize("settings", [{"pins": False}, {"pins": True, "seeding": False}])
-async def test_nothing_is_seeded_where_d_cannot_be_told_or_nobody_wants_it(
+async def test_nothing_is_seeded_where_d_cannot_be_told_or_seeding_is_off(
     start: Starter, settings: dict[str, Any]
 ) -> None:
     fleet = await start(**settings)
@@ -169,8 +169,8 @@ async def test_the_longest_answer_that_fits_is_seeded(start: Starter) -> None:
     assert PIN in leg2["kv_transfer_params"]
 
 
-async def test_what_only_d_can_refuse_has_a_true_status(start: Starter) -> None:
-    """Leg 1 asks for one token: that the client's own limit is too long, only D sees."""
+async def test_a_refusal_that_only_d_can_give_keeps_its_status(start: Starter) -> None:
+    """Leg 1 asks for one token, so only D can see that the client's own limit is too high."""
     fleet = await start(pins=True)
 
     async def refuse(_: web.Request, body: dict[str, Any]) -> web.Response:
@@ -202,7 +202,7 @@ async def test_chat_is_seeded_with_its_role(start: Starter) -> None:
 
 @pytest.mark.parametrize("body", [GREEDY, BY_LOT])
 async def test_another_text_than_the_seed_ends_the_stream_and_is_counted(start: Starter, body: dict[str, Any]) -> None:
-    """Where no engine goes on with it: each that the router tries is asked once."""
+    """No engine goes on with the seed's text: the router asks each engine once."""
     fleet = await start(pins=True)
     other = says("zwei ", "drei ")
 
@@ -262,7 +262,7 @@ async def test_after_the_seed_another_d_goes_on(start: Starter, refusal: str) ->
 
 
 async def test_a_hold_that_was_touched_is_never_pulled_by_another(start: Starter) -> None:
-    """D pulled, P freed its blocks, D died before its first byte: who pulls them now may read another prompt's."""
+    """D pulled, P freed the blocks, and D died before its first byte: a second pull may read another prompt's bytes."""
     fleet = await start(pins=True, decode=2)
     first = fleet.engines["decode-0"]
 
@@ -282,7 +282,7 @@ async def test_a_hold_that_was_touched_is_never_pulled_by_another(start: Starter
 
 
 def breaks_after(engine: FakeEngine, *texts: str, chat: bool = False) -> None:
-    """Its next answers end after these texts, without their end."""
+    """Make the engine's next answers break after these texts."""
 
     async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         engine._free(body.get("kv_transfer_params") or {})
@@ -324,7 +324,7 @@ async def test_an_error_event_within_a_stream_is_a_broken_stream(start: Starter)
 
 
 async def test_a_second_stream_may_fail_before_it_is_joined(start: Starter) -> None:
-    """An error event at the seam is the end of that stream, not another answer."""
+    """An error event at the splice ends that stream; it does not count as another answer."""
     fleet = await start(decode=3)
     breaks_after(fleet.engines["decode-0"], "one ", "two ")
     second = fleet.engines["decode-1"]
@@ -344,7 +344,7 @@ async def test_a_second_stream_may_fail_before_it_is_joined(start: Starter) -> N
 
 
 @pytest.mark.parametrize("body", [BY_LOT, {**GREEDY, "logprobs": 1}, {**GREEDY, "tools": [{"type": "function"}]}])
-async def test_what_cannot_be_repeated_ends_with_an_error(start: Starter, body: dict[str, Any]) -> None:
+async def test_a_broken_stream_that_cannot_be_repeated_ends_with_an_error(start: Starter, body: dict[str, Any]) -> None:
     fleet = await start(decode=2)
     breaks_after(fleet.engines["decode-0"], "one ", "two ")
     events = await listen(fleet, body)
@@ -353,7 +353,7 @@ async def test_what_cannot_be_repeated_ends_with_an_error(start: Starter, body: 
     assert not fleet.engines["decode-1"].generated
 
 
-async def test_nobody_left_to_go_on_ends_with_an_error(start: Starter) -> None:
+async def test_a_broken_stream_without_another_instance_ends_with_an_error(start: Starter) -> None:
     fleet = await start(prefill=0, decode=1)
     breaks_after(fleet.engines["decode-0"], "one ", "two ")
     events = await listen(fleet, GREEDY)
@@ -385,6 +385,6 @@ async def test_a_client_that_leaves_after_the_seed_leaves_nothing(start: Starter
     first.behave = hang
     async with fleet.client.post(fleet.endpoint + COMPLETIONS, json=GREEDY) as response:
         await response.content.readuntil(b"\n\n")
-    await eventually(lambda: first.cut_off == 1, "D hears of it")
+    await eventually(lambda: first.cut_off == 1, "D's connection is closed")
     await eventually(lambda: fleet.held == 0, "no hold is left")
     assert len(first.generated) == 1

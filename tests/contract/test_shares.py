@@ -1,4 +1,4 @@
-"""Tenants' shares at a router that is one of several: what it announces, and what counts here."""
+"""Tenants' shares at a router that is one of several: those that it announces, and those that it uses itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reported() -> tuple[Reported, ...]:
 
 
 async def told(here: Router) -> None:
-    """As the registry's reader tells it."""
+    """Tell the router of the fleet, as the registry's reader does."""
     try:
         here._fleet_told(reported(), 2)
     finally:
@@ -39,7 +39,7 @@ async def told(here: Router) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_counts_here_follows_the_registry_and_what_is_announced_stays(
+async def test_local_shares_follow_the_registry_and_announced_shares_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys = {"acme": lambda: ("x",), "other": lambda: ("y",)}
@@ -65,7 +65,7 @@ async def test_without_tenants_there_is_nothing_to_divide() -> None:
 
 
 class Prober:
-    """Asks nobody."""
+    """A prober that sends no request."""
 
     async def watch(self, instance: Instance) -> None:
         await asyncio.Event().wait()

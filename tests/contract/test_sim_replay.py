@@ -1,4 +1,4 @@
-"""What a live router decided over HTTP, decided again by the simulator from nothing but the router's decision log."""
+"""The simulator repeats a live router's decisions from the router's decision log alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sim.replay import replay
 
 
 async def test_a_live_routers_log_replays_to_the_same_choices(start: Starter) -> None:
-    """With engines that fail and answer when they like: what was logged is all that choices depend on."""
+    """Engines fail, and answer in any order: choices depend only on what the log has."""
     lines: list[bytes] = []
     fleet = await start(prefill=3, decode=3, decision_log=lines.append)
     async with asyncio.TaskGroup() as group:
@@ -26,7 +26,7 @@ async def test_a_live_routers_log_replays_to_the_same_choices(start: Starter) ->
             group.create_task(_ask(fleet, number))
     entries = [entry_of(line) for line in b"".join(lines).splitlines()]
     replayed = replay(entries)
-    assert replayed.choices > 60, "some were tried again"
+    assert replayed.choices > 60, "some requests were tried again"
     assert replayed.differences == ()
     assert {entry.chosen.decode for entry in entries if isinstance(entry, Decided)} >= {
         "decode-0",

@@ -1,4 +1,4 @@
-"""The same with mock engines, which take time, fail and die: every choice of the live router comes out again."""
+"""The simulator repeats a live router's decisions also with mock engines, which take time, fail and die."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_run_on_mocks_replays_to_the_same_choices() -> None:
         await _load(client, endpoint, range(30, 60))
     entries = [entry_of(line) for line in b"".join(lines).splitlines()]
     replayed = replay(entries)
-    assert replayed.choices > 60, "some were tried again"
+    assert replayed.choices > 60, "some requests were tried again"
     assert replayed.differences == ()
     chosen = [entry.chosen for entry in entries if isinstance(entry, Decided)]
     assert {each.prefill for each in chosen} >= {"prefill-0", "prefill-1"}
@@ -61,8 +61,8 @@ CLASSES = {
 }
 
 
-async def test_what_is_promised_and_foretold_on_mocks_replays_to_the_same_choices() -> None:
-    """With classes: workload policy, load in flight, step model, prefixes, queue, saturation detector."""
+async def test_a_run_with_classes_on_mocks_replays_to_the_same_choices() -> None:
+    """With classes: the workload policy, load in flight, step model, prefix cache, queue and saturation detector."""
     lines: list[bytes] = []
     costs = SimpleCosts(step_ms=1.0, prefill_ms_per_1k=100.0)
     mocks = [mock_settings(name, role, costs=costs, prefix_caching=True) for name, role in ROLES.items()]
@@ -89,12 +89,12 @@ async def test_what_is_promised_and_foretold_on_mocks_replays_to_the_same_choice
                 group.create_task(ask(number))
     entries = [entry_of(line) for line in b"".join(lines).splitlines()]
     came = [entry for entry in entries if isinstance(entry, Came)]
-    assert any(entry.called for entry in came), "some were called from the line"
+    assert any(entry.called for entry in came), "some requests were called from the queue"
     assert any(entry.chosen is not None and entry.chosen.shed_s for entry in came)
     assert {type(entry) for entry in entries} >= {PromptOver, Counted, Cached}
     assert {entry.wanted.streamed for entry in entries if isinstance(entry, Seated)} == {True, False}
     replayed = replay(entries)
-    assert replayed.choices > 60, "some asked again"
+    assert replayed.choices > 60, "some requests were tried again"
     assert replayed.differences == ()
 
 

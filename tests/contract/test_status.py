@@ -1,4 +1,4 @@
-"""`baton status` on agents that ask for a signature, and on what a registry may hold that proves nothing."""
+"""`baton status`, with agents that answer only signed requests, and with registry entries that prove nothing."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ async def fleet() -> AsyncIterator[Fleet]:
         yield Fleet(registry, await stack.enter_async_context(FakeEngine("decode-0")), stack)
 
 
-async def test_it_signs_what_it_asks(fleet: Fleet) -> None:
+async def test_status_signs_its_questions(fleet: Fleet) -> None:
     gate = Gate(NAME, ticket_keys=lambda: (instance_key(FLEET, NAME),))
     await fleet.joins(await fleet.server(agent_app(Tells(), Tells(), gate)))
     (told,) = (await fleet.told(FLEET))["instances"]
     assert (told["state"], told["credits"]) == ("ready", 7)
     (told,) = (await fleet.told(STRANGERS))["instances"]
-    assert (told["state"], told["credits"]) == ("ready", 0), "its heartbeat's word, and its engine answers"
+    assert (told["state"], told["credits"]) == ("ready", 0), "the state is the heartbeat's, and the engine answers"
     assert "only requests that the fleet's --ticket-keys-file signed" in told["detail"]
 
 
@@ -100,7 +100,7 @@ async def test_an_agent_of_another_machines_loopback_is_not_taken_for_lost(fleet
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"null", b"", b'{"instance": "decode-0"}', b"[" * 5000])
-async def test_what_is_no_agent_and_no_router_is_lost(fleet: Fleet, body: bytes) -> None:
+async def test_a_server_that_is_no_agent_and_no_router_counts_as_lost(fleet: Fleet, body: bytes) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")
 
@@ -118,7 +118,7 @@ async def test_what_is_no_agent_and_no_router_is_lost(fleet: Fleet, body: bytes)
     assert told["routers"][0]["state"] == "lost"
 
 
-async def test_what_does_not_prove_itself_is_named_and_not_asked(fleet: Fleet) -> None:
+async def test_a_member_that_does_not_prove_itself_is_named_and_not_asked(fleet: Fleet) -> None:
     fleet.registry.plant(encode(Heartbeat(id=NAME, agent="a", url="http://127.0.0.1:9", sent_at=time.time())))
     told = await fleet.told(FLEET)
     assert told["instances"] == []

@@ -1,4 +1,4 @@
-"""Keys, tenants and classes at the router's door, in front of fake engines."""
+"""Keys, tenants and classes of requests, at a router in front of fake engines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def explained(fleet: Fleet, request_id: str, headers: dict[str, str] | Non
         bearer(ACME + "x"),
     ],
 )
-async def test_nobody_without_a_known_key_gets_in(start: Starter, headers: dict[str, str]) -> None:
+async def test_a_request_without_a_known_key_is_refused(start: Starter, headers: dict[str, str]) -> None:
     fleet = await start(**WITH_TENANTS)
     for path in ("/v1/completions", "/v1/embeddings", "/tokenize"):
         async with fleet.client.post(fleet.endpoint + path, json=ASK, headers=headers) as response:
@@ -120,7 +120,7 @@ async def test_a_class_that_is_not_the_tenants_is_refused_naming_those_that_are(
     assert not any(engine.generated for engine in fleet.engines.values())
 
 
-async def test_without_tenants_anybody_may_name_any_class_and_without_classes_the_name_means_nothing(
+async def test_without_tenants_every_class_may_be_named_and_without_classes_the_name_is_ignored(
     start: Starter,
 ) -> None:
     fleet = await start(classes=CLASSES)

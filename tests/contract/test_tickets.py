@@ -1,4 +1,4 @@
-"""A router with keys in front of engines behind guards: legs, pins and releases pass; nothing else that steers does."""
+"""A router with keys in front of guarded engines: its legs, pins and releases pass; other transfer fields do not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPT = {"model": "fake", "prompt": "Hello", "max_tokens": 8}
 
 
 class Guarded:
-    """A guard's own port in front of a fake engine: aiohttp outside, ASGI within."""
+    """A server of its own that puts a guard (ASGI) in front of a fake engine."""
 
     def __init__(self, engine: FakeEngine, file: Path, keys: tuple[SigningKey, ...]) -> None:
         self.engine = engine
@@ -95,7 +95,9 @@ Start = Callable[..., Awaitable[tuple[Fleet, dict[str, Guarded]]]]
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """A router with these keys, before one P and `decode` times D, each behind a guard with `theirs`."""
+    """`await start(keys, theirs, decode=1)`: a router with `keys`, in front of one P and `decode` Ds. Each engine is
+    behind a guard with the keys `theirs`.
+    """
     async with AsyncExitStack() as stack:
 
         async def starter(
@@ -148,7 +150,7 @@ async def test_both_legs_pass(start: Start) -> None:
         status, _ = await fleet.post("/v1/completions", json={**PROMPT, "stream": stream})
         assert status == 200
     legs = [each.generated for each in fleet.engines.values()]
-    assert [len(each) for each in legs] == [2, 2], "every request over both"
+    assert [len(each) for each in legs] == [2, 2], "every request had both legs"
     assert all(leg["kv_transfer_params"][wire.TICKET] for each in legs for leg in each)
     assert refusals(guards) == 0
     assert fleet.held == 0
@@ -164,7 +166,7 @@ async def test_a_pinned_token_passes_under_the_same_ticket(start: Start) -> None
 
 
 async def test_releases_pass(start: Start) -> None:
-    """Twice for a pair that has not met: each with a ticket of its own."""
+    """A release is sent twice for a pair that has not met, each time with a ticket of its own."""
     fleet, guards = await start()
     fleet.engines["prefill-0"].finish_reason = "stop"  # the first token was the last: nothing to hand over
     status, _ = await fleet.post("/v1/completions", json=PROMPT)
@@ -183,7 +185,7 @@ async def test_another_instance_gets_a_ticket_of_its_own(start: Start) -> None:
 
     fleet.engines["decode-0"].behave = fleet.engines["decode-1"].behave = fail
     status, _ = await fleet.post("/v1/completions", json=PROMPT)
-    assert status == 200, "P runs it whole when no D does"
+    assert status == 200, "P serves the request aggregated when every D fails"
     assert refusals(guards) == 0
 
 
@@ -200,10 +202,10 @@ async def test_without_keys_nothing_is_added(start: Start) -> None:
 
 
 @pytest.mark.parametrize("keys", [None, (STRANGERS,), (OLD,)], ids=["none", "a stranger's", "one they do not know"])
-async def test_a_router_with_other_keys_serves_whole_and_holds_nothing(
+async def test_a_router_with_other_keys_serves_aggregated_and_holds_nothing(
     start: Start, keys: tuple[SigningKey, ...] | None
 ) -> None:
-    """It is a fault of ours, so the client gets an answer and not the guard's 403."""
+    """The fault is the fleet's, so the client gets an answer and not the guard's 403."""
     fleet, guards = await start(keys)
     status, answer = await fleet.post("/v1/completions", json=PROMPT)
     assert (status, answer["from"]) == (200, "decode-0")
@@ -230,11 +232,11 @@ async def test_nothing_smuggled_reaches_an_engine_directly(start: Start, target:
                     assert (await answer.json())["error"]["type"] == wire.TICKET_REFUSED
     assert not engine.bodies
     async with fleet.client.post(guards[target].url + "/v1/completions", json=PROMPT) as answer:
-        assert answer.status == 200, "who sends no transfer fields is served as ever"
+        assert answer.status == 200, "a request without transfer fields is served"
 
 
-async def test_an_overheard_leg_is_of_no_use(start: Start) -> None:
-    """Not at the same instance, which has seen its ticket; not at another; and not with a field changed."""
+async def test_a_copy_of_a_leg_is_refused(start: Start) -> None:
+    """Guards refuse the copy at the same instance, which has seen the ticket, at another, and with a changed field."""
     fleet, guards = await start(decode=2)
     await fleet.post("/v1/completions", json=PROMPT)
     legs = [(engine.name, leg) for engine in fleet.engines.values() for leg in engine.generated]

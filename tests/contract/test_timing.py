@@ -1,4 +1,4 @@
-"""Where a request's time went, against the mocks' own truth; and what `/explain`, headers, meters and traces tell."""
+"""A request's time by part, against the mocks' own times; and what `/explain`, headers, metrics and traces tell."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ GREEDY = {"model": "fake", "prompt": "hello", "max_tokens": 5, "temperature": 0,
 
 
 class Watched:
-    """A mock's twin, and when what happened to its requests: the truth, in nanoseconds of the mock's own clock.
+    """A mock's twin that records the true times of its requests, in nanoseconds of the mock's own clock.
 
-    Tokens are there when the mock gives them out: on a busy machine later than the twin had planned it.
+    A token's time is when the mock gives it out. On a busy machine that is later than the twin planned.
     """
 
     def __init__(self, mock: Mock) -> None:
@@ -108,7 +108,7 @@ class Timed:
         return {"model": "fake", "prompt": f"[{self.asked}] {STORY}", "max_tokens": 4, "temperature": 0, **more}
 
     async def explain(self, request_id: str) -> dict[str, Any]:
-        """Once it is over: the answer's last byte is out before its story ends."""
+        """The request's record, once it is complete: the answer's last byte leaves before that."""
         async with asyncio.timeout(5):
             while True:
                 async with self.client.get(f"{self.admin}/explain/{request_id}") as response:
@@ -119,7 +119,7 @@ class Timed:
                 await asyncio.sleep(0.005)
 
     async def busy(self, name: str) -> asyncio.Task[None]:
-        """Keep one instance busy for three steps, from now on."""
+        """Keep one instance busy for three steps."""
         instance = self.mocks.instances[name]
 
         async def ask() -> None:
@@ -185,7 +185,7 @@ def answer_text(event: bytes) -> str:
 
 
 async def listen(fleet: Timed, body: dict[str, Any], path: str = COMPLETIONS) -> Seen:
-    """A stream, event by event."""
+    """Read a stream event by event."""
     begun, times, comment = time.monotonic(), [], {}
     async with fleet.client.post(fleet.endpoint + path, json={**body, "stream": True}, headers=ASKED) as response:
         assert response.status == 200
@@ -206,7 +206,7 @@ async def _event(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def ask(fleet: Timed, body: dict[str, Any]) -> Seen:
-    """An answer in one piece."""
+    """Ask for an answer in one piece."""
     begun = time.monotonic()
     async with fleet.client.post(fleet.endpoint + COMPLETIONS, json=body, headers=ASKED) as response:
         assert response.status == 200
@@ -216,7 +216,7 @@ async def ask(fleet: Timed, body: dict[str, Any]) -> Seen:
 
 
 class Errors:
-    """How far parts are from the truth, over several requests: the middle one counts, not a machine that stalls."""
+    """The errors of measured parts, over several requests. The median counts, because a machine may stall."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -232,7 +232,7 @@ class Errors:
 
 
 def added(told: dict[str, float | None]) -> float:
-    """Parts and residual."""
+    """The sum of all parts and the residual."""
     return sum(part for name, part in told.items() if name != "total" and part is not None)
 
 
@@ -245,7 +245,7 @@ async def test_both_sums_of_a_stream_against_the_mocks_own_truth(timed: Start, p
     fleet = await timed(["prefill", "decode"], pins=pins)
     errors = Errors()
     for _ in range(REPEATS):
-        others = [await fleet.busy("prefill-0"), await fleet.busy("decode-1")]  # so that there are queues
+        others = [await fleet.busy("prefill-0"), await fleet.busy("decode-1")]  # so that the request waits at both
         body = fleet.body(stream_options={"include_usage": True}) if usage else fleet.body()
         seen = await listen(fleet, body)
         await asyncio.gather(*others)
@@ -328,11 +328,11 @@ async def test_chats_begin_with_an_event_that_is_no_token(timed: Start) -> None:
     errors.check()
 
 
-# -- what is told of it --
+# -- what the router reports --
 
 
 async def explained(fleet: Fleet, request_id: str) -> dict[str, Any]:
-    """Its story, once it is over."""
+    """A request's record, once the request is over."""
     async with asyncio.timeout(5):
         while True:
             async with fleet.client.get(f"{fleet.admin}/explain/{request_id}") as response:
@@ -348,7 +348,7 @@ async def post(fleet: Fleet, body: dict[str, Any], **headers: str) -> tuple[int,
         return response.status, dict(response.headers), await response.text()
 
 
-async def test_the_comment_comes_last_and_only_to_those_who_ask(start: Starter) -> None:
+async def test_the_timing_comment_comes_last_and_only_on_request(start: Starter) -> None:
     fleet = await start(pins=True)
     _, _, text = await post(fleet, GREEDY)
     assert text.endswith("data: [DONE]\n\n")
@@ -362,7 +362,7 @@ async def test_the_comment_comes_last_and_only_to_those_who_ask(start: Starter) 
     assert comment.endswith("}\n\n")
 
 
-async def test_what_d_says_is_found_when_its_end_comes_in_pieces(start: Starter) -> None:
+async def test_ds_times_are_found_when_the_streams_end_comes_in_pieces(start: Starter) -> None:
     fleet = await start(prefill=0, decode=1)
     usage = {"choices": [], "usage": {"prompt_tokens": 3}, "metrics": {"queue_time_ms": 1, "time_to_first_token_ms": 2}}
     came = asyncio.Event()
@@ -388,8 +388,8 @@ async def test_what_d_says_is_found_when_its_end_comes_in_pieces(start: Starter)
     assert (ttft["queue"], ttft["prefill"]) == (1, 2)
 
 
-async def test_one_token_has_no_second(start: Starter) -> None:
-    """Neither the usage nor the end of a stream is a token."""
+async def test_an_answer_of_one_token_has_no_time_to_a_second(start: Starter) -> None:
+    """The events of usage and of a stream's end do not count as tokens."""
     fleet = await start(prefill=0, decode=1)
 
     async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -407,7 +407,7 @@ async def test_one_token_has_no_second(start: Starter) -> None:
 
 
 @pytest.mark.interpreted
-async def test_reading_a_body_is_the_routers_own_time(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_a_body_counts_as_the_routers_time(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = await start(prefill=0, decode=1)
     parse = bodies.parse_json
 
@@ -427,7 +427,7 @@ async def test_the_header_of_an_answer_in_one_piece(start: Starter) -> None:
     _, headers, _ = await post(fleet, {**GREEDY, "stream": False}, x_baton_timing="1")
     told = json.loads(headers["x-baton-timing"])
     assert told["way"] == "plain"
-    assert told["answer_ms"]["queue_p"] is None, "these engines say nothing about their times"
+    assert told["answer_ms"]["queue_p"] is None, "these engines do not report their times"
     assert told["answer_ms"]["prefill_leg"] > 0
 
 
@@ -460,7 +460,7 @@ async def test_explain_tells_decisions_with_their_because(start: Starter) -> Non
     times = [turn["at_ms"] for turn in told["turns"]]
     assert times == sorted(times)
     assert times[0] >= 0
-    assert "hello" not in json.dumps(told), "nothing of what was asked"
+    assert "hello" not in json.dumps(told), "the record has no word of the prompt"
 
 
 @pytest.mark.parametrize(
@@ -482,14 +482,14 @@ async def test_explain_tells_why_there_was_no_seed(
     assert seed["because"].startswith(because)
 
 
-async def test_explain_tells_what_was_tried_before(start: Starter) -> None:
+async def test_explain_tells_earlier_tries(start: Starter) -> None:
     fleet = await start(pins=True, prefill=2)
 
     async def fail(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response({"error": {"message": "boom"}}, status=500)
 
     fleet.engines["prefill-0"].behave = fail
-    for number in range(2):  # whichever comes first
+    for number in range(2):  # one of the two goes to prefill-0 first
         await post(fleet, GREEDY, X_Request_Id=f"r{number}")
     stories = [await explained(fleet, f"r{number}") for number in range(2)]
     told = next(each for each in stories if any(turn["turn"] == "lost" for turn in each["turns"]))
@@ -501,7 +501,7 @@ async def test_explain_tells_what_was_tried_before(start: Starter) -> None:
     assert told["timing"]["ttft_ms"]["retries"] > 0
 
 
-async def test_explain_shows_what_is_under_way(start: Starter) -> None:
+async def test_explain_shows_a_request_that_is_under_way(start: Starter) -> None:
     fleet = await start(pins=True)
     may_speak = asyncio.Event()
 
@@ -538,7 +538,7 @@ async def test_a_client_that_left_is_no_open_request(start: Starter) -> None:
     assert (await explained(fleet, "one"))["state"] == "client_left"
 
 
-async def test_only_the_last_are_remembered_and_unknown_ones_say_so(start: Starter) -> None:
+async def test_only_the_last_requests_are_kept_and_unknown_ones_are_refused(start: Starter) -> None:
     fleet = await start(explain_last=3)
     for number in range(8):
         await post(fleet, {**GREEDY, "stream": False}, X_Request_Id=f"r{number}")
@@ -555,7 +555,7 @@ async def test_only_the_last_are_remembered_and_unknown_ones_say_so(start: Start
         message = (await response.json())["error"]["message"]
     assert "`r4`" in message and "last 3 finished" in message
     async with fleet.client.get(f"{fleet.endpoint}/explain/r7") as response:
-        assert response.status == 404, "not on the side that clients see"
+        assert response.status == 404, "not on the clients' port"
 
 
 async def test_histograms_by_way(start: Starter) -> None:
@@ -582,7 +582,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """Routers that start now trace into memory."""
+    """Make routers that start from now on trace into memory."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -618,7 +618,7 @@ async def test_a_span_for_the_request_and_one_for_each_leg(start: Starter, spans
         assert (attributes["server.address"], attributes["server.port"]) == (place, int(port))
         assert attributes["baton.instance"] == name
         sent = [value for key, value in engine.headers[-1].items() if key.lower() == "traceparent"]
-        assert sent == [traceparent(leg)], "the engine's own spans go on from here"
+        assert sent == [traceparent(leg)], "the engine's own spans continue this one"
     attributes = request.attributes or {}
     assert attributes["gen_ai.operation.name"] == "text_completion"
     assert attributes["gen_ai.request.model"] == "fake"
@@ -655,13 +655,15 @@ async def test_failures_are_errors_in_a_trace(start: Starter, spans: InMemorySpa
 
     fleet.engines["decode-0"].behave = fail
     await post(fleet, GREEDY, X_Request_Id="one")
-    for each in (await ended(fleet, spans, "one")).values():
+    told = await ended(fleet, spans, "one")
+    assert told
+    for each in told.values():
         assert each.status.status_code is StatusCode.ERROR
         assert (each.attributes or {})["error.type"] == ("failed" if each.name.startswith("text") else "lost")
 
 
 @pytest.mark.parametrize("ids", [RandomIdGenerator(), TraceIds()], ids=["library's names", "ours"])
-async def test_a_trace_that_is_not_sampled_has_no_spans_but_a_decision(
+async def test_a_trace_that_is_not_sampled_has_no_spans_but_reaches_the_engines(
     start: Starter, monkeypatch: pytest.MonkeyPatch, ids: Any
 ) -> None:
     provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False, id_generator=ids)
@@ -679,7 +681,7 @@ async def test_a_trace_that_is_not_sampled_has_no_spans_but_a_decision(
         assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", said[0])
         assert not int(said[0][-2:], 16) & 1, "not sampled"
         heard += said
-    assert heard[0] == heard[1], "one span of the router's, that nobody records"
+    assert heard[0] == heard[1], "both legs name the same, unrecorded span"
 
 
 async def test_without_tracing_the_clients_own_trace_goes_on(start: Starter) -> None:

@@ -1,4 +1,4 @@
-"""One trace from the load generator through the router to its legs, and one from a controller's action to the agent."""
+"""One trace leads from the load generator through the router to its legs, another from a controller to an agent."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from loadgen.replay import Replay, Sending
 
 @pytest.fixture
 def spans() -> InMemorySpanExporter:
-    """Where spans go."""
+    """The memory that spans go to."""
     return InMemorySpanExporter()
 
 
 @pytest.fixture(autouse=True)
 def traced(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> Tracing:
-    """Whatever starts now traces into memory."""
+    """Make routers, load generators and scalers that start from now on trace into memory."""
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(spans))
     for module in ("router.api.server", "loadgen.replay", "goodput.actuate.scaler"):
@@ -88,7 +88,7 @@ async def test_a_request_that_fails_is_an_error_in_the_load_generators_trace(spa
 
 
 class Told:
-    """An agent that does what it is told."""
+    """An agent that accepts drains and refuses roles."""
 
     def state(self) -> dict[str, object]:
         return {}
@@ -109,7 +109,7 @@ class Told:
         return "Its role is fixed."
 
 
-async def test_a_controllers_action_and_what_the_agent_did_of_it_are_one_trace(
+async def test_a_controllers_action_and_the_agents_answer_are_one_trace(
     spans: InMemorySpanExporter, traced: Tracing
 ) -> None:
     registry = MemoryRegistry(time.monotonic)
@@ -126,7 +126,7 @@ async def test_a_controllers_action_and_what_the_agent_did_of_it_are_one_trace(
     agents = Agents(None)
 
     class Reaches(InMemory):
-        """Asks the agent."""
+        """An actuator whose drain asks the agent for another role."""
 
         async def drain(self, action: Drain) -> str:
             return await agents.flip(beat, Role.BOTH)
@@ -136,7 +136,7 @@ async def test_a_controllers_action_and_what_the_agent_did_of_it_are_one_trace(
     scaler = Scaler(registry, lease, Reaches(), ())
     refusal = await scaler._act(Drain(instance=InstanceId("decode-0"), because="too many"))
     async with aiohttp.ClientSession() as client, client.get(f"{url}/state") as answer:
-        assert answer.status == 200, "what changes nothing has no span"
+        assert answer.status == 200, "a request that changes nothing has no span"
     await agents.close()
     await runner.cleanup()
     assert "fixed" in refusal

@@ -1,4 +1,4 @@
-"""Agents introduce their engines to each other through the registry and each engine's door."""
+"""Agents introduce their engines to each other, through the registry and each engine's agent socket (its *door*)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STRANGERS = read_fleet("k1 " + "22" * 32 + "\n")
 
 
 class FakeDoor:
-    """An engine's door as the connector's is, and what it was told."""
+    """An agent socket that answers as the connector does, and records what the agent asked."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
@@ -49,15 +49,15 @@ class FakeDoor:
         self.asked: list[str] = []
         self.answer: bytes | None = None
         self.left = ""
-        """Why its engine's KV cache is handed over by vLLM's own connector."""
+        """The reason why vLLM's own connector hands over this engine's KV cache; empty: Baton's connector does."""
         self.aside: set[str] = set()
-        """Instances that its engine has set aside."""
+        """The producers that this engine has set aside."""
         self.tries = False
-        """The pause is over: the next pull from them is the try."""
+        """The pause of producers set aside is over: the next pull is a try."""
         self.link = "met"
-        """How far it is with whom it was introduced to..."""
+        """The state of the links to peers that were introduced, except to `unmet`."""
         self.unmet: set[str] = set()
-        """... these apart, with whom no further."""
+        """Peers that were introduced, but have not been met yet."""
         self.server: asyncio.Server | None = None
 
     @property
@@ -81,7 +81,7 @@ class FakeDoor:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ask = json.loads(await reader.readline())
-        writer.write(self.answer or json.dumps(self._answer(ask)).encode() + b"\n")
+        writer.write(json.dumps(self._answer(ask)).encode() + b"\n" if self.answer is None else self.answer)
         await writer.drain()
         writer.close()
 
@@ -113,7 +113,7 @@ class FakeDoor:
 
 
 class Site:
-    """One agent as far as transfers go."""
+    """The part of one agent that is about transfers."""
 
     def __init__(self, fleet: Fleet, name: str, role: Role, *, keys=FLEET, model: str = "tiny") -> None:
         self.fleet, self.name, self.role = fleet, name, role
@@ -172,7 +172,7 @@ class Fleet:
 @pytest.fixture
 async def fleet() -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="doors-"))  # short: a socket's path is
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="doors-"))  # a Unix socket's path must be short
         yield Fleet(Path(folder), stack)
 
 
@@ -187,10 +187,10 @@ async def test_engines_that_hand_over_to_each_other_are_introduced(fleet) -> Non
     assert other.door.known == {}
     asked = len(p.door.asked)
     await fleet.settle()
-    assert p.door.asked[asked:] == ["metadata", "state"] * 4, "who is known is not introduced again"
+    assert p.door.asked[asked:] == ["metadata", "state"] * 4, "a known peer is not introduced again"
 
 
-async def test_what_stands_in_the_registry_is_sealed(fleet) -> None:
+async def test_posts_in_the_registry_are_sealed(fleet) -> None:
     p = await fleet.join("p0", Role.PREFILL)
     await fleet.join("d0", Role.DECODE)
     await fleet.settle()
@@ -200,7 +200,7 @@ async def test_what_stands_in_the_registry_is_sealed(fleet) -> None:
     assert await fleet.registry.posted([author], "d1") == (None,)
 
 
-async def test_an_engine_that_restarts_learns_everybody_anew(fleet) -> None:
+async def test_an_engine_that_restarts_is_introduced_to_all_peers_again(fleet) -> None:
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
     await fleet.settle()
     await d.door.restart()
@@ -215,10 +215,10 @@ async def test_an_engine_that_restarts_learns_everybody_anew(fleet) -> None:
     p.epoch = 5
     await fleet.settle()
     assert set(p.door.known) == {"d0#2"} and set(d.door.known) == {"p0#2"}
-    assert await fleet.registry.posted([Author("p0", p.agent, 1)], "d0") == (None,), "a former life's is taken away"
+    assert await fleet.registry.posted([Author("p0", p.agent, 1)], "d0") == (None,), "the former life's post is gone"
 
 
-async def test_who_left_is_forgotten_and_what_it_posted_goes(fleet) -> None:
+async def test_an_instance_that_left_is_forgotten_and_its_posts_are_removed(fleet) -> None:
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
     await fleet.settle()
     del fleet.sites["p0"]
@@ -228,7 +228,7 @@ async def test_who_left_is_forgotten_and_what_it_posted_goes(fleet) -> None:
     assert await fleet.registry.posted([Author("p0", p.agent, 1)], "d0") == (None,)
 
 
-async def test_nobody_is_forgotten_while_the_registry_is_away(fleet) -> None:
+async def test_no_peer_is_forgotten_while_the_registry_is_away(fleet) -> None:
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
     await fleet.settle()
     fleet.registry.down = True
@@ -246,7 +246,7 @@ async def test_nobody_is_forgotten_while_the_registry_is_away(fleet) -> None:
 
 @pytest.mark.parametrize("call", range(12))
 async def test_a_registry_that_goes_away_at_any_moment_of_a_meeting_only_delays_it(fleet, monkeypatch, call) -> None:
-    """Between reading who is there, their credentials, posting ours, and opening theirs: whichever of these fails."""
+    """Three registry calls in a row fail, at each point of a meeting: reading members, reading posts, posting."""
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
     calls, failed = 0, 0
 
@@ -271,15 +271,15 @@ async def test_a_registry_that_goes_away_at_any_moment_of_a_meeting_only_delays_
                 await site.transfers.look(fleet.now)
     assert failed == 3
     assert p.door.known == {"d0#1": ("d0", d.door.payloads)} and d.door.known == {"p0#1": ("p0", p.door.payloads)}
-    assert [site.transfers.counts["introduced"] for site in (p, d)] == [1, 1], "once each"
+    assert [site.transfers.counts["introduced"] for site in (p, d)] == [1, 1], "each introduced the other once"
     assert [site.transfers.counts["forgotten"] for site in (p, d)] == [0, 0]
 
 
-async def test_nothing_is_pulled_from_whom_an_engine_has_set_aside(fleet) -> None:
+async def test_an_engine_shuns_the_producers_that_it_has_set_aside(fleet) -> None:
     await fleet.join("p0", Role.PREFILL)
     d = await fleet.join("d0", Role.DECODE)
     await fleet.settle()
-    assert d.transfers.acquainted.shuns == () and d.changes == 2, "from p0 until they had met, and then not any more"
+    assert d.transfers.acquainted.shuns == () and d.changes == 2, "it shunned p0 until they had met"
     d.door.aside.add("p0")
     await fleet.settle(1)
     assert d.transfers.acquainted.shuns == ("p0",) and d.changes == 3
@@ -289,19 +289,19 @@ async def test_nothing_is_pulled_from_whom_an_engine_has_set_aside(fleet) -> Non
     assert 'baton_agent_connector_events_total{instance="d0",event="a block is not what was held"} 1\n' in text
     d.door.tries = True
     await fleet.settle(1)
-    assert d.transfers.acquainted.shuns == () and d.transfers.handoffs.pulls[0].aside, "the next request is the try"
+    assert d.transfers.acquainted.shuns == () and d.transfers.handoffs.pulls[0].aside, "the next pull is a try"
     d.door.aside.clear()
     await fleet.settle(1)
-    assert not d.transfers.handoffs.pulls[0].aside and d.door.known, "it is introduced as ever: one way was bad"
+    assert not d.transfers.handoffs.pulls[0].aside and d.door.known, "p0 is still introduced"
     await d.door.close()
     await fleet.settle(1)
     assert d.transfers.handoffs == HandoffReport() and not d.transfers.acquainted.enough
 
 
-async def test_who_starts_is_met_before_it_takes_work(fleet) -> None:
+async def test_an_instance_that_starts_meets_its_peers_before_it_takes_work(fleet) -> None:
     d = await fleet.join("d0", Role.DECODE)
     await fleet.settle()
-    assert d.transfers.acquainted.enough, "there is nobody else"
+    assert d.transfers.acquainted.enough, "there is no peer to meet"
     d.door.link = "introduced"
     p = await fleet.join("p0", Role.PREFILL)
     p.state = MemberState.STARTING
@@ -314,10 +314,10 @@ async def test_who_starts_is_met_before_it_takes_work(fleet) -> None:
     d.door.link = "met"
     await fleet.settle(2)
     assert d.transfers.acquainted.shuns == () and d.transfers.acquainted.enough and p.transfers.acquainted.enough
-    p.epoch, p.state = 2, MemberState.READY  # it restarts, and its door is another's for a while
+    p.epoch, p.state = 2, MemberState.READY  # p0 restarts, and its socket is closed for a while
     await p.door.close()
     await fleet.settle(2)
-    assert d.transfers.acquainted.shuns == ("p0",), "what is known of its former life is nothing to pull by"
+    assert d.transfers.acquainted.shuns == ("p0",), "d0 does not pull by what it knows of p0's former life"
     await p.door.restart()
     await p.door.open()
     await fleet.settle()
@@ -325,13 +325,13 @@ async def test_who_starts_is_met_before_it_takes_work(fleet) -> None:
 
 
 @pytest.mark.parametrize(("told", "tokens"), [(281, 281), (0, 0), (None, 480), (-1, 480), (True, 480), ("9", 480)])
-def test_what_a_door_knows_of_tokens_computed_again_goes_before_the_engines_counts(told: Any, tokens: int) -> None:
+def test_the_connectors_count_of_recomputed_tokens_replaces_the_engines(told: Any, tokens: int) -> None:
     load = Load(running=2, recomputed_tokens=480)
     assert with_door(load, read_state({"recomputed_tokens": told})) == replace(load, recomputed_tokens=tokens)
 
 
 async def test_engines_that_are_left_to_vllm_hand_over_to_each_other(fleet, caplog) -> None:
-    """vLLM's own connector introduces none: engines that are left to it need not meet, and none shuns another."""
+    """Agents introduce no engines that vLLM's own connector serves: these need not meet, and none shuns another."""
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
     p.door.left = d.door.left = "it has more kinds of KV cache than full attention"
     await fleet.settle()
@@ -350,13 +350,15 @@ async def test_an_engine_that_is_left_to_vllm_and_one_that_is_not_hand_over_noth
     fleet.sites[left].door.left = "data parallelism"
     await fleet.settle()
     assert d.transfers.acquainted.shuns == ("p0",) and p.door.known == d.door.known == {}
-    fleet.sites[left].door.left = ""  # it was started anew, with other flags
+    fleet.sites[left].door.left = ""  # the engine was started again, with other flags
     await fleet.settle(6)
     assert d.transfers.acquainted.shuns == () and set(d.door.known) == {"p0#1"}
 
 
-async def test_who_does_not_know_yet_what_it_serves_has_met_nobody(fleet) -> None:
-    """An engine's door opens before its models are known: so far it meets nobody, and that is no reason to begin."""
+async def test_an_instance_whose_models_are_unknown_has_met_no_peer(fleet) -> None:
+    """An engine's agent socket opens before its models are known. Until then the engine meets no peer, and must not
+    take work as if it had none to meet.
+    """
     d = await fleet.join("d0", Role.DECODE)
     d.door.link = "introduced"
     p = await fleet.join("p0", Role.PREFILL)
@@ -371,7 +373,7 @@ async def test_who_does_not_know_yet_what_it_serves_has_met_nobody(fleet) -> Non
     assert p.transfers.acquainted.enough
 
 
-async def test_a_few_peers_are_enough_and_the_others_are_met_meanwhile(fleet) -> None:
+async def test_a_few_peers_are_enough_and_the_others_are_met_later(fleet) -> None:
     for number in range(4):
         await fleet.join(f"p{number}", Role.PREFILL)
     await fleet.settle()
@@ -385,15 +387,15 @@ async def test_a_few_peers_are_enough_and_the_others_are_met_meanwhile(fleet) ->
     assert fleet.sites["p0"].transfers.acquainted.enough
 
 
-async def test_who_has_no_identity_of_the_fleet_is_not_introduced(fleet, caplog) -> None:
+async def test_an_instance_without_an_identity_of_the_fleet_is_not_introduced(fleet, caplog) -> None:
     d = await fleet.join("d0", Role.DECODE)
     stranger = await fleet.join("p0", Role.PREFILL, keys=STRANGERS)
     await fleet.settle()
     assert d.door.known == stranger.door.known == {}
-    assert sum("the fleet's key has not signed" in record.message for record in caplog.records) == 2, "said once each"
+    assert sum("the fleet's key has not signed" in record.message for record in caplog.records) == 2, "once each"
 
 
-async def test_what_was_tampered_with_is_not_believed(fleet) -> None:
+async def test_a_post_that_was_tampered_with_is_not_used(fleet) -> None:
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
     await fleet.settle(2)
     author = Author("p0", p.agent, 1)
@@ -409,9 +411,9 @@ async def test_what_was_tampered_with_is_not_believed(fleet) -> None:
 @pytest.mark.parametrize(
     "answer", [b"", b"\n", b"[]\n", b"{\n", b'{"error": "no"}\n', b'{"engine_id": 7}\n', b"\xff\n"]
 )
-async def test_a_door_that_makes_no_sense_stops_nobody(fleet, answer) -> None:
+async def test_a_wrong_answer_of_an_agent_socket_stops_no_agent(fleet, answer) -> None:
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
-    p.door.answer = answer or b"\n"
+    p.door.answer = answer
     await fleet.settle(2)
     assert d.door.known == {}
     p.door.answer = None
@@ -419,7 +421,7 @@ async def test_a_door_that_makes_no_sense_stops_nobody(fleet, answer) -> None:
     assert set(d.door.known) == {"p0#1"} and set(p.door.known) == {"d0#1"}
 
 
-async def test_no_door_is_told(tmp_path) -> None:
+async def test_a_missing_agent_socket_is_an_error(tmp_path) -> None:
     with pytest.raises(DoorShut):
         await ask_door(tmp_path / "none", {"ask": "state"})
 
@@ -442,7 +444,7 @@ def test_identities_are_made_with_ticket_keys(tmp_path) -> None:
         assert open_identity(engines["p0"], InstanceId("p0")) is not None
 
 
-async def test_it_runs_until_it_is_cancelled(fleet) -> None:
+async def test_transfers_run_until_they_are_cancelled(fleet) -> None:
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         tasks = [group.create_task(site.transfers.run()) for site in (p, d)]
@@ -459,12 +461,12 @@ async def test_it_runs_until_it_is_cancelled(fleet) -> None:
 # --- the pure part ---------------------------------------------------------------------------------------------------
 
 
-def test_who_meets_whom() -> None:
+def test_only_roles_that_hand_over_to_each_other_meet() -> None:
     assert meet(Role.PREFILL, Role.DECODE) and meet(Role.BOTH, Role.BOTH) and meet(Role.BOTH, Role.PREFILL)
     assert not meet(Role.PREFILL, Role.PREFILL) and not meet(Role.DECODE, Role.DECODE)
 
 
-def test_only_an_engine_reads_as_one() -> None:
+def test_only_a_valid_description_is_read_as_an_engine() -> None:
     good = {"engine_id": "e", "epoch": 1, "compatibility": "c", "payloads": [{"rank": 0, "data": "AA=="}]}
     engine = read_engine(good)
     assert engine is not None and read_text(engine.text()) == engine
@@ -479,11 +481,11 @@ def test_only_an_engine_reads_as_one() -> None:
     [None, [], {}, {"counts": 3, "peers": []}, {"counts": {"a": "b", "c": True}, "peers": {"e": 1, "f": {}}},
      {"peers": {"e": {"instance": 5}, "f": {"instance": "p", "pulled": "x"}}}],
 )  # fmt: skip
-def test_a_state_that_makes_no_sense_says_nothing(told: Any) -> None:
+def test_a_wrong_state_gives_no_report(told: Any) -> None:
     assert read_state(told) == HandoffReport() and exposition({InstanceId("d"): read_state(told)}) == ""
 
 
-def test_a_connectors_door_understands_what_agents_say() -> None:
+def test_the_connector_understands_agents_requests() -> None:
     engine = read_engine({"engine_id": "e", "epoch": 3, "payloads": [{"rank": 1, "data": "AAE="}]})
     assert engine is not None
     told = parse(json.dumps(engine.introduction(InstanceId("p0"))).encode())
@@ -494,7 +496,7 @@ def test_a_connectors_door_understands_what_agents_say() -> None:
     assert parse(b'{"ask": "metadata"}') == Metadata()
 
 
-def test_one_that_cannot_be_described_is_not_forgotten() -> None:
+def test_a_peer_without_a_description_is_not_forgotten() -> None:
     engine = read_engine({"engine_id": "e", "payloads": [{"rank": 0, "data": "AA=="}]})
     assert engine is not None
     meetings = Meetings()

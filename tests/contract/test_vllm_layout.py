@@ -1,7 +1,7 @@
-"""The heads that each rank of D reads, by the arithmetic that runs: vLLM's own, which its connector and Baton's use.
+"""The heads that each rank of D reads, by vLLM's own arithmetic, which vLLM's connector and Baton's use.
 
-`kvtransfer.layout` says which heads a rank holds; vLLM's mapping has to read exactly those, for all sizes that `lint`
-and the planner let pass, and to refuse the others.
+`kvtransfer.layout` tells which heads a rank holds. vLLM's mapping must read exactly those for all sizes that `lint` and
+the planner accept, and must refuse the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADS = (1, 2, 3, 4, 8, 16)
 
 @pytest.fixture(scope="module", autouse=True)
 def vllm() -> None:
-    """Imported here: 7 s of CPU, which collecting these tests should not cost."""
+    """Import vLLM here, because that takes 7 s of CPU time, which collecting these tests should not cost."""
     pytest.importorskip("vllm", reason="make setup installs vLLM")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of its compiler
@@ -32,7 +32,7 @@ def vllm() -> None:
 
 
 def topology(tp: int, rank: int, heads: int, *, latent: bool = False) -> Any:
-    """D's rank, as its worker makes it."""
+    """The topology of one rank of D, as its worker makes it."""
     from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
 
     return TransferTopology(
@@ -47,7 +47,7 @@ def possible(tp: int, heads: int) -> bool:
 
 
 def plan_of(giver: int, here: Any) -> Any:
-    """Which of P's ranks a rank of D reads, and where."""
+    """vLLM's plan of which ranks of P a rank of D reads, and where."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.tp_mapping import compute_tp_mapping
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -70,7 +70,7 @@ def read_heads(giver: int, here: Any) -> list[int]:
 
 
 def refuses(giver: int, here: Any) -> bool:
-    """What `_validate_remote_agent_handshake` asserts."""
+    """Whether the assertions of vLLM's `_validate_remote_agent_handshake` refuse this pair."""
     from vllm.distributed.kv_transfer.kv_connector.utils import EngineTransferInfo
 
     here.register_remote_engine("p", EngineTransferInfo(giver, 64, 16, 1))

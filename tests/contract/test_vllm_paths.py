@@ -1,4 +1,6 @@
-"""The table of paths beside the routes of the vLLM that is installed: made by its own code, without an engine."""
+"""The router's table of paths, compared with the routes of the installed vLLM. vLLM's own code makes them, without an
+engine.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ sys.stdout.write("\\n" + json.dumps(build_app(args, supported_tasks={tuple(TASKS
 
 @pytest.mark.long
 def test_vllm_has_what_the_table_says_of_engines() -> None:
-    """A new vLLM that moves a path is found here, and not by a client."""
+    """If a new vLLM moves a path, this test finds it before a client does."""
     done = subprocess.run([sys.executable, "-c", LIST], capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     openapi = json.loads(done.stdout.splitlines()[-1])
@@ -33,7 +35,7 @@ def test_vllm_has_what_the_table_says_of_engines() -> None:
     for row in PATHS:
         if row.how in {How.SPLIT, How.PASSTHROUGH, How.OWNER} and row.needs in {"", "a speech model"}:
             path = row.template.replace("{response_id}", "resp_1")
-            assert not catalogue.lacking(path, ["engine"]), f"{path}: vLLM has it no more"  # type: ignore[list-item]
+            assert not catalogue.lacking(path, ["engine"]), f"{path}: vLLM no longer has it"  # type: ignore[list-item]
             methods = {method.upper() for method in openapi["paths"][row.template]}
             assert methods == set(row.methods), row.template
     for gone in ("/v1/files", "/v1/batches", "/v1/embeddings"):

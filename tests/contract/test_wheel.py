@@ -1,4 +1,4 @@
-"""The wheel of `make wheel`: its tags, its record, and a router and a mock that start from it where no compiler is."""
+"""The wheel of `make wheel`: its tags, its record, and a router and mocks that start from it without a compiler."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_the_tag_is_the_oldest_glibc_that_fits(tmp_path: Path) -> None:
     machine = sysconfig.get_platform().rpartition("-")[2]
     assert made.tag_of(tmp_path) == f"{python}-{python}-manylinux_2_34_{machine}"
     (tmp_path / "b.so").write_bytes(b"\0libfoo.so.1\0GLIBC_2.4\0")
-    assert made.tag_of(tmp_path) == f"{python}-{python}-linux_{machine}", "it asks for more than every system has"
+    assert made.tag_of(tmp_path) == f"{python}-{python}-linux_{machine}", "it needs a library that not every system has"
 
 
-def test_the_lock_beside_it_has_no_engine_and_every_line_has_its_hashes() -> None:
+def test_the_lock_beside_the_wheel_has_no_engine_and_every_line_has_its_hashes() -> None:
     router = made.needed_by(made.router_needs())
     text = made.lock_of(router)
     blocks = [each for each in text.split("\n") if "==" in each]
@@ -63,7 +63,7 @@ def wheel() -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment's `baton`: the lock beside the wheel with its hashes, and the wheel with nothing else."""
+    """The `baton` of a fresh environment with the locked requirements, by their hashes, and the wheel."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
@@ -80,7 +80,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_its_record_is_true_and_the_modules_are_in_it(wheel: Path) -> None:
+def test_the_wheels_record_is_true_and_has_the_modules(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (record,) = (name for name in names if name.endswith("RECORD"))
@@ -98,13 +98,13 @@ def test_its_record_is_true_and_the_modules_are_in_it(wheel: Path) -> None:
 
 
 def clean(folder: Path) -> dict[str, str]:
-    """An environment with no compiler, and with nothing of this checkout."""
+    """Environment variables without a compiler on the path, and without anything of this checkout."""
     return {"PATH": str(folder), "HOME": str(folder), "LANG": "C.UTF-8", "XDG_STATE_HOME": str(folder / "state")}
 
 
 @contextmanager
 def running(command: list[str], folder: Path, name: str) -> Iterator[tuple[list[dict[str, Any]], Path]]:
-    """A server of the fresh environment: its first `ready` lines, and where its log is."""
+    """Run a server of the fresh environment. Yields its `ready` lines and the path of its log."""
     log = folder / f"{name}.log"
     with (
         log.open("wb") as errors,
@@ -121,7 +121,7 @@ def running(command: list[str], folder: Path, name: str) -> Iterator[tuple[list[
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_what_it_installs_says_that_it_is_compiled(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_baton_tells_that_it_is_compiled(installed: Path, tmp_path: Path) -> None:
     words = [str(installed), "--version"]
     told = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=clean(tmp_path), check=True)
     assert told.stdout == f"baton {__version__}, compiled\n"
@@ -138,7 +138,7 @@ def test_what_it_installs_says_that_it_is_compiled(installed: Path, tmp_path: Pa
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_router_and_mocks_from_it_serve_a_token(installed: Path, tmp_path: Path) -> None:
+def test_a_router_and_mocks_from_the_wheel_serve_a_token(installed: Path, tmp_path: Path) -> None:
     with running([str(installed), *MOCKS.split()], tmp_path, "mock") as (mocks, log):
         assert ": baton " in log.read_text()
         urls = {each["role"]: each["endpoint"] for each in mocks}

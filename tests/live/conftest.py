@@ -1,4 +1,4 @@
-"""Two real vLLM engines behind the real router, started once for all live tests."""
+"""Three real vLLM engines, one of each role, behind the real router, started once for all tests that share them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     state = tmp_path_factory.mktemp("state")
     file = state / "baton.yaml"
     connector = request.config.getoption("--connector")
-    # It hands over whenever it can: these tests are of hand-overs (`support.hands_over`).
+    # The router hands over whenever it can, because these tests are about hand-overs (`support.hands_over`).
     words = f"transfer: {{connector: {connector}}}\nrouter: {{policy: least_load}}\n"
     file.write_text(f"{EXAMPLE.read_text()}{words}")
     running = Cluster.start(state, str(file))
     try:
         running.wait_ready()
-        # What engines pull for the router's own prompts is counted with the tests'. One of each role: three pairs.
+        # Engines count the pulls of the router's own proofs, too: wait for the proofs of all three pairs.
         within(60, lambda: running.proven(3))
         yield running
     finally:

@@ -1,7 +1,7 @@
-"""Real engines whose one name means two adapters: D computes such a prompt itself, whoever sends the hold's fields.
+"""Real engines on which one name means two adapters: D computes such a prompt itself, and pulls nothing for it.
 
-A router hands nothing over between such engines (`tests/live/test_architectures.py`). Here there is none: the fields
-come as they would in the second in which an adapter was exchanged and its agent has not yet told.
+A router hands nothing over between such engines (`tests/live/test_architectures.py`). Here no router runs: the tests
+send the hold's fields, as a router would that does not yet know of an adapter's exchange.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATH, TOKENS = "/v1/completions", 300
 
 @dataclass
 class TwoAdapters(Engines):
-    """Adapters of one name, each engine with its own, and one that both have."""
+    """Engines with three adapter names: `same` means other weights on each, `poet` and `late` equal weights on both."""
 
     def _start(self, name: str, role: Role, number: int) -> Running:
         files = f"same={self.folder}/adapter-{name}", f"poet={self.folder}/poet", f"late={self.folder}/late-{name}"
@@ -38,7 +38,7 @@ class TwoAdapters(Engines):
         return super()._start(name, role, number)
 
     def leg(self, body: dict[str, Any]) -> tuple[wire.TransferFields, int]:
-        """What P holds, and its token."""
+        """The fields of P's hold, and P's token."""
         status, answer = ask(self.url("p"), PATH, wire.prefill_body(body, token_ids=True))
         transfer = wire.read_transfer(answer)
         assert status == 200 and transfer is not None, answer
@@ -85,7 +85,7 @@ def body(model: str, number: int) -> dict[str, Any]:
 def test_one_adapter_under_one_name_is_pulled(engines: TwoAdapters) -> None:
     asked, before = body("poet", 1), load(engines.url("d")).external_kv_tokens
     transfer, token = engines.leg(asked)
-    assert len(transfer.fields[wire.ADAPTER]) == 24, "it tells which"
+    assert len(transfer.fields[wire.ADAPTER]) == 24, "P's answer tells which adapter"
     assert engines.text("d", wire.decode_body(asked, transfer, token)) == engines.alone(asked)
     within(5, lambda: load(engines.url("d")).external_kv_tokens - before == TOKENS)
     assert engines.alone(asked) != engines.alone({**asked, "model": "tiny"}), "an adapter that changes nothing"
@@ -95,7 +95,7 @@ def test_one_adapter_under_one_name_is_pulled(engines: TwoAdapters) -> None:
 def test_the_keys_and_values_of_another_adapter_are_never_used(engines: TwoAdapters, held: str, asked: str) -> None:
     number = 10 + len(held) + 3 * len(asked)
     theirs, mine = body(held, number), body(asked, number)
-    assert engines.alone(theirs, "p") != engines.alone(mine), "the two would say something else"
+    assert engines.alone(theirs, "p") != engines.alone(mine), "the two adapters give different texts"
     before, counted = load(engines.url("d")).external_kv_tokens, engines.counted("not pulled")
     transfer, _ = engines.leg(theirs)
     assert engines.text("d", wire.decode_body(mine, transfer)) == engines.alone(mine)
@@ -104,8 +104,8 @@ def test_the_keys_and_values_of_another_adapter_are_never_used(engines: TwoAdapt
     within(10, engines.nothing_is_held)
 
 
-def test_nor_is_a_first_token_that_another_adapter_chose(engines: TwoAdapters) -> None:
-    """A router that was misled would find another text than it has given, and ends the stream with an error."""
+def test_a_first_token_that_another_adapter_chose_is_not_pinned(engines: TwoAdapters) -> None:
+    """A router that gave the client such a token would see another text in D's stream, and end it with an error."""
     asked, counted = body("same", 40), engines.counted("not pinned")
     transfer, _ = engines.leg(asked)
     alone = engines.alone(asked)
@@ -114,7 +114,7 @@ def test_nor_is_a_first_token_that_another_adapter_chose(engines: TwoAdapters) -
     assert engines.counted("not pinned") == counted + 1
 
 
-def test_without_a_hold_a_token_is_begun_with_if_the_same_adapter_chose_it(engines: TwoAdapters) -> None:
+def test_without_a_hold_a_first_token_is_pinned_if_the_same_adapter_chose_it(engines: TwoAdapters) -> None:
     asked, counted = body("poet", 41), engines.counted("not pinned")
     transfer, token = engines.leg(asked)
     told, alone = transfer.fields[wire.ADAPTER], engines.alone(asked)

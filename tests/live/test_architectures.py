@@ -1,7 +1,7 @@
-"""Handed-over answers are one engine's alone, token for token, whatever the kind of model; and so are adapters'.
+"""A handed-over answer equals one engine's alone, token for token, for every kind of model and for adapters.
 
 Real vLLM engines, with models of random weights that the test makes. On two of these kinds the obvious shortcuts are
-wrong: a Mamba hybrid's P leaves the prompt's last token to D, so that its own token must reach no client; and one name
+wrong: a Mamba hybrid's P leaves the prompt's last token to D, so that P's own token must reach no client; and one name
 may mean two adapters. Each test has its own two engines, which takes about a minute.
 `make test` runs the two commonest kinds beside grouped queries, which the model of all other live tests has.
 
@@ -44,7 +44,7 @@ PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 PROVEN_S = 60.0
 UNSURE = "on CPU one engine's prefill and decode disagree: a proof fails in two of three tries only (docs/exactness.md)"
 START_S = 600.0
-"""On a machine whose two cores others use, too, vLLM's imports alone take minutes."""
+"""Seconds for the start of an engine: on a machine with two busy cores, vLLM's imports alone take minutes."""
 
 
 def nixl(role: Role) -> str:
@@ -101,7 +101,9 @@ class Routed:
                 "temperature": 0, "ignore_eos": True, "allowed_token_ids": LETTERS}  # fmt: skip
 
     def said(self, url: str, body: dict[str, Any]) -> str:
-        """All that a streamed chat says: text, reasoning, calls."""
+        """The reasoning and the content of a streamed chat, and the names and arguments of its tool calls. Calls' ids are
+        random.
+        """
         request = urllib.request.Request(
             url + CHAT, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
         )
@@ -111,7 +113,9 @@ class Routed:
         deltas = [json.loads(each.removeprefix("data: ")) for each in text.strip().split("\n\n")[:-1]]
         assert not [each for each in deltas if "error" in each], text
         told = [each["choices"][0]["delta"] for each in deltas if each["choices"]]
-        return repr(["".join(str(each.get(name) or "") for each in told) for name in ("reasoning", "content")])
+        texts = ["".join(str(each.get(name) or "") for each in told) for name in ("reasoning", "content")]
+        calls = [call.get("function") or {} for each in told for call in each.get("tool_calls") or ()]
+        return repr([*texts, "".join(str(each.get(name) or "") for each in calls for name in ("name", "arguments"))])
 
     def unseeded(self) -> str:
         """Why the last request's first token was not given early."""
@@ -119,14 +123,14 @@ class Routed:
         return str(self.get(f"/explain/{last['id']}")["seed"]["because"])
 
     def explained(self) -> str:
-        """Why the last request was served as it was: of its turns' reasons, that of the choice."""
+        """Why the last request was served as it was: the reason of its choice, from `/explain`."""
         (last, *_) = self.get("/explain?n=1")["requests"]
         turns = self.get(f"/explain/{last['id']}")["turns"]
         because = next(str(each["because"]) for each in turns if each["turn"] == "choice")
         return because.partition(": whole on ")[0]
 
     def alone(self, body: dict[str, Any], name: str = "d") -> str:
-        """What one engine says of it, with nothing that was ever pulled."""
+        """The answer of one engine that uses no pulled block for it."""
         status, answer = ask(self.engines.url(name), PATH, {**body, "cache_salt": "alone"})
         assert status == 200, answer
         return str(answer["choices"][0]["text"])
@@ -143,12 +147,12 @@ class Routed:
         return "".join(each["choices"][0]["text"] for each in events)
 
     def pair(self) -> dict[str, Any]:
-        """What the router says of its only pair."""
+        """What the router reports of its only pair."""
         (told,) = self.get("/ui/data")["pairs"] or [{}]
         return dict(told)
 
     def way(self) -> Seen:
-        """How it has served all streams so far, and why so."""
+        """How the router has served all streams so far, and why."""
         handed, seeds = (self.counted(name) for name in ('baton_handoffs_total{result="ok"}', "baton_seeds_total"))
         told = self.pair()
         if seeds:
@@ -167,7 +171,7 @@ class Routed:
 def routed(
     folder: Path, model: Path, *flags: str, longest: int = 2048, pins: bool = True, **by_role: tuple[str, ...]
 ) -> Iterator[Routed]:
-    """Both engines with these flags. `by_role`: the flags of one of them."""
+    """A router in front of two engines with these flags. `by_role`: more flags for one engine (`p` or `d`)."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
     for name in "pd":
@@ -219,7 +223,7 @@ def compared(here: Routed, lengths: tuple[int, ...]) -> None:
         one = {**plain, "max_tokens": 1}
         assert here.whole(one) == here.streamed(one) == here.alone(one), f"{tokens}: an answer of one token"
         said.add(alone)
-    assert len(said) == len(lengths), "a model that says one thing only shows nothing"
+    assert len(said) == len(lengths), "a model that always gives the same text shows nothing"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def compared(here: Routed, lengths: tuple[int, ...]) -> None:
         pytest.param("mamba", ("--no-enable-prefix-caching",), (3, 17, 40, 128, 129, 230), marks=LONG),
     ],
 )
-def test_an_answer_is_one_engines_alone(
+def test_an_answer_equals_one_engines(
     kind: str, flags: tuple[str, ...], lengths: tuple[int, ...], tmp_path: Path, table: Table
 ) -> None:
     model = write_model(kind, tmp_path / "model")
@@ -252,7 +256,7 @@ def test_an_answer_is_one_engines_alone(
 @LONG
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
 def test_tensor_parallel_sizes_may_differ(prefill: int, decode: int, tmp_path: Path, table: Table) -> None:
-    """In float32: each size adds up in another order, and answers are compared between the two."""
+    """In float32, because each size adds up in another order, and the answers of both sizes are compared."""
     model = write_model("gqa", tmp_path / "model")
     words = {name: ("--tensor-parallel-size", str(size)) for name, size in (("p", prefill), ("d", decode))}
     with routed(tmp_path, model, "--dtype", "float32", **words) as here:
@@ -279,7 +283,7 @@ def test_drafts_are_handed_over_and_never_seeded(tmp_path: Path, table: Table) -
     with routed(tmp_path, model, "--speculative-config", drafts, pins=False) as here:
         compared(here, (3, 40, 128, 129, 700))
         assert here.counted("baton_seeds_total") == 0
-        here.streamed(here.body(50, 99))  # a stream that might have had one, to ask about
+        here.streamed(here.body(50, 99))  # a stream that could have had a seed: `way` asks `/explain` about it
         table.saw("speculation", here.way(), 10)
 
 
@@ -299,7 +303,7 @@ def test_parsers_stand_between_tokens_and_text(tmp_path: Path, table: Table) -> 
 
 @LONG
 def test_pictures_go_both_ways(tmp_path: Path, table: Table) -> None:
-    """P encodes a picture for the prompt; D reads the prompt again, and needs no encoder unless the picture ends it."""
+    """P encodes a picture for the prompt. D needs no encoder, unless the picture is at the prompt's end."""
     model = write_model("vision", tmp_path / "model")
     with routed(tmp_path, model, "--limit-mm-per-prompt", '{"image": 2}') as here:
         said = set()
@@ -308,7 +312,7 @@ def test_pictures_go_both_ways(tmp_path: Path, table: Table) -> None:
             alone = here.said(here.engines.url("d"), {**asked, "cache_salt": "alone"})
             assert here.said(here.endpoint, asked) == alone
             said.add(alone)
-        assert len(said) == 4, "a model that says one thing only shows nothing"
+        assert len(said) == 4, "a model that always gives the same text shows nothing"
         assert here.counted('baton_handoffs_total{result="ok"}') in {0, 4}
         with socket.create_server(("127.0.0.1", 0)) as stranger:
             asked = here.chat("look", pictures=1)
@@ -324,7 +328,7 @@ def test_pictures_go_both_ways(tmp_path: Path, table: Table) -> None:
 
 
 @LONG
-def test_adapters_that_nobody_vouches_for_are_served_whole(tmp_path: Path, table: Table) -> None:
+def test_adapters_that_no_agent_vouches_for_are_served_aggregated(tmp_path: Path, table: Table) -> None:
     """One name with other weights on P and on D, and a name that means an adapter on D alone."""
     model = write_model("gqa", tmp_path / "model")
     first, second = (write_adapter(tmp_path / f"adapter-{seed}", seed) for seed in (1, 2))
@@ -339,7 +343,7 @@ def test_adapters_that_nobody_vouches_for_are_served_whole(tmp_path: Path, table
             for number, tokens in enumerate((40, 200), 1):
                 body = here.body(tokens, number, name)
                 alone = here.alone(body)
-                assert alone != here.alone(body, "p"), "the two would say something else"
+                assert alone != here.alone(body, "p"), "the two adapters give different texts"
                 assert here.whole(body) == here.streamed(body) == alone
                 here.because = here.explained()
         assert here.counted('baton_handoffs_total{result="ok"}') == handed

@@ -1,4 +1,7 @@
-"""The very first requests to a fleet that has just become ready. First in the alphabet: engines meet only once."""
+"""The very first requests to a fleet that has just become ready.
+
+This file's name sorts before those of all other tests of the shared fleet, because its engines shake hands only once.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from support.cluster import Cluster
 REQUESTS = 16
 APART_S = 0.3
 SLOWEST_S = 10.0
-"""What no first token may take. The handshakes of the three pairs take 0.1 to 0.6 s; when two engines were pinned to
-one core (`engine.vllm.placement`) they took 5 to 24 s in six of eight starts, and every request to that pair waited."""
+"""The most that a first token may take. The handshakes of the three pairs take 0.1 to 0.6 s. While two engines were
+pinned to one core (`engine.vllm.placement`), handshakes took 5 to 24 s in six of eight starts, and requests waited."""
 
 
-@pytest.mark.timeout(300)  # three engines are started in it; what a request may take is said above, and by its session
-async def test_first_requests_of_all_wait_for_no_handshake_in_vain(cluster: Cluster) -> None:
+@pytest.mark.timeout(300)  # the fixture starts three engines in it; SLOWEST_S and the client's timeout bound a request
+async def test_the_very_first_requests_wait_for_no_slow_handshake(cluster: Cluster) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=100)) as session:
 
         async def first_token_s(number: int) -> float:
-            await asyncio.sleep(number * APART_S)  # pace, not patience: two pairs are asked while they shake hands
+            await asyncio.sleep(number * APART_S)  # the time of arrival: some requests come during handshakes
             prompt = [(7 * number + at) % 200 + 10 for at in range(200)]
             body = {"model": cluster.model, "prompt": prompt, "max_tokens": 24, "stream": True, "ignore_eos": True}
             begun = asyncio.get_running_loop().time()

@@ -1,6 +1,7 @@
-"""What else clients call, on real engines through TLS: responses, messages, tokens, LoRA adapters; what is not there.
+"""Further paths on real engines through TLS: responses, messages, tokens, LoRA adapters, and paths that no engine has.
 
-One prefill instance and one of role both, which takes decode legs and whole requests. A minute, most of it their start.
+One prefill instance, and one of role both, which takes decode legs and whole requests. The tests take a minute, most of
+it the engines' start.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ ENV = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_ENABLE_RESPONSES_API_STORE
 STORY = "Once upon a time a small robot found a bright red lantern near the river. "
 QUESTION = "What is Baton?"
 HEARD_S = 40.0
-"""Agents ask for an engine's models every ten seconds, and tell routers with their next heartbeat."""
+"""In seconds. Agents ask an engine for its models every ten seconds, and tell routers with their next heartbeat."""
 
 
 @dataclass
 class Broad:
-    """A cluster, and how it is asked."""
+    """A cluster, and calls to it."""
 
     cluster: Cluster
     trust: ssl.SSLContext
     folder: Path
 
     def ask(self, path: str, body: Any = None, *, at: str = "", **headers: str) -> tuple[int, Any]:
-        """Status and answer (text where it is no JSON) of the router's, or of another server's."""
+        """Status and answer (text where it is no JSON) of the router, or of the server `at`."""
         url, raw = at or self.cluster.endpoint, None if body is None else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(url + path, raw, {"Content-Type": "application/json", **named})
@@ -83,7 +84,7 @@ class Broad:
         return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
     def legs(self, model: str, prompt: str) -> tuple[str, list[tuple[str, str]]]:
-        """A completion, and which leg of it ran where."""
+        """A completion's text, and each of its legs with the instance that ran it."""
         name = uuid.uuid4().hex
         text = self.complete(model, prompt, X_Request_Id=name)
         turns = self.right(f"/explain/{name}", at=self.cluster.admin)["turns"]
@@ -109,13 +110,13 @@ def broad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broad]:
     cluster = Cluster.start(folder, str(folder / "baton.yaml"))
     try:
         cluster.wait_ready()
-        within(60, cluster.proven)  # until then requests are served whole
+        within(60, cluster.proven)  # until then requests are served aggregated
         yield Broad(cluster, ssl.create_default_context(cafile=str(folder / "cert.pem")), folder)
     finally:
         cluster.stop()
 
 
-def test_clients_speak_tls_and_nobody_is_served_without(broad: Broad) -> None:
+def test_clients_speak_tls_and_plain_http_is_not_served(broad: Broad) -> None:
     endpoint = broad.cluster.endpoint
     assert endpoint.startswith("https://")
     body = json.dumps({"model": "gpt-4o", "prompt": STORY, "max_tokens": 6, "stream": True})
@@ -127,12 +128,12 @@ def test_clients_speak_tls_and_nobody_is_served_without(broad: Broad) -> None:
     trusting = run("--cacert", str(broad.folder / "cert.pem"), f"{endpoint}/v1/completions")
     assert trusting.returncode == 0, trusting.stderr
     assert trusting.stdout.endswith("data: [DONE]\n\n")
-    assert run(f"{endpoint}/v1/completions").returncode == 60, "a certificate that nobody vouches for"
+    assert run(f"{endpoint}/v1/completions").returncode == 60, "a certificate that curl does not trust"
     plain = run(f"{endpoint.replace('https', 'http')}/v1/completions")
     assert (plain.returncode != 0, plain.stdout) == (True, "")
 
 
-def test_responses_whole_streamed_kept_and_gone_on_from(broad: Broad) -> None:
+def test_responses_whole_streamed_stored_and_continued(broad: Broad) -> None:
     asked = {"model": "baton-tiny", "input": QUESTION, "max_output_tokens": 20, "temperature": 0}
     alone = broad.right("/v1/responses", asked, at=broad.cluster.urls["both-0"])
     pulled = broad.cluster.pulled()
@@ -151,10 +152,10 @@ def test_responses_whole_streamed_kept_and_gone_on_from(broad: Broad) -> None:
             model="baton-tiny", input="And then?", previous_response_id=whole.id, max_output_tokens=4, temperature=0
         )
         assert then.usage is not None
-        assert then.usage.input_tokens > alone["usage"]["input_tokens"] + 20, "question and answer went before"
+        assert then.usage.input_tokens > alone["usage"]["input_tokens"] + 20, "question and answer are in the prompt"
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(f"resp_{uuid.uuid4().hex}")
-    assert broad.cluster.pulled() == pulled, "whole on one instance, as the table says"
+    assert broad.cluster.pulled() == pulled, "aggregated on one instance, as the table of paths says"
 
 
 def test_messages_whole_streamed_and_counted(broad: Broad) -> None:
@@ -172,14 +173,14 @@ def test_messages_whole_streamed_and_counted(broad: Broad) -> None:
     assert next(each for each in events if each["type"] == "message_delta")["usage"]["output_tokens"] == 20
 
 
-def test_tokens_there_and_back(broad: Broad) -> None:
+def test_tokens_are_detokenized_to_the_same_text(broad: Broad) -> None:
     tokens = broad.right("/tokenize", {"model": "baton-tiny", "prompt": STORY})
     assert broad.right("/detokenize", {"model": "baton-tiny", "tokens": tokens["tokens"]})["prompt"] == STORY
     usage = broad.right("/v1/completions", {"model": "baton-tiny", "prompt": STORY, "max_tokens": 2})["usage"]
     assert usage["prompt_tokens"] == tokens["count"] == len(tokens["tokens"])
 
 
-def test_what_this_model_cannot_do_is_said(broad: Broad) -> None:
+def test_a_path_that_this_model_lacks_is_refused_with_what_it_needs(broad: Broad) -> None:
     rows = [row for row in PATHS if row.needs and row.how is How.PASSTHROUGH]
     assert len(rows) > 8
     for row in rows:
@@ -198,22 +199,22 @@ def test_an_adapter_is_listed_served_by_name_and_handed_over(broad: Broad, table
     base, _ = broad.legs("baton-tiny", prompt)
     poem, legs = broad.legs("poet", prompt)
     assert legs == [("prefill", "prefill-0"), ("decode", "both-0")]
-    assert broad.cluster.pulled() >= before + 2 * (len(prompt) - 32), "of each prompt all but its last block"
+    assert broad.cluster.pulled() >= before + 2 * (len(prompt) - 32), "D pulls of each prompt all but its last block"
     alone = [broad.complete(model, prompt, at=broad.cluster.urls["prefill-0"]) for model in ("baton-tiny", "poet")]
-    assert [base, poem] == alone, "neither has the other one's keys and values"
+    assert [base, poem] == alone, "neither model uses the other's keys and values"
     asked = {"model": "poet", "prompt": f"Then {prompt}", "max_tokens": 24, "temperature": 0}
     name = uuid.uuid4().hex
     events = broad.events("/v1/completions", asked, X_Request_Id=name)
     seed = broad.right(f"/explain/{name}", at=broad.cluster.admin)["seed"]
-    assert seed["given"], f"its first token is not given at once, as other models' are: {seed['because']}"
+    assert seed["given"], f"an adapter's stream is seeded as other models' are: {seed['because']}"
     streamed = "".join(each["choices"][0]["text"] for each in events if each["choices"])
     assert streamed == broad.complete("poet", asked["prompt"], at=broad.cluster.urls["prefill-0"])
     assert base != poem
     table.saw("adapter", Seen("handed over and seeded", "both agents tell one digest, and the pair is proven"), 2)
 
 
-def test_an_adapter_goes_where_it_is_loaded(broad: Broad) -> None:
-    """First on one of the two engines, then on both; never by way of the router."""
+def test_requests_for_an_adapter_go_where_it_is_loaded(broad: Broad) -> None:
+    """The adapter is loaded on one of the two engines, then on both; the router refuses to load it."""
     loading = {"lora_name": "late", "lora_path": str(broad.folder / "late")}
     assert broad.ask("/v1/load_lora_adapter", loading)[0] == 403
     prompt = f"[{uuid.uuid4().hex}] {STORY * 5}"
@@ -233,7 +234,7 @@ def test_an_adapter_goes_where_it_is_loaded(broad: Broad) -> None:
     assert text not in {broad.complete("poet", prompt), broad.complete("baton-tiny", prompt)}
 
 
-def test_one_of_both_roles_takes_everything_while_prefill_drains(broad: Broad) -> None:
+def test_an_instance_of_both_roles_takes_everything_while_prefill_drains(broad: Broad) -> None:
     admin = broad.cluster.admin
 
     def states() -> dict[str, str]:
@@ -244,7 +245,7 @@ def test_one_of_both_roles_takes_everything_while_prefill_drains(broad: Broad) -
     try:
         within(HEARD_S, lambda: states()["prefill-0"] == "draining")
         status, told = broad.ask("/ready", at=admin)
-        assert (status, told["ready"]) == (200, True), "somebody runs each leg"
+        assert (status, told["ready"]) == (200, True), "an instance is left for each leg"
         text, legs = broad.legs("baton-tiny", prompt)
         assert legs == [("whole", "both-0")]
     finally:

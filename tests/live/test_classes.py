@@ -1,5 +1,6 @@
-"""Classes, tenants and keys in front of real engines: who gets in, in which order, what is refused, whose prefixes are
-whose. The engines are the session's; the routers in front of them are others, which have a cluster file with promises.
+"""Classes, tenants and keys in front of real engines: access, order, refusals, and each tenant's own cached prefixes.
+
+The engines are the session's. The routers in front of them are others; their cluster file has `slo` and `tenants`.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ tenants:
 """
 TENANTS = ("acme", "bolt", "open-1", "open-2")
 LEARNT = 24
-"""Prompts that are timed before what is foretold of an engine is believed (20), and some."""
+"""Prompts that are timed first: admission trusts its estimates for an engine after 20; the rest are a margin."""
 
 PATH = "/v1/completions"
 PATIENT = 20
-"""Requests that wait: each takes the engine a tenth of a second, and all of them come within a few hundredths."""
+"""Requests that wait: each takes the engine 0.1 s, and all of them come within a few hundredths of a second."""
 
 BLOCKS = 640
-"""Of the 800 tokens of a story told ten times (the model reads bytes): vLLM's blocks on CPU have 128."""
+"""Tokens in five blocks of 128 (vLLM's on CPU), of the 800 in ten times `STORY`: the model reads bytes."""
 STORY = "Once upon a time a small robot found a bright red lantern near the river. "
 
 
@@ -59,14 +60,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def router(cluster: Cluster, file: Path) -> Iterator[OtherRouter]:
-    """In front of all engines."""
+    """A router in front of all engines."""
     with other_router(cluster, "--config", str(file)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def narrow(cluster: Cluster, file: Path) -> Iterator[OtherRouter]:
-    """In front of one: what is cached there is anybody's whose salt is the same, and who comes may have to wait."""
+    """A router in front of one engine: requests with one salt share its prefix cache, and requests may have to wait."""
     with other_router(cluster, "--config", str(file), engines=("both-0",)) as running:
         yield running
 
@@ -76,7 +77,7 @@ def bearer(tenant: str, **more: str) -> dict[str, str]:
 
 
 def body(number: int, repeat: int = 3, **more: Any) -> dict[str, Any]:
-    """A prompt that nobody asked for before."""
+    """A request with a prompt that no request had before."""
     return {
         "prompt": f"[{number} {uuid.uuid4().hex}] {STORY * repeat}",
         "max_tokens": 6,
@@ -86,7 +87,7 @@ def body(number: int, repeat: int = 3, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_nobody_gets_in_without_a_key_nor_into_a_class_of_another_tenant(router: OtherRouter) -> None:
+def test_a_request_needs_a_key_and_a_class_of_its_tenant(router: OtherRouter) -> None:
     for headers in ({}, {"Authorization": "Bearer sk-nobody"}):
         status, told, answered = router.ask(PATH, body(0), **headers)
         assert (status, told["error"]["type"], answered["WWW-Authenticate"]) == (401, "AuthenticationError", "Bearer")
@@ -98,7 +99,7 @@ def test_nobody_gets_in_without_a_key_nor_into_a_class_of_another_tenant(router:
     assert (status, text[-14:]) == (200, "data: [DONE]\n\n")
 
 
-def test_who_is_in_time_has_met_its_class_and_was_foretold_so(router: OtherRouter) -> None:
+def test_a_request_in_time_has_met_its_class_as_was_estimated(router: OtherRouter) -> None:
     asked = body(1, stream_options={"include_usage": True})
     assert router.ask(PATH, asked, **bearer("acme", x_request_id="in-time"))[0] == 200
     story = router.explain("in-time")
@@ -109,11 +110,11 @@ def test_who_is_in_time_has_met_its_class_and_was_foretold_so(router: OtherRoute
     assert slo["tokens"] == 6
 
 
-def test_what_cannot_be_in_time_is_refused_degraded_or_late_as_its_class_says(narrow: OtherRouter) -> None:
-    """One millisecond is not enough for anything here; but that is known only when engines' prompts were timed."""
-    assert narrow.ask(PATH, body(99), **bearer("acme", x_slo_class="never"))[0] == 200, "nobody knows yet"
+def test_a_request_that_cannot_be_in_time_is_refused_or_degraded_as_its_class_says(narrow: OtherRouter) -> None:
+    """A target of 1 ms cannot be met here. The router knows that only after it has timed prompts of the engine."""
+    assert narrow.ask(PATH, body(99), **bearer("acme", x_slo_class="never"))[0] == 200, "the router cannot know yet"
     for at in range(LEARNT):
-        whole = body(100 + at, stream=at % 2 == 0)  # those in one piece teach as much
+        whole = body(100 + at, stream=at % 2 == 0)  # answers in one piece are timed, too
         assert narrow.ask(PATH, whole, **bearer("acme"))[0] == 200
     before = narrow.metrics()
     status, told, headers = narrow.ask(PATH, body(200), **bearer("acme", x_slo_class="never", x_request_id="shed"))
@@ -122,7 +123,7 @@ def test_what_cannot_be_in_time_is_refused_degraded_or_late_as_its_class_says(na
     assert int(headers["Retry-After"]) >= 1
     story = narrow.explain("shed")
     assert (story["state"], story["slo"]["result"], story["slo"]["late"]) == ("shed", "shed", True)
-    assert not any(turn["turn"] == "leg" for turn in story["turns"]), "no engine heard of it"
+    assert not any(turn["turn"] == "leg" for turn in story["turns"]), "no leg was sent to an engine"
     assert narrow.ask(PATH, body(201), **bearer("acme", x_slo_class="falls", x_request_id="falls"))[0] == 200
     slo = narrow.explain("falls")["slo"]
     assert (slo["degraded"], slo["late"], slo["result"]) == (True, False, "missed")
@@ -136,8 +137,8 @@ def test_what_cannot_be_in_time_is_refused_degraded_or_late_as_its_class_says(na
     assert after['baton_slo_attainment{slo_class="easy"}'] == 1.0
 
 
-async def test_of_more_than_can_be_in_time_some_are_and_the_others_are_told_to_come_back(narrow: OtherRouter) -> None:
-    """Two dozen or more at once, a tenth of a second each, due within one: in the end that is what 429 is for."""
+async def test_under_overload_some_requests_are_in_time_and_others_get_429(narrow: OtherRouter) -> None:
+    """Two dozen or more requests at once, 0.1 s each, all due within 1 s: the router refuses some with 429."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def ask(number: int) -> tuple[int, str]:
@@ -151,7 +152,7 @@ async def test_of_more_than_can_be_in_time_some_are_and_the_others_are_told_to_c
         for many in (PATIENT + 4, 2 * PATIENT, 4 * PATIENT):
             answers += await asyncio.gather(*(ask(500 + len(answers) + at) for at in range(many)))
             if any(status == 429 for status, _ in answers):
-                break  # else the engine was quick enough for them all: more of them
+                break  # else the engine was quick enough for all of them: send more
     statuses = [status for status, _ in answers]
     assert set(statuses) == {200, 429}
     assert all(status == 200 or int(after) >= 1 for status, after in answers)
@@ -162,22 +163,24 @@ async def test_of_more_than_can_be_in_time_some_are_and_the_others_are_told_to_c
     }
     print(results)
     assert results["shed"] == statuses.count(429)
-    assert results["met"] >= 1, "on cores that others use, too"
+    assert results["met"] >= 1, "only one, because other programs use these cores, too"
 
 
-async def test_who_is_due_earlier_goes_first(narrow: OtherRouter) -> None:
-    """Long prompts of a patient class fill the line; two of a class that is due earlier come last, and overtake."""
+async def test_a_request_that_is_due_earlier_goes_first(narrow: OtherRouter) -> None:
+    """Long prompts of a patient class fill the queue. Two of a class that is due earlier come last, and overtake."""
     for patient in (PATIENT, 2 * PATIENT, 4 * PATIENT):
         inside, ended = await overtaken(narrow, patient)
-        if inside >= 8:  # else the engine was quicker than the clients: more of them
+        if inside >= 8:  # else the engine was quicker than the clients: send more
             break
-    assert inside >= 8, "it is no line otherwise"
+    assert inside >= 8, "too few requests waited"
     behind = len(ended) - 1 - max(at for at, slo_class in enumerate(ended) if slo_class == "soon")
-    assert behind >= inside - 5, f"{inside} were in line: {ended}"
+    assert behind >= inside - 5, f"{inside} requests were in the queue: {ended}"
 
 
 async def overtaken(router: OtherRouter, patient: int) -> tuple[int, list[str]]:
-    """So many patient ones, then two others: how many were in line when these came, and in which order all ended."""
+    """Send `patient` requests, then two that are due earlier. Return how many waited when the two came, and the classes
+    of all requests in the order in which they ended.
+    """
     ended: list[str] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
@@ -204,7 +207,7 @@ async def overtaken(router: OtherRouter, patient: int) -> tuple[int, list[str]]:
     return inside, ended
 
 
-def test_no_tenant_has_anything_of_anothers_prefixes_but_those_who_share_do(narrow: OtherRouter) -> None:
+def test_only_tenants_that_share_use_each_others_cached_prefixes(narrow: OtherRouter) -> None:
     def cached(tenant: str, prompt: str) -> int:
         asked = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
         status, answer, _ = narrow.ask(PATH, asked, **bearer(tenant))
@@ -214,8 +217,8 @@ def test_no_tenant_has_anything_of_anothers_prefixes_but_those_who_share_do(narr
     own, shared = (f"[{uuid.uuid4().hex} {name}] {STORY * 10}" for name in ("own", "shared"))
     assert cached("acme", own) == 0
     assert cached("acme", own) >= BLOCKS
-    assert cached("bolt", own) == 0, "nobody has what acme's prompt left"
-    assert cached("open-1", own) == 0, "nor do those who share"
+    assert cached("bolt", own) == 0, "another tenant does not use acme's blocks"
+    assert cached("open-1", own) == 0, "a tenant that shares its cache does not use them either"
     assert cached("open-1", shared) == 0
     assert cached("open-2", shared) >= BLOCKS
-    assert cached("acme", shared) == 0, "who keeps to itself takes nothing of theirs either"
+    assert cached("acme", shared) == 0, "a tenant that does not share uses no shared blocks"

@@ -1,4 +1,4 @@
-"""What people point at the router, unchanged: the official client, vLLM's own benchmark, curl from the README."""
+"""Programs of others against the router, unchanged: OpenAI's client, vLLM's own benchmark, curl from the README."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ async def test_client_that_leaves_before_the_first_byte(cluster: Cluster, after_
     body = {**LONG, "model": cluster.model, "prompt": f"{after_s}{stream}" + str(LONG["prompt"]), "stream": stream}
     async with aiohttp.ClientSession() as session:
         posting = asyncio.ensure_future(session.post(f"{cluster.endpoint}/v1/completions", json=body))
-        await asyncio.wait({posting}, timeout=after_s)  # when the client loses patience: that is the subject
+        await asyncio.wait({posting}, timeout=after_s)  # when the client leaves: the test's subject
         posting.cancel()
         await asyncio.wait({posting})
         if not posting.cancelled():
-            posting.result().close()  # it began just before
+            posting.result().close()  # the answer began just before the client left
     assert await asyncio.to_thread(within, 2.0, cluster.idle) < 2.0
 
 

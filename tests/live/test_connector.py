@@ -1,4 +1,4 @@
-"""Our connector in two real engines, without router or agents: exact, confirmed, released by name, hard to hurt."""
+"""Baton's connector in two real engines, without router or agents: exact answers, holds, and wrong or hostile input."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_tokens_equal_one_engines_at_block_edges_and_anywhere(fleet: Fleet) -> N
 
 @pytest.mark.parametrize("held", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 @pytest.mark.parametrize("more", [1, 2, BLOCK, BLOCK + 7])
-def test_a_prompt_longer_than_what_is_held_is_taken_as_far_as_it_goes(fleet: Fleet, held: int, more: int) -> None:
+def test_a_prompt_longer_than_the_hold_pulls_all_of_the_hold(fleet: Fleet, held: int, more: int) -> None:
     prompt, before = fleet.prompt(held + more), fleet.pulled()
     assert fleet.decode(prompt, fleet.leg(prompt[:held])) == fleet.alone(prompt)
     within(5, lambda: fleet.pulled() - before == held)
@@ -110,7 +110,7 @@ def test_eight_at_once(fleet: Fleet) -> None:
     prompts = [fleet.prompt(fleet.chance.randrange(100, 1200)) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda prompt: fleet.decode(prompt, fleet.leg(prompt)), prompts))
-    # bf16 would flip near ties with the batch; the model is run in float32
+    # In bf16 near ties would depend on the batch: the model runs in float32.
     assert answers == [fleet.alone(prompt) for prompt in prompts]
 
 
@@ -124,7 +124,7 @@ def test_a_hold_is_released_by_its_name_within_a_second(fleet: Fleet) -> None:
     fleet.release(name)
     within(1, lambda: fleet.state("p")["holds"] == 0)
     within(5, lambda: load(fleet.p).kv_usage == 0)
-    fleet.release(name)  # late, and again: nothing
+    fleet.release(name)  # a second release changes nothing
 
 
 def test_a_hold_is_released_while_p_is_busy(fleet: Fleet) -> None:
@@ -147,7 +147,7 @@ def test_a_name_given_up_before_is_never_held(fleet: Fleet) -> None:
     assert fleet.state("p")["holds"] == 0
 
 
-def test_a_leg_that_is_left_is_released_whatever_became_of_it(fleet: Fleet) -> None:
+def test_a_leg_whose_client_leaves_is_released_at_every_stage(fleet: Fleet) -> None:
     for wait_s in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
         name = fleet.name()
         leg = Open(fleet.p, PATH, wire.prefill_body(fleet.body(fleet.prompt(1200)), transfer=name))
@@ -170,7 +170,7 @@ def test_a_hold_that_is_gone_is_computed_again(fleet: Fleet) -> None:
     fleet.release(name)
     within(1, lambda: fleet.state("p")["holds"] == 0)
     for _ in range(4):
-        fleet.alone(fleet.prompt(1800))  # its blocks are others' now
+        fleet.alone(fleet.prompt(1800))  # other prompts now have the hold's blocks
     before = counted(fleet, "the hold did not outlive the read")
     assert fleet.decode(prompt, transfer) == fleet.alone(prompt)
     within(5, lambda: counted(fleet, "the hold did not outlive the read") == before + 1)
@@ -188,7 +188,7 @@ def test_a_hold_that_cannot_be_confirmed_is_computed_again(fleet: Fleet, wrong: 
     fleet.release(name)
 
 
-def test_blocks_that_cannot_be_are_computed_again(fleet: Fleet) -> None:
+def test_a_hold_with_impossible_fields_is_computed_again(fleet: Fleet) -> None:
     prompt = fleet.prompt(500)
     for change in (
         {"remote_block_ids": [[1 << 40] * 4]},
@@ -207,10 +207,10 @@ def test_blocks_that_cannot_be_are_computed_again(fleet: Fleet) -> None:
         prompt = fleet.prompt(500)
 
 
-# --- hard to hurt ----------------------------------------------------------------------------------------------------
+# --- hostile input ---------------------------------------------------------------------------------------------------
 
 
-def test_garbage_at_the_door_ends_nothing(fleet: Fleet) -> None:
+def test_garbage_at_the_agent_socket_ends_nothing(fleet: Fleet) -> None:
     for raw in (b"\x00\xff\n", b'{"ask":"introduce"}\n', b"[" * 100_000 + b"\n", b'{"ask":', b"\n" * 1000):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.connect(str(fleet.engines.door("p")))
@@ -225,7 +225,7 @@ def test_garbage_at_the_door_ends_nothing(fleet: Fleet) -> None:
 
 
 def test_notices_from_a_stranger_end_nothing_and_free_nothing(fleet: Fleet) -> None:
-    """Whoever has P's metadata can send it notices; without a hold's mark they do nothing."""
+    """Any process that has P's metadata can send P notices; without a hold's mark they change nothing."""
     from nixl._api import nixl_agent, nixl_agent_config
 
     told = knock(fleet.engines.door("p"), {"ask": "metadata"})
@@ -257,7 +257,7 @@ def _agent_metadata(told: dict[str, Any]) -> bytes:
     return raw
 
 
-def test_a_storm_of_two_hundred_that_leave_holds_nothing(fleet: Fleet) -> None:
+def test_two_hundred_clients_that_leave_hold_nothing(fleet: Fleet) -> None:
     chance, lock = random.Random(5), threading.Lock()
 
     def leave(number: int) -> None:
@@ -289,9 +289,9 @@ def test_no_port_is_open_beside_the_servers_own(fleet: Fleet) -> None:
 
 
 def test_an_idle_engine_takes_little_of_a_core(fleet: Fleet) -> None:
-    """Also one that holds, which vLLM alone does by a step every millisecond."""
+    """An engine that only holds blocks is idle, too. With vLLM's own it would run a step every millisecond."""
     running = fleet.engines.running
-    for name in ("p", "d"):  # the least of three looks: what is left of the test before only adds
+    for name in ("p", "d"):  # the least of three samples: earlier tests may still use the engine
         assert min(cores_used(running[name], 3.0) for _ in range(3)) < 0.05, name
     name = fleet.name()
     fleet.leg(fleet.prompt(300), name)
@@ -301,7 +301,7 @@ def test_an_idle_engine_takes_little_of_a_core(fleet: Fleet) -> None:
     assert held < 0.15, f"{held:.2f} of a core"
 
 
-def test_the_door_tells_the_state(fleet: Fleet) -> None:
+def test_the_agent_socket_tells_the_state(fleet: Fleet) -> None:
     state = fleet.state("d")
     assert json.loads(json.dumps(state)) == state
     assert [each["instance"] for each in state["peers"].values()] == ["p"]

@@ -1,4 +1,4 @@
-"""Blocks that are not what was held, in real engines: with digests they are computed again, whatever became of them."""
+"""Pulled blocks that differ from the held ones, in real engines: with digests D finds them and computes them again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyFleet]:
 
 @pytest.fixture
 def fleet(started: FaultyFleet) -> Iterator[FaultyFleet]:
-    """Before each test D relies on P; after it both live, and nothing is held."""
+    """Before each test D pulls from P; after it both engines live, and nothing is held."""
 
     def pulls() -> bool:
         before = started.pulled()
@@ -40,7 +40,7 @@ def fleet(started: FaultyFleet) -> Iterator[FaultyFleet]:
 
 
 @pytest.mark.parametrize("tokens", [2, BLOCK - 1, BLOCK, BLOCK + 1, 700, 1900])
-def test_what_was_held_is_used(fleet: FaultyFleet, tokens: int) -> None:
+def test_held_blocks_are_used(fleet: FaultyFleet, tokens: int) -> None:
     prompt, before, wrong = fleet.prompt(tokens), fleet.pulled(), fleet.counted(NOT_ITS_OWN)
     assert fleet.hand_over(prompt) == fleet.alone(prompt)
     within(5, lambda: fleet.pulled() - before == tokens)
@@ -53,7 +53,7 @@ def test_what_was_held_is_used(fleet: FaultyFleet, tokens: int) -> None:
 
 
 def wrongly(fleet: FaultyFleet, prompt: list[int], fields: dict[str, Any]) -> None:
-    """It is seen, counted, and computed on D; and P is told, so that it holds nothing any more."""
+    """D finds the wrong block, counts it and computes the prompt. D tells P, and so P ends the hold."""
     before = fleet.counted(NOT_ITS_OWN)
     assert fleet.decode(prompt, fields) == fleet.alone(prompt)
     within(5, lambda: fleet.counted(NOT_ITS_OWN) == before + 1)
@@ -83,7 +83,9 @@ def test_two_blocks_that_changed_places_in_memory(fleet: FaultyFleet) -> None:
 
 
 def test_blocks_of_another_hold(fleet: FaultyFleet) -> None:
-    """Whole, confirmed, of the same places, and another prompt's: no mark shows that."""
+    """The blocks are unchanged and their hold is confirmed, but they are another prompt's, in the same places: only
+    digests show that.
+    """
     prompt, other = fleet.prompt(700), fleet.prompt(700)
     mine, name = fleet.leg(prompt), fleet.name()
     theirs = fleet.leg(other, name=name)
@@ -100,29 +102,29 @@ def test_a_hold_that_is_shorter_than_it_says(fleet: FaultyFleet) -> None:
     wrongly(fleet, prompt, {**fields, "remote_num_tokens": 700})
 
 
-def test_of_a_longer_hold_the_last_block_is_another_one(fleet: FaultyFleet) -> None:
-    """Computed again, though it would do: what stands in it is not what this prompt is computed for."""
+def test_of_a_longer_hold_the_last_block_is_not_used(fleet: FaultyFleet) -> None:
+    """D computes the last block again: its digest covers tokens that this prompt does not have."""
     prompt = fleet.prompt(700)
     wrongly(fleet, prompt[:650], fleet.leg(prompt))
     before, fields = fleet.counted(NOT_ITS_OWN), fleet.leg(prompt)
     assert fleet.decode(prompt[: 4 * BLOCK], fields) == fleet.alone(prompt[: 4 * BLOCK])
-    assert fleet.counted(NOT_ITS_OWN) == before, "unless it ends with its last block"
+    assert fleet.counted(NOT_ITS_OWN) == before, "a prompt that ends at a block's end is not affected"
 
 
-def test_a_hold_that_is_gone_is_refused_as_ever(fleet: FaultyFleet) -> None:
+def test_a_hold_that_is_gone_is_refused_also_with_digests(fleet: FaultyFleet) -> None:
     name, prompt = fleet.name(), fleet.prompt(700)
     fields = fleet.leg(prompt, name=name)
     fleet.release(name)
     within(1, lambda: fleet.state("p")["holds"] == 0)
     for _ in range(4):
-        fleet.alone(fleet.prompt(1800))  # its blocks are others' now
+        fleet.alone(fleet.prompt(1800))  # other prompts now have the hold's blocks
     before = fleet.counted("the hold did not outlive the read")
     assert fleet.decode(prompt, fields) == fleet.alone(prompt)
     within(5, lambda: fleet.counted("the hold did not outlive the read") == before + 1)
 
 
-def test_who_vouches_for_nothing_is_not_read_from(fleet: FaultyFleet) -> None:
-    """Its digests are gone, as if it had never made them: nothing is believed."""
+def test_blocks_without_digests_are_not_used(fleet: FaultyFleet) -> None:
+    """The fields name block 0, for which P has no digest, in place of the hold's first: D uses nothing of the hold."""
     prompt = fleet.prompt(300)
     fields = fleet.leg(prompt)
     wrongly(fleet, prompt, {**fields, "remote_block_ids": [[0, *fields["remote_block_ids"][0][1:]]]})

@@ -1,7 +1,7 @@
-"""Our connector in real engines that fail it: reads cut, notices lost, engines killed halfway, clients that leave.
+"""Baton's connector in real engines with faults: reads cut, notices lost, engines killed halfway, clients that leave.
 
-UCX is kept to TCP: a reader of a process that stands still then waits in the middle of its read, so that whatever is
-killed is killed during a transfer.
+UCX uses TCP alone here. A read from a stopped process then waits in its middle, so that a process is killed during a
+transfer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from decode.peers import FAILURES
 pytestmark = [pytest.mark.live, pytest.mark.long]
 
 BLOCKS = 24
-"""Of each engine's KV cache: eight requests at once do not fit."""
+"""KV-cache blocks of each engine: too few for eight requests at once."""
 CLIENTS = 8
 EACH = 50
 """Prompts between two role flips; four times that in all."""
 ENV = {"UCX_TLS": "tcp", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
-"""oneDNN keeps something for each shape of a step; a storm brings shapes of all kinds, and is to show other growth."""
+"""oneDNN caches something for each shape of a step. The cache is kept small, so that a storm shows other growth."""
 FAULTS = {"cut": 0.06, "drop": 0.1, "blind": 0.06}
 
 
@@ -47,7 +47,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyFleet]:
 
 @pytest.fixture
 def fleet(started: FaultyFleet) -> Iterator[FaultyFleet]:
-    """After each test both live, and nothing is held."""
+    """After each test both engines live, and nothing is held."""
     yield started
     for name in "pd":
         assert started.engines.running[name].alive(), started.engines.running[name].tail()
@@ -59,7 +59,7 @@ def fleet(started: FaultyFleet) -> Iterator[FaultyFleet]:
 
 
 def prompts(fleet: FaultyFleet, chance: random.Random) -> list[list[int]]:
-    """Of every length, on both sides of block edges, and half of them begin as another one does."""
+    """Prompts of many lengths, also on both sides of block edges. Half of them share their beginning with others."""
     stems = [fleet.prompt(chance.choice((BLOCK, 2 * BLOCK, 3 * BLOCK + 5))) for _ in range(6)]
     made = []
     for number in range(4 * EACH):
@@ -81,7 +81,7 @@ def preemptions(fleet: FaultyFleet) -> float:
 
 @pytest.mark.timeout(900)
 def test_two_hundred_prompts_are_one_engines_whatever_fails(fleet: FaultyFleet) -> None:
-    """Block edges, shared prefixes, preemption, roles that change under load, cut reads, lost notices, blind looks."""
+    """Block edges, shared prefixes, preemption, role changes under load, cut reads, lost notices, unreadable marks."""
     chance = random.Random(41)
     asked = [(prompt, chance.choice((6, 30, 120))) for prompt in prompts(fleet, chance)]
     preempted, before = preemptions(fleet), {name: fleet.state(name)["counts"] for name in "pd"}
@@ -90,7 +90,7 @@ def test_two_hundred_prompts_are_one_engines_whatever_fails(fleet: FaultyFleet) 
     with ThreadPoolExecutor(CLIENTS) as clients:
         answers: list[Future[list[int]]] = []
         for way in ("pd", "dp", "pd", "dp"):
-            # The last of the other way is still under way: one, since holds of both could wait for each other's room.
+            # One hand-over of the other direction may still run. With more, holds of both could wait for each other.
             within(300, lambda: sum(not each.done() for each in answers) <= 1)  # noqa: B023 - called here
             more = asked[len(answers) : len(answers) + EACH]
             answers += [clients.submit(fleet.hand_over, prompt, way, tokens) for prompt, tokens in more]
@@ -110,7 +110,7 @@ def test_two_hundred_prompts_are_one_engines_whatever_fails(fleet: FaultyFleet) 
     assert preemptions(fleet) > preempted, "the KV space was small enough"
 
 
-# --- a way that does not work ----------------------------------------------------------------------------------------
+# --- a pair that does not work ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(200)
@@ -132,7 +132,7 @@ def test_a_pair_that_does_not_work_is_set_aside_and_let_in_again(fleet: FaultyFl
     assert fleet.counted("set aside") == refused + 1
     before = fleet.pulled("p")
     handed_over("dp")
-    within(5, lambda: fleet.pulled("p") > before)  # the other way works
+    within(5, lambda: fleet.pulled("p") > before)  # the other direction works
     fleet.fault("d", chances={})
 
     def let_in() -> bool:
@@ -149,7 +149,7 @@ def test_a_pair_that_does_not_work_is_set_aside_and_let_in_again(fleet: FaultyFl
 
 
 class Halfway:
-    """A pull that stands still in its middle, because P does."""
+    """A pull that stands still in its middle, because P's process is stopped."""
 
     def __init__(self, fleet: FaultyFleet) -> None:
         self.fleet = fleet
@@ -166,7 +166,7 @@ class Halfway:
         assert self.fleet.state("d")["pulls"] == 1 and not self.answer.done()
 
     def close(self) -> None:
-        with contextlib.suppress(AssertionError):  # it was killed
+        with contextlib.suppress(AssertionError):  # P was killed
             self.fleet.send("p", signal.SIGCONT)
         self._clients.shutdown()
 
@@ -194,7 +194,7 @@ def test_p_is_killed_during_a_transfer(fleet: FaultyFleet, halfway: Halfway) -> 
     assert halfway.answer.result(60) == halfway.right, "D computes it"
     within(10, lambda: fleet.state("d")["pulls"] == 0)
     fleet.engines.start_again("p")
-    assert fleet.decode(fleet.prompt(50), halfway.fields), "before D hears of P's new life"
+    assert fleet.decode(fleet.prompt(50), halfway.fields), "before D knows of P's new life"
     fleet.introduce()
     works_again(fleet)
     prompt, before = fleet.prompt(1500), fleet.counted("not pulled")
@@ -204,8 +204,8 @@ def test_p_is_killed_during_a_transfer(fleet: FaultyFleet, halfway: Halfway) -> 
 
 @pytest.mark.timeout(400)
 def test_d_is_killed_during_a_transfer(fleet: FaultyFleet, halfway: Halfway) -> None:
-    """Nobody tells P anything. Over TCP P itself sends what D reads, and UCX ends a process that fails at that
-    ("Fatal: unexpected error: Endpoint timeout"): then P comes back as after any death. Both ends are right."""
+    """P gets no notice. Over TCP P itself sends what D reads, and UCX may end a process that fails at that ("Fatal:
+    unexpected error: Endpoint timeout"). P lives and frees the hold, or it dies and starts again: both are right."""
     fleet.send("d", signal.SIGKILL)
     with pytest.raises(OSError):
         halfway.answer.result(30)
@@ -219,7 +219,7 @@ def test_d_is_killed_during_a_transfer(fleet: FaultyFleet, halfway: Halfway) -> 
         dead = ["d"]
     except (AssertionError, OSError):
         log = fleet.engines.running["p"].log.read_text(errors="replace")
-        assert "ucp_request.inl" in log, "it died of something else, or lives and is wrong"
+        assert "ucp_request.inl" in log, "P died of something else, or lives and is wrong"
         within(60, lambda: not fleet.engines.running["p"].alive())
         dead = ["p", "d"]
     fleet.start_again(*dead)
@@ -255,11 +255,11 @@ def resident_mib(fleet: FaultyFleet, name: str) -> float:
 
 
 WARM_S = 40
-"""What an engine and oneDNN make once they have made by then."""
+"""Seconds of load after which an engine and oneDNN have allocated what they allocate only once."""
 
 
 def storm(fleet: FaultyFleet, seconds: float) -> int:
-    """Eight clients who leave at any time, one after another; how many did."""
+    """Eight clients send requests one after another, and leave each at a random time; return how many were left."""
     until = time.monotonic() + seconds
 
     def leaves(seed: int) -> int:
@@ -286,7 +286,9 @@ def storm(fleet: FaultyFleet, seconds: float) -> int:
 @pytest.mark.parametrize("seconds", [pytest.param(20, id="20 s"), pytest.param(600, id="10 min")])
 @pytest.mark.timeout(900)
 def test_a_storm_of_clients_that_leave(fleet: FaultyFleet, seconds: int) -> None:
-    """More than the engines can compute, and nobody waits for it: memory is flat, nothing stays held, they serve on."""
+    """More requests than the engines can compute, all left by their clients: memory is flat, nothing stays held, and
+    the engines serve on.
+    """
     storm(fleet, WARM_S)
     early = {name: resident_mib(fleet, name) for name in "pd"}
     left = storm(fleet, seconds)

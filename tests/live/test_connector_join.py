@@ -1,4 +1,4 @@
-"""With Baton's connector nothing is handed over to who has not met the other: not at first, and not after a restart."""
+"""With Baton's connector a router hands over only between engines that have met, at first and after a restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def counted(cluster: Cluster, event: str) -> int:
-    """What D's connector has counted of this, by its agent's metrics, a second later at most."""
+    """How often D's connector has counted this event, from its agent's metrics, which are at most a second old."""
     with urllib.request.urlopen(cluster.agents["decode-0"] + "/metrics", timeout=30) as answer:
         text = answer.read().decode()
     found = re.search(rf'baton_agent_connector_events_total\{{[^}}]*event="{event}"\}} (\d+)', text)
@@ -62,7 +62,7 @@ async def test_the_very_first_requests_are_handed_over(cluster: Cluster) -> None
 
 
 def proven(cluster: Cluster) -> float:
-    """Pairs that have passed their proof, a fresh prompt whose answer D knows also alone
+    """Proofs that pairs have passed. For a proof the router compares a hand-over of a fresh prompt with D's own answer
     (`router.fleet.pair_proofs`).
     """
     return cluster.router_metric('baton_pair_proofs_total{result="passed"}', 0.0)
@@ -74,7 +74,7 @@ def test_the_pair_is_proven(cluster: Cluster) -> None:
     within(10.0, lambda: counted(cluster, "confirmed") == 5)
 
 
-async def test_while_p_starts_anew_everything_is_served_and_nothing_is_sent_to_a_stranger(cluster: Cluster) -> None:
+async def test_while_p_starts_anew_all_are_served_and_a_d_that_has_not_met_p_pulls_nothing(cluster: Cluster) -> None:
     agent = cluster.status()["prefill-0"]["pid"]
     before, handed = counted(cluster, "confirmed"), cluster.router_metric('baton_handoffs_total{result="ok"}')
     os.kill(next(iter(descendants(agent))), signal.SIGKILL)
@@ -84,5 +84,5 @@ async def test_while_p_starts_anew_everything_is_served_and_nothing_is_sent_to_a
             await asked(cluster, number)
             number += 1
     within(10.0, lambda: counted(cluster, "confirmed") >= before + 3)
-    assert counted(cluster, "not pulled") == 0, "a hand-over to who had not met P yet"
+    assert counted(cluster, "not pulled") == 0, "no hand-over to a D that had not met P yet"
     within(60.0, lambda: proven(cluster) == 2)

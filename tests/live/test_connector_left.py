@@ -1,4 +1,4 @@
-"""Engines that Baton's connector leaves to vLLM's own hand over, and say why; inside a MultiConnector it pulls."""
+"""Engines that Baton's connector leaves to vLLM's own hand over, and tell why; inside a MultiConnector it pulls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROLES = {"p": Role.PREFILL, "d": Role.DECODE}
 
 @dataclass
 class Each(Engines):
-    """With flags that differ from engine to engine."""
+    """Engines with flags that differ from one to the other."""
 
     flags_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ def answer(url: str, asked: Any, **headers: str) -> dict[str, Any]:
 
 
 def hand_over(engines: Engines, tokens: list[int], **headers: str) -> list[int]:
-    """Both legs of a prompt: D's tokens. The headers are P's alone."""
+    """Run both legs of a prompt, and return D's tokens. Only the prefill leg gets the headers."""
     transfer = wire.read_transfer(answer(engines.url("p"), wire.prefill_body(body(tokens)), **headers))
     assert transfer is not None
     ids: list[int] = answer(engines.url("d"), wire.decode_body(body(tokens), transfer))["choices"][0]["token_ids"]
@@ -100,7 +100,7 @@ def test_a_mamba_hybrid_starts_and_is_handed_over_by_vllm(tmp_path: Path) -> Non
 
 
 def test_data_parallel_ranks_hand_over_by_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ranks of P, and a D that was chosen to fit (`engine.vllm.transfer`)."""
+    """Both ranks of P hand over to a D with vLLM's own connector, as `engine.vllm.transfer` chooses it for such a P."""
     monkeypatch.setattr(pair, "START_S", 480.0)  # three engine cores on two cores
 
     def transfer(role: Role) -> str:
@@ -118,7 +118,7 @@ def test_data_parallel_ranks_hand_over_by_vllm(tmp_path: Path, monkeypatch: pyte
         each_is_pulled(engines, (288, 281, 130, 131), lambda length: length, ranks)
 
 
-def test_inside_a_multi_connector_it_pulls_and_nothing_ends(tmp_path: Path) -> None:
+def test_inside_a_multi_connector_batons_pulls_and_no_engine_ends(tmp_path: Path) -> None:
     def transfer(role: Role) -> str:
         name, kv_role = ("p", "kv_producer") if role is Role.PREFILL else ("d", "kv_consumer")
         ours = {"kv_connector": "BatonConnector", "kv_connector_module_path": "kvtransfer.vllm_connector",

@@ -1,4 +1,4 @@
-"""What our connector refuses, and what it leaves to vLLM's own: with vLLM's own classes, without an engine."""
+"""What Baton's connector refuses, and what it leaves to vLLM's own: checked on vLLM's classes, without an engine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def caches(*specs: Any) -> Any:
 
 
 def test_one_group_of_full_attention_alone_is_served() -> None:
-    """The rest of the rule is `tests/unit/test_connector_served.py`."""
+    """The rest of the rule is tested in `tests/unit/test_connector_served.py`."""
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, RSWASpec, SlidingWindowSpec
 
@@ -86,7 +86,7 @@ def test_inside_a_multi_connector_its_statistics_are_read_by_its_name() -> None:
 
 
 def test_the_connector_and_the_twin_run_the_same_rules() -> None:
-    """Law 3: what vLLM runs is what the simulator and the mocks run, object for object."""
+    """Law 3: vLLM runs the same classes and functions as the simulator and the mocks."""
     import decode.peers
     import decode.pulls
     import decode.reads

@@ -1,5 +1,6 @@
-"""Early legs in two real engines, without router or agents: D has its leg before P has computed the prompt. Exact, and
-no leg hangs, whatever becomes of P, D or the order.
+"""Early legs in two real engines, without router or agents: D has its leg before P has computed the prompt.
+
+Answers are exact, and no leg hangs if P or D dies or if the legs come in another order.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PATH = "/v1/completions"
 P = InstanceId("p")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.yaml"
 LONG = 1900
-"""Tokens of a prompt that P computes for a tenth of a second and more."""
+"""Tokens of a prompt that P computes for 0.1 s and more."""
 
 
 class Fleet(TwoEngines):
@@ -96,7 +97,7 @@ def test_tokens_equal_one_engines_and_are_pulled(fleet: Fleet, length: int) -> N
     within(5, lambda: load(fleet.d).external_kv_tokens - before == length)
 
 
-def test_it_may_come_after_p_has_answered(fleet: Fleet) -> None:
+def test_an_early_leg_may_come_after_p_has_answered(fleet: Fleet) -> None:
     prompt, name = fleet.prompt(400), fleet.name()
     fleet.prefill(name, prompt)
     assert tokens_of(fleet.early(name, prompt)) == fleet.alone(prompt)
@@ -115,7 +116,7 @@ def test_twelve_at_once_in_any_order(fleet: Fleet) -> None:
     assert fleet.count("confirmed") - before == 12
 
 
-def test_the_answer_says_what_p_had_cached(fleet: Fleet) -> None:
+def test_the_answer_of_an_early_leg_tells_what_p_had_cached(fleet: Fleet) -> None:
     prompt = fleet.prompt(600)
     first, name = fleet.name(), fleet.name()
     fleet.prefill(first, prompt[:400])
@@ -126,8 +127,7 @@ def test_the_answer_says_what_p_had_cached(fleet: Fleet) -> None:
     assert answer["usage"]["prompt_tokens"] == 600
     told = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     assert told == (p_said["kv_transfer_params"] or {}).get("remote_prefill_cached_tokens", 0)
-    fleet.engines.running["p"]  # the first hold is nobody's: its lease ends it, unless its name is given up
-    knock(fleet.engines.door("p"), {"ask": "release", "transfer_id": "early-" + "0"})
+    assert told >= 384, "P has whole blocks of the first 400 tokens"
     for number in range(1, fleet.made + 1):
         knock(
             fleet.engines.door("p"),
@@ -169,7 +169,7 @@ def test_a_hold_for_a_leg_that_is_computed_here_ends_at_once(fleet: Fleet) -> No
     assert status == 200 and told["choices"][0]["token_ids"][:6] == fleet.alone(prompt)
 
 
-def test_others_are_served_while_a_leg_waits(fleet: Fleet) -> None:
+def test_other_requests_are_served_while_an_early_leg_waits(fleet: Fleet) -> None:
     prompt, name = fleet.prompt(LONG), fleet.name()
     early = fleet.early(name, prompt)
     fleet.waits()
@@ -180,8 +180,8 @@ def test_others_are_served_while_a_leg_waits(fleet: Fleet) -> None:
 
 
 def test_no_leg_hangs_when_d_or_p_is_killed(tmp_path: Any) -> None:
-    """D dies: P's hold is given up by its name, and another D takes an early leg from the same P. P dies: its router
-    ends the waiting leg, and D serves on.
+    """D dies: P's hold is released by its name, and another D takes an early leg from the same P. P dies: the test ends
+    the waiting leg, as a router does, and D serves on.
     """
     with real_engines(tmp_path, another="e") as running:
         fleet = Fleet(running)
@@ -217,9 +217,9 @@ def test_no_leg_hangs_when_d_or_p_is_killed(tmp_path: Any) -> None:
         assert status == 200, answer
 
 
-async def test_a_router_sends_them_by_itself(tmp_path: Any) -> None:
-    """A cluster with Baton's connector and nothing set: streams are handed over by early legs, and read as one
-    engine's.
+async def test_a_router_sends_early_legs_without_a_setting(tmp_path: Any) -> None:
+    """In a cluster with Baton's connector and no other setting, streams are handed over by early legs. Their texts are
+    one engine's.
     """
     file = tmp_path / "baton.yaml"
     file.write_text(f"{EXAMPLE.read_text()}transfer: {{connector: baton}}\nrouter: {{policy: least_load}}\n")
@@ -248,7 +248,7 @@ async def test_a_router_sends_them_by_itself(tmp_path: Any) -> None:
         assert told == alone
         used = running.router_metric('baton_early_legs_total{result="used"}', 0.0)
         first = running.router_metric('baton_early_legs_total{result="answered first"}', 0.0)
-        assert used + first >= 3, "where P was expected soon"
+        assert used + first >= 3, "at least three streams had an early leg that was used"
         assert running.router_metric("baton_seeds_total", 0.0) + first >= 5
         assert running.router_metric("baton_broken_seams_total", 0.0) == 0
     finally:

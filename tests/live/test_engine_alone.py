@@ -1,4 +1,4 @@
-"""`baton engine` by itself, with the real vLLM: its contract with whoever starts it, and its end."""
+"""`baton engine` by itself, with the real vLLM: its contract with the program that starts it, and its end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """Where temporary files go; pytest's own folders have paths too long for sockets."""
+    """The folder of temporary files; the paths of pytest's own folders are too long for Unix sockets."""
     with TemporaryDirectory(prefix="live-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def start(tmp_path: Path, temporary: Path) -> Iterator[Start]:
-    """Start `baton engine`; whatever a failed test leaves is ended."""
+    """A function that starts `baton engine`; processes that a failed test leaves are ended."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*words: str) -> subprocess.Popen[str]:
@@ -84,7 +84,7 @@ def test_a_flag_vllm_does_not_know_is_told_in_one_line(start: Start) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(2 * START_S)
-def test_it_starts_again_when_its_core_dies_and_leaves_nothing_when_it_is_killed(start: Start, temporary: Path) -> None:
+def test_an_engine_whose_core_dies_starts_again_and_leaves_nothing_when_killed(start: Start, temporary: Path) -> None:
     shared = shared_names()
     process = start("--json")
     ready = events_until(process, "ready")[-1]
@@ -103,5 +103,5 @@ def test_it_starts_again_when_its_core_dies_and_leaves_nothing_when_it_is_killed
     process.wait()
     within(10, lambda: not alive(everybody))
     assert not alive(everybody)
-    within(10, lambda: not list(temporary.glob("baton-engine-*")))  # the keeper's last deed
+    within(10, lambda: not list(temporary.glob("baton-engine-*")))  # the keeper removes it last
     assert shared_names() <= shared

@@ -1,4 +1,4 @@
-"""A real engine whose cache is small throws prompts out: its agent says how much, by vLLM's own KV events."""
+"""A real engine with a small cache evicts prompts: its agent reports how many tokens, from vLLM's own KV events."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ router: {policy: least_load}
 
 @pytest.fixture(params=["baton", "nixl"])
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """A P with room for one long prompt."""
+    """A cluster whose P has room for one long prompt."""
     with Cluster.of(tmp_path, FILE.replace("CONNECTOR", request.param)) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def tiered(tmp_path: Path) -> Iterator[Cluster]:
-    """The same with tiers: host memory for seven prompts or so, and files for all."""
+    """The same with tiers: host memory for about seven prompts, and files for all."""
     text = FILE.replace("CONNECTOR", "auto") + f"kv: {{host_gib: 0.02, disk_gib: 1, disk_folder: {tmp_path}/kv}}\n"
     with Cluster.of(tmp_path, text) as cluster:
-        within(60, cluster.proven)  # until then D serves whole, and P has no prompt
+        within(60, cluster.proven)  # until then D serves requests aggregated, and P gets no prompt
         yield cluster
     assert not list(Path("/dev/shm").glob("vllm_offload_*")) and not list((tmp_path / "kv").iterdir())
 
 
 def _evicted(cluster: Cluster, name_of: str = "evicted_tokens_total{") -> dict[str, float]:
-    """Tokens, by instance."""
+    """Evicted tokens by instance (or another `baton_agent_kv_` metric)."""
     found = {}
     for name, of in cluster.status().items():
         with urllib.request.urlopen(f"{of['agent']}/metrics", timeout=30) as answer:
@@ -51,7 +51,7 @@ def _evicted(cluster: Cluster, name_of: str = "evicted_tokens_total{") -> dict[s
 
 
 def _ask(cluster: Cluster, number: int) -> dict[str, Any]:
-    """One of the prompts, of some 1,500 tokens: its answer."""
+    """The answer to prompt `number`, which has some 1,500 tokens."""
     body = {"model": "baton-tiny", "prompt": f"{number} " + "a fox ran over the hill. " * 60, "max_tokens": 4}
     request = urllib.request.Request(
         f"{cluster.endpoint}/v1/completions",
@@ -65,24 +65,24 @@ def _ask(cluster: Cluster, number: int) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_what_a_tier_has_is_not_thrown_out_and_comes_back(tiered: Cluster) -> None:
+def test_a_prompt_in_a_tier_does_not_count_as_evicted_and_comes_back(tiered: Cluster) -> None:
     said = [_ask(tiered, number)["choices"][0]["text"] for number in range(12)]
     within(10, lambda: _evicted(tiered, "kept_tokens{")["prefill-0"] >= 8 * 1400)
     again = [_ask(tiered, number) for number in range(12)]
     assert [each["choices"][0]["text"] for each in again] == said
     found = [each["usage"]["prompt_tokens_details"]["cached_tokens"] >= 1400 for each in again]
     assert all(found), "P had them on disk"
-    # Not 0: vLLM stores no block while all of host memory waits for files, and learns of their ends in steps alone.
-    assert _evicted(tiered)["prefill-0"] <= 4 * 1400, "without tiers it is 8 of them and more"
+    # Not 0: vLLM stores no block while all of host memory is written to files, and learns of the end only in steps.
+    assert _evicted(tiered)["prefill-0"] <= 4 * 1400, "without tiers 8 prompts and more are evicted"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_an_agent_counts_what_its_engine_throws_out(small: Cluster) -> None:
+def test_an_agent_counts_what_its_engine_evicts(small: Cluster) -> None:
     assert _evicted(small)["decode-0"] == 0
     for number in range(12):
         _ask(small, number)
     within(10, lambda: _evicted(small)["prefill-0"] >= 8 * 1400)
     counted = _evicted(small)
-    assert counted["prefill-0"] <= 12 * 1600, "no more than came"
+    assert counted["prefill-0"] <= 12 * 1600, "no more than was sent"
     assert counted["decode-0"] == 0, "its cache holds all of them"

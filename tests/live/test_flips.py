@@ -1,4 +1,4 @@
-"""Instances that take another role while they serve: a P and a D change places and back, and nobody notices."""
+"""Instances take another role while they serve: a P and a D change places and back, and no answer differs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ router: {policy: least_load}
 """
 
 CHANGES = (("decode-0", "both"), ("prefill-0", "decode"), ("decode-0", "prefill"))
-"""Never without somebody for each leg."""
+"""Role changes, in an order that always leaves an instance for each leg."""
 BACK = (("prefill-0", "both"), ("decode-0", "decode"), ("prefill-0", "prefill"))
 EACH = 40
 
@@ -55,7 +55,7 @@ def _done(answers: list[Future[str]], count: int) -> bool:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_pair_changes_places_and_back_and_nothing_is_lost(flipping: Cluster) -> None:
-    """A minute and a half for each connector: most of it two engines' start."""
+    """It takes a minute and a half for each connector, most of it the start of two engines."""
     agents = {name: told["agent"] for name, told in flipping.status().items()}
     chance = random.Random(3)
     prompts = [[chance.randrange(3, 250) for _ in range(chance.randrange(2, 900))] for _ in range(3 * EACH)]

@@ -1,4 +1,4 @@
-"""Attacks straight at live engines, past the router: nothing unsigned gets in, no engine dies, everybody is served."""
+"""Attacks on live engines, past the router: nothing unsigned gets in, no engine dies, other requests are served."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def keys(cluster: Cluster) -> tuple[SigningKey, ...]:
 
 @pytest.fixture
 def stranger() -> Iterator[socket.socket]:
-    """Where an engine would connect to, if anybody could tell it to."""
+    """A listening socket: an engine would connect to it if an attack worked."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         yield server
@@ -60,7 +60,7 @@ def completion(cluster: Cluster, fields: dict[str, Any]) -> bytes:
 
 
 def assert_unharmed(cluster: Cluster, stranger: socket.socket) -> None:
-    """Nobody connected out, nothing is held, both engines live their first life, and requests go over both."""
+    """No engine connected out, nothing is held, all engines are ready, and requests are handed over."""
     with pytest.raises(BlockingIOError):
         stranger.accept()
     within(5.0, cluster.idle)
@@ -69,7 +69,7 @@ def assert_unharmed(cluster: Cluster, stranger: socket.socket) -> None:
     body = {"model": cluster.model, "prompt": prompt, "max_tokens": 4, "temperature": 0}
     status, answer = send(f"{cluster.endpoint}/v1/completions", json.dumps(body).encode())
     assert status == 200, answer
-    assert cluster.pulled() > before, "handed over, not computed twice"
+    assert cluster.pulled() > before, "a request is handed over, not computed twice"
     assert cluster.all_ready()
 
 
@@ -116,14 +116,14 @@ def test_wrong_tickets_get_nowhere(
 def test_a_signed_leg_gets_in_once_and_its_hold_is_released_once(
     cluster: Cluster, stranger: socket.socket, keys: tuple[SigningKey, ...]
 ) -> None:
-    """The other half: the same engines let the same fields in with a good ticket, so it is the guard that decides."""
+    """The same engines let the same fields in with a good ticket: so the guard is what refuses them above."""
     prefill, decode = (f"{cluster.urls[name]}/v1/completions" for name in ENGINES)
     leg = completion(cluster, signed(HOLD, "prefill-0", at=time.time(), key=keys[0], nonce=7))
     status, answer = send(prefill, leg)
     assert status == 200, answer
     transfer = wire.read_transfer(answer)
     assert transfer is not None, "P holds the blocks"
-    assert send(prefill, leg)[0] == 403, "a second time it does not"
+    assert send(prefill, leg)[0] == 403, "P refuses the same ticket a second time"
     release = wire.release_body(transfer)
     ticketed = signed(transfer.fields, "decode-0", at=time.time(), key=keys[0], nonce=8)
     for fields, expected in ((transfer.fields, 403), (ticketed, 404), (ticketed, 403)):
@@ -133,7 +133,7 @@ def test_a_signed_leg_gets_in_once_and_its_hold_is_released_once(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_who_sends_no_transfer_fields_is_served_by_an_engine_as_ever(cluster: Cluster, engine: str) -> None:
+def test_a_request_without_transfer_fields_is_served_by_a_guarded_engine(cluster: Cluster, engine: str) -> None:
     body = {"model": cluster.model, "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
     texts = [
         send(f"{cluster.urls[engine]}/v1/completions", json.dumps({**body, **more}).encode())[1]["choices"][0]["text"]

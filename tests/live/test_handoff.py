@@ -1,4 +1,4 @@
-"""Exactness, with real engines: what comes through prefill and decode is what one engine says, token for token."""
+"""Exactness, with real engines: answers through prefill and decode equal one engine's answers, token for token."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def prompt_of(length: int) -> list[int]:
 
 @pytest.mark.parametrize("length", [*LENGTHS, *(pytest.param(each, marks=pytest.mark.long) for each in MORE_EDGES)])
 def test_tokens_equal_one_engines(cluster: Cluster, length: int) -> None:
-    """The same ids from prefill + decode, streamed and not, as from one engine alone; and the KV came over the wire.
+    """Prefill and decode together give the ids of one engine alone, streamed and not, and D pulls the whole prompt.
 
-    Some of these prompts end inside a UTF-8 character, as their ids are cut at a byte.
+    Some of these prompts end inside a UTF-8 character, because their ids are cut at a byte.
     """
     body = {"model": cluster.model, "prompt": prompt_of(length), "max_tokens": ANSWER_TOKENS, "temperature": 0,
             "return_token_ids": True}  # fmt: skip
@@ -84,7 +84,9 @@ QUESTIONS = ["What is Baton?", "hello", "Tell me a story.", "Write café five ti
 
 
 def chats() -> list[Any]:
-    """Short answers and long ones: of these, one ends by itself, one is cut inside a character, one follows blocks."""
+    """Short answers and long ones. Three long ones always run: one ends by itself, one is cut inside a character, and
+    one follows a prompt of several blocks.
+    """
     short = [(question, 13) for question in QUESTIONS]
     kept = {"Write café five times.", "Say nothing.", QUESTIONS[-1]}
     long = [pytest.param(question, 200, marks=[] if question in kept else [pytest.mark.long]) for question in QUESTIONS]
@@ -93,7 +95,7 @@ def chats() -> list[Any]:
 
 @pytest.mark.parametrize(("question", "max_tokens"), chats(), ids=lambda given: str(given)[:20])
 def test_chat_equals_one_engines(cluster: Cluster, question: str, max_tokens: int) -> None:
-    """Also where the answer is cut inside a character, and where EOS is its first token ("Say nothing.")."""
+    """This holds also where the answer is cut inside a character, and where EOS is its first token ("Say nothing.")."""
     body = {"model": cluster.model, "messages": [{"role": "user", "content": question}], "max_tokens": max_tokens,
             "temperature": 0}  # fmt: skip
     status, answer = post(f"{cluster.endpoint}/v1/chat/completions", body)

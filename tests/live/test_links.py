@@ -1,4 +1,4 @@
-"""Links between engines that were lost, or whose handshake came to nothing: another introduction mends them."""
+"""Links between engines that were lost, or whose handshake failed: another introduction restores them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PATH = "/v1/completions"
 
 
 class Worker:
-    """`BatonWorker`'s part that meets peers, without vLLM's worker and NIXL."""
+    """The part of `BatonWorker` that meets peers, without vLLM's worker and NIXL."""
 
     def __init__(self) -> None:
         from engine.vllm.connector.links import Links, SlotTable
@@ -62,7 +62,7 @@ class Worker:
         self._links.forget(engine_id)
 
     def hears(self, *told: Introduce) -> str:
-        """How the link stands, as reported after these introductions."""
+        """The state of the link that the worker reports after these introductions."""
         self._links.take_news()
         self.meet(SimpleNamespace(introductions=told, forgotten=()))
         self._handshake_initiation_executor.submit(lambda: None).result(5)
@@ -83,9 +83,9 @@ def test_an_engine_that_is_introduced_again_is_looked_at_again() -> None:
     worker.readable = True
     assert worker.hears() == ""
     assert worker.hears(met) == MET
-    assert worker.hears(met) == MET, "the scheduler half may know nothing of it any more"
+    assert worker.hears(met) == MET, "reported again, because the scheduler's half may have forgotten the link"
     assert not worker._handshake_futures
-    worker._remote_agents.clear()  # vLLM has dropped it: its connection was cut
+    worker._remote_agents.clear()  # vLLM drops a peer whose connection was cut
     assert worker.hears(met) == MET
 
 
@@ -97,7 +97,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 
 
 def test_forgotten_and_introduced_within_one_step(two: Engines) -> None:
-    """An agent that was silent for a moment is taken for gone, and is back in the next one."""
+    """An agent that is silent for a moment counts as gone, and comes back a moment later."""
 
     def link() -> str:
         return str(next(iter(knock(two.door("d"), {"ask": "state"})["peers"].values()), {}).get("link"))

@@ -14,12 +14,12 @@ from support.cluster import Cluster
 
 ROUNDS = 5
 LEFT_MS, LEFT_PART = 20.0, 0.3
-"""Of each sum: two legs through HTTP, a thousand ids to be read, on cores that others use. Seen: 7 to 14 ms, with three
-programs for each core 66 of 485."""
+"""The most of each sum that no part explains (`residual`), in ms plus a share of the sum: two legs through HTTP, and a
+thousand ids to be read. Measured: 7 to 14 ms; with three programs on each core 66 of 485 ms."""
 
 
 def _listen(cluster: Cluster, body: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
-    """A stream: ms to each of its events with tokens, as the client has them; and what the router says."""
+    """Of one stream: the ms until the client had each event with tokens, and the timing that the router reports."""
     raw = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     headers = {"Content-Type": "application/json", "x-baton-timing": "1"}
     times: list[float] = []
@@ -39,9 +39,9 @@ def _listen(cluster: Cluster, body: dict[str, Any]) -> tuple[list[float], dict[s
 @pytest.mark.parametrize("way", ["seeded", "plain"])
 @pytest.mark.parametrize("tokens", [1000, 1900])
 def test_parts_add_up_and_little_is_left_over(cluster: Cluster, tokens: int, way: str) -> None:
-    """Engines tell their parts by clocks of their own; between those lie the network, HTTP and a tokenizer.
+    """Engines measure their parts by their own clocks. Network, HTTP and a tokenizer come between those.
 
-    Eight seconds for all four, once the engines run.
+    All four cases take eight seconds, once the engines run.
     """
     left: dict[str, list[float]] = {"ttft_ms": [], "tt2t_ms": []}
     totals: dict[str, list[float]] = {"ttft_ms": [], "tt2t_ms": []}
@@ -51,10 +51,10 @@ def test_parts_add_up_and_little_is_left_over(cluster: Cluster, tokens: int, way
         prompt = list((uuid.uuid4().hex * 60).encode()[:tokens])
         body: dict[str, Any] = {"model": cluster.model, "prompt": prompt, "max_tokens": 6, "ignore_eos": True}
         if way == "plain":
-            body["return_token_ids"] = True  # no logprobs: an engine's first ones take it seconds
+            body["return_token_ids"] = True  # not logprobs: an engine's first logprobs take seconds
         times, told = _listen(cluster, body)
         if len(times) < 2:
-            continue  # an engine that is kept waiting puts all tokens into one event
+            continue  # an API server that gets no processor time puts all tokens into one event
         assert told["way"] == way
         assert told["ttft_ms"]["total"] <= times[0] + 1.0, "no more than a client sees"
         assert told["ttft_ms"]["total"] + told["tt2t_ms"]["total"] <= times[1] + 1.0
@@ -64,8 +64,8 @@ def test_parts_add_up_and_little_is_left_over(cluster: Cluster, tokens: int, way
             assert None not in parts.values(), told
             assert sum(parts.values()) == pytest.approx(total[-1], abs=0.01), told
             left[name].append(parts["residual"])
-    assert len(totals["tt2t_ms"]) == ROUNDS, "more often than not, the second token has an event of its own"
+    assert len(totals["tt2t_ms"]) == ROUNDS, "in a third of the rounds the second token has an event of its own"
     for name, total in totals.items():
         print(f"{way}, {tokens} tokens: {name} {statistics.median(total):.1f}, residual {sorted(left[name])}")
-        assert min(left[name]) >= -1.0, "no engine's clock says more than has passed here"
+        assert min(left[name]) >= -1.0, "no engine's clock measures more than has passed here"
         assert statistics.median(left[name]) <= LEFT_MS + LEFT_PART * statistics.median(total)

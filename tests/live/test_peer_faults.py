@@ -1,5 +1,5 @@
-"""Prompts' beginnings from a peer on real engines whose reads, notices and looks fail, and whose sources die: the
-answers are one engine's own, nothing is held, and no engine ends.
+"""A prompt's beginning from a peer, on real engines with faults: reads, notices and checks of marks fail, sources die.
+Answers equal one engine's, nothing stays held, and no engine ends.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ def source(fleet: FaultyFleet, prompt: list[int], by: str) -> wire.TransferField
 
 
 def whole(fleet: FaultyFleet, prompt: list[int], by: str, held: wire.TransferFields | None) -> list[int]:
-    """A request that one instance serves, and whose beginning it pulls."""
+    """The tokens of a request that one instance serves alone, after it has pulled the prompt's beginning."""
     fields = {} if held is None else dict(held.untold().fields)
     return fleet.decode(prompt, fields, by) if fields else fleet.alone(prompt, by)
 
 
 def turn(fleet: FaultyFleet, there: str, here: str, number: int) -> None:
-    """One engine has a beginning, and the other computes a prompt with it; in turn as a prefill leg and whole."""
+    """Engine `there` has a beginning, and engine `here` computes a prompt with it: for an even `number` as a prefill
+    leg, for an odd one as a whole request.
+    """
     beginning = fleet.prompt(BLOCK * (2 + number % 4) + number % 5)
-    fleet.alone(beginning, there, 1)  # under its own salt: the source has nothing of it
+    fleet.alone(beginning, there, 1)  # under its own salt: the source cannot use it
     status, _ = ask(fleet.url(there), PATH, fleet.body(beginning, 1))
     assert status == 200
     prompt = beginning + fleet.prompt(1 + 37 * (number % 7))
@@ -71,7 +73,7 @@ def test_beginnings_are_right_whatever_fails(fleet: FaultyFleet) -> None:
         turn(fleet, *("dp" if number // 2 % 2 else "pd"), number)
     for name in "pd":
         fleet.fault(name, chances={})
-    within(90, fleet.nothing_is_held)  # lost notices: by the end of their leases
+    within(90, fleet.nothing_is_held)  # holds whose notices were lost end with their leases
     counts = {what: sum(fleet.counted(what, name) for name in "pd") for what in
               ("confirmed", "a read failed", "the slot could not be read", "asked as a source")}  # fmt: skip
     assert all(counts.values()) and counts["asked as a source"] == 40, counts

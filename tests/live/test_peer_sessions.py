@@ -1,6 +1,7 @@
-"""Conversations over a working set larger than a prefill engine's cache, with prompts' beginnings from the peer and
-without: `baton up` on real engines, and a router that hands over wherever it can (`support.pairs_only`). The decode
-engine has all that was said.
+"""Conversations that need more than a prefill engine's cache, with and without prompts' beginnings from the peer.
+
+`baton up` runs real engines; the router hands over wherever it can (`support.pairs_only`). The decode engine's cache
+has all of the conversations.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ SENTENCE = "On day {} the fox carried the baton to the mill and the owl carried 
 
 @dataclass
 class Seen:
-    """Of one cluster: what its clients saw."""
+    """What the clients of one cluster saw."""
 
     first_s: list[float] = field(default_factory=list)
-    """Of turns after the first."""
+    """Seconds to the first token, of turns after the first."""
     computed: int = 0
-    """Prompt tokens of such turns that no cache had."""
+    """Prompt tokens of those turns that no cache had."""
     said: list[str] = field(default_factory=list)
     held: float = 0.0
     tokens: float = 0.0
@@ -60,7 +61,7 @@ def _stream(cluster: Front, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @dataclass
 class Front:
-    """A router of ours, in front of a cluster's engines."""
+    """The test's own router in front of a cluster's engines."""
 
     endpoint: str
     admin: str
@@ -98,7 +99,7 @@ def pairs_only(cluster: Cluster) -> Iterator[Front]:
 
 
 def converse(cluster: Front) -> Seen:
-    """Turn by turn, one conversation after the other."""
+    """Send one turn of each conversation after the other, then the next turns."""
     seen, talks = Seen(), [
         [{"role": "system", "content": "".join(SENTENCE.format(100 * talk + day) for day in range(16))}]
         for talk in range(TALKS)
@@ -141,7 +142,7 @@ def seen_with(folder: Path, peers: str) -> Seen:
 
 
 def test_conversations_with_and_without_peers(tmp_path: Path) -> None:
-    """What is said is the same; with peers less is computed again."""
+    """The answers are the same with and without peers; with peers fewer tokens are computed."""
     told = {peers: seen_with(tmp_path / peers, peers) for peers in ("true", "false")}
     for peers, seen in told.items():
         first_ms = sorted(1000 * each for each in seen.first_s)

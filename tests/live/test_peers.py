@@ -1,4 +1,4 @@
-"""A prompt's beginning from a peer's KV cache, on real engines with Baton's connector: its gain, and what goes wrong.
+"""A prompt's beginning from a peer's KV cache, on real engines with Baton's connector: exact, and faster than computed.
 
 A *source leg* makes an engine hold what its cache has of a prompt; another engine pulls that with its own leg.
 """
@@ -28,9 +28,10 @@ pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
 
 PATH, TOKENS, BLOCK = "/v1/completions", 1800, 128
 LEAST = {"tiny": 0.4, "larger": 0.25}
-"""Of its cold time to the first token, a prompt that a peer has may take this much: of the larger model the median of
-five, of the one that ships the best. Two legs take some 30 ms of front ends and steps whatever the model, and that one
-computes 1,800 tokens in 120: on shared cores its figures are 0.2 to 0.3, and now and then far more."""
+"""The most time that a prompt may take that a peer has, as a share of its cold time to the first token. For the larger
+model the median of five counts, for the model that ships the best of five. Two legs take some 30 ms of front ends and
+steps with any model. The model that ships computes 1,800 tokens in 120 ms: on shared cores its shares are 0.2 to 0.3,
+and now and then far more."""
 
 
 @dataclass
@@ -104,7 +105,7 @@ def test_a_prompt_that_a_peer_has(engines: Peers, way: str) -> None:
         shares.append(both_s / cold)
         told.append(f"{cold * 1000:.0f} {source_s * 1000:.0f} {both_s * 1000:.0f}")
         whole = wire.read_transfer(leg)
-        assert whole is not None and whole.tokens == TOKENS, "and it holds the whole prompt for a decode instance"
+        assert whole is not None and whole.tokens == TOKENS, "`here` holds the whole prompt for a decode instance"
         within(5, lambda until=before + held.tokens: engines.pulled(here) == until)
         assert engines.text(here, asked) == alone
         assert engines.text(there, wire.decode_body({**asked, "cache_salt": f"other {turn}"}, whole)) == alone

@@ -1,6 +1,6 @@
-"""What a router expects to be in the real engines' prefix caches is there: conversations with tools, several at a time.
+"""What a router expects in the prefix caches of real engines is there: conversations with tools, several at a time.
 
-The engines are the session's; the router in front of them is another one, which foresees.
+The engines are the session's. The router in front of them is another one, whose policy needs the prefix-cache index.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from support.other_router import OtherRouter, other_router
 
 TURNS, TALKS = 5, 4
 SYSTEM_BYTES = 1100
-"""The tiny model reads bytes, 2,048 in all: one chunk of text lies within each conversation's unchanging beginning."""
+"""The tiny model reads at most 2,048 bytes, so only one chunk of text fits into a conversation's fixed beginning."""
 
 TOOLS = [{"type": "function", "function": {"name": "lantern", "parameters": {"type": "object", "properties": {}}}}]
 SENTENCE = "On day {} the fox carried the baton to the mill and the owl carried it back. "
 
 
 def _talk(router: OtherRouter, number: int) -> list[tuple[int, int]]:
-    """One conversation: of each turn, the prompt's tokens and how many of them were cached."""
+    """Hold one conversation. Return for each turn the prompt's tokens and how many of them were cached."""
     system = "".join(SENTENCE.format(1000 * number + day) for day in range(20))[:SYSTEM_BYTES]
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
     told = []
@@ -37,8 +37,8 @@ def _talk(router: OtherRouter, number: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.long
-def test_what_is_expected_to_be_cached_is(cluster: Cluster) -> None:
-    """Six seconds, once the engines run."""
+def test_prefixes_that_are_expected_in_a_cache_are_there(cluster: Cluster) -> None:
+    """It takes six seconds, once the engines run."""
     with other_router(cluster, "--policy", "workload") as router, ThreadPoolExecutor(2) as clients:
         usages = list(clients.map(lambda number: _talk(router, number), range(TALKS)))
         metrics = router.metrics()

@@ -1,6 +1,6 @@
-"""Two real engines with other weights under one name: every hold would be confirmed, and no request is handed over.
+"""Two real engines with other weights under one name: every hold would be confirmed, but no request is handed over.
 
-Nothing in the hand-over itself can notice that: names, shapes and layouts are the same. The router's proof does.
+The hand-over itself cannot detect that, because names, shapes and layouts are the same. The router's proof detects it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ APART = 'baton_pair_apart{decode="decode-0",prefill="prefill-0"}'
 
 
 def other_weights(folder: Path) -> Path:
-    """The small model with every value of its attention turned round: the same shapes, other answers."""
+    """The small model with negated weights of its attention's values: the same shapes, other answers."""
     from safetensors.numpy import load_file, save_file
 
     shutil.copytree(model_path(), folder)
@@ -53,7 +53,7 @@ class Odd:
     agents: tuple[str, ...]
 
     def weights(self) -> list[str]:
-        """By their agents' own word."""
+        """The digests of the weights, as the agents report them."""
         found = []
         for agent in self.agents:
             with urllib.request.urlopen(agent + "/state", timeout=30) as answer:
@@ -71,18 +71,18 @@ class Odd:
 
 @pytest.fixture(params=["nixl", "baton"])
 def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Odd]:
-    """Their agents would tell them apart by their weights: both are told to say the same."""
+    """Agents would tell the engines apart by their weights, so both are started with one name for them."""
     yield from pair(request.param, tmp_path, "--weights", "said to be the same")
 
 
 @pytest.fixture
 def strangers(tmp_path: Path) -> Iterator[Odd]:
-    """Nobody says anything about them."""
+    """The same engines, whose agents report their own digests."""
     yield from pair("baton", tmp_path)
 
 
 def pair(connector: str, tmp_path: Path, *more: str) -> Iterator[Odd]:
-    """Both with these flags."""
+    """A router, and two engines with these flags and other weights."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
     with ExitStack() as stack:
@@ -103,7 +103,7 @@ def pair(connector: str, tmp_path: Path, *more: str) -> Iterator[Odd]:
         router = begun("router", "--port", "0", "--admin-port", "0", "--policy", "least_load", *keys(of_router))
         assert router.stdout is not None
         told = json.loads(router.stdout.readline())
-        # One folder for both, as engines tell by it whether they serve the same; its weights change between two starts.
+        # One folder for both, because engines compare its name; its weights change between the two starts.
         model = other_weights(tmp_path / "model")
         shared = (str(model), "--served-model-name", MODEL, "--transfer", connector, *more)
         prefill = ready(begun("engine", *shared, "--role", "prefill", "--cores", "0", *keys(of_engines["prefill-0"])))
@@ -123,7 +123,7 @@ def ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def ready(process: subprocess.Popen[bytes]) -> dict[str, str]:
-    """Its engine's and its agent's addresses, once that answers."""
+    """The addresses of an engine and its agent, once the engine is ready."""
     assert process.stdout is not None
     for line in process.stdout:
         event = json.loads(line)
@@ -137,7 +137,7 @@ def test_other_weights_under_one_name_hand_nothing_over(odd: Odd) -> None:
     within(5.0, lambda: odd.counted(APART) == 1, odd.metrics)
     with urllib.request.urlopen(odd.admin + "/ui/data", timeout=30) as answer:
         (pair,) = json.loads(answer.read())["pairs"]
-    assert "answers otherwise" in pair["last_failure"], "for its weights, and for nothing else"
+    assert "answers otherwise" in pair["last_failure"], "the proof failed for its answers, and for no other reason"
     assert odd.counted('baton_pair_proofs_total{result="passed"}') == 0
     handed = odd.counted('baton_handoffs_total{result="ok"}')
     body = {"model": MODEL, "prompt": "What is Baton? " * 12, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -149,7 +149,7 @@ def test_other_weights_under_one_name_hand_nothing_over(odd: Odd) -> None:
 
 
 def test_agents_tell_other_weights_apart_and_nothing_is_even_tried(strangers: Odd) -> None:
-    """Their files' digests differ: no request is handed over, and no proof is needed to find that out."""
+    """The digests of the weight files differ: no request is handed over, and no proof is made."""
     first, second = strangers.weights()
     assert first and second and first != second
     body = {"model": MODEL, "prompt": "What is Baton? " * 12, "max_tokens": 24, "temperature": 0, "ignore_eos": True}

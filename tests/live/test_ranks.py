@@ -46,7 +46,7 @@ TOKENS = 12
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to four engine cores start on two cores."""
+    """Allow more seconds for a start: up to four engine cores start on two processor cores."""
     monkeypatch.setattr(clusters, "START_S", 600.0)
 
 
@@ -130,7 +130,7 @@ models:
 transfer: {connector: auto}
 router: {policy: least_load}
 """
-"""A D of two ranks, and one without."""
+"""A D of two ranks, and a D without ranks."""
 
 
 def _ready(cluster: Cluster, instances: int) -> bool:
@@ -139,7 +139,7 @@ def _ready(cluster: Cluster, instances: int) -> bool:
 
 
 def _cores(cluster: Cluster) -> dict[str, int]:
-    """Processes of engine cores of the D with ranks, by vLLM's titles for them."""
+    """Process ids of the engine cores of the D with ranks, by the titles that vLLM gives them."""
     found = {}
     for process in psutil.Process(cluster.process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -191,8 +191,8 @@ TALKS, TURNS = 8, 5
 
 
 def _hit_rate(cluster: Cluster, ranks: int) -> float:
-    """Of conversations that take turns, the part of all prompt tokens that was in a cache: the engine's own, or
-    another one's that it was pulled from.
+    """Over conversations that take turns, the share of all prompt tokens that was in a cache: the engine's own, or one
+    of another engine, from which they were pulled.
     """
     _talk(cluster, prompts(4, seed=20), turns=3)  # the router learns how fast these engines are
     before = _pulled(cluster, ranks)
@@ -208,10 +208,10 @@ def _pulled(cluster: Cluster, ranks: int) -> int:
 
 def _talk(cluster: Cluster, starts: list[str], turns: int) -> tuple[int, int]:
     """All prompt tokens, and those of them that the engine's own cache had."""
-    talks = [(each * 12)[:1150] for each in starts]  # a chunk that routers know has some 1,000 bytes
+    talks = [(each * 12)[:1150] for each in starts]  # a chunk of the prefix-cache index has some 1,000 bytes
     prompt = cached = 0
     for turn in range(turns):
-        with ThreadPoolExecutor(1 if turn else len(talks)) as pool:  # the first turns at once: they go to both
+        with ThreadPoolExecutor(1 if turn else len(talks)) as pool:  # the first turns at once, so that they go to both
             answers = list(pool.map(lambda said: ask(cluster.endpoint, said), talks))
         for number, (said, answer) in enumerate(zip(talks, answers, strict=True)):
             usage = answer["usage"]
@@ -234,7 +234,7 @@ def test_prefixes_are_found_as_on_two_instances(tmp_path: Path) -> None:
             used = [each.prompt_tokens for name in cluster.urls for each in parse_loads(cluster.metrics(name), ranks)]
             print(f"{name}: {rates[-1]:.4f} of all prompt tokens were in a cache; prompt tokens {used}")
             assert len(used) == 2 and min(used) > sum(used) / 20
-    # Simulated the two are equal (tests/sim/test_ranks.py); here which first turns go where differs from run to run.
+    # In the simulator the two rates are equal (tests/sim/test_ranks.py). Here the first turns go elsewhere in each run.
     assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.05, rates
 
 
@@ -250,7 +250,7 @@ router: {policy: least_load}
 
 
 def _counted(cluster: Cluster, name: str) -> Counter[str]:
-    """A metric of the agents', by instance; of several tiers, their sum."""
+    """A metric of the agents by instance, summed over tiers."""
     found = Counter[str]()
     for agent in {each["agent"] for each in cluster.status().values()}:
         with urllib.request.urlopen(f"{agent}/metrics", timeout=30) as answer:
@@ -267,7 +267,7 @@ def test_each_rank_tells_what_its_cache_drops_or_its_tiers_keep(tmp_path: Path, 
     metric = "baton_agent_kv_kept_tokens" if tiers else "baton_agent_kv_evicted_tokens_total"
     long = [f"{number} " + "a fox ran over the hill. " * 60 for number in range(16)]
     with Cluster.of(tmp_path, TIERED + tiers.replace("FOLDER", str(tmp_path))) as cluster:
-        within(120, lambda: _all_proven(cluster, 2))  # until then D serves whole
+        within(120, lambda: _all_proven(cluster, 2))  # until then D serves requests aggregated
         for each in long:
             ask(cluster.endpoint, each)
         within(60, lambda: all(_counted(cluster, metric)[f"prefill-0@{rank}"] >= 4 * 1400 for rank in (0, 1)))
@@ -314,7 +314,7 @@ def test_experts_spread_over_ranks_are_handed_over(tmp_path: Path) -> None:
 
 @dataclass
 class Outside(Engines):
-    """Servers with one rank each of a P that others balance, and a D."""
+    """Two servers with one rank each of a P that a load balancer outside of vLLM balances, and a D."""
 
     rpc_port: int = field(default_factory=pair._free_port)
 
@@ -328,7 +328,7 @@ class Outside(Engines):
 def test_ranks_that_are_balanced_from_outside_are_engines_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mixture: of others vLLM says that such servers should have no ranks at all."""
+    """The model is a mixture of experts. For other models vLLM wants such servers to have no ranks at all."""
     monkeypatch.setattr(pair, "START_S", 600.0)
     (tmp_path / "model").mkdir()
     model = str(write_model("experts", tmp_path / "model"))

@@ -1,4 +1,4 @@
-"""Engines on a real Ray cluster: placed by GPU type, resized under load, and nothing of them left however they end."""
+"""Engines on a real Ray cluster: placed by GPU type, resized under load, and gone without a trace however they end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nodes() -> Iterator[RayNodes]:
 
 @pytest.fixture
 async def fleet(nodes: RayNodes, request: pytest.FixtureRequest) -> AsyncIterator[RayFleet]:
-    """Two instances; when it ends nothing of it is left, and Ray has as much to give as before."""
+    """A fleet of two instances. After the test none of its processes is left, and Ray has its resources back."""
     before = nodes.ask("free")
     looks = 60 if request.node.get_closest_marker("long") else 6
     found = await asyncio.to_thread(RayFleet, nodes.address, f"t{uuid4().hex[:6]}", looks=looks)
@@ -71,7 +71,7 @@ async def test_from_two_engines_to_six_and_back_on_three_nodes_of_two_types(node
 
 
 async def with_another(nodes: RayNodes, fleet: RayFleet) -> tuple[Streams, asyncio.Future[None]]:
-    """Six instances under load: whatever ends, another one can take its place."""
+    """Wait for six instances under load, so that another one can take the place of each that ends."""
     load = Streams(fleet.endpoint, MODEL, tokens=60, every_s=0.25)
     running = asyncio.ensure_future(load.run())
     await asyncio.to_thread(nodes.wait_for_groups, groups_of(fleet, *ALL), 90)
@@ -96,7 +96,7 @@ async def test_a_killed_actor_or_keeper_leaves_no_engine_and_no_group(
 
 
 @pytest.mark.long
-async def test_a_killed_driver_leaves_everything_serving_and_the_next_one_goes_on(
+async def test_a_killed_driver_leaves_engines_serving_and_the_next_driver_goes_on(
     nodes: RayNodes, fleet: RayFleet
 ) -> None:
     load, running = await with_another(nodes, fleet)
@@ -115,7 +115,7 @@ async def test_a_killed_driver_leaves_everything_serving_and_the_next_one_goes_o
 
 @pytest.mark.long
 async def test_a_killed_raylet_leaves_no_engine_and_no_group(nodes: RayNodes, fleet: RayFleet) -> None:
-    """The last test of the cluster: its node does not come back."""
+    """This must be the last test on this Ray cluster, because its node does not come back."""
     load, running = await with_another(nodes, fleet)
     nodes.ask("kill_raylet", gpu="L4")
     fleet.lost_node = True
@@ -130,4 +130,4 @@ async def test_a_killed_raylet_leaves_no_engine_and_no_group(nodes: RayNodes, fl
     await asyncio.to_thread(within, 30, none_placed, lambda: nodes.ask("groups"))
     load.over.set()
     await running
-    assert load.faults == [], "decode instances serve whole requests"
+    assert load.faults == [], "decode instances serve requests aggregated"

@@ -1,4 +1,4 @@
-"""The head of a Ray cluster: a controller that is its client (`ray://`), and what is left when the head is killed."""
+"""The head of a Ray cluster: a controller that is a client of the head (`ray://`), and what is left after its death."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timed, pytest.mark.long, pytest.mark
 
 NAMES = tuple(f"{role}-{number}" for role in ("prefill", "decode") for number in range(3))
 RECONNECT_S = 20
-"""How long nodes wait for a lost head; a minute by default."""
+"""How many seconds nodes wait for a lost head; Ray's default is a minute."""
 
 
 def free_port() -> int:
@@ -41,7 +41,7 @@ def nodes() -> Iterator[tuple[RayNodes, str]]:
 
 @pytest.fixture
 async def fleet(nodes: tuple[RayNodes, str], request: pytest.FixtureRequest) -> AsyncIterator[RayFleet]:
-    """Two instances; a controller that is a client where the test is named so."""
+    """A fleet of two instances. Its controller is a Ray client where the test's name has "client"."""
     on = nodes[1] if "client" in request.node.name else "ray"
     found = await asyncio.to_thread(RayFleet, nodes[0].address, f"t{uuid4().hex[:6]}", on=on, looks=12)
     try:
@@ -73,7 +73,7 @@ async def test_when_the_head_is_killed_engines_serve_on_until_their_nodes_end_an
     nodes[0].ask("kill_head")
     load = Streams(fleet.endpoint, MODEL, tokens=20, every_s=0.25)
     running = asyncio.ensure_future(load.run())
-    await asyncio.sleep(RECONNECT_S / 2)  # a stretch of time is what is measured
+    await asyncio.sleep(RECONNECT_S / 2)  # the load runs for this long
     load.over.set()
     await running
     assert load.faults == []

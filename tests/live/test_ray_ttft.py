@@ -1,4 +1,4 @@
-"""The router's first token with engines on Ray beside the same fleet without Ray: Ray is in no request's way."""
+"""Time to the first token through the router, with engines on Ray and without: Ray adds nothing to a request's path."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from support.ray_nodes import RayNodes
 pytestmark = [pytest.mark.live, pytest.mark.timed, pytest.mark.long, pytest.mark.timeout(300)]
 
 REQUESTS = 200
-"""To each fleet, in turns: what else the machine does is the same for both."""
+"""Requests to each fleet. They go to both in turns, so that other load of the machine is the same for both."""
 APART_MS = 1.0
 
 
 @pytest.fixture
 def fleets(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Endpoints: of one prefill and one decode mock on Ray, and of the same two without Ray."""
+    """The endpoints of two fleets with one prefill and one decode mock each: on Ray, and without Ray."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("fleets on Ray: Ray (pip install 'baton-serve[ray]')")
     nodes = RayNodes()
@@ -53,6 +53,7 @@ async def first_token_ms(session: aiohttp.ClientSession, endpoint: str, number: 
         async for line in answer.content:
             if line.startswith(b"data: {") and not first:
                 first = time.perf_counter() - begun
+    assert first, "no token came"
     return 1000 * first
 
 

@@ -1,4 +1,4 @@
-"""The product's controller flips a real engine: a burst of long prompts, and its requests are only served sooner."""
+"""The product's controller flips a real engine during a burst of long prompts: answers stay the same, only sooner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router: {policy: least_load}
 slo:
   chat: {ttft_ms: 2000, tpot_ms: 500, attainment: 0.9}
 """
-"""Two that may flip: the last of a role never does."""
+"""Decode starts with two instances that may flip: the last instance of a role never flips."""
 
 
 async def test_a_burst_is_answered_by_a_flipped_engine_and_tokens_are_the_same(tmp_path: Path) -> None:

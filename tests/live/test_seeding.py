@@ -1,4 +1,4 @@
-"""Law 8 row by row, with real engines: what a client reads is what one engine says, seeded or not."""
+"""Law 8, a row for each kind of request, with real engines: a client gets one engine's answer, seeded or not."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ SEEDED: dict[str, dict[str, Any]] = {
     "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
 }
-"""Rows of `router.core.eligibility` in which the client has the first token before the handoff."""
+"""Requests that `router.core.eligibility` lets be seeded: the client has the first token before the handoff."""
 
 PLAIN: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 2},
     "token ids": {"return_token_ids": True},
     "usage in every chunk": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
 }
-"""Rows in which D speaks first."""
+"""Requests that are not seeded: the client's first token comes from D."""
 
 
 def listen(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """What a stream says, whatever its chunks: text, reasons, usage, numbers."""
+    """What a stream holds, however it is cut into chunks: text, roles, reasons, usage, token ids, logprobs' tokens."""
     request = urllib.request.Request(
         url + path, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
     )
@@ -63,7 +63,7 @@ def listen(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
             heard["tops"] += _chosen(choice.get("logprobs"))
     assert len(names) == 1, "one answer"
     if heard["usage"]:
-        heard["usage"].pop("prompt_tokens_details")  # who had the prompt in his cache is another matter
+        heard["usage"].pop("prompt_tokens_details")  # cached tokens differ between the engines
     return heard
 
 
@@ -111,13 +111,13 @@ def test_every_row_reads_as_one_engines_answer(cluster: Cluster, path: str, row:
 
 
 def _told_first(cluster: Cluster) -> tuple[float, float]:
-    """Answers so far that began with P's token before the hand-over, and those whose early leg was faster than P's HTTP
-    answer: an API server of P that the machine lets wait is enough for that.
+    """The number of answers so far that were seeded, and of those whose early leg was faster than P's HTTP answer.
+    That happens where P's API server gets no processor time.
     """
     return cluster.router_metric("baton_seeds_total"), cluster.router_metric(ANSWERED_FIRST, 0.0)
 
 
-def test_a_character_in_halves_is_not_seeded(cluster: Cluster) -> None:
+def test_the_first_half_of_a_character_is_not_seeded(cluster: Cluster) -> None:
     """The first token is the first byte of a two-byte character: its text is not known yet."""
     asked = {"model": cluster.model, "prompt": "x", "max_tokens": 4, "temperature": 0}
     half = {**asked, "logit_bias": {"195": 100, "169": 99}}  # é is 195 169, and every token is a byte

@@ -1,4 +1,4 @@
-"""How a cluster ends: nothing of it stays behind, however its parent dies."""
+"""The end of a cluster: no process of it is left, however its parent dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.cluster import Cluster, alive, descendants, within
 
 @pytest.mark.long
 def test_killed_up_leaves_no_orphan(tmp_path: Path, cluster: Cluster) -> None:
-    """SIGKILL while its engines start: vLLM's own children are there, and nobody is left to stop them."""
+    """SIGKILL while engines start: vLLM's own children already run, and their parent cannot stop them any more."""
     other = Cluster.start(tmp_path)
     try:
         within(120, lambda: any(b"EngineCore" in _name(pid) for pid in descendants(other.process.pid)))

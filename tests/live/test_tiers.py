@@ -1,6 +1,6 @@
-"""Tiers of host memory and disk below real engines' KV caches, beside Baton's connector: what they give, and leave.
+"""Tiers of host memory and disk below real engines' KV caches, beside Baton's connector: gain, exactness, clean ends.
 
-The cache of each engine has 24 blocks; prompts of 1,800 tokens take 15, so that four others evict the first.
+The cache of each engine has 24 blocks. A prompt of 1,800 tokens takes 15, so that four other prompts evict the first.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
 
 PATH, TOKENS, BLOCKS = "/v1/completions", 1800, 24
 HOST = {"host": 64 << 20, "disk": 10 << 20}
-"""Bytes: all prompts of the test, and little more than two of them."""
+"""Bytes of host memory: room for all prompts of a test (`host`), and for little more than two of them (`disk`)."""
 DISK = {"host": 0, "disk": 256 << 20}
 LEAST = {"host": 0.15, "disk": 0.25}
-"""Of its cold time to the first token, an evicted prompt may take this much. From disk 0.15 is aimed at, too, and it
-takes more (docs/tiers.md)."""
+"""The most time that an evicted prompt may take, as a share of its cold time to the first token. The aim is 0.15 from
+disk, too, which is missed (docs/tiers.md)."""
 
 
 def shared() -> set[str]:
@@ -85,7 +85,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         patch.setattr(pair, "START_S", 600.0)
         started = Tiered(folder, str(model_path()), {"p": Role.PREFILL, "d": Role.DECODE}, kind=request.param)
         with started as running:
-            assert shared() == before, "the memory has no name any more, and ends with the engines"
+            assert shared() == before, "the shared memory's name is removed, so that it ends with the engines"
             within(20, lambda: knock(running.door("d"), {"ask": "state"})["peers"])
             yield running
     assert shared() == before
@@ -94,7 +94,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("name", ["p", "d"])
 def test_an_evicted_prompt_comes_back(engines: Tiered, name: str) -> None:
-    """Three times, of which the median counts: other processes share the cores."""
+    """Three tries, of which the median counts, because other processes share the cores."""
     shares = []
     for turn in range(3):
         prompts = [body(100 * turn + number + (50 if name == "d" else 0)) for number in range(5)]
@@ -109,7 +109,7 @@ def test_an_evicted_prompt_comes_back(engines: Tiered, name: str) -> None:
 
 
 def test_forty_hand_overs_beside_a_tier(engines: Tiered) -> None:
-    """Prompts that P has to bring back among them; D pulls each, and nothing ends or is held."""
+    """P brings some prompts back from its tier. D pulls from each hold, no engine ends, and nothing stays held."""
     before = load(engines.url("d")).external_kv_tokens
     for number in range(40):
         asked = body(1000 + number % 8, 300 + number % 8)

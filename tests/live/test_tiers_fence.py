@@ -1,6 +1,7 @@
-"""A tier gets a prompt's own bytes: blocks that it still copies are not written by a pull before the copy is over.
+"""A tier gets a prompt's own bytes: a pull does not write into blocks that the tier still copies.
 
-vLLM's own scheduler with Baton's connector and a tier beside it, without an engine: the test is the workers.
+The tests run vLLM's own scheduler with Baton's connector and a tier beside it, without an engine. The test plays the
+workers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ OWN = {
 
 
 class Engine:
-    """vLLM's scheduler. The test is its workers: a `step` says that all scheduled tokens are computed."""
+    """vLLM's scheduler. The test plays its workers: `step` reports that all scheduled tokens are computed."""
 
     def __init__(self) -> None:
         import torch
@@ -77,13 +78,13 @@ class Engine:
         self.scheduler.add_request(Request(name, prompt, sampling, None, block_hasher=self._hasher))
 
     def step(self) -> tuple[Any, Any]:
-        """What the two connectors' workers are told."""
+        """Run one step. Return the metadata for the workers of Baton's connector and of the tier."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         output = self.scheduler.schedule()
         names = list(output.num_scheduled_tokens)
         requests = [self.scheduler.requests[name] for name in names]
-        done = [each.num_computed_tokens >= each.num_tokens for each in requests]  # scheduled tokens are counted in
+        done = [each.num_computed_tokens >= each.num_tokens for each in requests]  # scheduled tokens count as computed
         tokens = [[7] if each else [] for each in done]
         self.scheduler.update_from_output(
             output, ModelRunnerOutput(names, {name: at for at, name in enumerate(names)}, tokens)
@@ -122,8 +123,8 @@ def held(prompt: list[int]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_pull_waits_for_copies_of_the_blocks_that_it_is_given(engine: Engine, *, late: bool) -> None:
-    """There is room for the pull only once the other request has ended. Its copy was begun before (and lasts, as on
-    GPUs) or, where the tier had no room, is begun now: with the step's end, if nothing asks for it sooner.
+    """The pull has room only after the other request has ended. The tier's copy of that request's blocks began before,
+    and still runs, as on GPUs. Where the tier had no room (`late`), the copy begins only in the step of the pull.
     """
     if late:
         store, running = engine.tier.manager.prepare_store, engine.scheduler.requests
@@ -144,7 +145,7 @@ def test_a_pull_waits_for_copies_of_the_blocks_that_it_is_given(engine: Engine, 
 
 
 def test_shared_blocks_are_not_waited_for(engine: Engine) -> None:
-    """What a pulled prompt has in the cache already is not written."""
+    """A pull does not write into blocks that the cache already has."""
     shared = list(range(BLOCK * 2))
     engine.asks("a", [*shared, 1], 1)
     engine.step()

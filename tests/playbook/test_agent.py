@@ -1,4 +1,4 @@
-"""An agent's life as scripts: what happened, and what must be done."""
+"""An agent's life as scripts: events, and the effects that they must cause."""
 
 import pytest
 
@@ -72,7 +72,7 @@ def test_a_drain_that_is_taken_back_after_the_engine_came_up_gives_work_at_once(
     assert machine.state is AgentState.READY and machine.credits > 0
 
 
-def test_one_that_lingers_takes_work_until_it_drains() -> None:
+def test_an_agent_that_lingers_takes_work_until_it_drains() -> None:
     machine = ready()
     effects = machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
     assert said(effects) == "p drains in 5 s, and takes work until then"
@@ -86,7 +86,7 @@ def test_one_that_lingers_takes_work_until_it_drains() -> None:
     assert StopEngine() in machine.handle(Tick(), 20.0 + QUIET_S)
 
 
-def test_one_that_lingers_ends_at_once_when_told_again_and_one_that_drains_does_not_linger() -> None:
+def test_a_second_request_to_leave_ends_the_lingering_and_a_draining_agent_does_not_linger() -> None:
     machine = ready()
     machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
     assert StopEngine() in machine.handle(DrainAsked(30, leave=True, linger_s=5), 11.0)
@@ -120,13 +120,13 @@ def test_idle_drain_leaves_after_the_quiet_time_and_the_registry_last() -> None:
 
 
 def test_prefill_waits_until_its_holds_are_pulled() -> None:
-    """llm-d's operations page: "no way to delay shutdown until blocks are retrieved"."""
+    """llm-d's operations page says that llm-d has "no way to delay shutdown until blocks are retrieved"."""
     machine = ready()
     machine.handle(LoadRead(HOLDS), 9.0)
     assert "holds of 25.0%" in said(machine.handle(DrainAsked(30, leave=True), 10.0))
     assert machine.handle(LoadRead(HOLDS), 12.0) == ()
     assert machine.handle(LoadRead(IDLE), 20.0) == ()
-    assert machine.handle(LoadRead(BUSY), 21.0) == (), "a leg sent by a router that had not heard yet"
+    assert machine.handle(LoadRead(BUSY), 21.0) == (), "a leg sent by a router that did not know of the drain yet"
     assert machine.handle(LoadRead(IDLE), 22.0) == ()
     assert machine.handle(LoadRead(IDLE), 23.0) == ()
     assert kinds(machine.handle(LoadRead(IDLE), 24.0)) == [Publish, Say, StopEngine]
@@ -139,7 +139,7 @@ def test_decode_waits_for_its_streams() -> None:
     assert machine.next_wakeup() == 40.0
 
 
-def test_past_the_deadline_what_is_cut_is_said() -> None:
+def test_past_the_deadline_the_agent_names_what_it_cuts_off() -> None:
     machine = ready(DecodeRules())
     machine.handle(LoadRead(BUSY), 9.0)
     machine.handle(DrainAsked(30, leave=True), 10.0)
@@ -153,7 +153,7 @@ def test_drain_without_leaving_can_be_taken_back() -> None:
     machine.handle(DrainAsked(30, leave=False), 10.0)
     assert "is drained" in said(machine.handle(Tick(), 12.0))
     assert machine.drained
-    assert machine.next_wakeup() is None, "it was in time"
+    assert machine.next_wakeup() is None, "the drain ended in time"
     assert machine.handle(Tick(), 40.0) == ()
     assert kinds(machine.handle(ResumeAsked(), 50.0)) == [Publish, Say]
     assert machine.credits > 0
@@ -177,7 +177,7 @@ def test_drained_instance_told_to_leave_goes_at_once() -> None:
     assert kinds(machine.handle(DrainAsked(30, leave=True), 20.0)) == [Publish, Say, StopEngine]
 
 
-def test_told_twice_stops_at_once() -> None:
+def test_an_agent_told_twice_to_leave_stops_at_once() -> None:
     machine = ready(DecodeRules())
     machine.handle(LoadRead(BUSY), 9.0)
     machine.handle(DrainAsked(30, leave=True), 10.0)
@@ -245,18 +245,18 @@ def flippable() -> AgentMachine:
     return machine
 
 
-def test_a_role_is_taken_at_once_and_what_is_there_goes_on() -> None:
+def test_a_role_is_taken_at_once_and_running_work_goes_on() -> None:
     machine = flippable()
     machine.handle(LoadRead(BUSY), 1.0)
     effects = machine.handle(RoleAsked(Role.DECODE), 2.0)
-    assert kinds(effects) == [Publish, Say], "nobody is drained, nothing is stopped"
+    assert kinds(effects) == [Publish, Say], "no drain, no stop"
     assert said(effects) == "p was prefill and is decode now"
     assert (machine.state, machine.role, machine.credits) == (AgentState.READY, Role.DECODE, 20)
     machine.handle(DrainAsked(30, leave=False), 3.0)
-    assert machine.detail == "3 streams", "it goes by the rules of its new role"
+    assert machine.detail == "3 streams", "the rules of the new role apply"
 
 
-def test_a_role_it_has_is_no_news() -> None:
+def test_a_role_that_the_agent_has_changes_nothing() -> None:
     assert flippable().handle(RoleAsked(Role.PREFILL), 1.0) == ()
 
 
@@ -281,4 +281,4 @@ def test_a_role_is_refused_with_the_reason() -> None:
     assert draining.role is Role.PREFILL
     draining.handle(ResumeAsked(), 3.0)
     assert draining.refuses(Role.DECODE) is None
-    assert "fixed" in (flippable().refuses(Role.BOTH) or ""), "only what it was started for"
+    assert "fixed" in (flippable().refuses(Role.BOTH) or ""), "only the roles that it was started for"

@@ -1,12 +1,14 @@
-"""The rules that engines run as stories: every failure of the kind that users of other systems reported, by number.
+"""The hand-over rules that engines run, as stories. Failures that users of other systems reported have their number.
+
+In a docstring "there" is the system of the report, which the test's name names.
 
 `World` (tests/support/handover.py) puts real block contents behind `prefill` and `decode`, the objects that the
-connector runs inside vLLM; it fails by itself where a wrong byte is used, a block is freed twice, a read writes into
-somebody else's block, or a hold's end is reported twice. What is about writing (push) is `test_push.py`.
+connector runs inside vLLM. `World` fails by itself where a wrong byte is used, a block is freed twice, a read writes
+into another request's block, or a hold's end is reported twice. Tests of writing (push) are in `test_push.py`.
 
-What is wrong in the bytes themselves is not these rules' to see and has no test here: layouts that both sides read
-differently (vllm 52617), what a model or a cache dtype makes of them (vllm 52627, 42179), buses that corrupt (dynamo
-12463). The proofs and digests of a pair are for those.
+These rules cannot see wrong bytes, so such failures have no test here: layouts that both sides read differently (vllm
+52617), what a model or a cache dtype makes of the bytes (vllm 52627, 42179), buses that corrupt them (dynamo 12463).
+The proofs and digests of a pair find those.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ STALE = BECAUSE[Reading.GONE]
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
-def test_use_is_reached_by_a_mark_that_stood_after_the_last_read_alone() -> None:
-    """vllm 21570: one-sided reads say nothing of whose the blocks were."""
+def test_only_a_mark_that_stood_after_the_last_read_leads_to_use() -> None:
+    """vllm 21570: a one-sided read does not tell which request the blocks belonged to."""
     assert {(state, cause) for state, cause, row in rows(READINGS) if PullAct.USE in row.acts} == {
         (Reading.CONFIRMED, PullCause.RIGHT)
     }
@@ -66,7 +68,7 @@ def begun(world: World, offer: Offer | None = None, at: str = "d"):
 
 
 def whole(world: World, at: str = "d") -> str:
-    """A fresh hand-over from beginning to end: whether the pair still works."""
+    """The outcome of a fresh hand-over from beginning to end: it shows whether the pair still works."""
     leg = begun(world, at=at)
     world.consumers[at].finish()
     world.deliver_all()
@@ -95,7 +97,7 @@ def test_blocks_are_free_when_the_last_rank_has_heard_of_the_read() -> None:
 
 
 def test_vllm_41269_rejected_before_admission_releases_at_once() -> None:
-    """Leg 2 fails validation at the consumer, which has no blocks for it and never will."""
+    """Leg 2 fails validation at the consumer, before the consumer has blocks for it."""
     world = World()
     world.d.reject(world.held())
     world.deliver_all()
@@ -118,7 +120,9 @@ def test_vllm_29906_aborts_during_the_last_step_hold_nothing() -> None:
 
 
 def test_vllm_25897_a_short_lease_is_enough_for_a_slow_consumer() -> None:
-    """Others raised the timeout from 120 to 480 s. Here who waits says so, and who is gone costs one lease."""
+    """There the timeout was raised from 120 to 480 s. Here a waiting consumer renews the lease, and a consumer that is
+    gone costs one lease.
+    """
     world = World()
     slow, gone = world.held(), world.held()
     for _ in range(20):
@@ -156,7 +160,7 @@ def test_vllm_25067_a_name_that_is_given_up_holds_nothing_whenever_it_comes(when
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
 def test_vllm_50425_a_client_that_leaves_frees_both_sides(moved: int) -> None:
-    """Also sglang 21652: the read cannot be taken back, so its blocks wait for its end, and then both are free."""
+    """Also sglang 21652: the read cannot be taken back, so both sides keep its blocks until its end."""
     world = World()
     begun(world)
     for _ in range(moved):
@@ -170,7 +174,7 @@ def test_vllm_50425_a_client_that_leaves_frees_both_sides(moved: int) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_vllm_21570_the_producer_frees_while_the_consumer_reads(ranks: int) -> None:
-    """Half of the read is of the prompt, half of what came after it: none of it is used."""
+    """Half of the bytes that were read are the prompt's, half are the next request's: none of them is used."""
     world = World(blocks=2, ranks=ranks)
     leg = begun(world)
     world.d.move(world.d.under_way[0])
@@ -179,7 +183,7 @@ def test_vllm_21570_the_producer_frees_while_the_consumer_reads(ranks: int) -> N
     assert other.blocks == leg.offer.blocks
     world.d.finish()
     assert (leg.outcome, leg.because) == ("recompute", STALE)
-    assert not world.network, "of a hold that is gone there is nobody to be told"
+    assert not world.network, "the hold is gone: no producer is told"
     assert set(world.p.kept) == {other.request}
 
 
@@ -223,7 +227,7 @@ def test_dynamo_14507_a_release_after_the_prompt_is_computed_works_at_once() -> 
 
 @pytest.mark.parametrize("fail", [False, True])
 def test_llm_d_1138_a_producer_crash_strands_nothing_at_the_consumer(fail: bool) -> None:
-    """Whether the transport notices, or brings what is there instead."""
+    """The transport reports a failed read, or brings the bytes of the producer's next life."""
     world = World()
     leg = begun(world)
     world.restart_p()
@@ -233,7 +237,7 @@ def test_llm_d_1138_a_producer_crash_strands_nothing_at_the_consumer(fail: bool)
 
 @pytest.mark.parametrize("order", ["release first", "read first"])
 def test_vllm_46240_and_43226_two_ends_at_once_are_reported_once(order: str) -> None:
-    """The router gives a hold up as its reader says that it has read it; `World` fails on a second report."""
+    """The router releases a hold while its consumer reports the read; `World` fails on a second report of the end."""
     world = World(ranks=2)
     offer = world.held(name="name")
     leg = begun(world, offer)
@@ -250,7 +254,7 @@ def test_vllm_46240_and_43226_two_ends_at_once_are_reported_once(order: str) -> 
 
 
 def test_one_rank_is_read_before_the_other_hears_of_the_release() -> None:
-    """Ranks step apart from each other: every rank ends the hold once, in its own way."""
+    """Ranks do not step at the same time: every rank ends the hold once, by a release or by a read."""
     world = World(ranks=2)
     leg = begun(world, world.held(name="name"))
     world.d.finish()
@@ -265,7 +269,7 @@ def test_one_rank_is_read_before_the_other_hears_of_the_release() -> None:
 
 
 def test_dynamo_13088_no_request_waits_for_ever_under_churn() -> None:
-    """There 24 of 1536 were never heard of again. Peers die and come back all the time; each request hears of it."""
+    """There 24 of 1536 requests never ended. Here producers die and return all the time, and each request ends."""
     world = World(blocks=40)
     for turn in range(60):
         begun(world, world.held(1))
@@ -310,7 +314,7 @@ def test_a_pair_that_does_not_work_is_set_aside_and_let_in_again() -> None:
 
 
 def test_sglang_16903_a_consumer_outlives_its_producer() -> None:
-    """There it had to be restarted when the producer died (also sglang 34289)."""
+    """There the consumer had to be restarted when the producer died (also sglang 34289)."""
     world = World()
     begun(world)
     world.restart_p()
@@ -320,7 +324,7 @@ def test_sglang_16903_a_consumer_outlives_its_producer() -> None:
 
 
 def test_sglang_28651_an_abort_storm_passes() -> None:
-    """There 12 groups took more than an hour to recover from one."""
+    """There 12 groups took more than an hour to recover from one storm."""
     world = World(blocks=60)
     for turn in range(120):
         assert world.p.open(f"r{turn}", 1, f"n{turn}")
@@ -339,7 +343,9 @@ def test_sglang_28651_an_abort_storm_passes() -> None:
 
 
 def test_smg_2382_a_dead_consumer_does_not_poison_the_producer() -> None:
-    """It dies in the middle of a read; its next life and another consumer are served at once, by the same hold too."""
+    """A consumer dies in the middle of a read. Another consumer pulls the same hold at once, and the dead consumer's
+    next life is served, too.
+    """
     world = World(consumers=("d", "e"))
     offer = world.held()
     begun(world, offer)
@@ -414,13 +420,13 @@ def test_vllm_56104_a_failed_part_waits_for_its_siblings() -> None:
     assert not leg.outcome and world.d.taken == 4
     world.d.move(second)
     world.d.step()
-    assert not leg.outcome and not world.network, "the producer is not told before nothing reads any more"
+    assert not leg.outcome and not world.network, "the producer is told only when no read is under way"
     world.d.finish()
     assert leg.outcome == "recompute" and world.d.taken == 0 and len(world.network) == 1
 
 
 def test_sglang_23020_hundreds_of_handoffs_through_few_blocks() -> None:
-    """There accuracy fell from 96 % to 46 % after a hundred requests. Here every byte of 300 is looked at."""
+    """There accuracy fell from 96 % to 46 % after a hundred requests. Here every byte of 300 hand-overs is checked."""
     world = World(blocks=5, ranks=2, consumers=("d", "e"))
     for turn in range(300):
         at = "de"[turn % 2]
@@ -438,7 +444,7 @@ def test_sglang_23020_hundreds_of_handoffs_through_few_blocks() -> None:
 
 
 def test_a_hold_that_ends_between_the_read_and_the_look_is_not_used() -> None:
-    """The bytes are right, and nobody could know it: what cannot be confirmed is computed."""
+    """The bytes are right, but the consumer cannot confirm that: it computes the prompt."""
     world = World()
     leg = begun(world, world.held(name="name"))
     for read in list(world.d.under_way):
@@ -452,7 +458,7 @@ def test_a_hold_that_ends_between_the_read_and_the_look_is_not_used() -> None:
 
 @pytest.mark.parametrize("torn", range(0, 17, 4))
 def test_a_mark_that_is_torn_is_no_mark(torn: int) -> None:
-    """The look reads byte by byte, and the slot is cleared in its middle."""
+    """The mark is read byte by byte, and the producer clears its slot after `torn` of the 16 bytes."""
     world = World()
     leg = begun(world, world.held(name="name"))
     for _ in range(2):
@@ -466,7 +472,7 @@ def test_a_mark_that_is_torn_is_no_mark(torn: int) -> None:
     world.p.release("name")
     world.p.step()
     world.d.finish()
-    assert leg.outcome == ("use" if torn == 16 else "recompute"), "the last byte of it was read while it stood"
+    assert leg.outcome == ("use" if torn == 16 else "recompute"), "all 16 bytes were read while the mark stood"
 
 
 def test_a_producer_whose_slots_cannot_be_read_is_not_used() -> None:
@@ -480,7 +486,7 @@ def test_a_producer_whose_slots_cannot_be_read_is_not_used() -> None:
 
 @pytest.mark.parametrize("proof", [b"", CLEAR.hex().encode(), b"0" * 31, bytes(range(16)).hex().encode()])
 def test_a_stranger_frees_nothing(proof: bytes) -> None:
-    """A notice names the request and shows the mark, or it changes nothing: also of a leg that still runs."""
+    """A notice without the hold's mark changes nothing, neither for a hold nor for a leg that still runs."""
     world = World()
     offer = world.held()
     assert world.p.open("running", 2)
@@ -495,7 +501,7 @@ def test_a_stranger_frees_nothing(proof: bytes) -> None:
 
 
 def test_dynamo_13559_a_producer_that_drains_knows_when_it_may_go() -> None:
-    """There transfers were cut 5 s after SIGTERM (also dynamo 9344, vllm 32420; a drain to ask about: dynamo 11173)."""
+    """There transfers were cut 5 s after SIGTERM (also dynamo 9344, 11173, vllm 32420)."""
     world = World()
     leg = begun(world)
     world.held(name="unread")

@@ -91,7 +91,7 @@ def test_handoff() -> None:
     assert machine.state is JourneyState.DONE
 
 
-def test_whole_on_one_instance() -> None:
+def test_aggregated_on_one_instance() -> None:
     play(
         journey(hand_over=False),
         [(Chosen(None, D, "whole"), [SendDecode(D, None)]), (Opened(), [Relay()]), (Ended(), [Finish("served")])],
@@ -103,7 +103,7 @@ def test_whole_on_one_instance() -> None:
 HOLD_2 = TransferFields({**HOLD.fields, "remote_engine_id": "e2"})
 SECOND = Choose(frozenset({P}), hand_over=True, second=True, holders=(P,))
 HALF = 1.0 + 99.0 * TURN
-"""When P has had its turn: sent at 1, of a request that has until 100."""
+"""When P's turn ends, in seconds: the leg was sent at 1, and the request's deadline is 100."""
 
 
 def silent(*, stream: bool = True) -> Journey:
@@ -133,7 +133,7 @@ def test_a_silent_prefill_leg_gets_a_second_one_beside_it_and_the_second_answers
             (Ended(), [Finish("served")]),
         ],
     )
-    assert machine.excluded == {P}, "should D fail, it is not asked again"
+    assert machine.excluded == {P}, "if D fails, P is not asked again"
 
 
 def test_the_first_leg_may_still_answer_first_and_is_used() -> None:
@@ -154,8 +154,8 @@ def test_a_second_leg_that_we_cannot_send_does_not_end_the_first() -> None:
     play(silent(), [(Refused(400, by=P2), [OutlastPrefill(P), ForwardRefusal(), Finish("refused")])])
 
 
-def test_where_nobody_else_is_free_a_silent_leg_is_waited_for_to_the_end() -> None:
-    """A fleet with one P, or a full one: nothing is given up, and the policy is asked again, ever later."""
+def test_where_no_other_p_is_free_a_silent_leg_is_waited_for_to_the_end() -> None:
+    """A fleet with one P, or a full fleet: the first leg goes on, and the policy is asked again and again."""
     machine = journey()
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)])])
     asked = []
@@ -214,7 +214,7 @@ def test_a_first_leg_that_is_lost_leaves_the_second_its_turn() -> None:
     play(machine, [(HELD, [SendDecode(D2, HOLD)])], now=60.0)
 
 
-def test_a_refusal_is_the_clients_whoever_says_it_first() -> None:
+def test_a_refusal_by_the_first_leg_goes_to_the_client() -> None:
     play(silent(), [(Refused(400, by=P), [OutlastPrefill(P2), ForwardRefusal(), Finish("refused")])])
 
 
@@ -233,7 +233,7 @@ def test_a_client_that_leaves_with_two_legs_under_way() -> None:
     play(machine, [(answer(P2, None, "abort"), [Finish("client_left")])], now=62.0)
 
 
-def test_a_choice_that_nobody_asked_for_sends_nothing() -> None:
+def test_a_choice_that_the_journey_did_not_ask_for_sends_nothing() -> None:
     machine = journey()
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (Chosen(P2, D2, ""), [])])
     play(machine, [(Tick(), [SECOND]), (Chosen(P, D2, "the same again"), [])], now=HALF)
@@ -251,7 +251,7 @@ def test_a_refusal_names_a_failure_only_after_one() -> None:
     assert failed.error.message == "No instance can serve this request: none is ready; last failure: p: reset."
 
 
-def test_nobody_can_serve() -> None:
+def test_without_an_instance_the_request_fails() -> None:
     play(journey(), [(Chosen(None, None, "none ready"), [Fail(error(503)), Finish("failed")])])
 
 
@@ -268,7 +268,7 @@ def test_a_full_fleet_is_waited_for() -> None:
     play(machine, [(Tick(), [Fail(error(504)), Finish("expired")])], now=100.0)
 
 
-def test_prefill_without_a_hold_runs_whole_on_the_decode_instance() -> None:
+def test_after_a_prefill_without_a_hold_the_decode_instance_serves_aggregated() -> None:
     play(journey(), [(BOTH_LEGS, [SendPrefill(P, 1)]), (PrefillAnswered("length", None), [SendDecode(D, None)])])
 
 
@@ -346,8 +346,8 @@ def test_a_decode_leg_that_never_arrived_lets_another_pull_the_same_hold() -> No
     )
 
 
-def test_a_hold_that_a_decode_instance_may_have_touched_is_pulled_by_nobody_else() -> None:
-    """It may have been pulled or given back before D failed: P's blocks may hold another prompt by now."""
+def test_a_hold_that_a_decode_instance_may_have_touched_is_pulled_by_no_other() -> None:
+    """D may have pulled or given back the hold before D failed: P's blocks may hold another prompt by now."""
     play(
         journey(),
         [
@@ -436,12 +436,12 @@ def test_a_d_that_keeps_a_seeded_client_waiting_is_left_for_another() -> None:
     play(machine, [(Chosen(P, D2, "retry"), [Release(D2, HOLD), SendPrefill(P, 2)])], now=turn + 1)
     second = Choose(frozenset({D, P}), hand_over=True, second=True, holders=(P,))
     while (wakeup := machine.next_wakeup()) != end:
-        assert wakeup is not None and wakeup < end, "the client waits no longer for it than for the first"
+        assert wakeup is not None and wakeup < end, "the client waits no longer for the second D than for the first"
         play(machine, [(Tick(), [second]), (NOBODY, [])], now=wakeup)
     play(machine, [(Tick(), [FailStream(error(504)), CloseDecode(), ForgoPrefill(P)])], now=end)
 
 
-def test_however_many_are_tried_a_waiting_client_waits_once() -> None:
+def test_all_tries_for_a_waiting_client_share_one_stall_limit() -> None:
     machine = seeded()
     for other in (D2, InstanceId("d3")):
         turn = machine.next_wakeup()
@@ -481,12 +481,12 @@ def test_a_plain_stream_that_breaks_is_resumed_too() -> None:
             (Lost("reset", again=True), [CloseDecode(), Choose(frozenset({D}), hand_over=True)]),
         ],
     )
-    assert machine.next_wakeup() == 1.0 + machine.stall_s * (1 - TURN), "the first one had its turn"
+    assert machine.next_wakeup() == 1.0 + machine.stall_s * (1 - TURN), "the first D had its turn"
     play(machine, [(Chosen(None, None, "nobody"), [FailStream(error(503)), Finish("failed")])])
 
 
 def test_a_producer_is_never_asked_to_pull() -> None:
-    """No decode instance left: the prefill instance runs the request whole, without the hold's fields."""
+    """No decode instance is left: the prefill instance serves the request aggregated, without the hold's fields."""
     play(
         journey(),
         [
@@ -548,7 +548,7 @@ def test_client_leaves_during_a_long_prefill_and_it_is_aborted() -> None:
 
 
 def test_client_leaves_before_its_prefill_leg_was_sent() -> None:
-    """The leg waits for its source, and is not sent any more."""
+    """The prefill leg waits for its source leg, and is never sent."""
     source = PrefixSource(D2, 100, 1.0)
     play(
         journey(),
@@ -605,7 +605,7 @@ def test_an_answer_in_one_piece_has_its_own_deadline_once_prefilled() -> None:
 
 
 def test_an_answer_in_one_piece_that_is_lost_late_has_time_for_another_try() -> None:
-    """D dies at 400 s of an answer that may take 1,800, when the time for a first token has long passed."""
+    """D dies at 400 s of an answer that may take 1,800 s, when the time for a first token has long passed."""
     machine = journey(stream=False)
     machine.whole_deadline = 1800.0
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
@@ -639,7 +639,7 @@ def test_the_time_that_an_answer_in_one_piece_had_counts_from_its_arrival(lost_a
 
 @pytest.mark.parametrize(("waited_s", "pulls"), [(HOLD_USE_S - 1, True), (HOLD_USE_S, False)])
 def test_a_hold_whose_lease_may_have_ended_is_not_pulled(waited_s: float, pulls: bool) -> None:
-    """D did not take the leg, and no other had a place for a while: by then P's blocks may be another prompt's."""
+    """D did not take the leg, and no other D had a place for a while: by then P's blocks may be another prompt's."""
     machine = journey()
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
     play(machine, [(Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))])])
@@ -674,7 +674,7 @@ def test_a_token_that_is_not_the_answers_first_is_used_for_nothing(stream: bool,
     )
 
 
-def test_what_is_held_goes_to_no_d_that_must_not_have_it() -> None:
+def test_a_hold_is_released_where_the_choice_is_to_begin_anew() -> None:
     machine = journey()
     play(
         machine,
@@ -709,7 +709,7 @@ def test_with_a_seed_the_client_has_ps_token_first() -> None:
     play(early(), [(PrefillAnswered("length", HOLD, 5), [SendSeed(), UseEarly(HOLD)]), (Opened(), [Relay()])])
 
 
-def test_it_may_be_sent_later() -> None:
+def test_an_early_leg_may_be_sent_later() -> None:
     machine = journey()
     machine.begin()
     play(machine, [(Chosen(P, D, "test", early_s=4.0), [SendPrefill(P, 1)])])
@@ -718,7 +718,7 @@ def test_it_may_be_sent_later() -> None:
     play(machine, [(Tick(), [SendEarly(D, P, 1)]), (HELD, [UseEarly(HOLD)])], now=5.0)
 
 
-def test_p_that_answers_before_that_gets_an_ordinary_decode_leg() -> None:
+def test_p_that_answers_before_the_early_leg_gets_an_ordinary_decode_leg() -> None:
     machine = journey()
     machine.begin()
     play(machine, [(Chosen(P, D, "test", early_s=4.0), [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
@@ -733,7 +733,7 @@ def test_an_early_leg_that_is_lost_costs_nothing() -> None:
     play(early(), [(EarlyLost("reset"), []), (HELD, [SendDecode(D, HOLD)]), (Opened(), [Relay()])])
 
 
-def test_p_lost_closes_it_and_others_are_chosen() -> None:
+def test_a_lost_p_closes_the_early_leg_and_others_are_chosen() -> None:
     script: list[tuple[object, list[object]]] = [
         (Lost("died", by=P), [CloseEarly(), Choose(frozenset({P}), hand_over=True)]),
         (Chosen(P2, D2, "test", early_s=0.0), [SendPrefill(P2, 2), SendEarly(D2, P2, 2)]),
@@ -743,18 +743,18 @@ def test_p_lost_closes_it_and_others_are_chosen() -> None:
 
 
 @pytest.mark.parametrize("answered", [Refused(400), PrefillAnswered("stop", HOLD), PrefillAnswered("abort", None)])
-def test_whatever_is_no_hold_to_pull_closes_it(answered: object) -> None:
+def test_an_answer_without_a_hold_to_pull_closes_the_early_leg(answered: object) -> None:
     machine = early()
     effects = machine.handle(answered, 1.0)  # type: ignore[arg-type]
     assert CloseEarly() in effects and not machine.early
     assert not any(isinstance(effect, UseEarly) for effect in effects)
 
 
-def test_p_that_holds_nothing_closes_it_and_d_computes() -> None:
+def test_p_that_holds_nothing_closes_the_early_leg_and_d_computes() -> None:
     play(early(), [(PrefillAnswered("length", None), [CloseEarly(), SendDecode(D, None)])])
 
 
-def test_a_client_that_leaves_closes_it() -> None:
+def test_a_client_that_leaves_closes_the_early_leg() -> None:
     play(
         early(),
         [
@@ -765,7 +765,7 @@ def test_a_client_that_leaves_closes_it() -> None:
     )
 
 
-def test_a_second_leg_closes_it_first() -> None:
+def test_a_second_prefill_leg_closes_the_early_leg_first() -> None:
     machine = early()
     play(machine, [(Tick(), [Choose(frozenset({P}), hand_over=True, second=True, holders=(P,))])], now=51.0)
     play(machine, [(Chosen(P2, D2, "test"), [CloseEarly(), SendPrefill(P2, 2)])], now=51.0)
@@ -795,7 +795,7 @@ DREW: list[tuple[object, list[object]]] = [
 
 @pytest.mark.parametrize("p_fails_too", [True, False])
 def test_a_d_that_drew_a_token_of_its_own_is_asked_again_where_there_is_no_other(p_fails_too: bool) -> None:
-    """Told the client's token it makes the same answer as any other D."""
+    """When D is told the client's token, it makes the same answer as any other D."""
     machine = early()
     play(machine, DREW)
     attempt = 2
@@ -825,7 +825,7 @@ def test_an_engine_that_was_told_the_token_and_draws_another_is_not_asked_again(
     play(early(), script)
 
 
-def test_another_d_whose_connection_breaks_changes_nothing_of_that() -> None:
+def test_a_d_that_drew_its_own_token_is_asked_again_after_another_d_broke() -> None:
     script: list[tuple[object, list[object]]] = [
         *DREW,
         (Chosen(P, D2, "test"), [SendPrefill(P, 2)]),
@@ -837,7 +837,7 @@ def test_another_d_whose_connection_breaks_changes_nothing_of_that() -> None:
     play(early(), script)
 
 
-def test_it_is_asked_again_once() -> None:
+def test_a_d_that_drew_its_own_token_is_asked_again_once() -> None:
     asked_again: tuple[object, list[object]] = (NOBODY, [Choose(frozenset({P}), hand_over=True)])
     play(early(), [*DREW, asked_again, (NOBODY, [FailStream(error(503)), Finish("failed")])])
 
@@ -851,8 +851,10 @@ def test_a_d_whose_connection_broke_is_not_asked_again() -> None:
     play(early(), script)
 
 
-def test_p_that_goes_down_with_a_hold_has_told_what_it_had_cached() -> None:
-    """The client reads what the first P had cached; of an early leg it would read what the last one had."""
+def test_after_a_p_that_went_down_with_a_hold_no_early_leg_is_sent() -> None:
+    """The client gets the number of cached tokens that the first P reported. An early leg would give it the last P's
+    number, so none is sent.
+    """
     aborted: list[tuple[object, list[object]]] = [
         (PrefillAnswered("abort", HOLD), [CloseEarly(), Choose(frozenset({P}), hand_over=True, holders=(P,))]),
         (Chosen(P2, D2, "test", anew=True, early_s=0.0), [Release(D2, HOLD), SendPrefill(P2, 2)]),
@@ -867,7 +869,7 @@ def test_p_that_goes_down_with_a_hold_has_told_what_it_had_cached() -> None:
     play(early(), held_nothing)
 
 
-def test_a_client_with_a_part_gets_no_early_leg() -> None:
+def test_a_client_that_has_part_of_its_answer_gets_no_early_leg() -> None:
     machine = journey()
     machine.spoken = True
     play(machine, [(EARLY, [SendPrefill(P, 1)])])

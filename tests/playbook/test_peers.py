@@ -70,7 +70,7 @@ def test_the_puller_computes_the_rest_and_holds_the_whole() -> None:
     assert [each.because for each in turn.world.records["d"].of(ev.HoldEnded)] == ["read"], "at once, not by its lease"
 
 
-def test_a_source_without_it_holds_nothing() -> None:
+def test_a_source_without_the_prefix_holds_nothing() -> None:
     turn = Turn(computed=(9, 18))
     turn.source_leg()
     turn.world.play(until=5 * MS)
@@ -82,7 +82,9 @@ def test_a_source_without_it_holds_nothing() -> None:
 
 @pytest.mark.parametrize("died", [True, False])
 def test_a_source_that_is_gone_costs_a_pull(died: bool) -> None:
-    """It dies, or its hold ends before the pull is confirmed: the prompt is computed, and nothing counts as lost."""
+    """The read brings nothing, or the hold ends before the pull is confirmed: P computes the prompt, and no token
+    counts as recomputed.
+    """
     turn = Turn(latency_ns=12 * MS if not died else 2 * MS)
     turn.source_leg()
     if died:
@@ -92,13 +94,13 @@ def test_a_source_that_is_gone_costs_a_pull(died: bool) -> None:
     assert over.hold is not None and over.hold.tokens == 25
     assert turn.world.answer("p", "turn") == right_tokens(ask("turn", turn.prompt, 1), 1)
     assert len(turn.world.records["p"].of(ev.NotUsed)) == 1
-    assert life(turn.world.twins["p"]).pulls.wants.recomputed_tokens == 0, "they were not computed for this request"
+    assert life(turn.world.twins["p"]).pulls.wants.recomputed_tokens == 0, "the source computed them for another"
     for name in "pd":
         assert life(turn.world.twins[name]).scheduler.pool.free_blocks == 16
 
 
 def test_an_unwanted_source_leg_leaves_nothing() -> None:
-    """The router gives the hold up before it is made, as its client has left."""
+    """The client has left: the router releases the hold before it exists."""
     turn = Turn()
     turn.world.on_finish = lambda _name, _over: None
     turn.world.send(0, "d", ev.GiveUpHold(str(hold_id("source"))))

@@ -43,7 +43,7 @@ def test_end_of_text_comes_before_the_limit() -> None:
     assert (world.records["e"].finished("a").reason, world.records["e"].finished("a").outputs) == ("stop", 2)
 
 
-def test_a_prompt_is_computed_in_chunks_beside_those_who_decode() -> None:
+def test_a_prompt_is_computed_in_chunks_beside_requests_that_decode() -> None:
     world = alone()
     world.send(0, "e", ev.Submit(ask("a", text((1, 4)), 8)))
     world.send(1, "e", ev.Submit(ask("b", text((2, 20)), 2)))
@@ -135,7 +135,7 @@ def test_a_prompt_waits_until_all_of_it_fits() -> None:
 
 
 @pytest.mark.parametrize("fast_forward", [True, False])
-def test_who_waits_for_blocks_starts_when_another_has_computed_some_of_them(fast_forward: bool) -> None:
+def test_a_request_that_waits_for_blocks_starts_when_another_has_computed_some_of_them(fast_forward: bool) -> None:
     world = alone(change(SMALL, num_blocks=7, max_model_len=28), fast_forward=fast_forward)
     first = ask("a", text((1, 5)), 20)
     second = ask("b", (*first.prompt, Segment(answer_key(first.prompt), 20)), 1)
@@ -229,7 +229,7 @@ def test_a_hold_is_given_up_by_its_name() -> None:
 
 
 def test_a_notice_of_a_former_life_ends_nothing() -> None:
-    """Marks are of one life: the same name and slot in the next one have another."""
+    """A mark belongs to one life of an engine: in the next life the same name and slot have another mark."""
     world = alone()
     world.send(0, "e", ev.Submit(ask("a", text((1, 6)), 1, hold=hold_id("a"))))
     world.play(until=1 * MS)
@@ -273,18 +273,18 @@ def test_handoff(prompt_tokens: int) -> None:
 
 @pytest.mark.parametrize("read_ns", [1 * MS, 12 * MS])
 def test_a_hold_that_does_not_outlive_the_read_is_not_used(read_ns: int) -> None:
-    """The lease ends before or after the bytes were read, and others get the blocks: nobody looks at which it was."""
+    """The lease ends before or after the bytes were read, and other prompts get the blocks: the outcome is the same."""
     world = handed_over(15, latency_ns=12 * MS, read_ns=read_ns)
     for number in range(8):
         world.send(11 * MS + number, "p", ev.Submit(ask(f"x{number}", text((9 + number, 15)), 4)))
     world.play()
     assert [effect.because for effect in world.records["d"].of(ev.NotUsed)] == ["the hold did not outlive the read"]
-    assert not world.records["d"].of(ev.GiveBack), "there is nobody to be told"
+    assert not world.records["d"].of(ev.GiveBack), "the hold has ended: no producer is told"
     assert world.answer("d", "a") == right_tokens(ask("a", text((1, 15))), 6)
 
 
 def test_a_stale_block_would_make_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the look at the slot is for: without it, the same run says what the other prompts' blocks mean."""
+    """Why the consumer checks the slot's mark: without the check, the same run answers from other prompts' blocks."""
     monkeypatch.setattr("decode.reads.PullAtRank.saw", lambda _self, _said: None)
     world = handed_over(15, latency_ns=12 * MS)
     for number in range(8):
@@ -295,7 +295,7 @@ def test_a_stale_block_would_make_wrong_tokens(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_producer_whose_blocks_do_not_come_is_set_aside() -> None:
-    """Three reads in a row have failed: the next prompts are computed here at once, until a try is good."""
+    """Three reads in a row have failed: D computes the next prompts at once."""
     world = World({"d": change(SMALL, role=Role.DECODE)}, spoil=lambda _: None)
     for number in range(5):
         source = elsewhere(f"r{number}", (1, 2), 8)
@@ -332,7 +332,7 @@ def test_an_abort_during_a_pull_keeps_the_blocks_until_it_has_ended() -> None:
 
 def test_an_abort_before_the_pull_gives_the_hold_back() -> None:
     world = handed_over(12)
-    for number in range(4):  # nobody can start
+    for number in range(4):  # D's batch is full, so that the decode leg waits
         world.send(0, "d", ev.Submit(ask(f"x{number}", text((9 + number, 2)), 12)))
     world.send(4000, "d", ev.AbortRequest(hold_id("a").request))
     world.play()
