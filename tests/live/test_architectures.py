@@ -101,9 +101,7 @@ class Routed:
                 "temperature": 0, "ignore_eos": True, "allowed_token_ids": LETTERS}  # fmt: skip
 
     def said(self, url: str, body: dict[str, Any]) -> str:
-        """The reasoning and the content of a streamed chat, and the names and arguments of its tool calls. Calls' ids are
-        random.
-        """
+        """The reasoning and content of a streamed chat; names and arguments of its tool calls, whose ids are random."""
         request = urllib.request.Request(
             url + CHAT, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
         )
