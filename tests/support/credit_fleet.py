@@ -221,7 +221,7 @@ class Front:
             self.client(context.wanted.tenant)
 
     def kill(self) -> dict[str, int]:
-        """End the router's process; legs that it has sent run to their end. Returns how many requests each tenant had."""
+        """End the router's process; legs that it has sent run on. Returns how many requests each tenant had."""
         self.alive = False
         had = Counter({tenant: len(contexts) for tenant, contexts in self.line.items()})
         for (_, tenant), legs in self.scheduler.legs.placed.items():

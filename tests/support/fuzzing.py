@@ -278,8 +278,8 @@ GROWTH_MAX = 3.0
 SLACK_BYTES = 24 << 20
 """Memory that a test's process takes and frees for other reasons, in bytes."""
 TRIES = 4
-"""How often a request may be repeated until it keeps the limits. A request's own cost comes with every try; a disturbance
-by the machine (another core, the garbage collector) does not."""
+"""How often a request may be repeated until it keeps the limits. Its own cost comes with every try; disturbances by
+other cores or the garbage collector do not."""
 
 
 async def judged(router: Beside, send: Callable[[], Awaitable[None]], size: int) -> None:
@@ -309,8 +309,8 @@ _WORK_S: Final = 0.0012
 
 
 def how_much_slower() -> float:
-    """How many times longer than `_WORK_S` this machine takes now for `_WORK`; at least 1. A core that shares a cache or
-    a unit with busy cores needs more CPU time, too.
+    """How many times longer than `_WORK_S` this machine takes now for `_WORK`; at least 1. Cores that share a cache or
+    a unit with busy cores need more CPU time.
     """
     took = []
     for _ in range(5):

@@ -1,6 +1,6 @@
 """Malformed and strange heads and framings of a client, from a seed: request lines, headers, lengths, chunks, trailers.
 
-A case knows which bytes RFC 9112 counts as a body. It hides whole requests in bodies, for a path that no other case has.
+A case knows which bytes are a body by RFC 9112. It hides whole requests in bodies, for a path that no other case has.
 A router that serves such a request splits the bytes otherwise than a proxy before it would (request smuggling).
 """
 
@@ -158,7 +158,7 @@ def _chunk(data: bytes, size: bytes = b"%x\r\n") -> bytes:
 
 
 def _in_chunks(chance: random.Random) -> tuple[list[bytes], bytes]:
-    """A body in chunks. If the chunks are malformed, readers may split them differently, so nothing is hidden in them."""
+    """A body in chunks. Malformed chunks have no hidden request: readers may split them differently."""
     body, right = _content(chance), chance.random() < 0.5
     pieces = [body[at : at + 40_000] for at in range(0, len(body), 40_000)]
     if chance.random() < 0.05:
@@ -174,9 +174,9 @@ def _in_chunks(chance: random.Random) -> tuple[list[bytes], bytes]:
 
 
 def _in_both_ways(chance: random.Random) -> tuple[list[bytes], bytes]:
-    """A request with both a length and a coding, one of them perhaps malformed. By one of the two, the hidden request is
-    part of the body; by the other, it follows the body's end. So the router has to refuse the request, or to ignore the
-    malformed line.
+    """A request with both a length and a coding, one of them perhaps malformed. By one of the two, the hidden request
+    is part of the body; by the other, it follows the body's end. So the router has to refuse the request, or to ignore
+    the malformed line.
     """
     if chance.random() < 0.5:  # the length includes the hidden request, the chunks end before it
         raw = b"0\r\n\r\n" + _HIDDEN
