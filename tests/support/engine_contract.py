@@ -396,8 +396,8 @@ def reports_the_producers_cache_hits(pair: Pair) -> None:
 
 @check
 def counts_pulled_tokens_as_cached_where_the_producer_says_nothing(pair: Pair) -> None:
-    """A router proves by this count that a pair hands over (`router.fleet.pair_proofs`): D pulled all tokens that it did
-    not compute.
+    """A router proves by this count that a pair hands over (`router.fleet.pair_proofs`): D pulled all tokens that it
+    did not compute.
     """
     prompt = f"[{uuid.uuid4().hex}] " + STORY * 8
     _, transfer = pair.leg(prompt=prompt)

@@ -1,7 +1,7 @@
 """Defaults, canonical forms and validation of built-in kinds, for the fields that Baton's objects have.
 
-From "API conventions", `pkg/apis/*/defaults.go` and `validation.go` of Kubernetes 1.36. docs/decisions/0010-kubernetes.md
-lists what is not checked.
+From "API conventions", `pkg/apis/*/defaults.go` and `validation.go` of Kubernetes 1.36. What is not checked stands in
+docs/decisions/0010-kubernetes.md.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-"""Lists whose entries server-side apply identifies by keys, and their keys (the schema's list-map-keys). Other lists are
-atomic."""
+"""Lists whose entries server-side apply identifies by keys, and these keys (the schema's list-map-keys). All other
+lists are atomic."""
 
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}(\.{LABEL})*"

@@ -1,4 +1,4 @@
-"""Copies of an API server's objects. They are JSON, so encoding and decoding is five times as fast as `copy.deepcopy`."""
+"""Copies of an API server's objects. They are JSON: encoding and decoding is five times as fast as `copy.deepcopy`."""
 
 from __future__ import annotations
 
