@@ -46,8 +46,8 @@ class Optimum:
 def random_task(seed: int, *, small: bool = False) -> Task:
     """A task with a random model, GPUs with random prices and speeds, a random load and random promises.
 
-    The rate is drawn as a share of the GPUs' highest rate. Promises are drawn as multiples of the time of a request that
-    is alone on the best GPU. So most tasks have an answer, and few a trivial one.
+    The rate is drawn as a share of the GPUs' highest rate. Promises are drawn as multiples of the times of a request
+    that is alone on the best GPU. So most tasks have an answer, and few a trivial one.
     """
     rng = np.random.default_rng(seed)
     name = str(rng.choice(MODELS))

@@ -213,7 +213,7 @@ class Drive:
     def run(
         self, rate: Callable[[float], float], seconds: float, rng: np.random.Generator | None = None, met: float = 1.0
     ) -> None:
-        """Look every five seconds, with Poisson arrivals in between; without `rng`, with the mean number of arrivals."""
+        """Look every five seconds, with Poisson arrivals in between; without `rng`, with the mean number of them."""
         until = self.now + seconds
         while self.now < until:
             self.now += 5.0
