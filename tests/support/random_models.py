@@ -52,8 +52,9 @@ def _deepseek_v2() -> Any:
 
 
 def _idefics3() -> Any:
-    """A small image encoder in front of the model with grouped queries. An image has 16 patches of 14 × 14 pixels; they
-    become four tokens. Few of vLLM's models with images run without torchvision; this is one (docs/exactness.md).
+    """A small image encoder in front of the model with grouped queries. An image has 16 patches of 14 × 14 pixels, and
+    they become four tokens. Few of vLLM's models with images run without torchvision; this one does
+    (docs/exactness.md).
     """
     from transformers import Idefics3Config
     from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig

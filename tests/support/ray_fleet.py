@@ -35,7 +35,7 @@ class RayFleet:
     def __init__(
         self, address: str, cluster: str, *, program: tuple[str, ...] = SCRIPTED, looks: int = 6, on: str = "ray"
     ) -> None:
-        """`looks`: for how many looks a scripted controller keeps six ready instances. `on`: `baton controller --on`."""
+        """`looks`: for how many looks a scripted controller keeps six instances. `on`: `baton controller --on`."""
         self._on = on
         self.cluster = cluster
         self.lost_node = False

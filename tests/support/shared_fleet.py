@@ -265,7 +265,7 @@ class SharedFleet:
         self.failed.append(f"{time.monotonic() - self._begun:.1f} s: router {router}: {said}")
 
     async def shares(self, seconds: float) -> tuple[dict[str, float], float]:
-        """Measure for so many seconds. Returns each tenant's requests divided by its weight, and all requests a second."""
+        """Measure for so many seconds. Returns each tenant's requests divided by its weight, and requests a second."""
         before, begun = Counter(self.served), time.monotonic()
         await asyncio.sleep(seconds)
         took_s = time.monotonic() - begun
