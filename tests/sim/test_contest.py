@@ -143,9 +143,7 @@ def test_a_climb_ends_at_the_top(start: int, shelf: Shelf, load: UnitLoad) -> No
 
 
 @pytest.mark.parametrize("policies", [("least_requests", "dynamo"), ("dynamo", "least_requests")])
-def test_the_best_policy_wins_in_any_order(
-    policies: tuple[str, ...], shelf: Shelf, load: UnitLoad
-) -> None:
+def test_the_best_policy_wins_in_any_order(policies: tuple[str, ...], shelf: Shelf, load: UnitLoad) -> None:
     champion, one = Champion(), sheet(load, HILL)
     for policy in policies:
         champion.meet(one, shelf, [family(policy, 0)])

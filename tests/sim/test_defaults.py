@@ -57,7 +57,7 @@ def chats(
 GPUS = SimpleCosts(step_ms=10.0, prefill_ms_per_1k=45.0)
 """A prompt of 2,000 tokens takes 100 ms."""
 CPUS = SimpleCosts(step_ms=60.0, prefill_ms_per_1k=1500.0)
-"""A prompt of 240 tokens takes 420 ms; the router assumes 15 ms."""
+"""A prompt of 240 tokens takes 420 ms; the router assumes 11 ms (`router.predict.step_model.UNKNOWN`)."""
 
 
 def run(
@@ -127,7 +127,7 @@ def test_engines_as_slow_as_cpus_are_no_worse_either(load: list[Arrival]) -> Non
 
 
 def test_chats_on_slow_engines_find_their_prefix_from_the_start() -> None:
-    """By assumed costs alone, an instance without measurements would look thirty times as fast as a measured one."""
+    """By assumed costs alone, an instance without measurements would look far faster than one with measurements."""
     load, roles = chats(20, 1.5, turns=4, tokens=304, user=48), (P, P, D, D)
     assert ttft_ms(run(load, *roles, costs=CPUS)) < 0.9 * ttft_ms(run(load, *roles, policy="least_load", costs=CPUS))
 

@@ -1,4 +1,7 @@
-"""The handoff guard on networks that are slower than configured: never much worse than never handing over."""
+"""The handoff guard on networks that are slower than configured: never much worse than never handing over.
+
+That is law 6 of docs/architecture.md.
+"""
 
 from __future__ import annotations
 
